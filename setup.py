@@ -16,6 +16,8 @@ scripts/sanitize.
 
 import os
 import re
+import shlex
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -261,6 +263,28 @@ class BuildKernels(build_ext):
         return self.spelled(compile_args), link_args, macros
 
 
+def check_tools() -> None:
+    """Stop before anything is built, with one sentence, where there is no compiler or header."""
+    builds = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
+    if os.name == "nt" or builds.isdisjoint(sys.argv):
+        return
+    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    if shutil.which(shlex.split(command)[0]) is None:
+        sys.exit(
+            f"fastfed compiles its core, but there is no C compiler {command!r}: install gcc or "
+            "clang (Debian, Ubuntu: apt install build-essential python3-dev; macOS: xcode-select "
+            "--install), or set CC"
+        )
+    # Flags may name headers in another place.
+    elsewhere = {"CPATH", "C_INCLUDE_PATH", "CFLAGS", "CPPFLAGS"} & set(os.environ)
+    if not elsewhere and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        sys.exit(
+            f"fastfed compiles its core, but the headers of Python {version} are not installed: "
+            f"install them (Debian, Ubuntu: apt install python{version}-dev)"
+        )
+
+
 def path(name: str) -> Path:
     """A file of the kernels."""
     return KERNELS / "src" / f"ff_{name}.c"
@@ -342,6 +366,7 @@ if ABI3 and sysconfig.get_config_var("Py_GIL_DISABLED"):
         "FASTFED_BUILD=abi3 needs a Python with the GIL: one without it has another ABI, so leave "
         "the word out and build a wheel for this Python"
     )
+check_tools()
 setup(
     long_description=readme(),
     long_description_content_type="text/markdown",

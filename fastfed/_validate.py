@@ -11,7 +11,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -221,8 +221,53 @@ def integer(
     return result
 
 
+def reward_number(name: str, value: object) -> float:
+    """Return a reward as a finite float; a click, True or False, is 1 or 0."""
+    return float(value) if isinstance(value, (bool, np.bool_)) else number(name, value)
+
+
+def axes(name: str, value: Any) -> int:
+    """Return the number of axes of an array; raise InputError for lists that form no array."""
+    try:
+        return np.ndim(value)
+    except (TypeError, ValueError) as error:
+        raise _no_array(name, value, error) from None
+
+
+def unmasked(name: str, value: Any) -> Any:
+    """Return value, without its mask if it is a masked array; raise InputError if it masks some."""
+    if not isinstance(value, np.ma.MaskedArray):
+        return value
+    count = int(np.ma.count_masked(value))
+    if count:
+        raise InputError(
+            f"{name} must have no masked values, got {count} of {value.size}: leave them out, or "
+            "fill them"
+        )
+    return value.data
+
+
+def is_list(value: object) -> bool:
+    """Return True for a value with entries at positions 0, 1, ..., such as an array."""
+    has_entries = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return has_entries and not isinstance(value, Mapping)
+
+
+def _no_array(name: str, value: object, error: Exception) -> InputError:
+    """Return the error for a value that is no array of numbers."""
+    if "inhomogeneous" in str(error):
+        return InputError(
+            f"{name} must be an array of numbers, got lists of different lengths, {show(value)}"
+        )
+    advice = ""
+    if isinstance(value, Mapping):
+        advice = ": make an array of its columns, such as numpy.column_stack(list(x.values()))"
+    return InputError(f"{name} must be an array of numbers, got {show(value)}{advice}")
+
+
 def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
     """Return value as an aligned C-contiguous array of dtype."""
+    value = unmasked(name, value)
     try:
         if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
             raise TypeError
@@ -233,8 +278,8 @@ def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
         if not result.flags.aligned:
             # Compiled code needs aligned numbers.
             result = result.copy()
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _no_array(name, value, error) from None
     return result.reshape(()) if np.ndim(value) == 0 else result
 
 

@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 #: Names of the estimators, as tables print them.
+#: Largest difference from 1 of a sum of rounded probabilities.
+_LARGEST_ROUNDING = 1e-3
 IPW, SNIPW, DR = "inverse propensity", "self-normalised", "doubly robust"
 
 
@@ -94,12 +96,18 @@ class _Log:
         if k < 1:
             raise InputError(f"policy must have a column for each action, got shape ({n}, 0)")
         sums = policy.sum(axis=1)
-        if policy.min() < 0.0 or abs(sums - 1.0).max() > 1e-6:
+        # Probabilities that are written with six decimals have sums that are off by their number.
+        tolerance = min(1e-6 * k, _LARGEST_ROUNDING) + 1e-9
+        if policy.min() < 0.0 or abs(sums - 1.0).max() > max(tolerance, 1e-6):
             odd = policy.min() if policy.min() < 0.0 else sums[abs(sums - 1.0).argmax()]
             what = "one of" if policy.min() < 0.0 else "a sum of"
             raise InputError(
                 f"policy must hold probabilities: rows >= 0 that sum to 1, got {what} {odd:g}"
             )
+        rounded = abs(sums - 1.0) > 1e-6
+        if rounded.any():
+            policy = policy.copy()
+            policy[rounded] /= sums[rounded, None]
         actions = _actions(actions, n, k)
         rewards = array("rewards", rewards, shape=(n,))
         propensities = array("propensities", propensities, shape=(n,))
@@ -109,6 +117,13 @@ class _Log:
         confidence = number("confidence", confidence, above=0.0, below=1.0)
         weights = policy[np.arange(n), actions] / propensities
         return cls(actions, rewards, propensities, policy, weights, confidence)
+
+    def check_overlap(self) -> None:
+        """Raise InputError if the policy never takes a logged action: it then has no estimate."""
+        if not self.weights.any():
+            raise InputError(
+                "policy must take some logged action with probability > 0, it takes none"
+            )
 
     def estimate(
         self,
@@ -120,6 +135,10 @@ class _Log:
         """Return an estimate with its normal interval and the counts of the log."""
         from scipy.special import ndtri
 
+        if not (math.isfinite(value) and math.isfinite(stderr)):
+            raise InputError(
+                "rewards must be smaller: the estimate or its standard error overflows a float64"
+            )
         half = float(ndtri(0.5 + self.confidence / 2.0)) * stderr
         w, squares = self.weights, float((self.weights**2).sum())
         return PolicyValue(
@@ -159,7 +178,8 @@ def inverse_propensity(
     propensities : array_like, shape (n,)
         The logging policy's probability of the logged action, in (0, 1].
     policy : array_like, shape (n, K)
-        The evaluated policy's probability of each action; rows sum to 1.
+        The evaluated policy's probability of each action; rows sum to 1. Sums that differ by the
+        rounding of six decimals are divided out.
     confidence : float
         Two-sided confidence level of the intervals.
     largest_reward : float, optional
@@ -176,7 +196,7 @@ def inverse_propensity(
     Raises
     ------
     InputError
-        If shapes do not agree or a value is out of range.
+        If shapes do not agree, a value is out of range, or the policy never takes a logged action.
 
     Notes
     -----
@@ -185,7 +205,9 @@ def inverse_propensity(
     Theorem 1).
     """
     log = _Log.of(actions, rewards, propensities, policy, confidence)
-    terms = log.weights * log.rewards
+    log.check_overlap()
+    with np.errstate(over="ignore"):
+        terms = log.weights * log.rewards
     bounded = None
     if largest_reward is not None:
         most = number("largest_reward", largest_reward, above=0.0)
@@ -240,11 +262,11 @@ def self_normalised(
     Source: Swaminathan and Joachims 2015.
     """
     log = _Log.of(actions, rewards, propensities, policy, confidence)
+    log.check_overlap()
     total = float(log.weights.sum())
-    if total == 0.0:
-        raise InputError("policy must take some logged action with probability > 0, it takes none")
-    value = float(log.weights @ log.rewards) / total
-    stderr = math.sqrt(float((log.weights**2 * (log.rewards - value) ** 2).sum())) / total
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = float(log.weights @ log.rewards) / total
+        stderr = math.sqrt(float((log.weights**2 * (log.rewards - value) ** 2).sum())) / total
     return log.estimate(SNIPW, value, stderr)
 
 
@@ -277,16 +299,18 @@ def doubly_robust(
     Raises
     ------
     InputError
-        If shapes do not agree or a value is out of range.
+        If shapes do not agree, a value is out of range, or the policy never takes a logged action.
 
     Notes
     -----
     Source: Dudik, Langford and Li 2011; cross-fitting: Chernozhukov et al. 2018.
     """
     log = _Log.of(actions, rewards, propensities, policy, confidence)
+    log.check_overlap()
     model = array("predicted", predicted, shape=log.policy.shape)
     logged = model[np.arange(len(model)), log.actions]
-    terms = (log.policy * model).sum(axis=1) + log.weights * (log.rewards - logged)
+    with np.errstate(over="ignore", invalid="ignore"):
+        terms = (log.policy * model).sum(axis=1) + log.weights * (log.rewards - logged)
     return log.estimate(DR, *_mean(terms))
 
 
@@ -337,8 +361,15 @@ def cross_fitted_ridge(
     predicted = np.empty((n, k))
     for held_out in range(folds):
         in_fold, not_in_fold = fold == held_out, fold != held_out
-        gram = x[not_in_fold].T @ x[not_in_fold] + ridge * np.eye(d)
-        theta = np.linalg.solve(gram, x[not_in_fold].T @ rewards[not_in_fold])
+        with np.errstate(over="ignore", invalid="ignore"):
+            gram = x[not_in_fold].T @ x[not_in_fold] + ridge * np.eye(d)
+            bias = x[not_in_fold].T @ rewards[not_in_fold]
+        if not (np.isfinite(gram).all() and np.isfinite(bias).all()):
+            raise InputError(
+                "contexts and rewards must be smaller: the sums of the regression overflow a "
+                "float64"
+            )
+        theta = np.linalg.solve(gram, bias)
         predicted[in_fold] = contexts[in_fold] @ theta
     return predicted
 
@@ -354,8 +385,9 @@ def _actions(actions: ArrayLike, n: int, k: int) -> np.ndarray:
 
 
 def _mean(terms: np.ndarray) -> tuple[float, float]:
-    """Return the mean and its standard error."""
-    return float(terms.mean()), float(terms.std(ddof=1)) / math.sqrt(len(terms))
+    """Return the mean and its standard error, infinite or NaN if they overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(terms.mean()), float(terms.std(ddof=1)) / math.sqrt(len(terms))
 
 
 def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:

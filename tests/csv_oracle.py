@@ -7,20 +7,25 @@ import gzip
 import io
 import zlib
 from fractions import Fraction
+from unicodedata import normalize
 
 import numpy as np
 
-MISSING = ("", "?", "NA", "nan", "NaN", "NAN")
+MISSING = frozenset(
+    {"", "?", "-", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "nan", "NAN", "NaT"}
+    | {"None", "NULL", "Null", "null"}
+)
 SIGNS = ("++", "+-", "-+", "--")
 Records = tuple[np.ndarray, list[int], list[int] | None]
 
 
 def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | None:
     """(features, class of each record, silo of each record); None where it must be refused."""
-    if data.startswith((b"PK\x03\x04", b"PAR1")):  # text as well, but no table's
-        return None
     try:
-        text = (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8-sig")
+        data = gzip.decompress(data) if name.endswith(".gz") else data
+        if data.startswith((b"PK\x03\x04", b"PAR1")):  # text as well, but no table's
+            return None
+        text = normalize("NFC", data.decode("utf-8-sig"))
         comma = separator(text)
         read = csv.reader(io.StringIO(text, ""), delimiter=comma, strict=True)
         rows = [[c.strip() for c in row] for row in read]
@@ -43,7 +48,7 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
                 cells[:] = [c.replace(",", ".") for c in cells]
     labels = columns.pop(label)
     numeric = all(decimal(cell) is not None for cell in labels)
-    values = [decimal(cell) if numeric else cell for cell in labels]
+    values = [decimal(cell) for cell in labels] if numeric else one_form(labels)
     classes = sorted(set(values))
     if set(labels) & set(MISSING) or not 2 <= len(classes) <= 1000:
         return None
@@ -54,6 +59,15 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
         cells = columns.pop(silo)
         if set(cells) & set(MISSING):
             return None
+        for cell in cells:
+            number, e, power = cell.lower().partition("e+")
+            if e and decimal(number) is not None and power.isdigit() and len(number) > 0:
+                whole = number.lstrip("+-").partition(".")
+                short = len(number) - len(number.lstrip("+-")) < 2 and len(whole[0]) == 1
+                long = "E" in cell or (len(power) in (2, 3) and power[0] != "0" and int(power) > 15)
+                if short and long and (whole[2] or not whole[1]) and power.isascii():
+                    return None  # a spreadsheet or a float has lost digits
+        cells = [without_fraction(cell) for cell in cells]
         owners = [list(dict.fromkeys(cells)).index(cell) for cell in cells]
     parts: list[list[float]] = []
     for cells in columns.values():
@@ -74,6 +88,12 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
             span = high - low or 1
             parts.append([0.0 if c in MISSING else float((decimal(c) - low) / span) for c in cells])
         else:
+            present = one_form(present)
+            if len(present) < len(cells):
+                shown = iter(present)
+                cells = [c if c in MISSING else next(shown) for c in cells]
+            else:
+                cells = present
             if len(set(present)) > 50:
                 return None
             parts += [[float(c == v) for c in cells] for v in sorted(set(present))]
@@ -84,15 +104,45 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
     return np.array(parts).T, [classes.index(value) for value in values], owners
 
 
+def without_fraction(cell: str) -> str:
+    """17.0 as 17; any other text as it is."""
+    whole, point, zeros = cell.partition(".")
+    digits = whole[1:] if whole[:1] in ("+", "-") else whole
+    plain = digits.isascii() and digits.isdigit() and not zeros.strip("0")
+    return whole if point and plain else cell
+
+
+def one_form(cells: list[str]) -> list[str]:
+    """Texts without empty fractions, if this makes two of them one."""
+    short = [without_fraction(cell) for cell in cells]
+    return short if len(set(short)) < len(set(cells)) else cells
+
+
 def separator(text: str) -> str:
-    """A comma if the header has one outside quotes, or no other separator; else the commonest."""
+    """The commonest mark of the header outside quotes that gives all of 49 records its width."""
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         if line.strip(' \t,;|"'):
-            bare = "".join(part for i, part in enumerate(line.split('"')) if i % 2 == 0)
-            counts = {mark: bare.count(mark) for mark in ";\t|"}
-            most = max(counts.values())
-            return "," if "," in bare or not most else next(m for m in counts if counts[m] == most)
-    return ","
+            break
+    else:
+        return ","
+    at = text.index(line)
+    bare, quoted = "", False
+    for letter in text[at:]:
+        if letter in "\r\n" and not quoted:
+            break
+        quoted ^= letter == '"'
+        bare += "" if quoted or letter == '"' else letter
+    counts = {mark: bare.count(mark) for mark in ",;\t|" if mark in bare}
+    order = sorted(counts, key=counts.__getitem__, reverse=True)
+    for mark in order:
+        read = csv.reader(io.StringIO(text, ""), delimiter=mark)
+        try:
+            rows = (row for row in read if any(cell.strip() for cell in row))
+            if len({len(row) for row, _ in zip(rows, range(50), strict=False)}) == 1:
+                return mark
+        except csv.Error:
+            pass
+    return order[0] if order else ","
 
 
 def decimal(cell: str) -> Fraction | None:

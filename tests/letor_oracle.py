@@ -39,6 +39,8 @@ def oracle(data: bytes, name: str) -> Rows | None:
             rows.append(row)
     except (ValueError, IndexError, ArithmeticError):
         return None
+    judged = [at for at, label in enumerate(relevance) if label >= 0]
+    relevance, qids, rows = ([each[at] for at in judged] for each in (relevance, qids, rows))
     if not rows:
         return None
     features = np.zeros((len(rows), max([1, *(j for row in rows for j in row)])), np.float32)

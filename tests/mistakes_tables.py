@@ -215,7 +215,7 @@ FILES = [
     Mistake(
         "a Parquet file",
         table(b"PAR1" + bytes(60), name="patients.parquet"),
-        ("patients.parquet", "Parquet", "frame"),
+        ("patients.parquet", "Parquet", "damaged"),
     ),
     Mistake(
         "half a .gz",

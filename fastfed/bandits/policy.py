@@ -19,7 +19,18 @@ from numpy.typing import ArrayLike
 from fastfed import off_policy
 from fastfed._files import write_whole
 from fastfed._kernels import checked, linalg
-from fastfed._validate import InputError, array, boolean, integer, number, show
+from fastfed._validate import (
+    InputError,
+    array,
+    axes,
+    boolean,
+    integer,
+    is_list,
+    number,
+    reward_number,
+    show,
+    unmasked,
+)
 from fastfed.bandits.linucb import Estimate, check_actions
 
 #: Sparse rows are converted to dense blocks of about this many entries.
@@ -45,13 +56,13 @@ class Replayed:
     inverse_propensity, self_normalised : PolicyValue or None
         Off-policy estimates for any logging policy, see `fastfed.off_policy`. If the agent learns
         during the replay, they estimate its mean reward over the rounds of the log.
-        ``self_normalised`` is None if no round matched.
+        Both are None if no round matched.
     """
 
     actions: np.ndarray
     matched: np.ndarray
     mean_reward: float
-    inverse_propensity: off_policy.PolicyValue
+    inverse_propensity: off_policy.PolicyValue | None
     self_normalised: off_policy.PolicyValue | None
 
 
@@ -190,9 +201,11 @@ class LinUCB:
         model_numbers = model.w, model.theta, self.confidence_radius
         # The compiled function returns None for arguments that Python must convert or refuse.
         scores = checked.scores(actions, *model_numbers, 0.0, True)
-        if scores is not None and scores.ndim == 1:
-            return scores
-        return linalg.scores(check_actions(actions, self.dimension), *model_numbers, 0.0)
+        if scores is None or scores.ndim != 1:
+            scores = linalg.scores(check_actions(actions, self.dimension), *model_numbers, 0.0)
+        if not np.isfinite(scores).all():
+            raise InputError("actions must be smaller: their scores overflow a float64")
+        return scores
 
     def select(self, actions: object) -> int:
         """Choose an action. Pass its reward to ``observe``.
@@ -272,13 +285,14 @@ class LinUCB:
                 rows = np.take_along_axis(actions, index[:, None, None], axis=1)
                 self._chosen = rows.reshape(-1, d).astype(np.float64)
                 return np.asarray(index)
-        if is_sparse(actions) or not hasattr(actions, "__len__"):
+        actions = unmasked("actions", actions)
+        if is_sparse(actions) or not is_list(actions):
             raise InputError(
                 "actions must have shape (n, K, d), or be a sequence of the actions (K, d) of "
                 f"each user, got {show(actions)}"
             )
         users: Any = actions
-        if not is_sparse(users[0] if len(users) else users) and np.ndim(users[:1]) == 2:
+        if not is_sparse(users[0] if len(users) else users) and axes("actions", users[:1]) == 2:
             raise InputError(
                 f"actions must have shape (n, K, {self.dimension}), the actions of n users, got "
                 f"{np.shape(users)}: use select for one user"
@@ -321,7 +335,7 @@ class LinUCB:
         if self._sums is not None or not checked.update(
             self._estimate.w, self._estimate.theta, x, reward, True
         ):
-            self._learn(x, number("reward", reward))
+            self._learn(x, reward_number("reward", reward))
         self._chosen = None
         self.round += 1
 
@@ -521,7 +535,8 @@ class LinUCB:
         the logged action). The estimators are in `fastfed.off_policy`.
         """
         learn = boolean("learn", learn)
-        if is_sparse(contexts) or not hasattr(contexts, "__len__"):
+        contexts = unmasked("contexts", contexts)
+        if is_sparse(contexts) or not is_list(contexts):
             raise InputError(
                 "contexts must have shape (n, K, d), or be a sequence of the actions (K, d) of "
                 f"each round, got {show(contexts)}"
@@ -545,8 +560,8 @@ class LinUCB:
             logged_probabilities = 1.0 / counts
         else:
             logged_probabilities = array("propensities", propensities, shape=(n,))
-        # Check the values before anything is learned, with a policy that never matches the log.
-        _value_of_choices(np.zeros(n, bool), logged_rewards, logged_probabilities, confidence)
+        # Check the values before anything is learned, with a policy that always matches the log.
+        _value_of_choices(np.ones(n, bool), logged_rewards, logged_probabilities, confidence)
         chosen = np.empty(n, np.int64)
         chosen_row = np.empty(self.dimension)
         state_before = copy.deepcopy(self.__dict__)
@@ -555,25 +570,22 @@ class LinUCB:
                 chosen[t] = self._best(actions_by_round[t], chosen_row)
                 if learn and chosen[t] == logged[t]:
                     self.observe(float(logged_rewards[t]), chosen_row)
-        except InputError:
+        except InputError as error:
             self.__dict__.update(state_before, _row=self._row, _row_2d=self._row_2d)
-            raise
+            raise InputError(f"contexts, index {t}: {error}") from None
         matched = chosen == logged
-        weighted = _value_of_choices(matched, logged_rewards, logged_probabilities, confidence)
+        values = [
+            _value_of_choices(matched, logged_rewards, logged_probabilities, confidence, estimator)
+            if matched.any()
+            else None
+            for estimator in (off_policy.inverse_propensity, off_policy.self_normalised)
+        ]
         return Replayed(
             actions=chosen,
             matched=matched,
             mean_reward=float(logged_rewards[matched].mean()) if matched.any() else math.nan,
-            inverse_propensity=weighted,
-            self_normalised=_value_of_choices(
-                matched,
-                logged_rewards,
-                logged_probabilities,
-                confidence,
-                off_policy.self_normalised,
-            )
-            if matched.any()
-            else None,
+            inverse_propensity=values[0],
+            self_normalised=values[1],
         )
 
     # ---- files -----------------------------------------------------------------------------------
@@ -720,6 +732,8 @@ def dense_blocks(name: str, rows: Any, dimension: int) -> Iterator[np.ndarray]:
 
 def _action_count(actions: Any, index: int) -> int:
     """Return K, the number of actions of one logged round."""
+    if not hasattr(actions, "shape"):
+        axes("contexts", actions)
     shape = actions.shape if hasattr(actions, "shape") else np.shape(actions)
     if len(shape) != 2 or not shape[0]:
         raise InputError(f"contexts must hold actions (K, d), K >= 1, got {shape} at index {index}")

@@ -13,7 +13,17 @@ import numpy as np
 
 from fastfed._kernels import linalg
 from fastfed._random import NoiseSource, SystemNoise
-from fastfed._validate import InputError, Once, array, integer, number, once
+from fastfed._validate import (
+    InputError,
+    Once,
+    array,
+    integer,
+    is_list,
+    once,
+    reward_number,
+    show,
+    unmasked,
+)
 from fastfed.bandits.linucb import Acting, check_actions
 from fastfed.bandits.own_rounds import make_memory
 from fastfed.protocols import make_randomizer
@@ -279,6 +289,11 @@ class Silo(Acting, Once):
                 "select_many needs a model that changes with releases only, in fixed rounds. The "
                 "model of this plan may change after any user: use select and observe"
             )
+        actions = unmasked("actions", actions)
+        if not is_list(actions):
+            raise InputError(
+                f"actions must be the actions (K, d) of each user, got {show(actions)}"
+            )
         last_round = plan.end(self.release + 1) if self.release < plan.releases else plan.horizon
         # With no round remaining, let `select` refuse a single user: it says what is due.
         if len(actions) > max(last_round - self.round, 1):
@@ -349,7 +364,7 @@ class Silo(Acting, Once):
         InputError
             If no action was selected, or if users send their messages themselves.
         """
-        y = number("reward", reward)
+        y = reward_number("reward", reward)
         if self.acts_only:
             raise InputError(
                 "observe would show the agent a reward that only the user may see: "

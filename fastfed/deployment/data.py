@@ -7,23 +7,37 @@ plan's schema before any decision is made.
 
 from __future__ import annotations
 
-import csv
-import gzip
+import codecs
 import re
 import sqlite3
 import time
 import tomllib
-import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
-from unicodedata import normalize
 
 import msgspec
 
+from fastfed._cells import (
+    check_time_format,
+    is_missing,
+    matched,
+    other_unit,
+    plain_name,
+    seconds,
+)
+from fastfed._containers import (
+    DamagedCsv,
+    arrow_table,
+    columnar,
+    csv_rows,
+    delimiter_of,
+    file_content,
+    is_utf_16,
+    other_kind,
+)
 from fastfed._validate import (
     InputError,
     check_plain,
@@ -33,10 +47,8 @@ from fastfed._validate import (
     parsed,
     show,
 )
-from fastfed.deployment.schema import Records, Schema, as_number, is_missing, matched
+from fastfed.deployment.schema import Records, Schema
 
-#: Delimiters that are looked for in the header of a CSV file.
-DELIMITERS = ",;\t|"
 _WHOLE = re.compile(r"(?<=\d),0+\s*$", re.ASCII)
 
 
@@ -48,7 +60,9 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Parameters
     ----------
     file : str, optional
-        A CSV file (.csv, .tsv, .txt, each also .gz) or a Parquet file (.parquet).
+        A CSV file, also compressed by gzip, bzip2, xz or zstd, a Parquet file or a Feather file.
+        The bytes of the file decide which it is, except for the endings .parquet, .gz, .bz2, .xz
+        and .zst, which the bytes must fit.
     database, query : str, optional
         An SQLite file, opened for reading only, and a query that may only select, for at most ten
         minutes. In Python, `cases` can send the query to any database by its connection.
@@ -185,6 +199,8 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
         source.until is None
     ):
         raise InputError("a source needs time, begin and until together, or none of them")
+    if source.time_format is not None:
+        check_time_format(source.time_format)
     if source.time is not None:
         span(source)
     if source.known is not None and source.time is None:
@@ -211,7 +227,9 @@ def _table(source: Source) -> _Table:
     path = Path(source.file)
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    return _parquet(path) if path.suffix == ".parquet" else _csv(path, source)
+    data = file_content(path, path.name)
+    kind = "parquet" if path.suffix == ".parquet" else columnar(data)
+    return _csv(path, data, source) if kind is None else _columnar(path, data, kind)
 
 
 def _from_connection(source: Source, connection: Any) -> _Table:
@@ -291,25 +309,16 @@ def queried(connection: Any, query: str) -> _Table:
     return names, iter(rows)
 
 
-def _parquet(path: Path) -> _Table:
-    """Read a Parquet file."""
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise InputError(
-            f"{path.name} needs pyarrow, which is not installed: pip install 'fastfed[export]'"
-        ) from None
-    try:
-        table = parquet.read_table(path)
-    except (OSError, ArrowException) as error:
-        raise InputError(
-            f"{path.name} is no Parquet file, or it is damaged ({type(error).__name__})"
-        ) from None
+def _columnar(path: Path, data: bytes, kind: str) -> _Table:
+    """Read a Parquet or Feather file."""
+    table = arrow_table(data, kind, path.name)
+    import pyarrow
+
     columns = []
     for place, column in enumerate(table.columns, 1):
         try:
             columns.append(column.to_pylist())
-        except (ValueError, OverflowError, ArrowException):
+        except (ValueError, OverflowError, pyarrow.ArrowException):
             raise InputError(
                 f"column {place} of {path.name} has a time that is out of range, or text that is "
                 "not UTF-8"
@@ -320,31 +329,35 @@ def _parquet(path: Path) -> _Table:
     )
 
 
-def _csv(path: Path, source: Source) -> _Table:
+def _csv(path: Path, data: bytes, source: Source) -> _Table:
     """Read a whole CSV file, with line numbers for messages."""
-    encoding = "utf-8-sig" if source.encoding.lower() in ("utf-8", "utf8") else source.encoding
-    opener, lines = gzip.open if path.suffix == ".gz" else open, list[tuple[int, list[str]]]()
+    kind = other_kind(data, path.name)
+    if kind is not None:
+        raise InputError(f"{path.name} must be a CSV file, got {kind}")
     try:
-        with opener(path, "rt", encoding=encoding, newline="") as file:
-            header = file.readline()
-            file.seek(0)
-            delimiter = source.delimiter or max(DELIMITERS, key=header.count)
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            lines.extend((reader.line_num, row) for row in reader if row)
+        is_utf_8 = codecs.lookup(source.encoding).name == "utf-8"
+        if is_utf_8 and is_utf_16(data):
+            raise InputError(
+                f'{path.name} is text in UTF-16: set encoding = "utf-16" in the source'
+            )
+        text = data.decode("utf-8-sig" if is_utf_8 else source.encoding)
     except UnicodeError:
         raise InputError(
             f"{path.name} is not text in {source.encoding}: set encoding in the source"
         ) from None
     except LookupError:
         raise InputError(f"encoding must be one that Python knows, got {source.encoding}") from None
-    except (OSError, EOFError, csv.Error, zlib.error) as error:
-        problem = getattr(error, "strerror", None) or type(error).__name__
+    delimiter = source.delimiter or delimiter_of(text)
+    lines: list[tuple[int, list[str]]] = []
+    try:
+        lines.extend(csv_rows(text, delimiter))
+    except DamagedCsv:
         raise InputError(
-            f"{path.name} cannot be read as a CSV file ({problem}), after line {len(lines)}"
+            f"{path.name} cannot be read as a CSV file (Error), after line {len(lines)}"
         ) from None
     if not lines:
         raise InputError(f"{path.name} is empty; its first line must name the columns")
-    names = [name.strip() for name in lines[0][1]]
+    names = lines[0][1]
     for line, row in lines[1:]:
         if len(row) != len(names):
             raise InputError(
@@ -423,6 +436,15 @@ class _Reader:
         self._index = {
             name: i for i, name in enumerate(names) if name and name not in self._duplicates
         }
+        #: Column of the plan -> codes that are no missing values, whatever they look like.
+        self._declared = {
+            **{variable.name: variable.codes for variable in records.variables},
+            records.outcome.column: [
+                each for each, _ in records.outcome.codes or records.outcome.correct
+            ],
+        }
+        for name, renamed in source.codes.items():
+            self._declared[name] = [*renamed, *self._declared.get(name, ())]
         self._width = len(names)
         declared = [variable.name for variable in records.variables]
         self._plan_columns = plan_columns = dict.fromkeys([*declared, records.outcome.column])
@@ -504,15 +526,18 @@ class _Reader:
             for name, at in self._places.items()
         }
 
-        def cell(column: str | None) -> Any:
-            return None if column is None else self._known(column, cells[self._extra_index[column]])
+        def cell(column: str | None, codes: Collection[str] = ()) -> Any:
+            if column is None:
+                return None
+            return self._known(column, cells[self._extra_index[column]], codes)
 
         subject = cell(source.subject)
         if source.subject is not None and subject is None:
             raise InputError(f'column "{source.subject}" must say who it is, got nothing')
         action_taken = None
         if source.action is not None:
-            at = matched(cell(source.action), self._records.actions.names)
+            names = self._records.actions.names
+            at = matched(cell(source.action, names), names)
             if at is None:
                 raise InputError(
                     f'column "{source.action}" must be an action of the plan, got something else'
@@ -529,7 +554,7 @@ class _Reader:
             }
         elif self._outcome is not None:
             outcome_value = self._value(outcome, cells[self._outcome])
-        who = f"row {row}" if subject is None else normalize("NFC", str(subject))
+        who = f"row {row}" if subject is None else plain_name(f'column "{source.subject}"', subject)
         if not is_line(who):
             raise InputError(
                 f'column "{source.subject}" must be of printable characters on one line'
@@ -546,22 +571,25 @@ class _Reader:
         if case.time is not None:
             begin, until = span(self._source)
             if not begin <= case.time < until:
-                raise InputError(f'column "{self._source.time}" must be from begin to until')
+                raise InputError(
+                    f'column "{self._source.time}" must be from begin to until'
+                    + other_unit(case.time, begin, until)
+                )
             if case.known is not None and case.known < case.time:
                 raise InputError(
                     f'column "{self._source.known}" must not be before "{self._source.time}"'
                 )
 
-    def _known(self, column: str, cell: Any) -> Any:
+    def _known(self, column: str, cell: Any, codes: Collection[str] = ()) -> Any:
         """Return a cell of a column, or None if its value is missing."""
         if isinstance(cell, _Undecodable):
             raise InputError(f'column "{column}" must be text in UTF-8, got something else')
         text = cell.strip() if isinstance(cell, str) else str(cell)
-        return None if is_missing(cell) or text in self._missing else cell
+        return None if is_missing(cell, codes) or text in self._missing else cell
 
     def _value(self, name: str, cell: Any) -> Any:
         """Convert a cell to the plan's codes and units."""
-        value = self._known(name, cell)
+        value = self._known(name, cell, self._declared.get(name, ()))
         if value is None:
             return None
         codes = self._source.codes.get(name)
@@ -597,31 +625,13 @@ class _Reader:
         """Convert a cell with a time to seconds; None if there is none."""
         if column is None or (cell is None and column == self._source.known):
             return None
-        seconds = _seconds(cell, self._source.time_format)
-        if seconds is None:
+        moment = seconds(cell, self._source.time_format)
+        if moment is None:
             raise InputError(
                 f'column "{column}" must be a date, YYYY-MM-DD, or seconds; set time_format if it '
                 "is written in another way"
             )
-        return seconds
-
-
-def _seconds(value: Any, pattern: str | None = None) -> float | None:
-    """Convert a date (UTC if it has no zone) or a number to seconds since 1970; None if neither."""
-    if isinstance(value, str):
-        try:
-            text = value.strip()
-            value = datetime.strptime(text, pattern) if pattern else datetime.fromisoformat(text)
-        except ValueError:
-            value = as_number(text)
-    try:
-        if isinstance(value, datetime):
-            return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-        if isinstance(value, date):
-            return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp()
-    except (ValueError, OverflowError):
-        return None
-    return as_number(value)
+        return moment
 
 
 def span(source: Source) -> tuple[float, float]:
@@ -632,7 +642,7 @@ def span(source: Source) -> tuple[float, float]:
     InputError
         If ``begin`` is not before ``until``.
     """
-    begin, until = _seconds(source.begin), _seconds(source.until)
+    begin, until = seconds(source.begin), seconds(source.until)
     if begin is None or until is None or begin >= until:
         raise InputError(
             f"begin must be before until, got {show(source.begin)} and {show(source.until)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -77,6 +77,18 @@ def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Tim
     return mapped
 
 
+def _similar(cases: Sequence[Case]) -> int:
+    """Return the number of persons whose texts differ from others only in how they are written."""
+    persons = {case.subject for case in cases}
+    forms = Counter(map(_rough_form, persons))
+    return sum(forms[_rough_form(person)] > 1 for person in persons)
+
+
+def _rough_form(person: str) -> str:
+    """Return the letters and digits of a text in lower case, without leading zeros."""
+    return "".join(c for c in person.casefold() if c.isalnum()).lstrip("0")
+
+
 def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[str, Any]:
     """Predict what a replay of these cases would do, as plain data without values of records.
 
@@ -84,10 +96,15 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
     -------
     dict
         - ``rows``: the number of cases.
+        - ``subjects``: the number of persons; None without `Source.subject`, because then every
+          row counts as another person, whoever it is.
+        - ``similar_subjects``: persons whose texts differ from those of others only in upper and
+          lower case, blanks, signs or leading zeros, and who may be the same.
         - ``learned``: cases whose outcome is known in time. With `Source.action` this is an upper
           bound, because an outcome is used only if the same action is chosen.
         - ``too_late``, ``repeated`` (the subject came before), ``no_outcome``: cases that are not
           learned from.
+        - ``dropped``: all cases that are not learned from.
         - ``beyond_cap``: cases beyond the number that the radii are computed for.
         - ``missing``, ``clipped``: the number of such cells by column.
         - ``periods``: the number of decisions in each period of the calendar.
@@ -127,7 +144,10 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
     ends = [0, *(plan.plan.end(k) for k in range(1, releases + 1))]
     return {
         "rows": len(cases),
+        "subjects": None if source.subject is None else len({case.subject for case in cases}),
+        "similar_subjects": 0 if source.subject is None else _similar(cases),
         "learned": learned,
+        "dropped": len(cases) - learned,
         "beyond_cap": beyond_cap,
         "too_late": too_late,
         "repeated": repeated,

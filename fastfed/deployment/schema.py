@@ -9,15 +9,13 @@ record name its column and range, but never a value, which is personal data.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from numbers import Real
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from fastfed._cells import as_number, is_missing, matched
 from fastfed._validate import (
     InputError,
     array,
@@ -25,16 +23,14 @@ from fastfed._validate import (
     choice,
     nearest,
     number,
+    reward_number,
     show,
 )
 
-#: Texts that mean a missing value, as None and NaN do.
-MISSING = frozenset({"", "?", "NA", "N/A", "nan", "NaN", "null", "NULL"})
 KINDS = ("number", "category", "flag")
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
 #: Maximum number of codes of a column or actions of a catalogue; maximum features of a row.
 MOST, WIDEST = 1000, 100_000
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -49,10 +45,10 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # ---- values of records, which errors never quote -------------------------------------------------
 
 
-def private_number(name: str, value: object) -> float:
-    """Return value as a finite number; the InputError does not quote it."""
+def private_reward(name: str, value: object) -> float:
+    """Return a reward as a finite number; the InputError does not quote it."""
     try:
-        return number(name, value)
+        return reward_number(name, value)
     except InputError:
         raise InputError(f"{name} must be a finite number, got something else") from None
 
@@ -65,53 +61,6 @@ def private_array(name: str, value: object, shape: tuple[int | None, ...]) -> np
         if str(error).startswith(f"{name} must have shape"):
             raise
         raise InputError(f"{name} must be finite numbers, got something else") from None
-
-
-# ---- cells ---------------------------------------------------------------------------------------
-
-
-def is_missing(value: object) -> bool:
-    """Return True for a cell that means a missing value."""
-    if isinstance(value, str):
-        return value.strip() in MISSING
-    if isinstance(value, Decimal):
-        return value.is_nan()
-    # Only NaN is not equal to itself.
-    return value is None or (isinstance(value, Real) and value != value)
-
-
-def as_number(value: object) -> float | None:
-    """Convert a cell to a finite number; None if it is not one."""
-    if isinstance(value, str):
-        text = value.strip()
-        parsed = float(text) if _DECIMAL.fullmatch(text) else math.nan
-    elif isinstance(value, bool | np.bool_) or value is None:
-        return None
-    else:
-        try:
-            parsed = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return parsed if math.isfinite(parsed) else None
-
-
-def matched(value: object, codes: Sequence[str]) -> int | None:
-    """Return the index of a cell's code, None if there is none.
-
-    A code matches if its text is the same, or its number ("4.0" matches "4").
-    """
-    if isinstance(value, bool | np.bool_):
-        value = "true" if value else "false"
-    try:
-        text = str(value).strip()
-    except ValueError:  # an integer of thousands of digits
-        return None
-    if text in codes:
-        return codes.index(text)
-    wanted = as_number(value)
-    if wanted is None:
-        return None
-    return next((i for i, code in enumerate(codes) if as_number(code) == wanted), None)
 
 
 # ---- columns of records --------------------------------------------------------------------------
@@ -197,7 +146,7 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         InputError
             If the value cannot be read, or is missing or outside and the column refuses that.
         """
-        if not is_missing(value):
+        if not is_missing(value, self.codes):
             features = self._known(value)
             if features is None and self.kind == "number" and as_number(value) is None:
                 raise InputError(
@@ -336,9 +285,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         InputError
             If the outcome is missing or unknown, or is outside the range and the plan refuses that.
         """
-        if is_missing(value):
-            raise InputError(f'outcome "{self.column}" is missing; cancel the decision instead')
         table: Sequence[tuple[str, Any]] = self.codes or self.correct
+        if is_missing(value, [code for code, _ in table]):
+            raise InputError(f'outcome "{self.column}" is missing; cancel the decision instead')
         if table:
             index = matched(value, [code for code, _ in table])
             if index is None:
@@ -347,7 +296,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
                     f'outcome "{self.column}" must be one of {known}, got another value'
                 )
             return float(table[index][1]) if self.codes else float(table[index][1] == action)
-        number_value = as_number(value)
+        # A click may be written as a truth value.
+        click = matched(value, ("false", "true"))
+        number_value = as_number(value) if click is None else float(click)
         if number_value is None or (
             self.outside == "refuse" and not self.low <= number_value <= self.high
         ):

@@ -20,6 +20,7 @@ from unicodedata import normalize
 import msgspec
 import numpy as np
 
+from fastfed._cells import plain_name
 from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError, is_line
@@ -31,7 +32,7 @@ from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_s
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
-from fastfed.deployment.schema import private_number
+from fastfed.deployment.schema import private_reward
 from fastfed.deployment.seal import (
     KEY,
     SealedNoise,
@@ -210,11 +211,12 @@ class SiloParty(Speaker):
             x_chosen = features[chosen_row]
         propensity = explore / count + (1.0 - explore) * (chosen_row == greedy)
         subject_digest = b"" if subject is None else self.digest_of(subject)
+        came_before = subject is not None and self._came_before(subject)
         stored = Decided(
             offered[chosen_row],
             float(propensity),
             self.model.release,
-            self._admits(now) and subject_digest not in self._subjects and not self.lost,
+            self._admits(now) and not came_before and not self.lost,
             self.own_time(now),
             packed(np.array(x_chosen, dtype=np.float64)),
             digest(packed(features))[:16],
@@ -230,15 +232,30 @@ class SiloParty(Speaker):
 
         Nothing else about the person's identity is stored.
         """
+        text = self._subject_text(subject)
+        # The same person may be written with a blank more, or with other codes of accented letters.
+        return self._keyed_subject(plain_name("subject", text))
+
+    def _keyed_subject(self, text: str) -> bytes:
+        """Compute the keyed digest of a text in NFC."""
+        return keyed_digest(self._secret, _SUBJECT, text.encode())[:16]
+
+    def _came_before(self, subject: str | int) -> bool:
+        """Return True for a person of an earlier decision."""
+        # Earlier versions stored the digest of the text as it was written.
+        as_written = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
+        return not self._subjects.isdisjoint((self.digest_of(subject), as_written))
+
+    def _subject_text(self, subject: str | int) -> str:
+        """Return a subject as text; raise InputError if it is none."""
         if isinstance(subject, (int, np.integer)) and not isinstance(subject, bool):
             subject = str(int(subject))
-        if not isinstance(subject, str) or not subject or not is_line(subject):
+        if not isinstance(subject, str) or not subject.strip() or not is_line(subject):
             raise InputError(
                 "subject must be text that tells persons apart, of printable characters on one "
                 "line; leave it out for somebody who is not to be counted"
             )
-        # Different encodings of the same accented letters must give the same person.
-        return keyed_digest(self._secret, _SUBJECT, normalize("NFC", subject).encode())[:16]
+        return subject
 
     def _admits(self, now: float) -> bool:
         """Return True if a decision made now may be learned from.
@@ -269,7 +286,7 @@ class SiloParty(Speaker):
             If the silo must be recovered, if the decision is unknown, or if it ended differently.
         """
         self.check_recovered()
-        y = private_number("reward", reward)
+        y = private_reward("reward", reward)
         decided = self._decided(name)
         previous = self.ended.get(name)
         if previous is not None:

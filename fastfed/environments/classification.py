@@ -24,6 +24,7 @@ from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment
 from fastfed.environments.replay import CODINGS, DIMENSION, Records, records_pool
 from fastfed.environments.tables import (
     SILO,
+    check_mapping,
     digest_of,
     is_table,
     read_table,
@@ -48,9 +49,9 @@ def classification_pool(
 
     A column in ``ranges`` is scaled or one-hot coded by its range, and gets a further column that
     marks missing cells. Any other numeric column is scaled to [0, 1] by its least and largest
-    value, and any other text column is one-hot coded. In these columns "?", "NA", "NaN" and empty
-    cells become 0, and a further column marks them. ``records_pool`` defines the features and
-    rewards of actions.
+    value, and any other text column is one-hot coded. In these columns missing cells
+    (`_cells.MISSING`) become 0, and a further column marks them. ``records_pool`` defines the
+    features and rewards of actions.
 
     Parameters
     ----------
@@ -107,7 +108,7 @@ def classification_pool(
     else:
         if not is_table(data):
             raise _no_data(data)
-        table = read_table(data)
+        table = read_table(data, shared=columns is not None)
         known = column_ranges(table, ranges)
         features, classes, owner, notes = from_table(table, label, silo, columns, known)
         notes = (*table.notes, *notes)
@@ -300,6 +301,8 @@ class Classification(PoolEnvironment):
                 raise InputError(f"{name} must name a column, got {show(options[name])}")
         if not is_table(self.data):
             raise _no_data(self.data)
+        if isinstance(self.data, Mapping):
+            check_mapping(self.data)
         many_tables = isinstance(self.data, (list, tuple, Mapping)) or (
             isinstance(self.data, (str, Path)) and os.path.isdir(self.data)
         )

@@ -7,6 +7,7 @@ category, and a column that has missing cells gets a further 0/1 column that mar
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -14,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from fastfed._cells import MISSING, NEW_MARKERS, NUMBER, matched, plain_name, unified
 from fastfed._validate import InputError, number, show
 from fastfed.environments.replay import MAX_CLASSES
-from fastfed.environments.tables import MISSING, NUMBER, Table
+from fastfed.environments.tables import Table
 
 MAX_CATEGORIES = 50  # distinct texts that a one-hot coded column may have
 
@@ -35,7 +37,7 @@ def column_ranges(table: Table, declared: Any) -> dict[str, tuple[float, float] 
         where = f"ranges.{name}"
         entries = list(value) if isinstance(value, (list, tuple)) else []
         if entries and all(isinstance(entry, str) for entry in entries):
-            if len(set(entries)) < len(entries) or MISSING & set(entries):
+            if len(set(entries)) < len(entries) or (MISSING - NEW_MARKERS) & set(entries):
                 raise InputError(f"{where} must name each category once, got {show(value)}")
             ranges[name] = entries
         elif len(entries) == 2:
@@ -74,7 +76,9 @@ def from_table(
     classes = _classes(table, label)
     silos = None
     if silo is not None:
-        names = table.complete("silo", silo)
+        cells = table.complete("silo", silo)
+        form = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
+        names = [form[cell] for cell in cells]
         numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
         silos = np.array([numbers[name] for name in names])
     feature_names = feature_columns(table, label, silo, columns)
@@ -82,7 +86,11 @@ def from_table(
         if name not in feature_names:
             raise InputError(f"ranges must be of feature columns, got {show(name)}")
     features, notes = _features(table, feature_names, known or {})
-    return features, classes, silos, notes
+    label_notes = _label_notes(table, label, classes)
+    for note in label_notes:
+        # Certificates of curves that send nothing have no notes, so this is a warning too.
+        warnings.warn(f"{table.path}: {note}", stacklevel=2)
+    return features, classes, silos, (*notes, *label_notes)
 
 
 def feature_columns(
@@ -110,14 +118,12 @@ def feature_columns(
 def _positions(cells: list[str], known: list[str]) -> list[int]:
     """Return the position of each cell in the list ``known`` of categories.
 
-    A cell that is no category gets len(known). Numbers match by value: 4.0 matches "4".
+    A cell that is no category gets len(known). See `_cells.matched` for the comparison.
     """
-    by_text = {value: i for i, value in enumerate(known)}
-    by_number = {float(value): i for value, i in by_text.items() if NUMBER.fullmatch(value)}
     positions = {}
     for cell in set(cells):
-        position = by_number.get(float(cell)) if NUMBER.fullmatch(cell) else None
-        positions[cell] = by_text.get(cell, len(known) if position is None else position)
+        position = matched(cell, known) if cell else None
+        positions[cell] = len(known) if position is None else position
     return [positions[cell] for cell in cells]
 
 
@@ -169,7 +175,7 @@ def _features(
             continue
         cells = table.column(name)
         absent = np.array([cell in MISSING for cell in cells])
-        present = [cell for cell in cells if cell not in MISSING]
+        present = unified([cell for cell in cells if cell not in MISSING])
         if not present:
             empty.append(name)
             continue
@@ -246,7 +252,7 @@ def _classes(table: Table, label: str) -> np.ndarray:
     cells = table.complete("label", label)
     numeric = all(NUMBER.fullmatch(cell) for cell in cells)
     # Decimal is exact. As floats, long identifiers could be rounded to the same class.
-    keys: list[Any] = _decimals(table, label, cells) if numeric else cells
+    keys: list[Any] = _decimals(table, label, cells) if numeric else unified(cells)
     values = sorted(set(keys))
     position = {value: i for i, value in enumerate(values)}
     classes = np.array([position[key] for key in keys], dtype=np.int64)
@@ -261,6 +267,29 @@ def _classes(table: Table, label: str) -> np.ndarray:
             f"some in two records), got {len(values)} distinct values in {len(cells)} records"
         )
     return classes
+
+
+#: A label with more classes than this, and fewer records of each class than the second number, is
+#: rather a number than a class.
+_MANY_CLASSES, _FEW_RECORDS = 20, 10
+#: The same for labels with numbers that are not whole.
+_MANY_FRACTIONS = 10
+
+
+def _label_notes(table: Table, label: str, classes: np.ndarray) -> tuple[str, ...]:
+    """Return a note for the certificate if the label seems to be a number, not a class."""
+    actions, count = int(classes.max()) + 1, len(classes)
+    fractions = actions > _MANY_FRACTIONS and any(
+        "." in cell and float(cell) % 1.0
+        for cell in set(table.column(label))
+        if NUMBER.fullmatch(cell)
+    )
+    if not fractions and (actions <= _MANY_CLASSES or count >= _FEW_RECORDS * actions):
+        return ()
+    return (
+        f"label {show(label)} has {actions} values in {count} records, and each is an action: if "
+        "it is a number, make a column of a few classes from it",
+    )
 
 
 def _decimals(table: Table, label: str, cells: list[str]) -> list[Decimal]:

@@ -26,7 +26,7 @@ import numpy as np
 from fastfed._memory import available
 from fastfed._validate import InputError, choice, integer, nearest, number, show
 from fastfed.environments.base import INDEPENDENT, SCALED
-from fastfed.environments.letor_files import MAX_FEATURES, LetorRows, read_letor
+from fastfed.environments.letor_files import MAX_FEATURES, LetorRows, missing_value, read_letor
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks, feature_major
 from fastfed.environments.storage import (
     FORMAT,
@@ -49,6 +49,7 @@ INTERCEPT = 0.01  # value of column 0, as in the published code
 _ANCHOR_URL = (0, *(5 * i + j for i in range(25) for j in (2, 4)), *range(126, 132))
 _TEXT = (0, *(5 * i + j for i in range(25) for j in (1, 3, 5)), 132, 133)
 FEATURE_SETS = {"anchor-url": _ANCHOR_URL, "text": _TEXT, "both": _ANCHOR_URL + _TEXT}
+_SHARE = 0.01  # a default penalty as a share of the least one that makes theta* = 0
 _CHUNK = 8192  # largest number of rows held in float64 at a time
 _NUMBERS = 2**25  # largest number of entries of such rows
 _DERIVED = 1  # version of this computation; a new number invalidates all cached pools
@@ -79,8 +80,9 @@ def letor_pool(
     silos: int,
     features: str | Sequence[int] = "all",
     scaling: str = "column",
-    theta_penalty: float = 1.0,
+    theta_penalty: float | None = None,
     reward_range: tuple[float, float] | None = None,
+    missing: str | None = None,
 ) -> Pool:
     """Return the pool of a LETOR file or folder, with equal contiguous blocks of queries as silos.
 
@@ -104,11 +106,14 @@ def letor_pool(
         intercept) absorbs the shift. "row" is the scaling of the published code: each row is
         divided by its norm, and mean rewards stay <raw row, theta*>. They are then not linear in
         the features that the learner sees.
-    theta_penalty : float
+    theta_penalty : float, optional
         Penalty of the lasso fit of relevance on the raw columns, without intercept and with at
-        most 10 000 iterations.
+        most 10 000 iterations. The default is 1. If that makes theta* = 0, as for features in
+        [0, 1], it is a hundredth of the least penalty that does.
     reward_range : (float, float), optional
         Least and largest mean reward for "column", (0, 1) by default. Must be None for "row".
+    missing : str, optional
+        Value of a missing feature, see ``read_letor``.
 
     Returns
     -------
@@ -123,10 +128,10 @@ def letor_pool(
     """
     silos = integer("silos", silos, at_least=1)
     scaling = choice("scaling", scaling, ("column", "row"))
-    penalty = number("theta_penalty", theta_penalty, above=0)
+    penalty = 1.0 if theta_penalty is None else number("theta_penalty", theta_penalty, above=0)
     selected = _columns(features)
     checked_range = _reward_range(reward_range, scaling)
-    letor = read_letor(path)
+    letor = read_letor(path, missing=missing)
     width = letor.features.shape[1]
     queries = len(letor.starts) - 1
     if queries < silos:
@@ -144,14 +149,16 @@ def letor_pool(
         "theta_penalty": penalty,
         "reward_range": checked_range,
     }
-    derived = _cached(letor, options, str(path))
+    if theta_penalty is not None and penalty == 1.0:
+        options["declared_penalty"] = True  # unlike the default, it is never made smaller
+    derived = _cached(letor, options, str(path), lambda: read_letor(path, missing=missing))
     pool = Pool(
         values=derived.values,
         dimension=len(columns),
         means=derived.means,
         starts=letor.starts,
         silo_starts=equal_blocks(queries, silos),
-        notes=derived.notes,
+        notes=(*derived.notes, *_row_notes(letor, missing)),
         theta=derived.theta,
         linear=derived.linear,
         conditions=(
@@ -162,6 +169,20 @@ def letor_pool(
     )
     pool.check()
     return pool
+
+
+def _row_notes(letor: LetorRows, missing: str | None) -> tuple[str, ...]:
+    """Return notes about rows that are left out, queries and values of a file."""
+    notes = []
+    if letor.unjudged:
+        notes.append(
+            f"{letor.unjudged} rows of negative relevance are left out: nobody judged them"
+        )
+    if letor.returning:
+        notes.append(f"{letor.returning} queries have a qid that came before in the same file")
+    if missing is not None:
+        notes.append(f"features of value {missing} are missing, and count as 0")
+    return tuple(notes)
 
 
 def _columns(features: str | Sequence[int]) -> tuple[int, ...] | None:
@@ -205,8 +226,13 @@ def _reward_range(
     return (low, number("reward_range", reward_range[1], above=low))
 
 
-def _cached(letor: LetorRows, options: dict[str, Any], path: str) -> _Derived:
-    """Return the pool that ``options`` describe, from the cache if it is there."""
+def _cached(
+    letor: LetorRows, options: dict[str, Any], path: str, again: Callable[[], LetorRows]
+) -> _Derived:
+    """Return the pool that ``options`` describe, from the cache if it is there.
+
+    ``again`` reads the rows again, if those in the cache are damaged.
+    """
     if letor.folder is None:
         return _derive(letor, options, path, None)
     key = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32]
@@ -217,7 +243,7 @@ def _cached(letor: LetorRows, options: dict[str, Any], path: str) -> _Derived:
     if not keep_if_whole(letor.folder, "features"):
         if letor.folder.exists():
             raise InputError(f"{letor.folder} is damaged and cannot be removed: remove it")
-        return _cached(read_letor(path), options, path)
+        return _cached(again(), options, path, again)
     return _derive(letor, options, path, folder)
 
 
@@ -242,7 +268,8 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
     They stay in memory if ``folder`` is None or cannot be written.
     """
     columns = np.array(options["columns"])
-    theta, largest, notes = _fit(letor, columns, options["theta_penalty"])
+    adapt = options["theta_penalty"] == 1.0 and "declared_penalty" not in options
+    theta, largest, notes = _fit(letor, columns, options["theta_penalty"], adapt)
     if not theta.any():
         raise InputError(
             f"theta_penalty must be smaller for {path}: at {options['theta_penalty']:g} the lasso "
@@ -320,9 +347,9 @@ def _reader(letor: LetorRows) -> Iterator[Callable[[int, int], np.ndarray]]:
 
 
 def _fit(
-    letor: LetorRows, columns: np.ndarray, penalty: float
+    letor: LetorRows, columns: np.ndarray, penalty: float, adapt: bool
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Fit theta* on the raw columns.
+    """Fit theta* on the raw columns, with a smaller penalty if ``adapt`` and theta* would be 0.
 
     Return theta* (d,), the largest absolute value of each column (d,), and notes.
 
@@ -352,12 +379,21 @@ def _fit(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         lasso.fit(factor[:, :dimension], factor[:, dimension])
+        products = np.abs(factor[:, :dimension].T @ factor[:, dimension])
+        adapted = adapt and not lasso.coef_.any() and products.max() > 0
+        if adapted:
+            # Penalties of at least the largest product, divided by the rows, make theta* = 0.
+            lasso.set_params(alpha=_SHARE * products.max() / len(factor))
+            lasso.fit(factor[:, :dimension], factor[:, dimension])
     not_converged = any(issubclass(w.category, ConvergenceWarning) for w in caught)
     notes = (
         ("the lasso for theta* stopped at 10 000 iterations, not converged",)
         if not_converged
         else ()
     )
+    if adapted:
+        used = lasso.alpha / row_ratio
+        notes = (*notes, f"the penalty of the lasso for theta* is {used:.3g}: 1 makes theta* = 0")
     return np.asarray(lasso.coef_, dtype=np.float64), largest, notes
 
 
@@ -469,6 +505,10 @@ class Letor(PoolEnvironment):
     scaling : {"column", "row"}
         "column" keeps the model exactly linear. "row" is the scaling of the published code. See
         ``letor_pool``.
+    theta_penalty : float, optional
+        Penalty of the lasso fit, see ``letor_pool``.
+    missing : str, optional
+        Value of a missing feature as the file writes it; such a feature is 0.
     sampling, reward
         See ``PoolEnvironment``.
 
@@ -481,6 +521,8 @@ class Letor(PoolEnvironment):
     path: str
     features: Any = "all"
     scaling: str = "column"
+    theta_penalty: float | None = None
+    missing: str | None = None
     sampling: str = "with-replacement"
     kind = "letor"
 
@@ -488,6 +530,9 @@ class Letor(PoolEnvironment):
         super().__post_init__()
         choice("scaling", self.scaling, ["column", "row"])
         _columns(self.features)
+        if self.theta_penalty is not None:
+            self.theta_penalty = number("theta_penalty", self.theta_penalty, above=0)
+        missing_value(self.missing)
         if not isinstance(self.path, (str, Path)) or not os.path.exists(self.path):
             raise InputError(f"path must be an existing file or folder, got {self.path!r}")
 
@@ -495,7 +540,18 @@ class Letor(PoolEnvironment):
         """Return the pool, with its queries divided among M silos."""
         if silos is None:
             raise InputError('silos is required for the environment "letor"')
-        return letor_pool(self.path, silos, self.features, self.scaling)
+        return letor_pool(
+            self.path,
+            silos,
+            self.features,
+            self.scaling,
+            self.theta_penalty,
+            missing=self.missing,
+        )
+
+    def _rows(self) -> LetorRows:
+        """Return the rows of the files."""
+        return read_letor(self.path, missing=self.missing)
 
     def declared_rewards(self) -> tuple[float, float] | None:
         """Return (0, 1) for scaling "column". With "row", rewards have no bound: return None."""
@@ -506,15 +562,22 @@ class Letor(PoolEnvironment):
 
         Separate runs of rows with one identifier are separate queries, but may be one record.
         """
-        _, counts = np.unique(read_letor(self.path).qids, return_counts=True)
+        _, counts = np.unique(self._rows().qids, return_counts=True)
         return int(counts.max())
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify this environment."""
+        rows = self._rows()
+        # Keys that are left out keep the identity of results of earlier versions.
+        further: dict[str, Any] = {"unjudged": "left out"} if rows.unjudged else {}
+        for name in ("theta_penalty", "missing"):
+            if getattr(self, name) is not None:
+                further[name] = getattr(self, name)
         return {
             "kind": self.kind,
             # Checksums, not paths, so that moving a folder does not change the identity.
-            "sources": list(read_letor(self.path).checksums),
+            "sources": list(rows.checksums),
+            **further,
             "features": self.features,
             "scaling": self.scaling,
             "sampling": self.sampling,

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from fastfed._memory import available
-from fastfed._validate import InputError, integer
-from fastfed.environments.letor_parser import MAX_FEATURES, Parts, parse
+from fastfed._validate import InputError, integer, show
+from fastfed.environments.letor_parser import MAX_FEATURES, Parts, is_value, parse
 from fastfed.environments.storage import (
     FORMAT,
     GrowableArray,
@@ -61,6 +61,10 @@ class LetorRows:
         SHA-256 of each file, in hexadecimal.
     folder : Path or None
         Cache folder of the arrays, or None if they are only in memory.
+    unjudged : int
+        Number of rows of negative relevance, which are left out: nobody has judged them.
+    returning : int
+        Number of queries whose qid came before in the same file.
     """
 
     features: np.ndarray
@@ -70,6 +74,8 @@ class LetorRows:
     sources: tuple[str, ...]
     checksums: tuple[str, ...]
     folder: Path | None
+    unjudged: int = 0
+    returning: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,11 @@ class _Stamp:
     mtime_ns: int
 
 
-def read_letor(path: str | os.PathLike[str], features: int | None = None) -> LetorRows:
+def read_letor(
+    path: str | os.PathLike[str],
+    features: int | None = None,
+    missing: str | None = None,
+) -> LetorRows:
     """Read a LETOR file (.txt, .gz) or a folder of such files, from the cache if possible.
 
     Parameters
@@ -104,11 +114,15 @@ def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Let
         If there are none, all its .txt and .txt.gz files are read, sorted by name.
     features : int, optional
         Largest feature index allowed.
+    missing : str, optional
+        Value of a feature that is missing, as the file writes it, such as "1.79769313486e+308".
+        Such features are absent: their value is 0.
 
     Returns
     -------
     LetorRows
-        The rows.
+        The rows. A warning says if rows have a negative relevance, since nobody has judged them and
+        they are left out, and if rows of one qid are not together, since each run is a query.
 
     Raises
     ------
@@ -117,25 +131,54 @@ def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Let
     """
     if features is not None:
         features = integer("features", features, at_least=1, at_most=MAX_FEATURES)
+    rows = _read(path, features, missing_value(missing))
+    if rows.unjudged:
+        _warn(
+            f"{path}: {rows.unjudged} rows have relevance -1 or less, which means that nobody has "
+            "judged them, and are left out"
+        )
+    if rows.returning:
+        _warn(
+            f"{path}: {rows.returning} of {len(rows.qids)} queries have a qid that came before: "
+            "sort each file by qid if its rows are of one query"
+        )
+    return rows
+
+
+def missing_value(value: object) -> bytes | None:
+    """Return the checked option ``missing`` as the bytes of a file."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not is_value(value):
+        raise InputError(
+            "missing must be a missing value as the file writes it, in quotes, such as "
+            f'"1.79769313486e+308", got {show(value)}'
+        )
+    return value.encode()
+
+
+def _read(path: str | os.PathLike[str], features: int | None, missing: bytes | None) -> LetorRows:
+    """Return the rows of a path, from the cache if possible."""
     sources = source_files(path)
     stamps = [_stamp(source) for source in sources]
-    folder = _entry_folder(stamps)
+    folder = _entry_folder(stamps, missing)
     cached = _load(folder)
     if cached is not None and (features is None or cached.features.shape[1] <= features):
         return cached
     limit = MAX_FEATURES if features is None else features
     try:
-        _cache(folder, str(Path(path).resolve()), sources, stamps, limit)
+        _cache(folder, str(Path(path).resolve()), sources, stamps, limit, missing)
     except OSError as error:
         why = f"the cache folder {cache_folder()} cannot be written ({error.strerror or error})"
     else:
-        _drop_older(folder, [s.name for s in stamps])
+        _drop_older(folder, stamps)
         stored = _load(folder)
         if stored is not None:
             return stored
         why = f"what was written to the cache folder {cache_folder()} cannot be read"
     _warn(f"{why}: {path} is parsed in memory, and again at the next start")
-    return _in_memory(sources, stamps, limit, f"{path} is larger than memory, and {why}")
+    too_large = f"{path} is larger than memory, and {why}"
+    return _in_memory(sources, stamps, limit, missing, too_large)
 
 
 @cache
@@ -144,7 +187,14 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], limit: int) -> None:
+def _cache(
+    folder: Path,
+    path: str,
+    sources: list[Path],
+    stamps: list[_Stamp],
+    limit: int,
+    missing: bytes | None,
+) -> None:
     """Parse source files into a cache folder, block by block.
 
     Raises OSError if the folder cannot be written.
@@ -161,7 +211,7 @@ def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], l
             starts=growable("starts", np.int64),
             qids=growable("qids", np.int64),
         )
-        digests = parse(sources, limit, parts)
+        parsed = parse(sources, limit, parts, missing)
         _check_unchanged(sources, stamps)
         for part in (parts.features, parts.relevance, parts.starts, parts.qids):
             part.finish()
@@ -170,16 +220,24 @@ def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], l
             "path": path,
             "sources": [
                 {"name": s.name, "size": s.size, "mtime_ns": s.mtime_ns, "sha256": digest}
-                for s, digest in zip(stamps, digests, strict=True)
+                for s, digest in zip(stamps, parsed.digests, strict=True)
             ],
             "rows": parts.features.rows,
             "features": parts.features.width,
             "queries": parts.qids.rows,
+            "unjudged": parsed.unjudged,
+            "returning": parsed.returning,
         }
         write_meta(temporary, meta)
 
 
-def _in_memory(sources: list[Path], stamps: list[_Stamp], limit: int, too_large: str) -> LetorRows:
+def _in_memory(
+    sources: list[Path],
+    stamps: list[_Stamp],
+    limit: int,
+    missing: bytes | None,
+    too_large: str,
+) -> LetorRows:
     """Parse source files into memory.
 
     Raises InputError with the text ``too_large`` if there is not enough memory.
@@ -187,7 +245,7 @@ def _in_memory(sources: list[Path], stamps: list[_Stamp], limit: int, too_large:
     free_bytes = available()
     blocks = _BoundedBlocks(free_bytes, too_large)
     parts = Parts(blocks, [], [], [])
-    digests = parse(sources, limit, parts)
+    parsed = parse(sources, limit, parts, missing)
     _check_unchanged(sources, stamps)
     relevance, starts, qids = map(np.concatenate, (parts.relevance, parts.starts, parts.qids))
     width = max(block.shape[1] for block in blocks)
@@ -200,7 +258,8 @@ def _in_memory(sources: list[Path], stamps: list[_Stamp], limit: int, too_large:
         table[filled : filled + len(block), : block.shape[1]] = block
         filled += len(block)
     names = tuple(str(s) for s in sources)
-    return LetorRows(table, relevance, starts, qids, names, tuple(digests), None)
+    counts = parsed.unjudged, parsed.returning
+    return LetorRows(table, relevance, starts, qids, names, tuple(parsed.digests), None, *counts)
 
 
 class _BoundedBlocks(list[np.ndarray]):
@@ -331,6 +390,9 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
 def _load(folder: Path) -> LetorRows | None:
     """Return the parsed rows in a cache folder, or None if it is incomplete or damaged."""
     meta = load_meta(folder)
+    if meta is not None and "returning" not in meta:
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier version kept unjudged rows
+        return None
     if meta is None or not keep_if_whole(folder, "relevance", "starts", "qids"):
         return None
     rows, width, queries = meta["rows"], meta["features"], meta["queries"]
@@ -343,12 +405,14 @@ def _load(folder: Path) -> LetorRows | None:
         return None
     names = tuple(source["name"] for source in meta["sources"])
     checksums = tuple(source["sha256"] for source in meta["sources"])
-    return LetorRows(features, relevance, starts, qids, names, checksums, folder)
+    counts = meta["unjudged"], meta["returning"]
+    return LetorRows(features, relevance, starts, qids, names, checksums, folder, *counts)
 
 
-def _entry_folder(stamps: list[_Stamp]) -> Path:
-    """Return the cache folder for source files with these stamps."""
-    text = json.dumps([FORMAT, [[s.name, s.size, s.mtime_ns] for s in stamps]])
+def _entry_folder(stamps: list[_Stamp], missing: bytes | None) -> Path:
+    """Return the cache folder for source files with these stamps, and a text of missing values."""
+    key: list[Any] = [FORMAT, [[s.name, s.size, s.mtime_ns] for s in stamps]]
+    text = json.dumps(key if missing is None else [*key, missing.decode()])
     return cache_folder() / "letor" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -362,10 +426,13 @@ def _entries() -> Iterator[tuple[Path, dict[str, Any]]]:
                 yield folder, meta
 
 
-def _drop_older(folder: Path, names: list[str]) -> None:
+def _drop_older(folder: Path, stamps: list[_Stamp]) -> None:
     """Remove entries of earlier versions of the same source files, which are never read again."""
+    names, versions = [s.name for s in stamps], [(s.size, s.mtime_ns) for s in stamps]
     for entry_folder, meta in _entries():
-        if entry_folder != folder and [source["name"] for source in meta["sources"]] == names:
+        sources = meta["sources"]
+        is_older = [(s["size"], s["mtime_ns"]) for s in sources] != versions
+        if entry_folder != folder and is_older and [s["name"] for s in sources] == names:
             shutil.rmtree(entry_folder, ignore_errors=True)
 
 

@@ -9,9 +9,11 @@ or quotient could be rounded twice.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -22,6 +24,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fastfed._cells import MISSING
+from fastfed._containers import columnar, compression, is_utf_16, other_kind
 from fastfed._kernels import environments
 from fastfed._validate import InputError, show
 
@@ -36,6 +40,12 @@ _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(rb"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _LARGEST = float(np.finfo(np.float32).max)
 _LINE_END = np.uint8(ord("\n"))
+
+
+def is_value(text: str) -> bool:
+    """Return True for the text of a number, which may be infinite, or of a missing value."""
+    data = text.encode("utf-8", "replace")
+    return text in MISSING - {""} or bool(_DECIMAL.fullmatch(data) or _NOT_FINITE.fullmatch(data))
 
 
 # ---- Parsing one block ---------------------------------------------------------------------------
@@ -127,21 +137,39 @@ def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
             raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
         index = int(left.lstrip(b"0")[:20] or b"0")
         if not 1 <= index <= limit:
-            raise InputError(f"{where}: feature index must be 1 to {limit}, got {_text(left)}")
+            advice = (
+                ""
+                if index
+                else (
+                    ": number features from 1 (with zero_based=False of scikit-learn's "
+                    "dump_svmlight_file)"
+                )
+            )
+            raise InputError(
+                f"{where}: feature index must be 1 to {limit}, got {_text(left)}{advice}"
+            )
         if index in result:
             raise InputError(f"{where}: feature {index} must come once in a line, got it twice")
         if _NOT_FINITE.fullmatch(right):
-            raise InputError(f"{where}: feature {index} must be finite, got {_text(right)}")
+            raise InputError(
+                f"{where}: feature {index} must be finite, got {_text(right)}{_missing(right)}"
+            )
         if not _DECIMAL.fullmatch(right):
-            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
+            advice = _missing(right) if right.decode("utf-8", "replace") in MISSING - {""} else ""
+            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}{advice}")
         value = float(right)
         if abs(value) > _LARGEST:
             raise InputError(
                 f"{where}: feature {index} must fit a float32 (at most {_LARGEST:.3g}), "
-                f"got {_text(right)}"
+                f"got {_text(right)}{_missing(right)}"
             )
         result[index] = value
     return result
+
+
+def _missing(token: bytes) -> str:
+    """Return advice on a value that no feature can have."""
+    return f': if the file writes missing values so, set missing = "{token.decode()}"'
 
 
 def _whole(token: bytes, where: str, name: str, bits: int) -> int:
@@ -150,6 +178,9 @@ def _whole(token: bytes, where: str, name: str, bits: int) -> int:
         value = int(token.split(b".")[0])
         if -(2**bits) <= value < 2**bits:
             return value
+        raise InputError(
+            f"{where}: {name} must be a whole number of at most {2**bits - 1}, got {_text(token)}"
+        )
     raise InputError(f"{where}: {name} must be a whole number, got {_text(token)}")
 
 
@@ -159,6 +190,20 @@ def _text(token: bytes) -> str:
 
 
 # ---- Parsing files, block by block ---------------------------------------------------------------
+
+#: Compressions besides gzip that are read block by block.
+_OPENERS: dict[str | None, Any] = {"bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}
+
+
+def _other_text(start: bytes, kind: str | None) -> str | None:
+    """Return what the first bytes of a file are and what to do with it, or None for text."""
+    if kind is not None:
+        return f"a file compressed by {kind}: unpack it"
+    if is_utf_16(start):
+        return "text in UTF-16: save it in UTF-8"
+    name = columnar(start)
+    return None if name is None else f"a {name.capitalize()} file: write its rows as text"
+
 
 _BLOCK = 1 << 18  # bytes of a block; its text and its table fit the processor's cache
 _LONGEST = 1 << 24  # largest length of a line, as a file without line ends would fill the memory
@@ -174,22 +219,48 @@ class Parts:
     qids: Any
 
 
-def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
-    """Append the rows of all source files to ``parts``, and return the SHA-256 of each file.
+@dataclass(frozen=True)
+class Parsed:
+    """What `parse` found besides the rows.
 
-    ``limit`` is the largest feature index allowed. Memory holds one block of a file at a time.
+    Parameters
+    ----------
+    digests : list of str
+        SHA-256 of each file.
+    unjudged : int
+        Number of rows of negative relevance, which are left out.
+    returning : int
+        Number of runs of rows whose qid came before in the same file.
+    """
+
+    digests: list[str]
+    unjudged: int
+    returning: int
+
+
+def parse(
+    sources: Iterable[Path], limit: int, parts: Parts, missing: bytes | None = None
+) -> Parsed:
+    """Append the judged rows of all source files to ``parts``.
+
+    ``limit`` is the largest feature index allowed. Features whose value has the text
+    ``missing`` are absent. Memory holds one block of a file at a time.
     """
     digests: list[str] = []
-    count = 0
+    count = unjudged = returning = 0
+    absent = None if missing is None else re.compile(b":" + re.escape(missing) + rb"(?=[\s#]|$)")
     # glibc reuses freed memory up to twice the size of the largest block that was ever freed.
     # Without this allocation, the arrays of every block are returned to the system and requested
     # again, which halves the speed.
     np.empty(30 << 20, dtype=np.uint8)
     for source in sources:
         digest = hashlib.sha256()
-        first_row, last_qid = count, 0
-        for block, line in _blocks(source, digest):
-            for rows in _rows(block, str(source), line, limit):
+        first_row, last_qid, qids = count, 0, list[np.ndarray]()
+        for raw_block, line in _blocks(source, digest):
+            block = raw_block if absent is None else absent.sub(b":0", raw_block)
+            for all_rows in _rows(block, str(source), line, limit):
+                rows = _judged(all_rows)
+                unjudged += len(all_rows.qid) - len(rows.qid)
                 if not len(rows.qid):
                     continue
                 parts.features.append(rows.values)
@@ -201,12 +272,24 @@ def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
                 first_rows = np.flatnonzero(starts_query)
                 parts.starts.append(first_rows + count)
                 parts.qids.append(rows.qid[first_rows])
+                qids.append(rows.qid[first_rows])
                 count, last_qid = count + len(rows.qid), int(rows.qid[-1])
         if count == first_row:
-            raise InputError(f"{source} must hold LETOR rows, found none")
+            judged = f" judged by somebody, found {unjudged} others" if unjudged else ", found none"
+            raise InputError(f"{source} must hold LETOR rows{judged}")
+        file_qids = np.concatenate(qids)
+        returning += len(file_qids) - len(np.unique(file_qids))
         digests.append(digest.hexdigest())
     parts.starts.append(np.array([count], np.int64))
-    return digests
+    return Parsed(digests, unjudged, returning)
+
+
+def _judged(rows: Rows) -> Rows:
+    """Return the rows that somebody has judged: a negative relevance says that nobody has."""
+    judged = rows.relevance >= 0
+    if judged.all():
+        return rows
+    return Rows(rows.relevance[judged], rows.qid[judged], rows.values[judged])
 
 
 def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
@@ -257,8 +340,14 @@ def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
         # Leaving the context of the thread waits for the digest.
         with ThreadPoolExecutor(1) as thread, source.open("rb") as file:
             stream: Any = io.BufferedReader(_HashingFile(file, digest, thread), _BLOCK)
-            if source.name.endswith(".gz") or stream.peek(2)[:2] == b"\x1f\x8b":
+            start = stream.peek(16)
+            kind = compression(start)
+            if kind == "gzip" or source.name.endswith(".gz"):
                 stream = gzip.GzipFile(fileobj=stream)
+            elif kind in _OPENERS:
+                stream = _OPENERS[kind](stream)
+            elif other := other_kind(start, source.name) or _other_text(start, kind):
+                raise InputError(f"{source} must be LETOR text, got {other}")
             line = 1
             rest: list[bytes] = []
             data = stream.read(_BLOCK).removeprefix(b"\xef\xbb\xbf")
@@ -278,7 +367,9 @@ def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
                 data = stream.read(_BLOCK)
             if any(rest):
                 yield b"".join([*rest, b"\n"]), line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{source} must be a whole gzip file, got damage: {error}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise InputError(
+            f"{source} must be a whole {kind or 'gzip'} file, got damage: {error}"
+        ) from None
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror or error}") from None

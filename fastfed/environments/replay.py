@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastfed._cells import code, is_missing, plain_name
 from fastfed._random import MAX_DIMENSION
-from fastfed._validate import InputError, array, number, show
+from fastfed._validate import InputError, array, axes, number, show, unmasked
 from fastfed.environments.base import SCALED, RewardDistribution
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
 
@@ -60,11 +61,19 @@ class Records:
         count = len(features)
         if count == 0:
             raise InputError("features must hold at least one record, got none")
-        classes_array = np.asarray(classes)
-        if classes_array.dtype.kind in "UO" and all(
+        axes("classes", classes)
+        classes_array = np.asarray(unmasked("classes", classes))
+        if classes_array.dtype.kind in "UOT" and all(
             isinstance(value, str) for value in classes_array.flat
         ):
-            classes = np.unique(classes_array, return_inverse=True)[1].reshape(classes_array.shape)
+            texts = np.array([code(value) for value in classes_array.flat], dtype=object)
+            missing = [text for text in texts if is_missing(text)]
+            if missing:
+                raise InputError(
+                    f"classes must be given for every record, got {show(missing[0])}, which means "
+                    "missing"
+                )
+            classes = np.unique(texts, return_inverse=True)[1].reshape(classes_array.shape)
         labels = array("classes", classes, shape=(count,))
         numbers = labels.astype(np.int64)
         valid = (numbers == labels).all() and numbers.min() >= 0 and numbers.max() < MAX_CLASSES
@@ -166,6 +175,14 @@ def records_pool(
         )
     z = _scaled(features, width, records.norm)
     rows = _project(z, actions, dimension, seed) if coding == "projection" else _blocks(z, actions)
+    unused = np.setdiff1d(np.arange(actions), classes)
+    if len(unused):
+        names = ", ".join(f"class {each}" for each in unused[:10])
+        names += ", ..." if len(unused) > 10 else ""
+        notes = (
+            *notes,
+            f"no record has {names}, so {len(unused)} of {actions} actions are never right",
+        )
     public = (
         "rows are divided by the largest norm in the data, which is taken as public"
         if records.norm is None
@@ -189,22 +206,35 @@ def records_pool(
 
 def _owners(silo: ArrayLike, count: int) -> np.ndarray:
     """Return the silo of each record, int64 (n,), numbered in order of first appearance."""
-    names = np.asarray(silo).tolist()
+    try:
+        names = np.asarray(unmasked("silo", silo)).tolist()
+    except ValueError:  # lists of different lengths
+        raise InputError(f"silo must be a flat list of names, got {show(silo)}") from None
     if not isinstance(names, list) or len(names) != count:
         raise InputError(f"silo must name one silo for each of {count} records, got {show(silo)}")
-    try:
-        numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    except TypeError:
-        raise InputError(f"silo must be a flat list of names, got {show(silo)}") from None
-    if any(name is None or name != name for name in numbers):
-        raise InputError("silo must be given for every record, got None or NaN")
+    if any(isinstance(name, (list, dict, set, tuple)) for name in names):
+        raise InputError(f"silo must be a flat list of names, got {show(silo)}")
+    missing_names = [name for name in names if is_missing(name)]
+    if missing_names:
+        raise InputError(
+            f"silo must be given for every record, got {show(missing_names[0])} (None or NaN, or a "
+            "text that means missing)"
+        )
+    names = [plain_name("silo", name) for name in names]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
 def _scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
     """Return the records with a constant 1, shape (n, p + 1), scaled to norms of at most 1."""
     z = np.hstack([features, np.ones((len(features), 1))])
-    norms = np.linalg.norm(z, axis=1)
+    with np.errstate(over="ignore"):
+        norms = np.linalg.norm(z, axis=1)
+    if not np.isfinite(norms).all():
+        raise InputError(
+            f"features must be smaller: the norm of record {int(np.argmin(np.isfinite(norms)))} "
+            "overflows a float64"
+        )
     # A norm a little below 1, such that a float32 sum of d squares is at most 1.
     below_one = 1.0 - (width + 4) * 2.0**-24
     if norm is None:
@@ -284,7 +314,7 @@ class Replay(PoolEnvironment):
             self.contexts, self.rewards = _read(self.path)
         if self.contexts is None or self.rewards is None:
             raise InputError("replay needs contexts and rewards, or path to an .npz file with them")
-        if np.ndim(self.contexts) != 4:
+        if axes("contexts", self.contexts) != 4:
             raise InputError(
                 f"contexts must have the axes (M, T, K, d), got shape {np.shape(self.contexts)}"
             )

@@ -1,39 +1,51 @@
 """Read tables of records as text: from CSV files, one file or one per silo, and from data frames.
 
-A CSV file is in UTF-8, with or without a byte order mark. If the header contains a comma, commas
-separate cells. Otherwise semicolons, tabs or bars do, whichever the header has most of; a number
-such as 1,5 then has a decimal comma. Narwhals reads frames (pandas, polars, Arrow and others).
+A CSV file is in UTF-8, with or without a byte order mark. Cells are separated by commas,
+semicolons, tabs or bars, whichever the header has most of outside of quotes. If these are not
+commas, a number such as 1,5 has a decimal comma. pyarrow reads Parquet and Feather files. Narwhals
+reads frames (pandas, polars, Arrow and others).
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
-import io
-import math
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unicodedata import is_normalized, normalize
 
+from fastfed._cells import MISSING, NEW_MARKERS, NUMBER, code, is_missing
+from fastfed._containers import (
+    COMPRESSED,
+    DamagedCsv,
+    arrow_table,
+    columnar,
+    csv_rows,
+    delimiter_of,
+    file_content,
+    is_utf_16,
+    other_kind,
+)
 from fastfed._validate import InputError, nearest, show
 
-#: Cells that mean a missing value.
-MISSING = frozenset({"", "?", "NA", "nan", "NaN", "NAN"})
-#: A number in a cell, with a decimal point (NUMBER) or a decimal comma (_WITH_COMMA).
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
+#: A number in a cell with a decimal comma.
 _WITH_COMMA = re.compile(r"[+-]?([0-9]+,?[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _INFINITE = re.compile(r"[+-]?inf(inity)?", re.ASCII | re.IGNORECASE)
 #: Separators other than commas, and their names in messages.
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-#: Endings of the files in a folder that are read as tables.
+#: Endings of the files in a folder that are read as tables; if there are none, the further ones.
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+_FURTHER_ENDINGS = (
+    *(table + ending for table in (".csv", ".tsv") for ending in COMPRESSED),
+    ".parquet",
+    ".feather",
+    ".arrow",
+)
 #: Name of the column that is added to a table of several files or frames: the name of the file or
 #: frame of each record.
 SILO = "silo"
@@ -70,7 +82,7 @@ class Table:
 
     def column(self, name: str) -> list[str]:
         """Return the cells of a column."""
-        at = self.positions[name]
+        at = self.positions[code(name)]
         return [row[at] for row in self.cells]
 
     def complete(self, role: str, name: str) -> list[str]:
@@ -80,12 +92,13 @@ class Table:
             if cell in MISSING:
                 raise InputError(
                     f"{where}: {role} {show(name)} must be given for every record, got {show(cell)}"
+                    + (", which means missing" if cell else "")
                 )
         return cells
 
     def check_name(self, key: str, name: object) -> None:
         """Raise InputError unless ``name``, the value of the option ``key``, is a column."""
-        if not isinstance(name, str) or name not in self.positions:
+        if not isinstance(name, str) or code(name) not in self.positions:
             columns = list(self.positions)
             hint = nearest(str(name), columns) or "; it has " + ", ".join(columns[:20])
             if columns and all(NUMBER.fullmatch(cell) or cell in MISSING for cell in columns[:2]):
@@ -149,20 +162,24 @@ def is_table(data: object) -> bool:
     return isinstance(data, Mapping) or _is_frame(data)
 
 
-def read_table(data: Any) -> Table:
+def read_table(data: Any, shared: bool = False) -> Table:
     """Read a table.
 
     Parameters
     ----------
     data : path, list of paths, frame or mapping
-        A CSV file (.csv or .tsv, also .gz), or a frame that narwhals supports, such as one of
-        pandas, polars or Arrow. For several silos, a folder of CSV files, a list of files, or a
-        mapping of names to frames or files. A column "silo" with these names is then added.
+        A CSV file (.csv or .tsv), also compressed by gzip, bzip2, xz or zstd, a Parquet or Feather
+        file, or a frame that narwhals supports, such as one of pandas, polars or Arrow. For several
+        silos, a folder of files, a list of files, or a mapping of names to frames or files. A
+        column "silo" with these names is then added.
+    shared : bool
+        True to keep the columns that all tables of silos have. By default all tables must have the
+        same columns.
 
     Returns
     -------
     Table
-        The cells without surrounding blanks. Blank lines are skipped.
+        The cells without surrounding blanks. Lines without any value are skipped.
 
     Raises
     ------
@@ -170,51 +187,99 @@ def read_table(data: Any) -> Table:
         For files that cannot be read or are no tables, and for frames if narwhals is missing.
     """
     if isinstance(data, Mapping):
+        check_mapping(data)
         tables = {str(name): read_table(part) for name, part in data.items()}
-        return _combine(tables, "the tables of data")
+        return _combine(tables, "the tables of data", shared)
     if isinstance(data, (list, tuple)):
-        return _combine(_by_stem([Path(part) for part in data]), "the files of data")
+        return _combine(_by_stem([Path(part) for part in data]), "the files of data", shared)
     if not isinstance(data, (str, Path)):
         return _read_frame(data)
     path = Path(data)
     if not os.path.isdir(path):
         return _read_file(path)
-    files = sorted(p for p in path.iterdir() if p.name.lower().endswith(ENDINGS))
-    if not files:
-        raise InputError(f"{path} must hold a table for each silo ({', '.join(ENDINGS)}), has none")
-    return _combine(_by_stem(files), str(path))
+    names = [p for p in sorted(path.iterdir()) if not p.name.startswith((".", "~$"))]
+    for endings in (ENDINGS, _FURTHER_ENDINGS):
+        if files := [p for p in names if p.name.lower().endswith(endings)]:
+            return _combine(_by_stem(files), str(path), shared)
+    raise InputError(f"{path} must hold a table for each silo ({', '.join(ENDINGS)}), has none")
+
+
+def check_mapping(data: Mapping[Any, Any]) -> None:
+    """Raise InputError unless all values of a mapping are tables, not columns."""
+    for name, part in data.items():
+        if not isinstance(part, (str, Path)) and not _is_frame(part):
+            raise InputError(
+                f"data must be a data frame, or a mapping of silos to tables, got a mapping of "
+                f"{show(name)} to {show(part)}: make a frame of columns, such as "
+                "pandas.DataFrame(data)"
+            )
 
 
 def digest_of(data: Any) -> str:
-    """Return the SHA-256 of the bytes of a file, or of the names and cells of any other table."""
+    """Return the SHA-256 of the bytes of a file, or of the names and cells of any other table.
+
+    Bytes that earlier versions read in a different way have a different digest.
+    """
     if isinstance(data, (str, Path)) and os.path.isfile(data):
-        return hashlib.sha256(Path(data).read_bytes()).hexdigest()
-    table = read_table(data)
-    return hashlib.sha256(repr((table.names, table.cells)).encode()).hexdigest()
+        digest = hashlib.sha256(Path(data).read_bytes())
+        if _read_differently(file_content(Path(data), str(data))):
+            digest.update(b"\0missing values and texts as in the second reader")
+        return digest.hexdigest()
+    table = read_table(data, shared=True)
+    # Markers that earlier versions read as values are written as missing.
+    cells = [["" if c in NEW_MARKERS else code(c) for c in row] for row in table.cells]
+    return hashlib.sha256(repr((table.names, cells)).encode()).hexdigest()
+
+
+#: A cell that earlier versions read as a value, between the ends of a cell in any CSV file.
+_NEW_MARKER = re.compile(
+    rb'(?:^|[,;\t|"\r\n])[ ]*(?:'
+    + b"|".join(re.escape(marker.encode()) for marker in sorted(NEW_MARKERS))
+    + rb')[ ]*(?:$|[,;\t|"\r\n])'
+)
+
+
+def _read_differently(data: bytes) -> bool:
+    """Return True for the bytes of a table that earlier versions read in a different way."""
+    if _NEW_MARKER.search(data):
+        return True
+    return not (data.isascii() or is_normalized("NFC", data.decode("utf-8", "replace")))
+
+
+def _stem(name: str) -> str:
+    """Return the name of a file without its endings."""
+    for endings in ((*COMPRESSED,), (".csv", ".tsv", ".txt", ".parquet", ".feather", ".arrow")):
+        ending = next((e for e in endings if name.lower().endswith(e)), "")
+        name = name[: len(name) - len(ending)]
+    return name
 
 
 def _by_stem(files: Sequence[Path]) -> dict[str, Table]:
     """Read files; return the tables, keyed by file names without endings."""
     tables: dict[str, Table] = {}
     for file in files:
-        name = file.name.split(".")[0]
+        name = code(_stem(file.name))
         if name in tables:
             raise InputError(f"files must differ in their names without endings, got {name} twice")
         tables[name] = _read_file(file)
     return tables
 
 
-def _combine(parts: Mapping[str, Table], path: str) -> Table:
-    """Return one table with the records of the tables of all silos, and a column of their names."""
+def _combine(parts: Mapping[str, Table], path: str, shared: bool) -> Table:
+    """Return one table with the records of the tables of all silos, and a column of their names.
+
+    With ``shared``, it has the columns that all of them have.
+    """
     if not parts:
         raise InputError("data must hold a table for each silo, got none")
     first = next(iter(parts.values()))
+    names = [n for n in first.names if all(n in part.names for part in parts.values())]
     for name, part in parts.items():
-        if set(part.names) != set(first.names):
+        if not shared and set(part.names) != set(first.names):
             differing = sorted(set(part.names) ^ set(first.names))
             raise InputError(
                 f"tables must have the same columns, got {show(differing[0])} in only one of "
-                f"{first.path} and {part.path}"
+                f"{first.path} and {part.path}: name the columns that all have in columns"
             )
         if SILO in part.positions:
             raise InputError(
@@ -223,10 +288,10 @@ def _combine(parts: Mapping[str, Table], path: str) -> Table:
             )
         if not name:
             raise InputError("tables of silos must have names, got an empty one")
-    order = {name: [p.names.index(n) for n in first.names] for name, p in parts.items()}
+    order = {name: [p.names.index(n) for n in names] for name, p in parts.items()}
     return Table(
         path,
-        [*first.names, SILO],
+        [*names, SILO],
         [
             [*(row[i] for i in order[name]), name]
             for name, part in parts.items()
@@ -244,8 +309,14 @@ def _read_file(path: Path) -> Table:
     """Read a CSV file."""
     if not os.path.isfile(path):
         raise InputError(f"{path} must be a table ({', '.join(ENDINGS)}), there is no such file")
-    text = _text(path)
-    separator = _separator(text)
+    data = file_content(path, str(path))
+    kind = columnar(data)
+    if kind is not None:
+        table = _read_frame(arrow_table(data, kind, str(path)))
+        where = [f"{path}, row {row}" for row in range(1, len(table.cells) + 1)]
+        return replace(table, path=str(path), where=where)
+    text = _text(path, data)
+    separator = delimiter_of(text)
     rows = list(_rows(path, text, separator))
     if len(rows) < 2:
         content = "only a header" if rows else "an empty file"
@@ -318,60 +389,34 @@ def _decimal_commas(cells: list[str]) -> bool:
     return any("," in c for c in present) and all(_WITH_COMMA.fullmatch(c) for c in present)
 
 
-#: First bytes of files that are no text in UTF-8: what such a file is, and what to do with it.
-_BINARY = {
-    b"PK\x03\x04": "an Excel file or another archive: save the table as CSV (UTF-8)",
-    b"\xd0\xcf\x11\xe0": "an old Excel file: save the table as CSV (UTF-8)",
-    b"PAR1": "a Parquet file: read it as a frame, such as pandas.read_parquet makes, in Python",
-    b"\xff\xfe": "text in UTF-16: save it in UTF-8",
-    b"\xfe\xff": "text in UTF-16: save it in UTF-8",
-}
-
-
-def _text(path: Path) -> str:
-    """Return the text of a CSV file, decompressed and decoded."""
+def _text(path: Path, data: bytes) -> str:
+    """Return the text of a decompressed CSV file."""
+    kind = other_kind(data, path.name)
+    if is_utf_16(data):
+        kind = "text in UTF-16: save it in UTF-8"
+    if kind is not None:
+        raise InputError(f"{path} must be CSV in UTF-8, got {kind}")
     try:
-        data = path.read_bytes()
-        for start, kind in _BINARY.items():
-            if data.startswith(start):
-                raise InputError(f"{path} must be CSV in UTF-8, got {kind}")
-        if path.name.endswith(".gz"):
-            data = gzip.decompress(data)
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
+        return text if text.isascii() else normalize("NFC", text)
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise InputError(
             f"{path} must be UTF-8 text, got byte {byte:#04x}: save it in UTF-8"
         ) from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path} must be a whole gzip file, got damage: {error}") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _separator(text: str) -> str:
-    """Return the separator of the cells of a CSV file, from the unquoted parts of its header."""
-    lines = (line for line in io.StringIO(text, newline=None) if line.strip(' \t\n,;|"'))
-    header = "".join(next(lines, "").split('"')[::2])
-    if "," in header:
-        return ","
-    most = max(_SEPARATORS, key=header.count)
-    return most if most in header else ","
 
 
 def _rows(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the stripped cells of every record that is not blank."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
-        for row in reader:
+        for line, row in csv_rows(text, separator):
             if any("\0" in cell for cell in row):
-                raise InputError(f"{path}:{reader.line_num}: must be text, got a NUL byte")
-            if any(cell.strip() for cell in row):
-                yield reader.line_num, [cell.strip() for cell in row]
-    except csv.Error as error:
+                raise InputError(f"{path}:{line}: must be text, got a NUL byte")
+            yield line, row
+    except DamagedCsv as error:
         raise InputError(
-            f"{path}:{reader.line_num}: must be CSV, got damage: {error} (is a closing quotation "
-            "mark missing?)"
+            f"{path}:{error.line}: must be CSV, got damage: {error} (is a closing quotation mark "
+            "missing?)"
         ) from None
 
 
@@ -418,7 +463,7 @@ def _read_frame(frame: Any) -> Table:
             f"data must have columns of one level, with a text as name, got {show(invalid[0])}: "
             "make the names flat"
         )
-    names = [str(name).strip() for name in wrapped.columns]
+    names = [code(str(name)) for name in wrapped.columns]
     _check_names("data", names)
     if not len(wrapped):
         raise InputError("data must hold at least one record, got a table without rows")
@@ -445,9 +490,7 @@ def _read_frame(frame: Any) -> Table:
 
 def _cell(value: Any) -> str:
     """Return the value of a cell as text, numbers with all digits; "" for NaN."""
-    if isinstance(value, float):
-        if math.isnan(value):
-            return ""
-        whole = math.isfinite(value) and value == int(value) and abs(value) < 2**53
-        return str(int(value)) if whole else repr(value)
-    return str(value).strip()
+    if is_missing(value, (str(value),)):
+        return ""
+    # Truth values are words as CSV files have them, which is how earlier versions read them.
+    return str(value) if isinstance(value, bool) else code(value)

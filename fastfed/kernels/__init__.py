@@ -5,10 +5,9 @@ triangular, V^{-1} = W'W and ||x||_{V^-1} = ||W x||: ``factor = inverse_factor(V
 
 Inputs may be read-only, with any strides and real dtype; they are converted to float64 if
 necessary. Arguments that are updated in place must be writable C-contiguous float64 arrays. All
-functions raise InputError for invalid input. Sums of finite numbers that overflow float64 become
-infinite, as in NumPy, and the next call refuses them. For arguments that need no conversion
-(float64, C-contiguous; actions float32 or float64 with any strides) the checks take a few tenths of
-a microsecond, plus the check of the values.
+functions raise InputError for invalid input, and if sums, scores or solutions of finite numbers
+overflow float64. For arguments that need no conversion (float64, C-contiguous; actions float32 or
+float64 with any strides) the checks take less than a microsecond, plus the check of the values.
 
 Checking that a matrix is symmetric, or is an inverse factor, can take longer than using it.
 ``trusted=True`` skips the check of the values (but not of type and shape) of arrays that describe

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfed._validate import InputError, array, number, show
+from fastfed._validate import InputError, array, axes, reward_number, show, unmasked
+
+#: Numbers below this have products so small that adding them to a finite sum never overflows.
+_MODERATE = 2.0**480
 
 
 def target(
@@ -16,28 +19,34 @@ def target(
     if not isinstance(value, np.ndarray) or value.dtype != np.float64:
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
         raise InputError(f"{name} must be a float64 array, for it is updated in place, got {kind}")
-    if not (value.flags.c_contiguous and value.flags.aligned and value.flags.writeable):
+    target_array: np.ndarray = unmasked(name, value)
+    if not (
+        target_array.flags.c_contiguous
+        and target_array.flags.aligned
+        and target_array.flags.writeable
+    ):
         raise InputError(
             f"{name} must be writable and C-contiguous, at an aligned address, for it is updated "
-            f"in place, got writeable {value.flags.writeable}, strides {value.strides} for shape "
-            f"{value.shape}, aligned {value.flags.aligned}"
+            f"in place, got writeable {target_array.flags.writeable}, strides "
+            f"{target_array.strides} for shape {target_array.shape}, aligned "
+            f"{target_array.flags.aligned}"
         )
-    return array(name, value, shape=shape, finite=finite)
+    return array(name, target_array, shape=shape, finite=finite)
 
 
 def rows(x: object, d: int, *targets: np.ndarray) -> np.ndarray:
     """Return finite rows (n, d) from x (d,) or (n, d), copied if they share memory with a
     target."""
-    many = np.ndim(x) == 2  # type: ignore[arg-type]
+    many = axes("x", x) == 2
     checked = array("x", x, shape=(None, d) if many else (d,))
     return unshared(checked.reshape(-1, d), *targets)
 
 
 def rewards(y: object, x: object, n: int, *targets: np.ndarray) -> np.ndarray:
     """Return the finite rewards (n,) of n rows x, or of the single row x (d,)."""
-    if np.ndim(x) == 2:  # type: ignore[arg-type]
+    if axes("x", x) == 2:
         return unshared(array("y", y, shape=(n,)), *targets)
-    return np.array([number("y", y)])
+    return np.array([reward_number("y", y)])
 
 
 def unshared(value: np.ndarray, *targets: np.ndarray) -> np.ndarray:
@@ -77,6 +86,7 @@ def triangular(w: np.ndarray) -> None:
 def action_sets(value: object, dimension: int) -> np.ndarray:
     """Return actions (K, d) or (n, K, d), n, K >= 1; aligned float32 and float64 arrays are not
     copied."""
+    value = unmasked("actions", value)
     keeps_dtype = (
         isinstance(value, np.ndarray)
         and value.dtype in (np.float32, np.float64)
@@ -88,9 +98,25 @@ def action_sets(value: object, dimension: int) -> np.ndarray:
         if fits and np.isfinite(actions).all():
             return actions
     kind = value.dtype if keeps_dtype else np.float64  # type: ignore[attr-defined]
-    shape = (None, None, dimension) if np.ndim(value) == 3 else (None, dimension)  # type: ignore[arg-type]
+    many = axes("actions", value) == 3
+    shape = (None, None, dimension) if many else (None, dimension)
     checked = array("actions", value, shape=shape, dtype=kind)
     if 0 in checked.shape:
         missing = "set" if not len(checked) and checked.ndim == 3 else "action"
         raise InputError(f"actions must hold at least one {missing}, got shape {checked.shape}")
     return checked
+
+
+def is_moderate(values: np.ndarray) -> bool:
+    """Return True if no product of two of these numbers can overflow float64."""
+    return bool(np.abs(values).max(initial=0.0) < _MODERATE)
+
+
+def check_finite(
+    name: str,
+    values: np.ndarray,
+    problem: str = "their scores overflow",
+) -> None:
+    """Raise InputError if values computed from finite arguments are infinite, or no numbers."""
+    if not np.isfinite(values).all():
+        raise InputError(f"{name} must be smaller: {problem} a float64; scale all numbers down")

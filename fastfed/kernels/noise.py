@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from fastfed._kernels import aggregation, checked, rng
 from fastfed._random import MAX_DIMENSION, SHUFFLE, check_seed
-from fastfed._validate import InputError, choice, integer, number, show
+from fastfed._validate import InputError, axes, choice, integer, number, show, unmasked
 
 _WORD = 2**32 - 1  # the parts of a key are 32-bit words
 
@@ -69,7 +69,8 @@ def tree_noise(
     from fastfed.privacy.sensitivity import layout_stds  # slow to import, and only needed here
 
     seed = check_seed(seed)
-    many = np.ndim(release) == 1
+    release = unmasked("release", release)
+    many = axes("release", release) == 1
     if many:
         releases = _releases(release)
     else:
@@ -125,7 +126,8 @@ def encode_bits(ones: ArrayLike, length: int) -> np.ndarray:
     Source: zhou-chowdhury-2024, Algorithm 7, line 7.
     """
     length = integer("length", length, at_least=0, at_most=2**31)
-    counts = np.asarray(ones)
+    axes("ones", ones)
+    counts = np.asarray(unmasked("ones", ones))
     if counts.ndim != 1 or (counts.dtype.kind not in "iu" and len(counts)):
         raise InputError(f"ones must be a vector of integers, got {show(ones)}")
     if len(counts) and not (counts.min() >= 0 and counts.max() <= length):

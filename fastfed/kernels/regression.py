@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed._kernels import checked, linalg
-from fastfed._validate import InputError, array
+from fastfed._validate import InputError, array, axes
 from fastfed.kernels._arguments import (
+    check_finite,
+    is_moderate,
     rewards,
     rows,
     square,
@@ -47,8 +49,8 @@ def rank_one_update(
     Raises
     ------
     InputError
-        For a gram or bias that cannot be updated in place, shapes that do not agree and values
-        that are not finite. Both are then unchanged.
+        For a gram or bias that cannot be updated in place, shapes that do not agree, values that
+        are not finite and sums that overflow. Both are then unchanged.
 
     Notes
     -----
@@ -62,8 +64,19 @@ def rank_one_update(
     if np.may_share_memory(gram, bias):
         raise InputError("gram and bias must not share memory")
     features = rows(x, d, gram, bias)
-    for row, reward in zip(features, rewards(y, x, len(features), gram, bias), strict=True):
-        linalg.rank_one(gram, bias, row, float(reward))
+    row_rewards = rewards(y, x, len(features), gram, bias)
+    new_gram, new_bias = gram, bias
+    may_overflow = not (is_moderate(features) and is_moderate(row_rewards))
+    if may_overflow:
+        new_gram, new_bias = gram.copy(), bias.copy()
+    for row, reward in zip(features, row_rewards, strict=True):
+        linalg.rank_one(new_gram, new_bias, row, float(reward))
+    if may_overflow:
+        if not (np.isfinite(new_gram).all() and np.isfinite(new_bias).all()):
+            raise InputError(
+                "x and y must be smaller: the sums gram + x x' or bias + x y overflow a float64"
+            )
+        gram[:], bias[:] = new_gram, new_bias
     return gram, bias
 
 
@@ -141,7 +154,7 @@ def inverse_factor(V: ArrayLike, *, trusted: bool = False) -> np.ndarray:
     compiled: np.ndarray | None = checked.factors(V, trusted)
     if compiled is not None:
         return compiled
-    if np.ndim(V) == 3:
+    if axes("V", V) == 3:
         stack = array("V", V)
         if stack.shape[1] != stack.shape[2] or not stack.shape[1]:
             raise InputError(f"V must have shape (m, d, d) with d >= 1, got {stack.shape}")
@@ -182,20 +195,25 @@ def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarr
     Raises
     ------
     InputError
-        For shapes that do not agree, values that are not finite and a factor that is not lower
-        triangular with a positive diagonal.
+        For shapes that do not agree, values that are not finite, a factor that is not lower
+        triangular with a positive diagonal, and a solution that overflows.
     """
     compiled: np.ndarray | None = checked.solves(factor, u, trusted)
     if compiled is not None:
+        if not trusted:
+            check_finite("u", compiled, "the solution overflows")
         return compiled
     w = array("factor", factor, shape=(None, None), finite=not trusted)
     d = square("factor", w)
     if not trusted:
         triangular(w)
-    if np.ndim(u) == 2:
+    if axes("u", u) == 2:
         right = array("u", u, shape=(None, d))
-        return np.array([linalg.solve(w, row) for row in right]).reshape(right.shape)
-    result: np.ndarray = linalg.solve(w, array("u", u, shape=(d,)))
+        result = np.array([linalg.solve(w, row) for row in right]).reshape(right.shape)
+    else:
+        result = linalg.solve(w, array("u", u, shape=(d,)))
+    if not trusted:
+        check_finite("u", result, "the solution overflows")
     return result
 
 

@@ -6,8 +6,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed._kernels import checked, linalg
-from fastfed._validate import InputError, array, number
-from fastfed.kernels._arguments import action_sets, square, triangular
+from fastfed._validate import InputError, array, axes, number
+from fastfed.kernels._arguments import (
+    action_sets,
+    check_finite,
+    square,
+    triangular,
+)
 
 
 def ucb_scores(
@@ -46,7 +51,8 @@ def ucb_scores(
     ------
     InputError
         For shapes that do not agree, values that are not finite, a factor that is not lower
-        triangular with a positive diagonal, no actions, or a negative radius.
+        triangular with a positive diagonal, no actions, a negative radius, or scores that
+        overflow.
 
     Notes
     -----
@@ -61,8 +67,11 @@ def ucb_scores(
     result: np.ndarray
     if sets.ndim == w.ndim == 2:
         result = linalg.scores(sets, w, estimate, *radii)
-        return result
-    return np.array([linalg.scores(*job, *radii) for job in _jobs(sets, w, estimate)])
+    else:
+        result = np.array([linalg.scores(*job, *radii) for job in _jobs(sets, w, estimate)])
+    if not trusted:
+        check_finite("actions", result)
+    return result
 
 
 def ucb_argmax(
@@ -100,6 +109,9 @@ def ucb_argmax(
     sets, w, estimate, *radii = _inputs(
         actions, factor, theta, radius, second_radius, trusted, shared=False
     )
+    # An action whose score overflows would be chosen, whatever the scores of the others.
+    for job in _jobs(sets, w, estimate) if sets.ndim == 3 else [(sets, w, estimate)]:
+        check_finite("actions", linalg.scores(*job, *radii))
     if sets.ndim == 2:
         return int(linalg.select(sets, w, estimate, *radii)[0])
     indices = [linalg.select(*job, *radii)[0] for job in _jobs(sets, w, estimate)]
@@ -136,7 +148,7 @@ def _inputs(
     """
     if not isinstance(factor, np.ndarray):
         factor = array("factor", factor, finite=False)
-    stacks = factor.ndim == 3 and (shared or np.ndim(actions) == 3)
+    stacks = factor.ndim == 3 and (shared or axes("actions", actions) == 3)
     if factor.ndim == 3 and not stacks:
         raise InputError(
             f"actions must hold a set for each of {len(factor)} models, ({len(factor)}, K, d), got "

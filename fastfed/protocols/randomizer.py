@@ -9,7 +9,7 @@ import numpy as np
 
 from fastfed._kernels import aggregation, linalg
 from fastfed._random import NoiseSource, SystemNoise
-from fastfed._validate import InputError, Once, array, integer, number, once
+from fastfed._validate import InputError, Once, array, integer, once, reward_number
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import (
     SEND_BATCH,
@@ -216,7 +216,7 @@ class User(Once):
         if self._sent:
             raise InputError(f"user {self.number} has already made a message")
         features = array("x", x, shape=(self.plan.dimension,)).copy()
-        y, clip = number("reward", reward), self.plan.clip
+        y, clip = reward_number("reward", reward), self.plan.clip
         x_clipped = y_clipped = False
         if clip is not None:
             y, x_clipped, y_clipped = clip.apply(features, y)

@@ -408,7 +408,8 @@ class VectorSum(Once):
             raise InputError("user must be given if the noise is seeded: it differs between users")
         user = integer("user", 0 if user is None else user, at_least=0, at_most=self.users - 1)
         self._check_individual(1)
-        (point,) = self._scaled([x], (1, self.dimension))
+        vector = array("x", x, shape=(self.dimension,))
+        (point,) = self._scaled([vector], (1, self.dimension))
         d, g, b = self.dimension, self.precision, self.noise_bits
         ones, release = np.zeros(d), self._sums + 1
         aggregation.round_point(point, g, True, self.noise.random_u32(user, release, d), ones)

@@ -225,6 +225,19 @@ def test_a_person_is_one_however_a_name_is_composed():
     assert party.digest_of(composed) == plain == party.digest_of(apart)
 
 
+def test_a_person_is_one_with_a_blank_more_and_as_earlier_versions_stored_it():
+    process = federation.Federation(federation.deployed()).processes["silo0"]
+    ways = ["p1", "p1 ", "p2", "17", 17, "17.0", "17 "]
+    learns = [
+        answers(process, "/decide", {"actions": ROWS, "subject": way})["learns"] for way in ways
+    ]
+    assert learns == [True, False, True, True, False, False, False]
+    # An earlier version stored the digest of the text with its blank.
+    process.party._subjects.add(process.party._keyed_subject("p3 "))
+    for way in ("p3 ", "p3"):
+        assert not answers(process, "/decide", {"actions": ROWS, "subject": way})["learns"]
+
+
 def test_a_table_has_a_person_once_however_a_name_is_composed(tmp_path):
     names = [unicodedata.normalize(form, "Zoë Müller") for form in ("NFC", "NFD")]
     rows = "".join(f"{name},63,1,m,0\n" for name in names)
@@ -507,7 +520,7 @@ def test_times_of_a_parquet_file_that_no_calendar_has(tmp_path):
     with pytest.raises(InputError, match=r"column 1 of p.parquet has a time that is out of range"):
         cases(source_of({"file": "p.parquet"}, tmp_path), PLAN.document.schema)
     for value in (datetime.max, datetime.min):
-        assert data._seconds(value) is not None
+        assert data.seconds(value) is not None
 
 
 BAD = [NAME, f"{NAME}\n", float(NUMBER), [NAME], {NAME: NUMBER}, [[float(NUMBER)]], 10**400]

@@ -678,6 +678,8 @@ def test_mq2008_has_comments_and_too_few_columns_for_the_mslr_sets():
     with pytest.raises(InputError, match=r"must be columns 0 to 46, .*, got column 131"):
         letor_pool(path, 4, "anchor-url")
     with pytest.raises(InputError, match="theta_penalty must be smaller"):
-        letor_pool(path, 4)
+        letor_pool(path, 4, theta_penalty=1.0)
+    default = letor_pool(path, 4)
+    assert default.theta.any() and "1 makes theta* = 0" in default.notes[0]
     pool = letor_pool(path, 4, theta_penalty=0.001)
     assert (pool.silos, pool.dimension, pool.linear) == (4, 47, True)

@@ -22,6 +22,8 @@ from fastfed.environments.letor import letor_pool
 from fastfed.environments.letor_files import cached_sources, read_letor
 from fastfed.environments.storage import GrowableArray, StoredArray
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*qid that came before", "ignore:.*relevance -1 or")
+
 #: What parsers meet: line ends of both kinds, comments, a wide line, exponents, a query that goes
 #: on over blocks, one that returns, blank lines, and no line end at the end.
 TEXT = (

@@ -20,6 +20,8 @@ ALLOWED = {
     "_registry": {"_validate"},
     "_roots": set(),
     "_files": {"_validate"},
+    "_cells": {"_validate"},
+    "_containers": {"_validate"},
     "counter_rng": set(),
     "_display": set(),
     "_sampling": {"_kernels"},
@@ -42,9 +44,11 @@ ALLOWED = {
     },
     "deployment": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
-        "bandits", "experts", "_files",
+        "bandits", "experts", "_files", "_cells", "_containers",
     },
-    "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
+    "environments": {
+        "_kernels", "_registry", "_validate", "_random", "_memory", "_cells", "_containers",
+    },
     "results": {"_validate", "_display"},
     "off_policy": {"_validate", "_roots"},
     "simulation": {

@@ -18,6 +18,10 @@
 /* ---- checks of values ------------------------------------------------------------------------ */
 
 #define EXPONENT 0x7ff0000000000000
+/* The bits of 2^480. */
+#define MODERATE ((int64_t)(1023 + 480) << 52)
+/* Chosen actions of a smaller squared norm have finite scores under any usual model. */
+#define MODERATE_SQUARE 1e30
 #define EXPONENT32 0x7f800000
 
 int ff_all_finite(const double *x, int64_t n)
@@ -27,6 +31,18 @@ int ff_all_finite(const double *x, int64_t n)
         int64_t bits;
         memcpy(&bits, x + i, sizeof bits);
         bad |= -((bits & EXPONENT) == EXPONENT);
+    }
+    return !bad;
+}
+
+/* Return 1 if all n numbers are below 2^480, so that no product of two of them overflows. */
+static int all_moderate(const double *x, int64_t n)
+{
+    int64_t bad = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bad |= -((bits & EXPONENT) >= MODERATE);
     }
     return !bad;
 }
@@ -210,7 +226,8 @@ int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *
 {
     if (!trusted && !(ff_all_finite(gram, d * d) && ff_all_finite(bias, d)))
         return FF_BAD_STATE;
-    if (!rows_are_finite(x, y, n, d))
+    /* Sums that may overflow are left to the caller. */
+    if (!all_moderate(x, n * d) || !all_moderate(y, n))
         return FF_BAD_ROW;
     /* The packed kernel gives the same bits as single rows. Its vectors may read past the end of a
      * row. */
@@ -395,12 +412,21 @@ static int run_sets(const ff_sets *sets, const double *factor, const double *the
             status = FF_BAD_ROW;
             break;
         }
-        if (scores)
-            ff_scores(&actions, w, estimate, radius, second_radius, d, scratch + d,
-                      scores + job * sets->actions);
-        else
+        int is_moderate;
+        if (scores) {
+            double *job_scores = scores + job * sets->actions;
+            ff_scores(&actions, w, estimate, radius, second_radius, d, scratch + d, job_scores);
+            is_moderate = trusted || ff_all_finite(job_scores, sets->actions);
+        } else {
+            /* An action whose score overflows would be chosen. */
             index[job] = ff_select(&actions, w, estimate, radius, second_radius, d, scratch + d,
                                    scratch, NULL);
+            is_moderate = sum_of_squares(scratch, d) < MODERATE_SQUARE;
+        }
+        if (!is_moderate) {
+            status = FF_BAD_ROW;
+            break;
+        }
     }
     free_scratch(local, scratch);
     return status;

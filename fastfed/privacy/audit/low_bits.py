@@ -69,9 +69,9 @@ def reachable(released: object, contribution: object, scale: object) -> np.ndarr
     >>> bool(reachable(m, 0.3, 1.7))
     True
     """
-    m = array("released", np.asarray(released, dtype=np.float64))
-    c = array("contribution", np.asarray(contribution, dtype=np.float64))
-    s = array("scale", np.asarray(scale, dtype=np.float64))
+    m = array("released", released)
+    c = array("contribution", contribution)
+    s = array("scale", scale)
     if not (s > 0.0).all():
         raise InputError(f"scale must be > 0, got {s.min():g}")
     return _reachable(*np.broadcast_arrays(m, c, s))

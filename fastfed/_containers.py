@@ -1,0 +1,208 @@
+"""What a file is: its compression and kind, told by its first bytes, and the cells of a CSV file.
+
+Simulations and silos read tables by these functions. Names of files do not matter, since browsers
+and mail programs change them; but a name that ends in .gz promises gzip.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fastfed._validate import InputError
+
+#: Delimiters of a CSV file, most common first.
+DELIMITERS = ",;\t|"
+#: Number of records that must have as many cells as the header, if several delimiters are in it.
+_TRIED = 50
+_HEADER = 1 << 20  # largest number of characters in which the end of the header is looked for
+
+
+def _zstd(data: bytes) -> bytes:
+    """Decompress a zstd file with pyarrow, where it is installed."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise InputError("zstd needs pyarrow, which is not installed: unpack the file") from None
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd") as stream:
+        return bytes(stream.read())
+
+
+#: Compression -> its first bytes, ending of names, and function that decompresses a file.
+_COMPRESSIONS: dict[str, tuple[bytes, str, Callable[[bytes], bytes]]] = {
+    "gzip": (b"\x1f\x8b", ".gz", gzip.decompress),
+    "bzip2": (b"BZh", ".bz2", bz2.decompress),
+    "xz": (b"\xfd7zXZ\x00", ".xz", lzma.decompress),
+    "zstd": (b"\x28\xb5\x2f\xfd", ".zst", _zstd),
+}
+#: Endings of compressed files.
+COMPRESSED = tuple(ending for _, ending, _ in _COMPRESSIONS.values())
+#: First bytes of files that are neither text nor compressed: what such a file is, and what to do.
+_OTHERS = {
+    b"PK\x03\x04": "a ZIP archive: unpack it",
+    b"\xd0\xcf\x11\xe0": "an old Excel file: save the table as CSV (UTF-8)",
+    b"SQLite format 3\x00": "an SQLite file: a silo's source reads it with database and query; "
+    "export the table as CSV for a simulation",
+    b"\x89HDF": "an HDF5 file: save the table as CSV (UTF-8)",
+    b"%PDF": "a PDF file: save the table as CSV (UTF-8)",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it",
+    b"Rar!": "a RAR archive: unpack it",
+}
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def columnar(data: bytes) -> str | None:
+    """Return "parquet" or "feather" for the bytes of such a file, None for others."""
+    if data.startswith(b"PAR1"):
+        return "parquet"
+    return "feather" if data.startswith((b"ARROW1", b"FEA1")) else None
+
+
+def compression(data: bytes) -> str | None:
+    """Return the name of the compression of a file that begins with these bytes, or None."""
+    for name, (start, _, _) in _COMPRESSIONS.items():
+        # A header of a CSV file may begin with BZh; then the magic number of a block is missing.
+        if data.startswith(start) and (
+            name != "bzip2" or data[4:10] in (b"1AY&SY", b"\x17rE8P\x90")
+        ):
+            return name
+    return None
+
+
+def file_content(path: Path, name: str) -> bytes:
+    """Return the bytes of a file, decompressed.
+
+    Parameters
+    ----------
+    path : Path
+    name : str
+        The file in messages.
+
+    Raises
+    ------
+    InputError
+        For a file that cannot be read or is damaged. The message does not quote its content.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}") from None
+    kind = compression(data)
+    if kind is None:
+        for promised, (_, ending, _) in _COMPRESSIONS.items():
+            if path.name.lower().endswith(ending):
+                raise InputError(f"{name} must be a whole {promised} file, got something else")
+        return data
+    try:
+        return _COMPRESSIONS[kind][2](data)
+    except InputError as error:
+        raise InputError(f"{name} is compressed: {error}") from None
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+        raise InputError(
+            f"{name} must be a whole {kind} file, got damage ({type(error).__name__})"
+        ) from None
+
+
+def other_kind(data: bytes, name: str) -> str | None:
+    """Return what bytes that are no CSV file are and what to do with them, or None."""
+    if data.startswith(b"PK\x03\x04"):
+        if name.lower().endswith((".xlsx", ".xlsm")) or b"[Content_Types].xml" in data[:4096]:
+            return "an Excel file: save the table as CSV (UTF-8)"
+        if b"opendocument" in data[:200]:
+            return "an OpenDocument file: save the table as CSV (UTF-8)"
+    return next((kind for start, kind in _OTHERS.items() if data.startswith(start)), None)
+
+
+def is_utf_16(data: bytes) -> bool:
+    """Return True for bytes with the byte order mark of UTF-16."""
+    return data.startswith(_UTF_16)
+
+
+def arrow_table(data: bytes, kind: str, name: str) -> Any:
+    """Return the pyarrow table of the bytes of a Parquet or Feather file."""
+    try:
+        import pyarrow
+        from pyarrow import feather, parquet
+    except ImportError:
+        raise InputError(
+            f"{name} needs pyarrow, which is not installed: pip install 'fastfed[export]'"
+        ) from None
+    read = parquet.read_table if kind == "parquet" else feather.read_table
+    try:
+        return read(pyarrow.BufferReader(data))
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise InputError(
+            f"{name} is no {kind.capitalize()} file, or it is damaged ({type(error).__name__})"
+        ) from None
+
+
+# ---- CSV files -----------------------------------------------------------------------------------
+
+
+def delimiter_of(text: str) -> str:
+    """Return the delimiter of a CSV file: the most frequent one in its header outside of quotes.
+
+    If the header has several, the first records must have as many cells as the header.
+    """
+    header = _bare_header(text)
+    candidates = sorted((d for d in DELIMITERS if d in header), key=lambda d: -header.count(d))
+    for delimiter in candidates[1:] and candidates:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        try:
+            widths = {len(row) for row in islice(filled(reader), _TRIED)}
+        except csv.Error:
+            continue
+        if len(widths) == 1:
+            return delimiter
+    return candidates[0] if candidates else DELIMITERS[0]
+
+
+def _bare_header(text: str) -> str:
+    """Return the parts of the header outside of quotes."""
+    first = re.search(r'[^ \t\r\n,;|"]', text)
+    start = 0 if first is None else max(text.rfind(end, 0, first.start()) for end in "\r\n") + 1
+    bare = []
+    for part in text[start : start + _HEADER].split('"')[::2]:
+        line = part.replace("\r", "\n").split("\n", 1)
+        bare.append(line[0])
+        if len(line) > 1:
+            break
+    return "".join(bare)
+
+
+def filled(rows: Any) -> Iterator[list[str]]:
+    """Yield the stripped cells of all rows but blank lines and lines of delimiters alone."""
+    for row in rows:
+        cells = [cell.strip() for cell in row]
+        if any(cells):
+            yield cells
+
+
+class DamagedCsv(Exception):
+    """Raised for text that is no CSV: the number of the line, and the problem."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+def csv_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line number and the stripped cells of the rows of a CSV file.
+
+    Lines that hold only delimiters are skipped. Raises `DamagedCsv` for an open quote.
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for cells in filled(reader):
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise DamagedCsv(reader.line_num, str(error)) from None
