@@ -134,7 +134,8 @@ def arrow_table(data: bytes, kind: str, name: str) -> Any:
         from pyarrow import feather, parquet
     except ImportError:
         raise InputError(
-            f"{name} needs pyarrow, which is not installed: pip install 'fastfed[export]'"
+            f"{name} is a {kind.capitalize()} file, for which pyarrow is not installed: "
+            "pip install 'fastfed[export]'"
         ) from None
     read = parquet.read_table if kind == "parquet" else feather.read_table
     try:
