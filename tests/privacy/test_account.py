@@ -138,7 +138,7 @@ CASES = {
     "central buffered": _private("central", release="buffered"),
     "central honaker": _private("central", release="honaker"),
     "shuffle-amplified": _private("shuffle-amplified"),
-    # With so many silos, the lemma needs less noise than local privacy.
+    # With this number of silos the lemma needs less noise than local privacy.
     "shuffle-amplified by the lemma": Case(
         "private-fedlinucb",
         {"protocol": "shuffle-amplified", "batch_size": 1, "epsilon": 0.3},

@@ -381,7 +381,7 @@ def test_a_public_constant_is_released_without_noise(protocol, release):
 @pytest.mark.parametrize("layout", ["iid", "goe1", "goe2"])
 @pytest.mark.parametrize("ratio", [0.05, 1.0, 20.0])
 def test_noise_factor_covers_rounding_of_centred_records(centre, layout, ratio):
-    """Use so many records that rounding is visible; check random and extreme pairs."""
+    """Use enough records to make rounding visible; check random and extreme pairs."""
     plan = centred_plan(centre)
     unit, factor = fixed_point(plan, 2**40)
     d, c = plan.dimension, plan.clip.constant
@@ -492,7 +492,7 @@ def test_unit_and_noise_factor_follow_the_bounds_of_the_records(feature, reward)
     largest = max(feature * reward, feature**2)
     unit, _ = fixed_point(plan, 1000)
     assert 1000 * largest / unit < 2.0**53 and math.frexp(unit)[0] == 0.5
-    # Use so many records that rounding is visible.
+    # Use enough records to make rounding visible.
     unit, factor = fixed_point(plan, 2**40)
     cov = 0.7 * feature**2
     bias = feature * reward

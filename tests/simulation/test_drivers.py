@@ -73,7 +73,7 @@ def test_drivers_agree_where_the_noisy_v_is_indefinite(regularizer, radius):
     ids=[n for n, _ in problems.releases() if n.startswith("low noise")],
 )
 def test_drivers_agree_where_lambda_falls_to_zero(sizes):
-    """The noisy sum is above the floor by itself, so lambda is 0 and V is the noisy sum."""
+    """The noisy sum is above the floor without lambda, so lambda is 0 and V is the noisy sum."""
     e = experiment(Sphere(dimension=sizes["dimension"], actions=sizes["actions"]), sizes)
     plan = e.curves[0].system.plan
     assert plan.radius.direct and plan.radius.floor[-1] > 0.0
