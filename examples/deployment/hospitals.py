@@ -226,7 +226,7 @@ delta = {budget[1]}
 horizon = {RELEASES * CAP}
 batch_size = {CAP}
 release = "factorised"  # less noise than a tree
-tie_bonus = 0.0  # where bounds tie, the best estimate is chosen
+sieve = 0.0  # among actions that may be chosen, the best estimate is chosen
 
 [calendar]
 start = {start}

@@ -38,12 +38,12 @@ oldpeak = [-3, 7]
 [[curve]]
 label = "each hospital alone"
 algorithm = "local-linucb"
-tie_bonus = 0.0
+sieve = 0.0
 
 [[curve]]
 label = "together, not private"
 algorithm = "fedlinucb"
-tie_bonus = 0.0
+sieve = 0.0
 
 [[curve]]
 label = "trusted server"
@@ -51,7 +51,7 @@ algorithm = "private-fedlinucb"
 protocol = "central"
 epsilon = [1.0, 3.0]
 delta = 1e-5
-tie_bonus = 0.0
+sieve = 0.0
 
 [[curve]]
 label = "trusted server, then alone"
@@ -59,7 +59,7 @@ algorithm = "private-fedlinucb"
 protocol = "central"
 epsilon = 1.0
 delta = 1e-5
-tie_bonus = 0.0
+sieve = 0.0
 share = {{ until = 10 }}
 """
 
