@@ -303,14 +303,29 @@ def check_saturation(config: Any) -> None:
 SATURATION = 10.0
 
 
+def useful_rounds(noise: Noise, problem: ProblemSpec) -> float:
+    """Return n0, the rounds after which the sum of a single release is useful.
+
+    A round costs a bounded regret however wrong theta_hat is. So less noise in a prefix sum helps
+    only once its rows exceed about `SATURATION` d standard deviations of the noise.
+
+    Parameters
+    ----------
+    noise : Noise
+        The calibrated noise of a release after the last round, without any other release. So n0 is
+        known before the first round.
+    problem : ProblemSpec
+        M, T and d.
+    """
+    node, scales = noise.distribution.node, noise.distribution.scales
+    std = math.hypot(node.bias, node.off_diagonal) * float(scales[-1])
+    return SATURATION * problem.dimension * std / problem.silos
+
+
 def with_saturation(
     config: Any, problem: ProblemSpec, noise_of: Callable[[Any, Schedule], Noise]
 ) -> Any:
     """Fill in the config's ``saturation`` n0, if it is None.
-
-    A round costs a bounded regret however wrong theta_hat is. So less noise in a prefix sum helps
-    only once its rows exceed about `SATURATION` d standard deviations of the noise, which is after
-    n0 rounds. The noise is that of a single release, so n0 is known before the first round.
 
     Parameters
     ----------
@@ -324,8 +339,9 @@ def with_saturation(
     Returns
     -------
     PrivateConfig or JointConfig
-        n0 is 0 if the action with the largest upper confidence bound is chosen, if the noise is not
-        exact or has no factor, or if users take part in several batches.
+        n0 is `useful_rounds`. It is 0 if the action with the largest upper confidence bound is
+        chosen, if the noise is not exact or has no factor, or if users take part in several
+        batches.
     """
     if config.saturation is not None:
         return config
@@ -333,10 +349,8 @@ def with_saturation(
     if not saturates or config.release not in ("factorised", None):
         return msgspec.structs.replace(config, saturation=0.0)
     single = msgspec.structs.replace(config, release="factorised", saturation=0.0)
-    noise = noise_of(single, Schedule.at((problem.horizon,), problem.horizon)).distribution
-    std = math.hypot(noise.node.bias, noise.node.off_diagonal) * float(noise.scales[-1])
-    rounds = round(SATURATION * problem.dimension * std / problem.silos)
-    return msgspec.structs.replace(config, saturation=float(rounds))
+    noise = noise_of(single, Schedule.at((problem.horizon,), problem.horizon))
+    return msgspec.structs.replace(config, saturation=float(round(useful_rounds(noise, problem))))
 
 
 def with_release(config: Any, release: str) -> Any:

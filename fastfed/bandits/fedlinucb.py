@@ -32,6 +32,7 @@ clipping and radius. ``random`` chooses random actions, as a baseline without le
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import ClassVar, Self
@@ -44,6 +45,7 @@ from fastfed.bandits.assemble import (
     assemble,
     check_saturation,
     make_noise,
+    useful_rounds,
     usual_release,
     with_release,
     with_saturation,
@@ -97,8 +99,10 @@ SUMMED = ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified")
 #: Default covariance_ratio with the direct radius. Among ratios with the same privacy, it nearly
 #: minimises the bound on ||N theta* - h|| in any dimension, and reduces that on ||N|| by a quarter.
 DIRECT_RATIO = 0.7
-#: Default growing batches of "shuffle-vector", whose noise grows with the number of batches.
-SHUFFLED_FIRST, SHUFFLED_RATIO = 5, 1.5
+#: "shuffle-vector": default growth factor of batches, since its noise grows with their number.
+SHUFFLED_RATIO = 1.5
+#: "shuffle-vector": the default first batch has at most T divided by this number rounds.
+SHUFFLED_SHARE = 50
 
 
 class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
@@ -238,9 +242,9 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
     def settled(self, problem: ProblemSpec) -> Self:
         """Return the config with its defaults filled in, see `usual_release`."""
         settled = super().settled(problem)
-        if settled.protocol == "shuffle-vector" and settled.ranking[1] and settled.grows:
-            first = min(SHUFFLED_FIRST, problem.horizon)
-            settled = settled.with_batches(first, SHUFFLED_RATIO)
+        flat = settled.protocol == "shuffle-vector" and settled.calibration == "exact"
+        if flat and settled.ranking[1] and settled.grows:
+            settled = settled.with_batches(_first_shuffled(settled, problem), SHUFFLED_RATIO)
         if settled.protocol in (*RELEASABLE, "secure-sum"):
             settled = with_saturation(settled, problem, lambda c, s: make_noise(c, problem, s))
         else:
@@ -318,6 +322,20 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
                     f"{key} belongs to protocol {protocol_names}, "
                     f'got {getattr(self, key)!r} for "{self.protocol}"'
                 )
+
+
+@lru_cache(maxsize=256)
+def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
+    """Return the default rounds of the first batch of "shuffle-vector".
+
+    Releases long before n0, see `useful_rounds`, only add noise to later ones. But where the same
+    actions come in all rounds, one batch explores only one direction. So the first batch has n0 / 2
+    rounds, and at most T / 50: if n0 is longer, sharing does not pay within T rounds.
+    """
+    single = msgspec.structs.replace(config, release=FLAT)
+    noise = make_noise(single, problem, Schedule.at((problem.horizon,), problem.horizon))
+    half = math.ceil(useful_rounds(noise, problem) / 2.0)
+    return max(1, min(half, problem.horizon // SHUFFLED_SHARE))
 
 
 @lru_cache(maxsize=256)

@@ -815,14 +815,38 @@ def test_rewards_of_no_known_range_have_no_sieve_unless_they_are_clipped() -> No
             made_of("fedlinucb", {"batch_size": 5, "clip": False, key: 0.5}, **unknown)
 
 
-def test_default_batches_of_a_shuffle_with_a_sieve_are_fewer() -> None:
-    def ends(**keys: Any) -> tuple[int, ...]:
-        made = made_of("private-fedlinucb", {"protocol": "shuffle-vector", **keys}, horizon=400)
-        return made.plan.release_rounds
+SHUFFLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"silos": 100, "horizon": 3000, "dimension": 10}),
+    ({"epsilon": 5.0, "delta": 1e-5}, {"silos": 100, "horizon": 3000, "dimension": 10}),
+    ({"reward_centre": 0.5}, {"silos": 10, "horizon": 1000, "dimension": 10, "intercept": 2.0}),
+    ({"epsilon": 0.3}, {"silos": 20, "horizon": 4000, "dimension": 5}),
+    ({"epsilon": 0.1}, {"silos": 10, "horizon": 1000, "dimension": 10}),  # T / 50
+    ({"epsilon": 50.0}, {"silos": 1000, "horizon": 40, "dimension": 2}),  # one round
+    ({}, {"silos": 4, "horizon": 3, "dimension": 2}),
+]
 
-    assert ends() == ends(batch_first=5, batch_ratio=1.5) == ends(bonus=0.5)
-    assert ends(sieve=1.0) == ends(batch_first=3, batch_ratio=1.2) == ends(tie_bonus=0.5) != ends()
-    assert ends(batch_first=3) != ends() and len(ends()) < len(ends(sieve=1.0))
+
+@pytest.mark.parametrize(("keys", "sizes"), SHUFFLED)
+def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
+    keys: dict[str, Any], sizes: dict[str, Any]
+) -> None:
+    """First batch 5 d sd / M, sd of an entry of N theta - h of a single release; ratio 1.5."""
+
+    def made(**further: Any) -> Any:
+        keys_of_curve = {"protocol": "shuffle-vector", **keys, **further}
+        return made_of("private-fedlinucb", keys_of_curve, **sizes)
+
+    noise = made(release="flat", release_rounds=(sizes["horizon"],)).certificate.noise_std
+    std = math.hypot(noise["bias"], noise["covariance"])
+    first = math.ceil(5.0 * sizes["dimension"] * std / sizes["silos"])
+    first = max(1, min(first, sizes["horizon"] // 50))
+    for choosing in ({}, {"bonus": 0.5}, {"sieve": 0.1}):
+        explicit = made(batch_first=first, batch_ratio=1.5, **choosing).plan.release_rounds
+        assert made(**choosing).plan.release_rounds == explicit
+    largest_bound = made(batch_first=3, batch_ratio=1.2, sieve=1.0).plan.release_rounds
+    assert made(sieve=1.0).plan.release_rounds == largest_bound
+    assert made(tie_bonus=0.5).plan.release_rounds == largest_bound
+    assert made(batch_first=2).plan.release_rounds[0] == 2
 
 
 def identity(**keys: Any) -> dict[str, Any]:
