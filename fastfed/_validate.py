@@ -12,6 +12,8 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -97,12 +99,15 @@ def number(
     at_most: float | None = None,
 ) -> float:
     """Return value as a finite float inside the given bounds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+    kinds = (int, float, np.integer, np.floating, Decimal, Fraction)
+    if isinstance(value, bool) or not isinstance(value, kinds):
         raise InputError(f"{name} must be a number, got {show(value)}{unquoted(value)}")
     try:
         result = float(value)
     except OverflowError:
         result = math.inf if value > 0 else -math.inf
+    except ValueError:  # a signalling NaN
+        result = math.nan
     if not (
         math.isfinite(result)
         and (above is None or result > above)

@@ -24,9 +24,9 @@ __all__ = [
     "self_normalised",
 ]
 
-#: Names of the estimators, as tables print them.
 #: Largest difference from 1 of a sum of rounded probabilities.
 _LARGEST_ROUNDING = 1e-3
+#: Names of the estimators, as tables print them.
 IPW, SNIPW, DR = "inverse propensity", "self-normalised", "doubly robust"
 
 
@@ -96,9 +96,9 @@ class _Log:
         if k < 1:
             raise InputError(f"policy must have a column for each action, got shape ({n}, 0)")
         sums = policy.sum(axis=1)
-        # Probabilities that are written with six decimals have sums that are off by their number.
-        tolerance = min(1e-6 * k, _LARGEST_ROUNDING) + 1e-9
-        if policy.min() < 0.0 or abs(sums - 1.0).max() > max(tolerance, 1e-6):
+        # Each probability that is written with four decimals may be off by half of the last one.
+        tolerance = min(5e-5 * k, _LARGEST_ROUNDING) + 1e-9
+        if policy.min() < 0.0 or abs(sums - 1.0).max() > tolerance:
             odd = policy.min() if policy.min() < 0.0 else sums[abs(sums - 1.0).argmax()]
             what = "one of" if policy.min() < 0.0 else "a sum of"
             raise InputError(

@@ -328,14 +328,14 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
 def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
     """Return the default rounds of the first batch of "shuffle-vector".
 
-    Releases long before n0, see `useful_rounds`, only add noise to later ones. But where the same
-    actions come in all rounds, one batch explores only one direction. So the first batch has n0 / 2
+    Releases before n0, see `useful_rounds`, only add noise to later ones. But where the same
+    actions come in all rounds, one batch explores only one direction. So the first batch has n0
     rounds, and at most T / 50: if n0 is longer, sharing does not pay within T rounds.
     """
     single = msgspec.structs.replace(config, release=FLAT)
     noise = make_noise(single, problem, Schedule.at((problem.horizon,), problem.horizon))
-    half = math.ceil(useful_rounds(noise, problem) / 2.0)
-    return max(1, min(half, problem.horizon // SHUFFLED_SHARE))
+    most = problem.horizon // SHUFFLED_SHARE
+    return max(1, min(math.ceil(useful_rounds(noise, problem)), most))
 
 
 @lru_cache(maxsize=256)

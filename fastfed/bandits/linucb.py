@@ -14,6 +14,9 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.schedule import Clock
 from fastfed.protocols.score import Score
 
+#: The largest feature. Squares of larger ones may overflow a float64.
+LARGEST = 1e150
+
 
 def check_actions(actions: object, dimension: int) -> np.ndarray:
     """Check and convert the features of the actions of one round.
@@ -33,7 +36,7 @@ def check_actions(actions: object, dimension: int) -> np.ndarray:
     Raises
     ------
     InputError
-        If the shape is wrong, there is no action, or a value is not finite.
+        If the shape is wrong, there is no action, or a value is not finite or too large.
     """
     if isinstance(actions, np.ndarray) and actions.dtype == np.float32:
         checked = array("actions", actions, shape=(None, dimension), dtype=np.float32)
@@ -41,6 +44,11 @@ def check_actions(actions: object, dimension: int) -> np.ndarray:
         checked = array("actions", actions, shape=(None, dimension))
     if not len(checked):
         raise InputError(f"actions must hold at least one action, got shape {checked.shape}")
+    if checked.dtype == np.float64 and (largest := float(np.abs(checked).max())) > LARGEST:
+        raise InputError(
+            f"actions must be at most {LARGEST:g} in absolute value, got {largest:g}: scale all "
+            "features down, or their scores overflow"
+        )
     return checked
 
 

@@ -830,7 +830,7 @@ SHUFFLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
     keys: dict[str, Any], sizes: dict[str, Any]
 ) -> None:
-    """First batch 5 d sd / M, sd of an entry of N theta - h of a single release; ratio 1.5."""
+    """First batch 10 d sd / M, sd of an entry of N theta - h of a single release; ratio 1.5."""
 
     def made(**further: Any) -> Any:
         keys_of_curve = {"protocol": "shuffle-vector", **keys, **further}
@@ -838,7 +838,7 @@ def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
 
     noise = made(release="flat", release_rounds=(sizes["horizon"],)).certificate.noise_std
     std = math.hypot(noise["bias"], noise["covariance"])
-    first = math.ceil(5.0 * sizes["dimension"] * std / sizes["silos"])
+    first = math.ceil(10.0 * sizes["dimension"] * std / sizes["silos"])
     first = max(1, min(first, sizes["horizon"] // 50))
     for choosing in ({}, {"bonus": 0.5}, {"sieve": 0.1}):
         explicit = made(batch_first=first, batch_ratio=1.5, **choosing).plan.release_rounds

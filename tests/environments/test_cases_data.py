@@ -11,6 +11,7 @@ import random
 import warnings
 from datetime import date
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import fastfed
 from fastfed import _cells, kernels, off_policy
 from fastfed._containers import delimiter_of
 from fastfed._validate import InputError
+from fastfed.bandits.linucb import check_actions
 from fastfed.deployment.data import source_of, surveyed
 from fastfed.deployment.declared import schema_of
 from fastfed.deployment.replay import _similar
@@ -610,9 +612,18 @@ def test_a_policy_without_a_logged_action_has_no_estimate():
 
 
 @pytest.mark.parametrize(
-    "row", [[0.333333] * 3, [0.142857] * 7, [1 / 3] * 3, [0.25] * 4, [0.166667] * 6]
+    "row",
+    [
+        [0.333333] * 3,
+        [0.3333] * 3,
+        [0.142857] * 7,
+        [0.1429] * 7,
+        [1 / 3] * 3,
+        [0.25] * 4,
+        [0.166667] * 6,
+    ],
 )
-def test_probabilities_with_six_decimals_are_taken(row):
+def test_rounded_probabilities_are_taken(row):
     policy = np.tile(row, (20, 1))
     value = off_policy.inverse_propensity([0, 1] * 10, [1.0] * 20, [1 / len(row)] * 20, policy)
     assert value.value == pytest.approx(1.0, abs=2e-6)
@@ -634,6 +645,30 @@ def test_scores_and_sums_that_overflow_are_refused(dtype, scale):
         with pytest.raises(InputError, match="x and y must be smaller"):
             kernels.rank_one_update(gram, bias, x, y)
         assert (gram == np.eye(2)).all() and not bias.any()
+
+
+@pytest.mark.parametrize("scale", [1e155, 1e200, 1e300, -1e200])
+def test_step_objects_refuse_actions_whose_scores_overflow(scale):
+    actions = np.array([[0.1, 0.0], [0.9, 0.0]]) * scale
+    for rows in (actions, actions.tolist(), actions[::-1], np.asfortranarray(actions)):
+        with pytest.raises(InputError, match="actions must be at most"):
+            fastfed.LinUCB(2).select(rows)
+        with pytest.raises(InputError, match="actions must be at most"):
+            check_actions(rows, 2)
+    assert fastfed.LinUCB(2).select([[1e140, 0.0], [2e140, 0.0]]) == 1
+
+
+@pytest.mark.parametrize("reward", [Decimal("0.5"), Fraction(1, 2), np.float16(0.5)])
+def test_a_reward_may_be_any_real_number(reward):
+    agent, same = fastfed.LinUCB(2), fastfed.LinUCB(2)
+    for learner, value in ((agent, reward), (same, 0.5)):
+        learner.select(np.eye(2))
+        learner.observe(value)
+    np.testing.assert_array_equal(agent.theta, same.theta)
+    for invalid in (Decimal("NaN"), Decimal("sNaN"), Decimal("inf"), Decimal("1e400")):
+        agent.select(np.eye(2))
+        with pytest.raises(InputError, match="must be finite"):
+            agent.observe(invalid)
 
 
 def test_large_numbers_that_do_not_overflow_are_taken():
