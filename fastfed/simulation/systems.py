@@ -177,6 +177,11 @@ def make_system(
     entry = ALGORITHMS.choose(algorithm)
     silos = integer("silos", silos, at_least=1, at_most=2**31)
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
+    if keys.get("delay") is not None:
+        raise InputError(
+            "delay is a key of simulations: in a deployment a reward enters when it becomes known, "
+            f"got {keys['delay']!r}"
+        )
     for key, value in entry.deployed:
         if keys.setdefault(key, value) != value:
             raise InputError(
