@@ -217,9 +217,7 @@ class TestReplay:
         with pytest.raises(fastfed.InputError, match="rewards must be finite, got nan at index"):
             Replay.from_arrays(recorded[0], rewards, mask=mask)
         with pytest.raises(fastfed.InputError, match="rewards must lie in reward_range"):
-            Replay.from_arrays(
-                contexts, rewards, reward_range=(0.0, 0.5), rounds=rounds, mask=mask
-            )
+            Replay.from_arrays(contexts, rewards, reward_range=(0.0, 0.5), rounds=rounds, mask=mask)
         with pytest.raises(fastfed.InputError, match="either path or arrays, .* got path and mask"):
             Replay(path="r.npz", mask=mask)
 
