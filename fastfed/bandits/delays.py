@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: The keys of each kind of delay.
 KINDS = {"constant": ("rounds",), "uniform": ("low", "high"), "geometric": ("mean",)}
-#: Largest delay, and largest number of delays that have their own probability.
-MOST_ROUNDS = 2**24
+#: Largest value of the keys, all of which are numbers of rounds.
+MOST_ROUNDS = 10**6
 #: Probabilities of delays are multiples of 1 / ONE.
 ONE = 2**53
 

@@ -69,7 +69,7 @@ from fastfed.protocols.vector_sum import MOST_BITS
 # ---- FedLinUCB without privacy -------------------------------------------------------------------
 
 
-def build_fedlinucb(config: Config, problem: ProblemSpec) -> System:
+def build_fedlinucb(config: SharingConfig, problem: ProblemSpec) -> System:
     """Build the system of one fedlinucb curve: its plan and certificate."""
     clip = config.bounds(published=config.radius == "published-code")
     schedule = shared_batches(config, problem)

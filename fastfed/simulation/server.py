@@ -221,6 +221,8 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
         sums = 0 if not plan.own.posterior else 4 if plan.own.mixed else 3
         models = 2 if plan.own.sieve_width else 1
         bytes_per_silo += 8 * (models * plan.dimension * (plan.dimension + 1) + sums * s)
+    if isinstance(plan, DelayedPlan):
+        bytes_per_silo += len(plan.arrivals) * (8 * plan.dimension + 2 * OBJECT)
     # A message, its copy, and the copy of the shuffler.
     bytes_per_silo += 3 * (8 * s + OBJECT) if plan.batch_size else 0
     terms = [silo_term("silos as objects", m * bytes_per_silo, plan)]

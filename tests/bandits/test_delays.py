@@ -1,4 +1,4 @@
-"""Rewards that arrive late: the two drivers, a NumPy oracle, what is refused, and what is proven."""
+"""Rewards that arrive late: two drivers, a NumPy oracle, what is refused, and what is proven."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_what_no_proof_covers_is_refused(sentence):
     ids=lambda keys: keys["algorithm"],
 )
 def test_other_systems_refuse_the_key(keys):
-    with pytest.raises(InputError, match='unknown key "delay" for .*it is one of .*fedlinucb'):
+    with pytest.raises(InputError, match=r'unknown key "delay" for .*it is one of .*fedlinucb'):
         experiment(keys, DELAYS["geometric"])
 
 

@@ -218,7 +218,7 @@ class TestReplay:
             Replay.from_arrays(recorded[0], rewards, mask=mask)
         with pytest.raises(fastfed.InputError, match="rewards must lie in reward_range"):
             Replay.from_arrays(contexts, rewards, reward_range=(0.0, 0.5), rounds=rounds, mask=mask)
-        with pytest.raises(fastfed.InputError, match="either path or arrays, .* got path and mask"):
+        with pytest.raises(fastfed.InputError, match=r"either path or arrays, .* path and mask"):
             Replay(path="r.npz", mask=mask)
 
 
