@@ -74,6 +74,12 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise InputError(f"delay.high must be >= delay.low = {self.low}, got {self.high}")
         if self.mean is not None:
             number("delay.mean", self.mean, at_least=0.0, at_most=float(MOST_ROUNDS))
+        least = next((n for n in (self.rounds, self.low) if n is not None), 0)
+        if self.deadline is not None and self.deadline < least:
+            raise InputError(
+                f"delay.deadline must be at least the least delay, {least} rounds, or every reward "
+                f"is lost, got {self.deadline}"
+            )
 
     def arrivals(self, horizon: int) -> np.ndarray:
         """Return the probabilities of arrival for T rounds, see `DelayedPlan.arrivals`."""

@@ -28,7 +28,8 @@ DELAYS = {
     "beyond the horizon": {"kind": "uniform", "low": 0, "high": 200},
     "geometric": {"kind": "geometric", "mean": 6.0},
     "deadline": {"kind": "geometric", "mean": 6.0, "deadline": 5},
-    "all lost": {"kind": "constant", "rounds": 7, "deadline": 6},
+    "half lost": {"kind": "uniform", "low": 6, "high": 7, "deadline": 6},
+    "all after the horizon": {"kind": "constant", "rounds": HORIZON},
 }
 PRIVATE = {"algorithm": "private-fedlinucb", "epsilon": 20.0, "delta": 0.01}
 CURVES = {
@@ -229,13 +230,19 @@ def test_delay_0_is_no_delay(keys):
 
 
 def test_rewards_after_the_deadline_are_lost():
-    """A deadline below a constant delay loses all rewards, and one at the delay loses none."""
-    total = {
-        deadline: fast(experiment(CURVES["lazy"], {**DELAYS["constant"], "deadline": deadline}))
-        for deadline in (6, 7)
-    }
-    assert not total[6].total.any()
-    same(total[7], fast(experiment(CURVES["lazy"], DELAYS["constant"])))
+    delay = {"kind": "uniform", "low": 6, "high": 7}
+    all_arrive, half_arrive = (
+        fast(experiment(CURVES["lazy"], {**delay, "deadline": deadline})) for deadline in (7, 6)
+    )
+    same(all_arrive, fast(experiment(CURVES["lazy"], delay)))
+    # Features have norm 1, so the trace of the sum of x x' is the number of data points.
+    diagonal = np.cumsum(range(1, 5)) - 1 + 4
+    arrived, remaining = (o.total[diagonal].sum() for o in (all_arrive, half_arrive))
+    last = experiment(CURVES["lazy"]).curves[0].system.plan.ends[-1]
+    assert SILOS * (last - 7) <= arrived <= SILOS * (last - 6)
+    assert 0.3 * arrived < remaining < 0.7 * arrived
+    never = fast(experiment(CURVES["lazy"], DELAYS["all after the horizon"]))
+    assert not never.total.any()
 
 
 def test_curves_with_and_without_delays_run_together():
@@ -426,6 +433,10 @@ WRONG = {
     "delay.mean must be .*nan": {"kind": "geometric", "mean": float("nan")},
     "delay.mean must be >= 0": {"kind": "geometric", "mean": -1.0},
     "delay.deadline must be an integer >= 0": {"kind": "geometric", "mean": 1, "deadline": -2},
+    "delay.deadline must be at least the least delay, 9 rounds": {
+        **{"kind": "uniform", "low": 9, "high": 12},
+        "deadline": 8,
+    },
     "std": {"kind": "geometric", "mean": 1.0, "std": 2.0},
     "delay": {"rounds": 3},
     "rounds": {"kind": "constant", "rounds": 2.5},
