@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from fastfed._validate import InputError, choice, integer, number
+from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits.radius import Theory
 from fastfed.bandits.system import Config
 from fastfed.privacy.certificate import Condition
@@ -137,6 +137,15 @@ def check_private_delay(config: PrivateConfig) -> None:
         if (value := getattr(config, key)) != required:
             text = str(required).lower() if isinstance(required, bool) else f"{required!r}"
             raise InputError(f"delay needs {key} = {text}: {reason}, got {value!r}")
+
+
+def refuse_delay(delay: object) -> None:
+    """Raise InputError for a deployment with the key ``delay``, unless it is None."""
+    if delay is not None:
+        raise InputError(
+            "delay is a key of simulations: in a deployment a reward enters when it becomes known, "
+            f"got {show(delay)}"
+        )
 
 
 def with_delay(plan: Plan, theory: Theory, delay: Delay | None) -> tuple[Plan, Theory]:
