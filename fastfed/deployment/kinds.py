@@ -567,9 +567,10 @@ def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
     all_keys = resolved(algorithm, keys_given, problem)
     for key, value in keys_given.items():
         # Not !=, for which 1, 1.0 and true are the same.
-        if _CANONICAL.encode(all_keys.get(key)) != _CANONICAL.encode(value):
+        expected = all_keys.get(key)
+        if _CANONICAL.encode(expected) != _CANONICAL.encode(value):
             raise InputError(
-                f"the plan file's {key} must be {show(all_keys.get(key))} beside its other keys, got "
+                f"the plan file's {key} must be {show(expected)} beside its other keys, got "
                 f"{show(value)}"
             )
     return entry.make(keys_given, problem).plan
