@@ -32,6 +32,7 @@ ROTATION, RANGE, LAPLACE = range(12, 15)
 SAMPLE, SCORE_NOISE, THRESHOLD, QUERY, CHOICE = range(15, 20)
 SCORE_KEY, PARTICIPATION = 20, 21
 SUM_BIAS_NOISE, SUM_COV_NOISE = 22, 23
+DELAY = 24
 #: Names of the purposes of a server's draws, for messages.
 PURPOSES = {
     ROTATION: "the rotation",
@@ -268,6 +269,10 @@ class SeededNoise:
     def participation(self, silo: int, round: int) -> int:
         """Draw 64 uniform bits that decide if the user of one round is shared."""
         return rng.key(*self._key(PARTICIPATION, silo, "round", round))
+
+    def delay(self, silo: int, round: int) -> int:
+        """Draw 64 uniform bits that decide when the reward of one round arrives."""
+        return rng.key(*self._key(DELAY, silo, "round", round))
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""

@@ -117,6 +117,12 @@ PLANS = [
         DEPLOY,
     ),
     Mistake(
+        "simulated delays of a plan that is deployed",
+        new("epsilon = 1.0", 'epsilon = 1.0\ndelay = { kind = "constant", rounds = 3 }'),
+        ("delay", "simulations"),
+        DEPLOY,
+    ),
+    Mistake(
         "a period of days as text",
         new("period = 86400", 'period = "1 day"'),
         ("period", "'1 day'", "seconds"),

@@ -222,6 +222,23 @@ KEYS = [
         ("until", "100", "60"),
     ),
     Mistake(
+        "a delay without its mean",
+        private(BUDGET + 'delay = { kind = "geometric", rounds = 5 }\n'),
+        ("delay", "geometric", "rounds"),
+    ),
+    Mistake(
+        "a delay as a number",
+        private(BUDGET + "delay = 20\n"),
+        ("delay", "20"),
+    ),
+    Mistake(
+        "a delay behind the shuffler",
+        private(
+            BUDGET + 'protocol = "shuffle-vector"\ndelay = { kind = "constant", rounds = 5 }\n'
+        ),
+        ("delay", "shuffle-vector", "silo-ldp"),
+    ),
+    Mistake(
         'checkpoint_spacing = "logarithmic"',
         spec("checkpoints = 6", 'checkpoint_spacing = "logarithmic"'),
         ("checkpoint_spacing", "logarithmic", '"log"'),

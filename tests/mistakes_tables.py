@@ -386,5 +386,21 @@ ARRAYS = [
         replayed(contexts=np.zeros((2, 3, 4, 2)), rewards=np.full((2, 3, 4), 2.0)),
         ("reward_range", "[0, 1]", "2"),
     ),
+    Mistake(
+        "a replay with more rounds of a silo than there are",
+        replayed(
+            contexts=np.zeros((2, 3, 4, 2)), rewards=np.zeros((2, 3, 4)), rounds=np.array([3, 5])
+        ),
+        ("rounds", "1 to 3", "5", "silo 1"),
+    ),
+    Mistake(
+        "a replay with a round that offers nothing",
+        replayed(
+            contexts=np.zeros((2, 3, 4, 2)),
+            rewards=np.zeros((2, 3, 4)),
+            mask=np.arange(24).reshape(2, 3, 4) > 3,
+        ),
+        ("mask", "round 1", "silo 0"),
+    ),
 ]
 MISTAKES = FILES + FRAMES + ARRAYS

@@ -172,7 +172,9 @@ cdef class Run:
         self.caches = []
         for i, curve in enumerate(curves):
             self.describe(&self.curves[i], curve)
-            chooses = not curve["random"] and curve["score"] is None
+            # The caches of silos that learn within a batch expect one data point in each round.
+            late = curve["arrivals"] is not None and not curve["lazy"]
+            chooses = not curve["random"] and curve["score"] is None and not late
             self.caches.append(None)
             if chooses and self.bounds_pay():
                 self.caches[i] = self.bonus_cache(i, curve["lazy"])
@@ -291,6 +293,11 @@ cdef class Run:
                 c.own_ridges, c.own_bonus = pointer(curve["own_ridges"]), curve["own_bonus"]
                 c.own_sums, c.own_rest = pointer(curve["own_sums"]), pointer(curve["own_rest"])
                 c.own_shared = pointer(curve["own_shared"])
+        if curve["arrivals"] is not None:
+            c.arrivals, c.arrival_count = pointer(curve["arrivals"]), len(curve["arrivals"])
+            c.late = pointer(curve["late"])
+            c.late_next = <int64_t *>pointer(curve["late_next"])
+            c.late_ends = <int64_t *>pointer(curve["late_ends"])
         c.noise_scale, c.drawn_once = pointer(curve["noise_scale"]), curve["drawn_once"]
         c.regularizer = pointer(curve["regularizer"])
         c.radius_offset = pointer(curve["radius_offset"])

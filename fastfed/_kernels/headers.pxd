@@ -454,6 +454,11 @@ cdef extern from "ff_run.h" nogil:
         double *own_sums
         double *own_shared
         double *own_rest
+        const double *arrivals
+        int64_t arrival_count
+        double *late
+        int64_t *late_next
+        int64_t *late_ends
         int64_t *order
         double *total
         double *regret

@@ -46,7 +46,7 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.account import alike, bounds, released_only, worst_part
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import DelayedPlan, Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.schedule import PRIVATE_DETERMINANT
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
@@ -86,6 +86,8 @@ DRAWN_ONCE = (
 PUBLIC_OFFER = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
 )
+#: Condition of rewards that arrive late: each record is in one batch, as without delays.
+DELAYS = Condition("when a reward arrives does not depend on data (each delay is drawn)", True)
 #: Mechanisms whose conditions are derived from the plan and its claim. Other mechanisms (of other
 #: packages) state their conditions in the claim.
 _BUILTIN = (
@@ -256,8 +258,12 @@ class Assumptions:
 
 
 def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition, ...]:
-    """Return the conditions on the environment, and on the plan's score function if it has one."""
-    return (*problem.conditions, *((plan.score.condition,) if plan.score is not None else ()))
+    """Return the conditions on the environment, on delays and on the plan's score function."""
+    return (
+        *problem.conditions,
+        *((DELAYS,) if isinstance(plan, DelayedPlan) else ()),
+        *((plan.score.condition,) if plan.score is not None else ()),
+    )
 
 
 def _what_actions_read(plan: Plan) -> str:

@@ -51,6 +51,7 @@ from fastfed.bandits.assemble import (
     with_saturation,
 )
 from fastfed.bandits.certify import certify
+from fastfed.bandits.delays import DelayConfig, check_private_delay, with_delay
 from fastfed.bandits.own_rounds import (
     SharingConfig,
     share_of,
@@ -70,12 +71,13 @@ from fastfed.protocols.vector_sum import MOST_BITS
 # ---- FedLinUCB without privacy -------------------------------------------------------------------
 
 
-def build_fedlinucb(config: Config, problem: ProblemSpec) -> System:
+def build_fedlinucb(config: SharingConfig, problem: ProblemSpec) -> System:
     """Build the system of one fedlinucb curve: its plan and certificate."""
     clip = config.bounds(published=config.radius == "published-code")
     schedule = shared_batches(config, problem)
     plan, theory = assemble(config, problem, PROTOCOLS["none"], schedule, clip)
     plan, theory = with_own_rounds(plan, theory, config)
+    plan, theory = with_delay(plan, theory, config.delay)
     plan, certificate = certify(plan, problem, theory, None, "zhou-chowdhury-2024, Section 6")
     return System("fedlinucb", plan, certificate, theory=theory)
 
@@ -219,6 +221,8 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
         if self.protects == "reward":
             self._check_rewards()
         self._check_protocol()
+        if self.delay is not None:
+            check_private_delay(self)
 
     def _check_draws(self) -> None:
         """Raise InputError if a run needs more than the sum of the silos' noise."""
@@ -393,6 +397,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     plan, theory = with_own_rounds(
         plan, theory, config, distribution.variances, float(distribution.noises)
     )
+    plan, theory = with_delay(plan, theory, config.delay)
     source = f"{protocol.source}; {noise.mechanism.source}"
     plan, certificate = certify(plan, problem, theory, noise, source)
     return System("private-fedlinucb", plan, certificate, theory=theory)
@@ -443,8 +448,8 @@ PRIVATE_FEDLINUCB = Algorithm(
 # ---- Local LinUCB: no federation -----------------------------------------------------------------
 
 
-class LocalConfig(Config, frozen=True, kw_only=True):
-    """Keys of a local-linucb curve: the keys of `Config` except the batch keys and ``lazy``."""
+class LocalConfig(DelayConfig, frozen=True, kw_only=True):
+    """Keys of a local-linucb curve: the keys of `DelayConfig` except batch keys and ``lazy``."""
 
     lazy: bool = False
     alone: ClassVar[bool] = True
@@ -462,6 +467,7 @@ def build_local(config: LocalConfig, problem: ProblemSpec) -> System:
     """Build the system of one local-linucb curve: its plan and certificate."""
     clip = config.bounds(published=config.radius == "published-code")
     plan, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip)
+    plan, theory = with_delay(plan, theory, config.delay)
     source = "huang-2023, Algorithm 2; nothing leaves a silo"
     plan, certificate = certify(plan, problem, theory, None, source)
     return System("local-linucb", plan, certificate, theory=theory)

@@ -22,6 +22,7 @@ import numpy as np
 
 from fastfed._kernels import environments, linalg
 from fastfed._validate import InputError, choice, integer, number
+from fastfed.bandits.delays import DelayConfig
 from fastfed.bandits.linucb import Estimate
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
@@ -109,8 +110,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.coin == "secret"
 
 
-class SharingConfig(Config, frozen=True, kw_only=True):
-    """Keys of a curve that may have local rounds: the keys of `Config` and ``share``.
+class SharingConfig(DelayConfig, frozen=True, kw_only=True):
+    """Keys of a curve that may have local rounds: the keys of `DelayConfig` and ``share``.
 
     Parameters
     ----------
@@ -125,6 +126,8 @@ class SharingConfig(Config, frozen=True, kw_only=True):
         super().__post_init__()
         if self.share is None:
             return
+        if self.delay is not None:
+            raise InputError("share needs a curve without delay: no proof covers both")
         if self.radius != "direct" or not self.lazy or self.score != UCB:
             raise InputError(
                 'share needs radius "direct", lazy = true and score "ucb": actions of shared '

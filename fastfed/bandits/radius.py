@@ -17,7 +17,7 @@ from fastfed._validate import InputError
 from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import CentredNorm, ProblemSpec
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.plan import Clip, Plan, Radius
+from fastfed.protocols.plan import Clip, DelayedPlan, Plan, Radius
 from fastfed.protocols.schedule import Schedule
 
 RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
@@ -340,8 +340,8 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
         The bound on the sum of the regret of all silos. With rewards in [0, 1] it is vacuous if it
         is at least M T, because the regret of a round is at most 1. None if no proof covers the
         plan: for any other radius, a multiplier below 1, rewards or features that violate the
-        theory's conditions, a federation without lazy updates, a schedule that depends on data, or
-        local rounds that use a posterior.
+        theory's conditions, a federation without lazy updates, a schedule that depends on data,
+        rewards that arrive late, or local rounds that use a posterior.
 
     Notes
     -----
@@ -371,7 +371,7 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     there is no bad batch if c >= 1, because a row then at most doubles det A. With a sieve, step 1
     becomes: the regret of a round is at most 2 C ||x||_{A^-1}, see `sieve_widths`.
     """
-    if not (theory.proven and _direct_in_batches(plan)):
+    if not (theory.proven and _direct_in_batches(plan)) or isinstance(plan, DelayedPlan):
         return None
     if plan.own is not None:
         if plan.own.bound is None:

@@ -18,6 +18,7 @@ import numpy as np
 from fastfed._system import Algorithm, account
 from fastfed._validate import InputError, choice, integer, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
+from fastfed.bandits.delays import refuse_delay
 from fastfed.bandits.system import Config
 from fastfed.deployment import charges
 from fastfed.experts import ALGORITHMS as EXPERTS
@@ -464,6 +465,7 @@ def check_sizes(
     most = MOST_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
     integer("system.horizon", horizon, at_least=1, at_most=most)
     config = _entry(algorithm).check(keys)
+    refuse_delay(getattr(config, "delay", None))
     releases = closes or 0
     if algorithm == "fed-svt":
         releases = max(releases, horizon // config.phase_length)
@@ -565,9 +567,10 @@ def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
     all_keys = resolved(algorithm, keys_given, problem)
     for key, value in keys_given.items():
         # Not !=, for which 1, 1.0 and true are the same.
-        if _CANONICAL.encode(all_keys[key]) != _CANONICAL.encode(value):
+        expected = all_keys.get(key)
+        if _CANONICAL.encode(expected) != _CANONICAL.encode(value):
             raise InputError(
-                f"the plan file's {key} must be {show(all_keys[key])} beside its other keys, got "
+                f"the plan file's {key} must be {show(expected)} beside its other keys, got "
                 f"{show(value)}"
             )
     return entry.make(keys_given, problem).plan
@@ -581,12 +584,14 @@ def _entry(algorithm: str) -> Algorithm:
 def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, Any]:
     """Return every key of an algorithm as plain data, including defaults.
 
-    A plan file names all values, because defaults may change in a later version.
+    A plan file names all values, because defaults may change in a later version. It has no
+    ``delay``, a key of simulations only.
     """
     entry = _entry(algorithm)
     encoded = _CANONICAL.encode(msgspec.to_builtins(entry.settled(entry.check(keys), problem)))
     # As a plan file stores them: tuples become lists.
     all_keys: dict[str, Any] = msgspec.msgpack.decode(encoded)
+    all_keys.pop("delay", None)
     return all_keys
 
 

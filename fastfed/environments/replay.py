@@ -268,12 +268,17 @@ def _blocks(z: np.ndarray, actions: int) -> np.ndarray:
 
 # ---- Recorded rounds -----------------------------------------------------------------------------
 
+#: Arrays of recorded rounds; the first two are required.
+ARRAYS = ("contexts", "rewards", "rounds", "mask")
+
 
 @dataclass(kw_only=True)
 class Replay(PoolEnvironment):
     """Recorded rounds, with the features and the reward of every action.
 
-    Regret compares with the best of the recorded rewards.
+    Regret compares with the best of the recorded rewards. Silos may have different numbers of
+    rounds, and rounds different numbers of actions: T and K are then the largest ones, and
+    ``rounds`` and ``mask`` state which entries count. The other entries may have any value.
 
     Parameters
     ----------
@@ -281,8 +286,14 @@ class Replay(PoolEnvironment):
         Features, with norms of at most 1.
     rewards : array_like, shape (M, T, K)
         Reward of every action.
+    rounds : array_like of int, shape (M,), optional
+        Number of rounds of each silo, in 1..T. All silos have T rounds by default.
+    mask : array_like of bool, shape (M, T, K), optional
+        True for the actions that a round offers, at least one. All are offered by default. The
+        index of an action counts the offered actions only.
     path : str, optional
-        An .npz file with the arrays contexts and rewards, instead of the arrays. Specs need it.
+        An .npz file with the arrays contexts and rewards, and rounds and mask if needed, instead
+        of the arrays. Specs need it.
     reward_range : (float, float), optional
         Limits [low, high] that are known without the data and contain all rewards. Without them
         rewards have no bound, and theory covers only curves that clip rewards.
@@ -300,6 +311,8 @@ class Replay(PoolEnvironment):
 
     contexts: ArrayLike | None = None
     rewards: ArrayLike | None = None
+    rounds: ArrayLike | None = None
+    mask: ArrayLike | None = None
     path: str | None = None
     reward_range: Sequence[float] | None = None
     sampling: str = "without-replacement"
@@ -309,25 +322,38 @@ class Replay(PoolEnvironment):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.path is not None:
-            if self.contexts is not None or self.rewards is not None:
-                raise InputError("give either path or the arrays contexts and rewards, not both")
-            self.contexts, self.rewards = _read(self.path)
+            if given := [name for name in ARRAYS if getattr(self, name) is not None]:
+                raise InputError(
+                    f"give either path or arrays, not both: got path and {' and '.join(given)}"
+                )
+            for name, values in _read(self.path).items():
+                setattr(self, name, values)
         if self.contexts is None or self.rewards is None:
             raise InputError("replay needs contexts and rewards, or path to an .npz file with them")
         if axes("contexts", self.contexts) != 4:
             raise InputError(
                 f"contexts must have the axes (M, T, K, d), got shape {np.shape(self.contexts)}"
             )
-        contexts = array("contexts", self.contexts, ndim=4, dtype=np.float32)
+        contexts = array("contexts", self.contexts, ndim=4, dtype=np.float32, finite=False)
         if 0 in contexts.shape:
             raise InputError(f"contexts must not be empty, got shape {contexts.shape}")
-        rewards = array("rewards", self.rewards, shape=contexts.shape[:3])
+        shape = contexts.shape[:3]
+        rewards = array("rewards", self.rewards, shape=shape, finite=False)
+        self.rounds, self.mask, offered = _offered(shape, self.rounds, self.mask)
+        self._offered = None if offered.all() else offered
+        if self._offered is not None:
+            # Entries that do not count are 0, whatever they were.
+            contexts = np.where(offered[..., None], contexts, np.float32(0.0))
+            rewards = np.where(offered, rewards, 0.0)
+        array("contexts", contexts, dtype=np.float32)
+        array("rewards", rewards)
         norm = float(np.sqrt((contexts.astype(np.float64) ** 2).sum(axis=-1)).max())
         if norm > 1.0 + 1e-6:
             raise InputError(f"contexts must have norms <= 1, got {norm:g}; scale them first")
         if self.reward_range is not None:
             low, high = self.reward_range = declared_range(self.reward_range)
-            least, most = float(rewards.min()), float(rewards.max())
+            counted = rewards[offered]
+            least, most = float(counted.min()), float(counted.max())
             if least < low or most > high:
                 raise InputError(
                     f"rewards must lie in reward_range [{low:g}, {high:g}], "
@@ -342,6 +368,9 @@ class Replay(PoolEnvironment):
         rewards: ArrayLike,
         sampling: str = "without-replacement",
         reward_range: Sequence[float] | None = None,
+        *,
+        rounds: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
     ) -> Replay:
         """Return the environment with these arrays. Rewards are observed without noise.
 
@@ -351,7 +380,7 @@ class Replay(PoolEnvironment):
             Features, with norms of at most 1; stored as float32.
         rewards : array_like, shape (M, T, K)
             Reward of every action.
-        sampling, reward_range
+        sampling, reward_range, rounds, mask
             As in `Replay`.
 
         Returns
@@ -367,6 +396,8 @@ class Replay(PoolEnvironment):
         return cls(
             contexts=contexts,
             rewards=rewards,
+            rounds=rounds,
+            mask=mask,
             sampling=sampling,
             reward=RewardDistribution("none"),
             reward_range=reward_range,
@@ -385,6 +416,16 @@ class Replay(PoolEnvironment):
         m, t, k, d = contexts.shape
         if silos not in (None, m):
             raise InputError(f"silos must be {m}, the first axis of contexts, got {silos}")
+        if self._offered is not None:
+            offered = self._offered
+            counts = offered.sum(axis=2)  # actions of each round, 0 in rounds that a silo lacks
+            return Pool.from_rows(
+                contexts[offered],
+                rewards[offered],
+                np.append(0, np.cumsum(counts[counts > 0])),
+                np.append(0, np.cumsum((counts > 0).sum(axis=1))),
+                notes=(MADE_BEFORE,),
+            )
         return Pool.from_rows(
             contexts.reshape(-1, d),
             rewards.reshape(-1),
@@ -401,6 +442,8 @@ class Replay(PoolEnvironment):
         """Return plain data that identify this environment."""
         digest = hashlib.sha256(np.asarray(self.contexts).data)  # without a copy of gigabytes
         digest.update(np.asarray(self.rewards).data)
+        if self._offered is not None:
+            digest.update(self._offered.data)
         return {
             "kind": self.kind,
             "sha256": digest.hexdigest(),
@@ -421,13 +464,49 @@ def declared_range(reward_range: Any) -> tuple[float, float]:
     return low, number("reward_range", reward_range[1], above=low)
 
 
-def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the arrays contexts and rewards of an .npz file."""
+def _offered(
+    shape: tuple[int, ...], rounds: Any, mask: Any
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray]:
+    """Return the checked keys ``rounds`` and ``mask``, and which entries (M, T, K) count."""
+    silos, most, _ = shape
+    offered = np.ones(shape, bool)
+    if rounds is not None:
+        lengths = array("rounds", rounds, shape=(silos,))
+        wrong = np.flatnonzero((lengths != np.rint(lengths)) | (lengths < 1) | (lengths > most))
+        if len(wrong):
+            raise InputError(
+                f"rounds must be integers from 1 to {most}, the second axis of contexts, got "
+                f"{lengths[wrong[0]]:g} for silo {wrong[0]}"
+            )
+        rounds = lengths.astype(np.int64)
+        offered &= (np.arange(most) < rounds[:, None])[..., None]
+    if mask is not None:
+        flags = array("mask", mask, shape=shape)
+        if not np.isin(flags, (0.0, 1.0)).all():
+            raise InputError(
+                "mask must hold True for actions that are offered and False for others, got "
+                f"{flags[~np.isin(flags, (0.0, 1.0))][0]:g}"
+            )
+        mask = flags.astype(bool)
+        without = np.argwhere(offered.any(axis=2) & ~(offered & mask).any(axis=2))
+        if len(without):
+            silo, round = without[0].tolist()
+            raise InputError(
+                f"mask must offer an action in every round, got none in round {round + 1} of silo "
+                f"{silo}"
+            )
+        offered &= mask
+    return rounds, mask, offered
+
+
+def _read(path: str) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file, by name."""
     if not isinstance(path, (str, Path)) or not os.path.isfile(path):
         raise InputError(f"path must be an existing .npz file, got {path!r}")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return file["contexts"], file["rewards"]
+            optional = [name for name in ARRAYS[2:] if name in file.files]
+            return {name: file[name] for name in (*ARRAYS[:2], *optional)}
     except Exception:  # NumPy and zipfile raise many kinds of errors for a damaged file
         raise InputError(
             f"{path} must be an .npz file with the arrays contexts and rewards"

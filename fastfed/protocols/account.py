@@ -40,7 +40,7 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.plan import Clip, NoiseStd, Plan
+from fastfed.protocols.plan import Clip, DelayedPlan, NoiseStd, Plan
 from fastfed.protocols.protocol import (
     ADD,
     AGENT_PROTOCOLS,
@@ -95,6 +95,10 @@ _RELEASES = {
     "secure-sum": ("factorised",),
 }
 
+#: Protocols whose privacy does not depend on the number of records in a batch, so that rewards may
+#: arrive late.
+DELAYABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
+
 
 def protocol_of(plan: Plan) -> Protocol:
     """Return the protocol that the plan must have, given its name, release and secure sum.
@@ -137,6 +141,25 @@ def _supports_silos_met(plan: Plan, claim: Claim) -> bool:
     one_budget = claim.max_participations == 1 and not claim.by_silo and not plan.silo_noise
     return claim.silos_met == 1 or (
         by_silos and one_budget and not plan.protocol.shuffled and claim.silos_met <= plan.silos
+    )
+
+
+def _supports_delays(plan: Plan) -> bool:
+    """Return whether the account of the plan also holds for rewards that arrive late.
+
+    The number of records in a batch is then unknown. Two records of one user could arrive in the
+    same batch, and the sum of squares of a constant feature, which gets no noise, would reveal how
+    many records arrived.
+    """
+    claim = plan.privacy or Claim(source="none")
+    unit = claim.budget.unit if claim.budget is not None else "user"
+    return (
+        plan.protocol.id in DELAYABLE
+        and unit == "user"
+        and claim.max_participations == 1
+        and plan.own is None
+        and plan.trigger is None
+        and not plan.public_constant
     )
 
 
@@ -190,6 +213,9 @@ def check_combination(plan: Plan) -> None:
         'protocol "silo-ldp-prefix" if a trigger reads noisy sums': (
             not noisy_trigger or protocol.id == "silo-ldp-prefix"
         ),
+        f"no delayed rewards, or one of the protocols {', '.join(DELAYABLE)} with users of one "
+        "batch, all of whose data are private": not isinstance(plan, DelayedPlan)
+        or _supports_delays(plan),
     }
     broken_rules = [rule for rule, is_satisfied in rules.items() if not is_satisfied]
     if broken_rules:

@@ -517,6 +517,36 @@ class Plan(OwnArrays):
         return releases * 64 * self.statistic_size * self.silos
 
 
+@dataclass(frozen=True)
+class DelayedPlan(Plan):
+    """A plan for simulations in which rewards arrive late (docs/delays.md).
+
+    A deployment has real delays instead, and refuses this kind of plan.
+
+    Parameters
+    ----------
+    arrivals : ndarray, shape (n,)
+        arrivals[k] is 2^53 times the probability that a reward arrives at most k rounds after its
+        action, rounded to an integer. Rewards that take n rounds or more never arrive.
+    """
+
+    arrivals: np.ndarray = field(default_factory=lambda: np.full(1, 2.0**53))
+
+    @classmethod
+    def of(cls, plan: Plan, arrivals: np.ndarray) -> DelayedPlan:
+        """Return the plan with these arrivals."""
+        values = {each.name: getattr(plan, each.name) for each in fields(Plan)}
+        return cls(**values, arrivals=arrivals)
+
+    def delay(self, bits: int) -> int | None:
+        """Return the delay in rounds that 64 uniform bits give; None if the reward never arrives.
+
+        The delay is 0 if the reward is known before the next round.
+        """
+        delay = int(np.searchsorted(self.arrivals, float(bits >> 11), side="right"))
+        return delay if delay < len(self.arrivals) else None
+
+
 class AnyPlan(TypingProtocol):
     """Any kind of plan; see the fields of the same names in `Plan`."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastfed._kernels import driver, environments
 from fastfed.environments import EnvironmentSpec
-from fastfed.protocols.plan import KEEPING, Plan, check_plan
+from fastfed.protocols.plan import KEEPING, DelayedPlan, Plan, check_plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.protocols.release import RELEASES
 from fastfed.protocols.schedule import DETERMINANT, PRIVATE_DETERMINANT
@@ -68,6 +68,13 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
             "local_w": ((sieves, d, d), float),
             "local_theta": ((sieves, d), float),
         }
+    if isinstance(plan, DelayedPlan):
+        late = m, len(plan.arrivals)
+        arrays |= {
+            "late": ((*late, d + 1), float),
+            "late_next": (late, np.int64),
+            "late_ends": ((*late, 2), np.int64),
+        }
     if plan.slack_by_round:
         arrays["inverses"] = ((m,), float)
     if record:
@@ -112,6 +119,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "random": plan.policy == "random",
         "score": plan.score,
         **own_rounds(plan),
+        "arrivals": plan.arrivals if isinstance(plan, DelayedPlan) else None,
         "randomizer": protocol.randomizer,
         "analyzer": protocol.analyzer,
         "noise_std": plan.noise_std.parts,

@@ -6,7 +6,7 @@ The compiled driver (`compiled`) runs many rounds without Python, with the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from fastfed._kernels import environments
 from fastfed._random import NoiseSource, SeededNoise, SummedNoise
 from fastfed.bandits.silo import Silo
-from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.plan import DelayedPlan, Plan, check_plan
 from fastfed.protocols.protocol import Bits, Report
 from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.secure_sum import masked, simulated_keys
@@ -67,6 +67,34 @@ class Users:
         return messages
 
 
+class DelayedSilo(Silo):
+    """A silo that learns each reward in the round in which it arrives (`DelayedPlan`).
+
+    Rewards that arrive in the same round are learned in the order of their actions.
+    """
+
+    def __init__(
+        self,
+        plan: DelayedPlan,
+        index: int,
+        noise: SeededNoise,
+        keys: Mapping[int, bytes] | None = None,
+    ) -> None:
+        super().__init__(plan, index, noise, keys)
+        self._draw, self._delay = noise.delay, plan.delay
+        # Data points on their way, by the round in which they arrive.
+        self._late: dict[int, list[tuple[np.ndarray, float]]] = {}
+
+    def _learn(self, x: np.ndarray, y: float) -> None:
+        """Draw when the data point of this round arrives, and learn those that arrive now."""
+        round = self.round + 1
+        delay = self._delay(self._draw(self.index, round))
+        if delay is not None:
+            self._late.setdefault(round + delay, []).append((x, y))
+        for point in self._late.pop(round, ()):
+            super()._learn(*point)
+
+
 class Federation:
     """The silos, shuffler and server of one plan, which exchange messages in this process.
 
@@ -87,8 +115,9 @@ class Federation:
 
     def __init__(self, plan: Plan, noise: SeededNoise) -> None:
         self.plan = plan = check_plan(plan).simulated
-        self.silos = [
-            Silo(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)
+        kind: Any = DelayedSilo if isinstance(plan, DelayedPlan) else Silo
+        self.silos: list[Silo] = [
+            kind(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)
         ]
         server_noise = SummedNoise(noise.seed, noise.replicate) if plan.drawn_once else noise
         self.shuffler, self.server = Shuffler(plan, noise), Server(plan, server_noise)
@@ -192,6 +221,8 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
         sums = 0 if not plan.own.posterior else 4 if plan.own.mixed else 3
         models = 2 if plan.own.sieve_width else 1
         bytes_per_silo += 8 * (models * plan.dimension * (plan.dimension + 1) + sums * s)
+    if isinstance(plan, DelayedPlan):
+        bytes_per_silo += len(plan.arrivals) * (8 * plan.dimension + 2 * OBJECT)
     # A message, its copy, and the copy of the shuffler.
     bytes_per_silo += 3 * (8 * s + OBJECT) if plan.batch_size else 0
     terms = [silo_term("silos as objects", m * bytes_per_silo, plan)]

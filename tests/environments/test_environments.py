@@ -125,6 +125,102 @@ class TestReplay:
         with pytest.raises(fastfed.InputError, match="file with the arrays contexts and rewards"):
             Replay(path=str(tmp_path / "bad.npz"))
 
+    @pytest.fixture
+    def unequal(self, recorded):
+        """Return contexts, rewards, rounds and a mask; entries that do not count are NaN."""
+        contexts, rewards = recorded
+        rng = np.random.default_rng(8)
+        rounds = np.array([24, 7, 13])
+        mask = rng.random(rewards.shape) < 0.6
+        mask[..., 2] |= ~mask.any(axis=2)
+        counts = mask & (np.arange(24) < rounds[:, None])[..., None]
+        contexts = np.where(counts[..., None], contexts, np.nan)
+        return contexts, np.where(counts, rewards, np.nan), rounds, mask
+
+    def test_unequal_silos_and_masked_actions_equal_plain_indexing(self, unequal):
+        contexts, rewards, rounds, mask = unequal
+        replay = Replay.from_arrays(
+            contexts, rewards, "in-order", (0.0, 1.0), rounds=rounds, mask=mask
+        )
+        opened, pool = replay.open(0, 0, 3), replay.pool(3)
+        assert np.diff(pool.silo_starts).tolist() == rounds.tolist()
+        sizes = set()
+        for silo in range(3):
+            for t in range(rounds[silo]):
+                actions = [a for a in range(4) if mask[silo, t, a]]
+                features, means = opened.round(silo, t + 1)
+                expected = [contexts[silo, t, a].astype(np.float32) for a in actions]
+                np.testing.assert_array_equal(features, expected)
+                assert means.tolist() == [rewards[silo, t, a] for a in actions]
+                query = sum(rounds[:silo]) + t
+                assert pool.best[query] == max(rewards[silo, t, a] for a in actions)
+                sizes.add(len(actions))
+        assert sizes == {1, 2, 3, 4}
+
+    @pytest.mark.parametrize("sampling", ["in-order", "without-replacement", "with-replacement"])
+    def test_both_drivers_agree_on_unequal_silos(self, unequal, sampling):
+        contexts, rewards, rounds, mask = unequal
+        replay = Replay.from_arrays(contexts, rewards, sampling, rounds=rounds, mask=mask)
+        horizon = 60 if sampling == "with-replacement" else 7
+        keys = {"horizon": horizon, "batch_size": 3, "seed": 5, "checkpoints": horizon}
+        fast = fastfed.simulate(replay, "fedlinucb", threads=2, **keys)
+        step = fastfed.simulate(replay, "fedlinucb", driver="step", **keys)
+        np.testing.assert_array_equal(fast.curves[0].group_regret, step.curves[0].group_regret)
+        assert fast.curves[0].group_regret[0, -1] > 0
+
+    def test_the_smallest_silo_limits_the_horizon(self, unequal):
+        contexts, rewards, rounds, mask = unequal
+        replay = Replay.from_arrays(contexts, rewards, rounds=rounds, mask=mask)
+        with pytest.raises(fastfed.InputError, match="horizon must be <= 7"):
+            replay.facts(3, 8)
+        assert replay.facts(3, 7).actions == 4
+
+    def test_a_mask_is_part_of_the_identity_and_what_it_hides_is_not(self, recorded, unequal):
+        contexts, rewards, rounds, mask = unequal
+        plain = Replay.from_arrays(*recorded).describe()
+        masked = Replay.from_arrays(contexts, rewards, rounds=rounds, mask=mask).describe()
+        full = Replay.from_arrays(*recorded, rounds=[24] * 3, mask=np.ones((3, 24, 4), bool))
+        assert full.describe() == plain
+        other = Replay.from_arrays(*recorded, rounds=rounds, mask=mask.astype(int)).describe()
+        assert other == masked != plain
+        zeros = np.where(np.isnan(rewards), 0.0, rewards), np.nan_to_num(contexts)
+        assert Replay.from_arrays(zeros[1], zeros[0]).describe() != masked
+
+    def test_a_spec_reads_rounds_and_mask(self, unequal, tmp_path):
+        names = ("contexts", "rewards", "rounds", "mask")
+        np.savez(tmp_path / "r.npz", **dict(zip(names, unequal, strict=True)))
+        replay = environment_from_spec({"kind": "replay", "path": str(tmp_path / "r.npz")})
+        contexts, rewards, rounds, mask = unequal
+        direct = Replay.from_arrays(contexts, rewards, rounds=rounds, mask=mask)
+        assert replay.describe() == direct.describe()
+
+    def test_rounds_and_masks_are_checked(self, recorded, unequal):
+        contexts, rewards, rounds, mask = unequal
+        empty = mask.copy()
+        empty[1, 3] = False
+        for given, sentence in (
+            ({"rounds": [24, 0, 13]}, "rounds must be integers from 1 to 24, .* got 0 for silo 1"),
+            ({"rounds": [24, 7, 25]}, "rounds must be integers .* got 25 for silo 2"),
+            ({"rounds": [24, 7.5, 3]}, "rounds must be integers .* got 7.5 for silo 1"),
+            ({"rounds": [24, 7]}, r"rounds must have shape \(3,\), got \(2,\)"),
+            ({"mask": mask[:, :, :3]}, r"mask must have shape \(3, 24, 4\)"),
+            ({"mask": 2 * mask}, "mask must hold True .* got 2"),
+            ({"mask": empty}, "mask must offer an action in every round, got none in round 4 of"),
+        ):
+            with pytest.raises(fastfed.InputError, match=sentence):
+                Replay.from_arrays(*recorded, **given)
+        # Only rounds that a silo has need an action.
+        Replay.from_arrays(*recorded, rounds=[24, 3, 24], mask=empty)
+        # Entries that count must still be finite and in the range.
+        with pytest.raises(fastfed.InputError, match="contexts must be finite, got nan at index"):
+            Replay.from_arrays(contexts, rewards, mask=mask)
+        with pytest.raises(fastfed.InputError, match="rewards must be finite, got nan at index"):
+            Replay.from_arrays(recorded[0], rewards, mask=mask)
+        with pytest.raises(fastfed.InputError, match="rewards must lie in reward_range"):
+            Replay.from_arrays(contexts, rewards, reward_range=(0.0, 0.5), rounds=rounds, mask=mask)
+        with pytest.raises(fastfed.InputError, match=r"either path or arrays, .* path and mask"):
+            Replay(path="r.npz", mask=mask)
+
 
 class TestPython:
     @staticmethod

@@ -132,6 +132,14 @@ DOORS: dict[str, tuple[Callable[[Any], Any], Any]] = {
         lambda v: Replay(contexts=CONTEXTS[None], rewards=v),
         np.ones((1, 4, 2)),
     ),
+    "environments.replay.Replay:rounds": (
+        lambda v: Replay(contexts=CONTEXTS[None], rewards=np.ones((1, 4, 2)), rounds=v),
+        np.array([3.0]),
+    ),
+    "environments.replay.Replay:mask": (
+        lambda v: Replay(contexts=CONTEXTS[None], rewards=np.ones((1, 4, 2)), mask=v),
+        np.ones((1, 4, 2)),
+    ),
     "environments.replay.Replay.from_arrays:contexts": (
         lambda v: Replay.from_arrays(v, np.ones((1, 4, 2))),
         CONTEXTS[None],

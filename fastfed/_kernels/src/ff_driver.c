@@ -1,6 +1,7 @@
 #include "ff_driver.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "ff_policy.h"
 #include "ff_protocol.h"
@@ -28,6 +29,64 @@ static int64_t status_of(const ff_run *run)
         if (run->status[i] != FF_OK)
             return run->status[i];
     return FF_OK;
+}
+
+/* Learn (p->feature, y): add it to the batch, and to the silo's model if it learns within batches. */
+FF_INLINE void learn(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                     const ff_actions *actions, double y, const ff_parts *p, ff_pending *pending)
+{
+    ff_protocol_accumulate(run, c, silo, round, y, p, pending);
+    if (ff_learns(c))
+        ff_policy_learn(run, c, silo, actions, y, p);
+}
+
+/* Return the delay of the reward of a round, or arrival_count if the reward never arrives. */
+static int64_t delay_of(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round)
+{
+    const ff_stream stream = ff_stream_of(run, FF_DELAY, silo, round);
+    const double draw = (double)(ff_key(&stream) >> 11);
+    int64_t low = 0, high = c->arrival_count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (c->arrivals[middle] <= draw)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Put the data point (p->feature, y) of this round into the silo's queue, then learn all points
+ * that arrive in this round, in the order of their rounds. Overwrites p->feature. */
+static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                       const ff_actions *actions, double y, const ff_parts *p, ff_pending *pending)
+{
+    const int64_t d = run->dimension, n = c->arrival_count;
+    const int64_t delay = delay_of(run, c, silo, round);
+    double *points = c->late + silo * n * (d + 1);
+    int64_t *next = c->late_next + silo * n, *ends = c->late_ends + silo * n * 2;
+    if (delay < n) {
+        const int64_t slot = round % n;
+        memcpy(points + slot * (d + 1), p->feature, (size_t)d * sizeof(double));
+        points[slot * (d + 1) + d] = y;
+        next[slot] = 0;
+        int64_t *list = ends + (round + delay) % n * 2;
+        if (list[1])
+            next[list[1] - 1] = slot + 1;
+        else
+            list[0] = slot + 1;
+        list[1] = slot + 1;
+    }
+    /* Bounds of candidate sets hold for one data point in each round, that of its choice. */
+    c->candidates[silo].x = NULL;
+    int64_t *arriving = ends + round % n * 2;
+    for (int64_t i = arriving[0]; i; i = next[i - 1]) {
+        const double *point = points + (i - 1) * (d + 1);
+        memcpy(p->feature, point, (size_t)d * sizeof(double));
+        p->known.x[0] = NAN;
+        learn(run, c, silo, round, actions, point[d], p, pending);
+    }
+    arriving[0] = arriving[1] = 0;
 }
 
 /* Simulate one round of one silo and curve: choose an action, draw its reward, clip both, add them
@@ -70,9 +129,10 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         if (status != FF_OK || is_local)
             return status;
     }
-    ff_protocol_accumulate(run, c, silo, round, y, p, pending);
-    if (ff_learns(c))
-        ff_policy_learn(run, c, silo, actions, y, p);
+    if (c->arrivals)
+        learn_late(run, c, silo, round, actions, y, p, pending);
+    else
+        learn(run, c, silo, round, actions, y, p, pending);
     return FF_OK;
 }
 

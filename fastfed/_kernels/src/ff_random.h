@@ -43,7 +43,9 @@ enum {
     FF_PARTICIPATION = 21,
     /* noise of the sum over all silos, if it is drawn once */
     FF_SUM_BIAS_NOISE = 22,
-    FF_SUM_COV_NOISE = 23
+    FF_SUM_COV_NOISE = 23,
+    /* when the reward of a round arrives */
+    FF_DELAY = 24
 };
 
 /* Open a stream. */

@@ -143,6 +143,10 @@ typedef struct {
     ff_belief_model belief;    /* the model of the posterior */
     const double *own_ridges;  /* (K + 1, count): ridges of that model after k releases */
     double own_bonus;          /* factor on ||x||_{V^-1} in local rounds */
+    /* Rewards that arrive late; the queue below holds the data points on their way. */
+    const double *arrivals;    /* (arrival_count): 2^53 P(delay <= k), k = 0, 1, ..; NULL: all
+                                * rewards are known at once */
+    int64_t arrival_count;     /* longest possible delay plus one */
     /* State */
     int64_t released;             /* synchronisations so far */
     int64_t *synchronised;        /* (checkpoints): synchronisations since the previous
@@ -189,6 +193,13 @@ typedef struct {
                                    * come between them; or NULL */
     double *own_rest;             /* (M, s): first a silo's contribution to the total, then the
                                    * total without it */
+    double *late;                 /* (M, arrival_count, d + 1): data points on their way, features
+                                   * and reward; the point of round t is in slot t modulo
+                                   * arrival_count */
+    int64_t *late_next;           /* (M, arrival_count): after each slot, the next slot (plus one)
+                                   * whose point arrives in the same round; 0: none */
+    int64_t *late_ends;           /* (M, arrival_count, 2): the first and the last slot (plus one)
+                                   * that arrives in round t, at t modulo arrival_count; 0: none */
     int64_t *order;               /* (M): order in which the shuffler passes on messages */
     double *total;                /* (s): the released statistic, sum over all silos and batches */
     double *regret;               /* (M): regret so far */
