@@ -57,7 +57,10 @@ def rows(text):
     ],
     ids=lambda text: text.split("\n")[0][:30],
 )
-def test_python_blocks_run_and_print_what_the_page_shows(name, block, capsys):
+def test_python_blocks_run_and_print_what_the_page_shows(
+    name, block, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)  # blocks may write files
     exec(compile(block, name, "exec"), {"__name__": "page"})
     output_block = re.match(
         r"```\s*```text\n(.*?)```", PAGES_OF_SEPARATE_BLOCKS[name].split(block)[1], re.DOTALL
