@@ -42,12 +42,15 @@ class Records:
     norm : float, optional
         Bound on the norm of a record with a constant 1, known without the data. If None, the
         largest norm is computed from the data.
+    declared_classes : int, optional
+        K, if it is known without the data. If None, K is the largest class in the data plus 1.
     """
 
     features: np.ndarray
     classes: np.ndarray
     owner: np.ndarray | None = None
     norm: float | None = None
+    declared_classes: int | None = None
 
     @classmethod
     def of(
@@ -91,7 +94,7 @@ class Records:
     @property
     def actions(self) -> int:
         """Number of classes (K)."""
-        return int(self.classes.max()) + 1
+        return self.declared_classes or int(self.classes.max()) + 1
 
     @property
     def silos(self) -> int | None:

@@ -93,6 +93,7 @@ class Table:
                 raise InputError(
                     f"{where}: {role} {show(name)} must be given for every record, got {show(cell)}"
                     + (", which means missing" if cell else "")
+                    + ": correct it, or leave such records out by where"
                 )
         return cells
 
