@@ -133,7 +133,7 @@ def classification_pool(
         edges = None if bins is None else check_bins(bins)
         features, classes, owner, notes = from_table(table, label, silo, columns, known, edges)
         notes = (*table.notes, *notes)
-        count = len(feature_columns(table, str(label), silo, columns))
+        count = len(feature_columns(table, {"label": label, "silo": silo}, columns))
         declared = len(known) == count
         if declared and norm is None:
             norm = math.sqrt(count + 1.0)

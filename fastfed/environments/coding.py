@@ -54,18 +54,9 @@ def from_table(
     else:
         classes = _classes(table, label)
         label_notes = _label_notes(table, label, classes)
-    silos = None
-    if silo is not None:
-        cells = table.complete("silo", silo)
-        form = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
-        names = [form[cell] for cell in cells]
-        numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        silos = np.array([numbers[name] for name in names])
-    feature_names = feature_columns(table, label, silo, columns)
-    for name in known or ():
-        if name not in feature_names:
-            raise InputError(f"ranges must be of feature columns, got {show(name)}")
-    features, notes = _features(table, feature_names, known or {})
+    silos = None if silo is None else silo_numbers(table, silo)
+    feature_names = feature_columns(table, {"label": label, "silo": silo}, columns)
+    features, notes = features_of(table, feature_names, known or {})
     for note in label_notes:
         # Certificates of curves that send nothing have no notes, so this is a warning too.
         warnings.warn(f"{table.path}: {note}", stacklevel=2)
@@ -74,22 +65,36 @@ def from_table(
     return features, classes, silos, (*notes, *label_notes)
 
 
+def silo_numbers(table: Table, silo: str) -> np.ndarray:
+    """Return the silo of each record, int64 (n,), numbered in order of first appearance."""
+    cells = table.complete("silo", silo)
+    form = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
+    names = [form[cell] for cell in cells]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names])
+
+
 def feature_columns(
-    table: Table, label: str, silo: str | None, columns: Sequence[str] | None
+    table: Table, roles: Mapping[str, str | None], columns: Sequence[str] | None
 ) -> list[str]:
-    """Return the names of the feature columns: ``columns``, or all except label and silo."""
+    """Return the names of the feature columns: ``columns``, or all that have no other role.
+
+    ``roles`` maps roles, such as "label", to the columns that have them.
+    """
+    role_of = {name: role for role, name in roles.items() if name is not None}
     if columns is None:
-        chosen = [name for name in table.names if name and name not in (label, silo)]
+        chosen = [name for name in table.names if name and name not in role_of]
         if not chosen:
-            raise InputError(f"{table.path} must have columns besides label and silo, found none")
+            raise InputError(
+                f"{table.path} must have columns besides {' and '.join(roles)}, found none"
+            )
         return chosen
     if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
         raise InputError(f"columns must be a list of column names, got {show(columns)}")
     for name in columns:
         table.check_name("columns", name)
-        if name in (label, silo):
-            role = "label" if name == label else "silo"
-            raise InputError(f"columns must not list the {role} column, got {show(name)}")
+        if name in role_of:
+            raise InputError(f"columns must not list the {role_of[name]} column, got {show(name)}")
     for name, count in Counter(columns).items():
         if count > 1:
             raise InputError(f"columns must name each column once, got {show(name)} twice")
@@ -141,10 +146,16 @@ def _code_declared(table: Table, name: str, known: tuple[float, float] | list[st
     return scaled
 
 
-def _features(
+def features_of(
     table: Table, names: list[str], known: Mapping[str, Any]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the features (n, p - 1) of the named columns, and notes for the certificate."""
+    """Return the features (n, p - 1) of the named columns, and notes for the certificate.
+
+    ``known`` are the declared ranges of columns, all of which must be among ``names``.
+    """
+    for name in known:
+        if name not in names:
+            raise InputError(f"ranges must be of feature columns, got {show(name)}")
     parts: list[np.ndarray] = []
     empty: list[str] = []
     too_broad: list[str] = []

@@ -68,7 +68,7 @@ def declared_columns(table: Table, declared: Any, key: str = "ranges") -> Declar
 
 def check_missing(missing: Any) -> None:
     """Raise InputError unless ``missing`` is a list of texts, or maps columns to such lists."""
-    by_column = isinstance(missing, Mapping)
+    by_column = isinstance(missing, Mapping) and bool(missing)
     for name, texts in missing.items() if by_column else [("", missing)]:
         where = f"missing.{name}" if by_column else "missing"
         if isinstance(texts, (list, tuple)) and texts and all(isinstance(t, str) for t in texts):

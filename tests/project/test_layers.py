@@ -53,7 +53,7 @@ ALLOWED = {
     "off_policy": {"_validate", "_roots"},
     "simulation": {
         "_kernels", "_registry", "_validate", "_random", "_memory", "_signals", "_system",
-        "privacy", "protocols", "bandits", "experts", "environments", "results",
+        "privacy", "protocols", "bandits", "experts", "environments", "results", "off_policy",
     },
     "reporting": {"_validate", "_system", "results", "privacy"},
     "experiments": {"_validate", "simulation", "results", "reporting"},
