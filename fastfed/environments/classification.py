@@ -30,6 +30,7 @@ from fastfed.environments.selection import (
     with_missing,
 )
 from fastfed.environments.tables import (
+    PARTS,
     SILO,
     check_mapping,
     digest_of,
@@ -54,6 +55,8 @@ def classification_pool(
     where: Mapping[str, Any] | None = None,
     bins: Sequence[float] | None = None,
     missing: Any = None,
+    sheet: str | None = None,
+    table: str | None = None,
 ) -> Pool:
     """Return a pool with one query per record and one action per class.
 
@@ -99,6 +102,8 @@ def classification_pool(
         Increasing edges that make len(bins) + 1 classes of a label of numbers.
     missing : list of str, or mapping of columns to such lists, optional
         Further texts that mean a missing value, in all columns or by column.
+    sheet, table : str, optional
+        See `tables.read_table`.
 
     Returns
     -------
@@ -118,6 +123,7 @@ def classification_pool(
         silos = integer("silos", silos, at_least=1)
     if isinstance(data, str) and data in SHIPPED:
         tables_only = {"where": where, "bins": bins, "missing": missing, "ranges": ranges}
+        check_left_out(data, sheet=sheet, table=table)
         check_left_out(data, label=label, silo=silo, columns=columns, **tables_only)
         features, classes, default_norm, *data_notes = SHIPPED[str(data)]()
         norm = default_norm if norm is None else norm
@@ -127,13 +133,13 @@ def classification_pool(
     else:
         if not is_table(data):
             raise _no_data(data)
-        table = read_table(data, shared=columns is not None)
-        known, kept = declared_columns(table, ranges), declared_columns(table, where, "where")
-        table = selected(with_missing(table, missing, (known, kept)), kept)
+        read = read_table(data, columns is not None, sheet, table)
+        known, kept = declared_columns(read, ranges), declared_columns(read, where, "where")
+        rows = selected(with_missing(read, missing, (known, kept)), kept)
         edges = None if bins is None else check_bins(bins)
-        features, classes, owner, notes = from_table(table, label, silo, columns, known, edges)
-        notes = (*table.notes, *notes)
-        count = len(feature_columns(table, {"label": label, "silo": silo}, columns))
+        features, classes, owner, notes = from_table(rows, label, silo, columns, known, edges)
+        notes = (*rows.notes, *notes)
+        count = len(feature_columns(rows, {"label": label, "silo": silo}, columns))
         declared = len(known) == count
         if declared and norm is None:
             norm = math.sqrt(count + 1.0)
@@ -244,8 +250,8 @@ def check_left_out(data: object, **options: object) -> None:
             raise InputError(f'{name} must be left out with data "{data}", got {show(value)}')
 
 
-#: Keys that prepare a table before its columns are coded.
-_PREPARATIONS = ("where", "bins", "missing")
+#: Keys that choose and prepare a table before its columns are coded.
+_PREPARATIONS = ("where", "bins", "missing", "sheet", "table")
 
 
 @dataclass(kw_only=True)
@@ -288,6 +294,9 @@ class Classification(PoolEnvironment):
         "21 to 49" and ">= 49".
     missing : list of str or dict, optional
         Further texts that mean a missing value, such as ["-9"], or such lists by column.
+    sheet, table : str, optional
+        The sheet of Excel files, by default the first one; the table of SQLite files, which may be
+        left out if there is only one.
     sampling, reward, intercept
         See ``PoolEnvironment``.
 
@@ -309,6 +318,8 @@ class Classification(PoolEnvironment):
     where: Any = None
     bins: Any = None
     missing: Any = None
+    sheet: str | None = None
+    table: str | None = None
     sampling: str = "without-replacement"
     kind = "classification"
     records = "records"
@@ -339,9 +350,9 @@ class Classification(PoolEnvironment):
             self.bins = check_bins(self.bins)
         if self.missing is not None:
             check_missing(self.missing)
-        for name in ("label", "silo"):
-            if not isinstance(options[name], str | None):
-                raise InputError(f"{name} must name a column, got {show(options[name])}")
+        for name, what in {"label": "column", "silo": "column", **PARTS}.items():
+            if not isinstance(getattr(self, name), str | None):
+                raise InputError(f"{name} must name a {what}, got {show(getattr(self, name))}")
         if not is_table(self.data):
             raise _no_data(self.data)
         if isinstance(self.data, Mapping):
@@ -434,6 +445,8 @@ class Classification(PoolEnvironment):
             where=self.where,
             bins=self.bins,
             missing=self.missing,
+            sheet=self.sheet,
+            table=self.table,
         )
 
     def declared_rewards(self) -> tuple[float, float]:
@@ -452,7 +465,9 @@ class Classification(PoolEnvironment):
             name = str(self.data)
         else:
             is_records = isinstance(self.data, Records)
-            digest = self.data.digest() if is_records else digest_of(self.data)
+            digest = (
+                self.data.digest() if is_records else digest_of(self.data, self.sheet, self.table)
+            )
         # Leaving out the default coding keeps the identity of results of earlier versions.
         coding: dict[str, Any] = {} if self.coding == "projection" else {"coding": self.coding}
         for key in ("ranges", "norm", *_PREPARATIONS):

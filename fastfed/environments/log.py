@@ -29,7 +29,7 @@ from fastfed.environments.log_files import Decision, dense, read_vw
 from fastfed.environments.pool import ABOUT_RECORDS, equal_blocks
 from fastfed.environments.replay import CODINGS, DIMENSION, declared_range, projections, scaled
 from fastfed.environments.selection import check_missing, declared_columns, selected, with_missing
-from fastfed.environments.tables import SILO, Table, digest_of, is_table, read_table
+from fastfed.environments.tables import PARTS, SILO, Table, digest_of, is_table, read_table
 
 #: Formats of a log; for tables, the columns of action, reward and propensity.
 FORMATS: dict[str, tuple[str, str, str] | None] = {
@@ -37,6 +37,11 @@ FORMATS: dict[str, tuple[str, str, str] | None] = {
     "open-bandit": ("item_id", "click", "propensity_score"),
     "vw": None,
 }
+#: Keys of tables alone.
+_OF_TABLES = (
+    *("action", "reward", "propensity", "silo", "columns", "ranges", "where", "missing"),
+    *PARTS,
+)
 #: Columns of the Open Bandit Dataset that are features of a visitor.
 _VISITOR = "user_feature_"
 #: The mean of 1 / propensity is the number of actions. A warning says if it differs by more
@@ -176,7 +181,7 @@ class Log:
         The column with the silo of each row; "silo" if there is one table for each silo.
     columns : list of str, optional
         The feature columns; by default all columns without another role. May be empty: [].
-    ranges, norm, where, missing
+    ranges, norm, where, missing, sheet, table
         As in `Classification`. For "vw", only ``norm``: a bound on the norm of the features of a
         decision with a constant 1, and on that of the features of an action with a constant 1.
     coding : {"projection", "blocks"}
@@ -209,6 +214,8 @@ class Log:
     norm: float | None = None
     where: Any = None
     missing: Any = None
+    sheet: str | None = None
+    table: str | None = None
     coding: str = "projection"
     dimension: int = DIMENSION
     projection_seed: int = 0
@@ -234,11 +241,9 @@ class Log:
             check_missing(self.missing)
         names = FORMATS[self.format]
         if names is None:
-            for key in ("action", "reward", "propensity", "silo", "columns", "ranges", "where"):
+            for key in _OF_TABLES:
                 if getattr(self, key) is not None:
                     raise InputError(f'{key} goes with tables, not with format = "vw"')
-            if self.missing is not None:
-                raise InputError('missing goes with tables, not with format = "vw"')
             for path in self._files():
                 if not isinstance(path, (str, Path)) or not os.path.isfile(path):
                     raise InputError(f"data must be a file or a list of files, got {show(path)}")
@@ -246,6 +251,9 @@ class Log:
         for key, name in zip(("action", "reward", "propensity"), names, strict=True):
             if getattr(self, key) is None:
                 setattr(self, key, name)
+        for key, what in PARTS.items():
+            if not isinstance(getattr(self, key), str | None):
+                raise InputError(f"{key} must name a {what}, got {show(getattr(self, key))}")
         if not is_table(self.data):
             raise InputError(f"data must be a table or a list of tables, got {show(self.data)}")
         one_file = isinstance(self.data, (str, Path)) and not os.path.isdir(self.data)
@@ -302,7 +310,7 @@ class Log:
             digests = b"".join(hashlib.sha256(content).digest() for content in contents)
             digest = hashlib.sha256(digests).hexdigest()
         else:
-            digest = digest_of(self.data)
+            digest = digest_of(self.data, self.sheet, self.table)
         keys = {k: v for k, v in self.__dict__.items() if k not in ("data", "_rounds")}
         return {"kind": self.kind, "data": digest, **keys, "reward_range": list(self.reward_range)}
 
@@ -334,7 +342,7 @@ class Log:
     def _of_table(self, silos: int | None) -> Rounds:
         """Read tables."""
         by_format = self.format == "open-bandit"  # affinities of items are no features
-        table = read_table(self.data, shared=self.columns is not None or by_format)
+        table = read_table(self.data, self.columns is not None or by_format, self.sheet, self.table)
         kept = declared_columns(table, self.where, "where")
         known = declared_columns(table, self.ranges)
         table = selected(with_missing(table, self.missing, (known, kept)), kept)
