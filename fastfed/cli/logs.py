@@ -77,7 +77,8 @@ def _cells(row: LogValue) -> tuple[str, ...]:
         row.label,
         f"{value.value:.4g}",
         f"{value.stderr:.2g}",
-        _interval(value.low, value.high),
+        # Without any reward the normal interval would be a point.
+        _interval(value.low, value.high) if value.rewarded else "",
         "" if value.bounded is None else _interval(*value.bounded),
         f"{row.normalised.value:.4g}",
         str(value.rewarded),

@@ -54,6 +54,8 @@ def run(
 
     experiment = load_spec(spec, replicates=replicates, seed=seed, quick=quick, changes=changes)
     if experiment.environment.kind == "log":
+        if formats:
+            raise click.UsageError("--format goes with regret, which a log has not")
         from fastfed.cli.logs import run_log
 
         run_log(experiment, folder)

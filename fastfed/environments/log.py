@@ -44,6 +44,8 @@ _OF_TABLES = (
 )
 #: Columns of the Open Bandit Dataset that are features of a visitor.
 _VISITOR = "user_feature_"
+#: Number of rounds whose actions are scored at once, which bounds memory.
+_BLOCK = 4096
 #: The mean of 1 / propensity is the number of actions. A warning says if it differs by more
 #: standard errors than this.
 _FAR = 6.0
@@ -142,11 +144,14 @@ class Rounds:
                 if self.maps
                 else theta.reshape(len(self.actions), -1)
             )
-            scores = z @ weights.T
-            scores[:, ~self.available[silo]] = -np.inf
             count = min(top, int(self.available[silo].sum()))
-            best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-            return np.asarray((best == chosen[:, None]).any(axis=1) / count)
+            for first in range(0, len(rounds), _BLOCK):
+                block = slice(first, first + _BLOCK)
+                scores = z[block] @ weights.T
+                scores[:, ~self.available[silo]] = -np.inf
+                best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+                result[block] = (best == chosen[block, None]).any(axis=1) / count
+            return result
         flat = self.maps[0].T @ theta if self.maps else theta
         weights = flat.reshape(self.u.shape[1], -1)
         for i, round in enumerate(rounds):
@@ -461,7 +466,12 @@ class Log:
         ):  # fmt: skip
             if not valid.all():
                 row = int(np.argmin(valid))
-                raise InputError(f"{where[row]}: {name} {limits}, got {values[row]:g}")
+                hint = (
+                    ": a reward is minus the cost"
+                    if self.format == "vw" and name == "reward"
+                    else ""
+                )
+                raise InputError(f"{where[row]}: {name} {limits}, got {values[row]:g}{hint}")
         if u is None and len(actions) < 2:
             raise InputError(f"a log must have at least 2 actions, got only {show(actions[0])}")
         if owner is None:

@@ -375,3 +375,30 @@ def test_the_command_prints_and_writes_the_values(tmp_path):
     assert f"{value['value']:.4g}" in result.output
     assert "several releases" in result.output and "batch_size = 200" in result.output
     assert "fedlinucb" in (tmp_path / "out" / "certificates.txt").read_text()
+    options = ["run", str(spec), "-o", str(tmp_path / "out"), "--format", "png"]
+    assert "--format goes with regret" in click.testing.CliRunner().invoke(cli, options).output
+    shown = click.testing.CliRunner().invoke(cli, ["privacy", str(spec)])
+    assert shown.exit_code == 0 and "Made of real records" in shown.output
+
+
+def test_a_policy_without_matching_rounds_or_rewards_has_no_interval(tmp_path):
+    # Action 0 is the best in training and never taken, or never rewarded, afterwards.
+    for later, rewarded in (([(1, 1, 0.5)] * 4, None), ([(0, 0, 0.5), (1, 0, 0.5)] * 2, 0)):
+        log = [(0, 1, 0.5), (1, 0, 0.5)] * 2 + later
+        row = values_of(written(tmp_path, log), 4).rows[-1]
+        if rewarded is None:
+            assert row.value is None and row.normalised is None
+        else:
+            assert row.value.value == 0.0 and row.value.rewarded == 0
+            assert row.value.bounded[1] > 0.5
+        spec = tmp_path / "s.toml"
+        spec.write_text(
+            'name = "few"\nhorizon = 4\nsilos = 1\nreplicates = 1\n'
+            '[environment]\nkind = "log"\ndata = "log.csv"\ncoding = "blocks"\n'
+            '[[curve]]\nalgorithm = "fedlinucb"\nbatch_size = 4\n'
+        )
+        shown = click.testing.CliRunner().invoke(cli, ["run", str(spec), "-o", str(tmp_path / "o")])
+        assert shown.exit_code == 0, shown.output
+        assert ("chose no logged action" in shown.output) == (rewarded is None)
+        (line,) = [line for line in shown.output.splitlines() if line.startswith("fedlinucb  ")]
+        assert "0 to 0 " not in line
