@@ -12,6 +12,7 @@ import gzip
 import io
 import lzma
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -127,7 +128,7 @@ def _unzipped(data: bytes, name: str) -> bytes:
     """Return the only table of a ZIP archive; a document that is such an archive as it is."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
         is_excel = name.lower().endswith((".xlsx", ".xlsm")) or _CONTENT_TYPES in data[:4096]
         kind, advice = ("Excel file", "save the table as CSV (UTF-8)") if is_excel else (
             "ZIP archive", "copy it again")  # fmt: skip
@@ -142,7 +143,7 @@ def _unzipped(data: bytes, name: str) -> bytes:
         files = [
             each
             for each in archive.infolist()
-            if not each.is_dir()
+            if not each.filename.endswith("/")
             and not each.filename.startswith("__MACOSX/")
             and not each.filename.rpartition("/")[2].startswith(".")
         ]
@@ -164,7 +165,7 @@ def _unzipped(data: bytes, name: str) -> bytes:
             raise InputError(f"{name} would have {member.file_size} bytes unpacked: unpack it")
         try:
             content = archive.read(member)
-        except (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError) as e:
+        except Exception as e:  # zipfile and its decompressors raise many kinds of errors
             raise InputError(
                 f"{name} must be a whole ZIP archive, got damage ({type(e).__name__})"
             ) from None

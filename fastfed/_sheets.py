@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sqlite3
+import struct
 import zipfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -45,7 +46,7 @@ def kind_of(data: bytes) -> str | None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return "excel" if "xl/workbook.xml" in archive.namelist() else None
-    except (zipfile.BadZipFile, ValueError, OSError):
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error):
         return None
 
 
@@ -200,7 +201,7 @@ def _sqlite(data: bytes, path: Path, name: str, table: str | None) -> Sheet:
             cursor = database.execute(f'SELECT * FROM "{quoted}"')
             names = [column[0] for column in cursor.description]
             rows = [(f"{name}, row {i}", row) for i, row in enumerate(cursor, 1)]
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:
         # The message of an error may quote a cell, such as text that is not UTF-8.
         raise InputError(
             f"{name} must be a whole SQLite file with text in UTF-8, got damage "
