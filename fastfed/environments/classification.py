@@ -8,10 +8,8 @@ from data sets of scikit-learn and statsmodels.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +32,7 @@ from fastfed.environments.tables import (
     SILO,
     check_mapping,
     digest_of,
+    has_several_tables,
     is_table,
     read_table,
 )
@@ -357,10 +356,7 @@ class Classification(PoolEnvironment):
             raise _no_data(self.data)
         if isinstance(self.data, Mapping):
             check_mapping(self.data)
-        many_tables = isinstance(self.data, (list, tuple, Mapping)) or (
-            isinstance(self.data, (str, Path)) and os.path.isdir(self.data)
-        )
-        if many_tables and self.silo is None:
+        if has_several_tables(self.data) and self.silo is None:
             self.silo = SILO
 
     @property

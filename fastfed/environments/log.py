@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fastfed._cells import FALSE, TRUE, as_number, code, is_missing, plain_name
+from fastfed._cells import FALSE, TRUE, as_number, code, is_missing, unified
 from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.environments.base import SCALED, EnvironmentSpec, RewardDistribution
@@ -29,7 +29,15 @@ from fastfed.environments.log_files import Decision, dense, read_vw
 from fastfed.environments.pool import ABOUT_RECORDS, equal_blocks
 from fastfed.environments.replay import CODINGS, DIMENSION, declared_range, projections, scaled
 from fastfed.environments.selection import check_missing, declared_columns, selected, with_missing
-from fastfed.environments.tables import PARTS, SILO, Table, digest_of, is_table, read_table
+from fastfed.environments.tables import (
+    PARTS,
+    SILO,
+    Table,
+    digest_of,
+    has_several_tables,
+    is_table,
+    read_table,
+)
 
 #: Formats of a log; for tables, the columns of action, reward and propensity.
 FORMATS: dict[str, tuple[str, str, str] | None] = {
@@ -168,6 +176,28 @@ class Rounds:
         return np.diff(self.starts)[rounds.start : rounds.stop]
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Rows:
+    """The rows of a log as they were read, in the order of the log; see `Rounds`.
+
+    ``where`` is the place of each row for messages, ``owner`` its silo (None: no silos), ``sizes``
+    its number of offered actions, and ``norm`` the limit of features that is known without the log.
+    """
+
+    where: Sequence[str]
+    owner: np.ndarray | None
+    z: np.ndarray
+    u: np.ndarray | None = None
+    sizes: np.ndarray | None = None
+    actions: list[str]
+    chosen: np.ndarray
+    rewards: np.ndarray
+    propensities: np.ndarray
+    notes: tuple[str, ...]
+    declared: bool
+    norm: float | None
+
+
 @dataclass(kw_only=True)
 class Log:
     """A log of decisions, on which systems are trained, and by which their policies are evaluated.
@@ -261,12 +291,7 @@ class Log:
                 raise InputError(f"{key} must name a {what}, got {show(getattr(self, key))}")
         if not is_table(self.data):
             raise InputError(f"data must be a table or a list of tables, got {show(self.data)}")
-        one_file = isinstance(self.data, (str, Path)) and not os.path.isdir(self.data)
-        several = not one_file and (
-            isinstance(self.data, (str, Path, list, tuple)) or (hasattr(self.data, "keys")
-            and not hasattr(self.data, "columns"))
-        )  # fmt: skip
-        if several and self.silo is None:
+        if has_several_tables(self.data) and self.silo is None:
             self.silo = SILO
 
     def _files(self) -> list[Any]:
@@ -368,34 +393,29 @@ class Log:
         without = isinstance(columns, (list, tuple)) and not columns
         if not without and (columns is not None or others):
             names = feature_columns(table, roles, columns)
+        if names or known:
             features, feature_notes = features_of(table, names, known)
             notes = (*notes, *feature_notes)
-        owner = None if self.silo is None else silo_numbers(table, self.silo)
-        action_column = str(self.action)
-        cells = table.complete("action", action_column)
-        form = {cell: plain_name(f"column {show(action_column)}", cell) for cell in set(cells)}
-        actions = _sorted(set(form.values()))
+        cells = unified(table.complete("action", str(self.action)))
+        actions = _sorted(set(cells))
         position = {name: i for i, name in enumerate(actions)}
-        chosen = np.array([position[form[cell]] for cell in cells])
-        all_declared = len(known) == len(names)
+        declared = len(known) == len(names)
         norm = self.norm
-        if norm is None and all_declared:
+        if norm is None and declared:
             norm = math.sqrt(len(names) + 1.0)
-        return self._made(
-            silos,
-            owner,
+        raw = _Rows(
             where=table.where,
+            owner=None if self.silo is None else silo_numbers(table, self.silo),
             z=scaled(features, MAX_DIMENSION, norm),
-            u=None,
-            sizes=None,
             actions=actions,
-            chosen=chosen,
+            chosen=np.array([position[cell] for cell in cells]),
             rewards=_numbers(table, "reward", str(self.reward)),
             propensities=_numbers(table, "propensity", str(self.propensity)),
             notes=notes,
-            declared=all_declared,
+            declared=declared,
             norm=norm,
         )
+        return self._arranged(silos, raw)
 
     def _of_text(self, silos: int | None) -> Rounds:
         """Read files in the format of Vowpal Wabbit."""
@@ -422,10 +442,9 @@ class Log:
         owner = None
         if len(files) > 1:
             owner = np.repeat(np.arange(len(files)), [len(file) for file in files])
-        return self._made(
-            silos,
-            owner,
+        raw = _Rows(
             where=[decision.where for decision in decisions],
+            owner=owner,
             z=scaled(values, MAX_DIMENSION, self.norm),
             u=u,
             sizes=sizes,
@@ -437,71 +456,26 @@ class Log:
             declared=True,
             norm=self.norm,
         )
+        return self._arranged(silos, raw)
 
-    def _made(
-        self,
-        silos: int | None,
-        owner: np.ndarray | None,
-        *,
-        where: Sequence[str],
-        z: np.ndarray,
-        u: np.ndarray | None,
-        sizes: np.ndarray | None,
-        actions: list[str],
-        chosen: np.ndarray,
-        rewards: np.ndarray,
-        propensities: np.ndarray,
-        notes: tuple[str, ...],
-        declared: bool,
-        norm: float | None,
-    ) -> Rounds:
-        """Check the rows and return them, sorted by silo."""
-        count = len(z)
-        low, high = self.reward_range
-        for name, values, valid, limits in (
-            ("reward", rewards, (rewards >= low) & (rewards <= high),
-             f"must lie in reward_range [{low:g}, {high:g}]"),
-            ("propensity", propensities, (propensities > 0.0) & (propensities <= 1.0),
-             "must be a probability, > 0 and <= 1"),
-        ):  # fmt: skip
-            if not valid.all():
-                row = int(np.argmin(valid))
-                hint = (
-                    ": a reward is minus the cost"
-                    if self.format == "vw" and name == "reward"
-                    else ""
-                )
-                raise InputError(f"{where[row]}: {name} {limits}, got {values[row]:g}{hint}")
-        if u is None and len(actions) < 2:
-            raise InputError(f"a log must have at least 2 actions, got only {show(actions[0])}")
-        if owner is None:
-            if silos is None:
-                raise InputError("silos is required: the log has no silo column")
-            if silos > count:
-                raise InputError(f"silos must be at most the {count} rows, got {silos}")
-            silo_starts = equal_blocks(count, silos)
-            order = np.arange(count)
-        else:
-            if silos not in (None, int(owner.max()) + 1):
-                raise InputError(
-                    f"silos must be the {int(owner.max()) + 1} silos of the log, got {silos}"
-                )
-            order = np.argsort(owner, kind="stable")
-            silo_starts = np.concatenate([[0], np.cumsum(np.bincount(owner))])
-        starts = None
-        if u is not None and sizes is not None:
-            first = np.concatenate([[0], np.cumsum(sizes)])
+    def _arranged(self, silos: int | None, raw: _Rows) -> Rounds:
+        """Check the rows of a log and sort them by silo."""
+        self._check(raw)
+        silo_starts, order = _by_silo(silos, raw)
+        u, starts, available = raw.u, None, np.zeros((len(silo_starts) - 1, 0), dtype=bool)
+        if u is not None and raw.sizes is not None:
+            first = np.concatenate([[0], np.cumsum(raw.sizes)])
             u = np.concatenate([u[first[row] : first[row + 1]] for row in order.tolist()])
-            starts = np.concatenate([[0], np.cumsum(sizes[order])])
-        available = np.zeros((len(silo_starts) - 1, len(actions)), dtype=bool)
-        for i in range(len(available)):
-            if u is None:
-                available[i, chosen[order[silo_starts[i] : silo_starts[i + 1]]]] = True
-        width = z.shape[1] * (len(actions) if u is None else u.shape[1])
+            starts = np.concatenate([[0], np.cumsum(raw.sizes[order])])
+        else:
+            available = np.zeros((len(silo_starts) - 1, len(raw.actions)), dtype=bool)
+            for i in range(len(available)):
+                available[i, raw.chosen[order[silo_starts[i] : silo_starts[i + 1]]]] = True
+        width = raw.z.shape[1] * (len(raw.actions) if u is None else u.shape[1])
         maps: list[np.ndarray] = []
         if self.coding == "projection":
-            many, columns = (len(actions), z.shape[1]) if u is None else (1, width)
-            maps = projections(many, self.dimension, columns, self.projection_seed)
+            count, columns = (len(raw.actions), raw.z.shape[1]) if u is None else (1, width)
+            maps = projections(count, self.dimension, columns, self.projection_seed)
         elif width > MAX_DIMENSION:
             raise InputError(
                 f'coding = "blocks" needs {width} features, at most {MAX_DIMENSION}; use '
@@ -509,25 +483,62 @@ class Log:
             )
         public = (
             "rows are divided by the largest norm in the log, which is taken as public"
-            if norm is None
-            else f"each row is scaled down to norm at most {norm:g}, a limit that is known without "
-            "the log"
+            if raw.norm is None
+            else f"each row is scaled down to norm at most {raw.norm:g}, a limit that is known "
+            "without the log"
         )
-        rounds = Rounds(
-            z=z[order],
+        doubts = _doubts(raw.propensities[order], silo_starts, available, raw.sizes)
+        return Rounds(
+            z=raw.z[order],
             u=u,
             starts=starts,
             maps=maps,
-            actions=actions,
+            actions=raw.actions,
             available=available,
-            chosen=chosen[order],
-            rewards=rewards[order],
-            propensities=propensities[order],
+            chosen=raw.chosen[order],
+            rewards=raw.rewards[order],
+            propensities=raw.propensities[order],
             silo_starts=silo_starts,
-            notes=(*notes, public, *_doubts(propensities[order], silo_starts, available, sizes)),
-            declared=declared and norm is not None,
+            notes=(*raw.notes, public, *doubts),
+            declared=raw.declared and raw.norm is not None,
         )
-        return rounds
+
+    def _check(self, raw: _Rows) -> None:
+        """Raise InputError if a reward or propensity is out of range, or there is one action."""
+        low, high = self.reward_range
+        hint = ": a reward is minus the cost" if self.format == "vw" else ""
+        valid = (raw.rewards >= low) & (raw.rewards <= high)
+        if not valid.all():
+            row = int(np.argmin(valid))
+            raise InputError(
+                f"{raw.where[row]}: reward must lie in reward_range [{low:g}, {high:g}], "
+                f"got {raw.rewards[row]:g}{hint}"
+            )
+        valid = (raw.propensities > 0.0) & (raw.propensities <= 1.0)
+        if not valid.all():
+            row = int(np.argmin(valid))
+            raise InputError(
+                f"{raw.where[row]}: propensity must be a probability, > 0 and <= 1, "
+                f"got {raw.propensities[row]:g}"
+            )
+        if raw.u is None and len(raw.actions) < 2:
+            raise InputError(f"a log must have at least 2 actions, got only {show(raw.actions[0])}")
+
+
+def _by_silo(silos: int | None, raw: _Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first round of each silo (M + 1,), and the rows in the order of silos (n,)."""
+    count = len(raw.z)
+    if raw.owner is None:
+        if silos is None:
+            raise InputError("silos is required: the log has no silo column")
+        if silos > count:
+            raise InputError(f"silos must be at most the {count} rows, got {silos}")
+        return equal_blocks(count, silos), np.arange(count)
+    present = int(raw.owner.max()) + 1
+    if silos not in (None, present):
+        raise InputError(f"silos must be the {present} silos of the log, got {silos}")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(raw.owner))])
+    return starts, np.argsort(raw.owner, kind="stable")
 
 
 def _doubts(

@@ -169,6 +169,13 @@ def is_table(data: object) -> bool:
     return isinstance(data, Mapping) or _is_frame(data)
 
 
+def has_several_tables(data: object) -> bool:
+    """Return True for a folder, a list or a mapping: a table for each silo."""
+    return isinstance(data, (list, tuple, Mapping)) or (
+        isinstance(data, (str, Path)) and os.path.isdir(data)
+    )
+
+
 def read_table(
     data: Any, shared: bool = False, sheet: str | None = None, table: str | None = None
 ) -> Table:

@@ -307,6 +307,8 @@ def test_open_bandit_logs_have_the_values_of_a_loop():
         ({"top": 0}, "top must be"),
         ({"columns": ["reward"]}, "columns must not list the reward column"),
         ({"columns": "x"}, "columns must be a list"),
+        ({"columns": [], "ranges": {"reward": [0, 1]}}, "ranges must be of feature columns"),
+        ({"table": "t"}, "table goes with an SQLite file"),
         ({"format": "vw", "where": {"x": [0, 1]}}, 'where goes with tables, not with'),
         ({"reward_range": [0, 0.5]}, r"reward must lie in reward_range \[0, 0.5\], got 1"),
         ({"where": {"action": [5, 9]}}, "where must keep at least one"),
