@@ -12,6 +12,8 @@ import gzip
 import io
 import lzma
 import re
+import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -46,12 +48,17 @@ _COMPRESSIONS: dict[str, tuple[bytes, str, Callable[[bytes], bytes]]] = {
 }
 #: Endings of compressed files.
 COMPRESSED = tuple(ending for _, ending, _ in _COMPRESSIONS.values())
+_ZIP = b"PK\x03\x04"
+_CONTENT_TYPES = b"[Content_Types].xml"  # name of the first file in documents of Office
+#: Endings of the files in a ZIP archive that are tables, if it has others too.
+_TABLES = (".csv", ".tsv", ".parquet", ".feather", ".arrow", ".xlsx", ".xlsm", ".sqlite", ".db")
+#: Largest size of an unpacked archive.
+_MOST_UNPACKED = 2**34
 #: First bytes of files that are neither text nor compressed: what such a file is, and what to do.
 _OTHERS = {
-    b"PK\x03\x04": "a ZIP archive: unpack it",
+    _ZIP: "a ZIP archive: unpack it",
     b"\xd0\xcf\x11\xe0": "an old Excel file: save the table as CSV (UTF-8)",
-    b"SQLite format 3\x00": "an SQLite file: a silo's source reads it with database and query; "
-    "export the table as CSV for a simulation",
+    b"SQLite format 3\x00": "an SQLite file: export the table as text",
     b"\x89HDF": "an HDF5 file: save the table as CSV (UTF-8)",
     b"%PDF": "a PDF file: save the table as CSV (UTF-8)",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it",
@@ -79,7 +86,7 @@ def compression(data: bytes) -> str | None:
 
 
 def file_content(path: Path, name: str) -> bytes:
-    """Return the bytes of a file, decompressed.
+    """Return the bytes of a file, decompressed; of a ZIP archive, the bytes of its only table.
 
     Parameters
     ----------
@@ -101,7 +108,12 @@ def file_content(path: Path, name: str) -> bytes:
         for promised, (_, ending, _) in _COMPRESSIONS.items():
             if path.name.lower().endswith(ending):
                 raise InputError(f"{name} must be a whole {promised} file, got something else")
-        return data
+        return _unzipped(data, name) if data.startswith(_ZIP) else data
+    return _decompressed(data, kind, name)
+
+
+def _decompressed(data: bytes, kind: str, name: str) -> bytes:
+    """Return the content of compressed bytes."""
     try:
         return _COMPRESSIONS[kind][2](data)
     except InputError as error:
@@ -112,10 +124,59 @@ def file_content(path: Path, name: str) -> bytes:
         ) from None
 
 
+def _unzipped(data: bytes, name: str) -> bytes:
+    """Return the only table of a ZIP archive; a document that is such an archive as it is."""
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
+        is_excel = name.lower().endswith((".xlsx", ".xlsm")) or _CONTENT_TYPES in data[:4096]
+        kind, advice = ("Excel file", "save the table as CSV (UTF-8)") if is_excel else (
+            "ZIP archive", "copy it again")  # fmt: skip
+        raise InputError(
+            f"{name} must be a whole {kind}, got damage ({type(error).__name__}): {advice}"
+        ) from None
+    with archive:
+        names = archive.namelist()
+        # Documents of Excel and OpenDocument are archives too.
+        if "[Content_Types].xml" in names or "mimetype" in names:
+            return data
+        files = [
+            each
+            for each in archive.infolist()
+            if not each.filename.endswith("/")
+            and not each.filename.startswith("__MACOSX/")
+            and not each.filename.rpartition("/")[2].startswith(".")
+        ]
+        endings = (*_TABLES, *(table + each for table in (".csv", ".tsv") for each in COMPRESSED))
+        tables = [each for each in files if each.filename.lower().endswith(endings)]
+        if len(files) == 1:
+            tables = files
+        if len(tables) != 1:
+            listed = ", ".join(each.filename for each in (tables or files)[:20])
+            raise InputError(
+                f"{name} must hold exactly one table, got {len(tables)}"
+                + (f" ({listed})" if listed else "")
+                + ": unpack it, and name the file"
+            )
+        (member,) = tables
+        if member.flag_bits & 1:
+            raise InputError(f"{name} is encrypted: unpack it")
+        if member.file_size > _MOST_UNPACKED:
+            raise InputError(f"{name} would have {member.file_size} bytes unpacked: unpack it")
+        try:
+            content = archive.read(member)
+        except Exception as e:  # zipfile and its decompressors raise many kinds of errors
+            raise InputError(
+                f"{name} must be a whole ZIP archive, got damage ({type(e).__name__})"
+            ) from None
+    compressed = compression(content)
+    return content if compressed is None else _decompressed(content, compressed, name)
+
+
 def other_kind(data: bytes, name: str) -> str | None:
     """Return what bytes that are no CSV file are and what to do with them, or None."""
-    if data.startswith(b"PK\x03\x04"):
-        if name.lower().endswith((".xlsx", ".xlsm")) or b"[Content_Types].xml" in data[:4096]:
+    if data.startswith(_ZIP):
+        if name.lower().endswith((".xlsx", ".xlsm")) or _CONTENT_TYPES in data[:4096]:
             return "an Excel file: save the table as CSV (UTF-8)"
         if b"opendocument" in data[:200]:
             return "an OpenDocument file: save the table as CSV (UTF-8)"

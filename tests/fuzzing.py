@@ -391,13 +391,13 @@ def valid_letor(rng: Random) -> bytes:
     ending = rng.choice(("\n", "\r\n", " \n", "\t\r\n", " # docid = 1:2 x\n"))
     lines = []
     for query in range(rng.randint(1, 4)):
+        qid = rng.choice((query + 1, query + 1, query * 10**9))
         for _ in range(rng.randint(1, 4)):
             pairs = [
                 f"{j}:{letor_number(rng)}"
                 for j in range(1, width + 1)
                 if rng.random() < rng.choice((1.0, 0.7))
             ]
-            qid = rng.choice((query + 1, query + 1, query * 10**9))
             lines.append(f"{rng.randint(0, 4)} qid:{qid} {' '.join(pairs)}{ending}")
     text = "".join(lines)
     return (text if rng.random() < 0.7 else text.rstrip("\n")).encode()

@@ -43,6 +43,9 @@ def oracle(data: bytes, name: str) -> Rows | None:
     relevance, qids, rows = ([each[at] for at in judged] for each in (relevance, qids, rows))
     if not rows:
         return None
+    runs = [qid for qid, before in zip(qids, [None, *qids], strict=False) if qid != before]
+    if len(set(runs)) < len(runs):  # the rows of a query are not together
+        return None
     features = np.zeros((len(rows), max([1, *(j for row in rows for j in row)])), np.float32)
     for at, row in enumerate(rows):
         for j, number in row.items():

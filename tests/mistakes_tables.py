@@ -189,6 +189,21 @@ FILES = [
         ("patients.csv:3", "dose", "inf", "empty"),
     ),
     Mistake(
+        "a filter that no record fits",
+        table(GOOD, more='where = { site = ["west"] }'),
+        ("patients.csv", "where", "12 records", "where.site", "west"),
+    ),
+    Mistake(
+        "bins of a label that is a text",
+        table(GOOD, more="bins = [1, 2]"),
+        ("patients.csv:2", "label 'state'", "numbers", "bins"),
+    ),
+    Mistake(
+        "a sentinel that is no text",
+        table(GOOD, more="missing = [-9]"),
+        ("missing", "list of texts", "-9"),
+    ),
+    Mistake(
         "a text among numbers, in a declared column",
         table(GOOD.replace("41,5.5", "41,low"), more="ranges = { dose = [0, 20] }"),
         ("patients.csv:3", "dose", "'low'", "number"),

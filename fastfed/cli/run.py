@@ -45,11 +45,23 @@ def run(
     repeat the command, it simulates only the missing replicates. DIR also gets report.html (one
     page with everything, including charts of regret against rounds and against bytes sent), the
     table (table.txt, table.csv) and the privacy certificates (certificates.txt).
+
+    A log of decisions (kind = "log") has no regret. Systems are trained on its earlier rows, and
+    the command prints the value of the learned policies, estimated from the later rows. DIR gets
+    values.json and certificates.txt.
     """
-    from fastfed.cli.execution import simulate
     from fastfed.experiments.specs import load_spec
 
     experiment = load_spec(spec, replicates=replicates, seed=seed, quick=quick, changes=changes)
+    if experiment.environment.kind == "log":
+        if formats:
+            raise click.UsageError("--format goes with regret, which a log has not")
+        from fastfed.cli.logs import run_log
+
+        run_log(experiment, folder)
+        return
+    from fastfed.cli.execution import simulate
+
     simulate(experiment, folder, resources, formats)
 
 

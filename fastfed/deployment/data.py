@@ -38,6 +38,7 @@ from fastfed._containers import (
     is_utf_16,
     other_kind,
 )
+from fastfed._sheets import read_sheet
 from fastfed._validate import (
     InputError,
     check_plain,
@@ -60,12 +61,16 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Parameters
     ----------
     file : str, optional
-        A CSV file, also compressed by gzip, bzip2, xz or zstd, a Parquet file or a Feather file.
+        A CSV file, also compressed by gzip, bzip2, xz or zstd, a Parquet, Feather, Excel (.xlsx) or
+        SQLite file, or a ZIP archive of one such file.
         The bytes of the file decide which it is, except for the endings .parquet, .gz, .bz2, .xz
         and .zst, which the bytes must fit.
     database, query : str, optional
         An SQLite file, opened for reading only, and a query that may only select, for at most ten
         minutes. In Python, `cases` can send the query to any database by its connection.
+    sheet, table : str, optional
+        The sheet of an Excel file, by default the first one; the table of an SQLite file, which may
+        be left out if there is only one.
     delimiter : str, optional
         Delimiter of a CSV file. By default it is detected from the header.
     decimal : {".", ","}
@@ -106,6 +111,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str | None = None
     database: str | None = None
     query: str | None = None
+    sheet: str | None = None
+    table: str | None = None
     delimiter: str | None = None
     decimal: str = "."
     encoding: str = "utf-8"
@@ -190,6 +197,9 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
         raise InputError("a source needs either file, or query and its database")
     if source.database is not None and source.query is None:
         raise InputError("a source needs database and query together")
+    for key in ("sheet", "table"):
+        if getattr(source, key) is not None and source.file is None:
+            raise InputError(f"{key} goes with file; a query names its table")
     if source.decimal not in (".", ","):
         raise InputError(f'decimal must be "." or ",", got {show(source.decimal)}')
     if source.delimiter is not None and len(source.delimiter) != 1:
@@ -228,6 +238,9 @@ def _table(source: Source) -> _Table:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     data = file_content(path, path.name)
+    inside = read_sheet(data, path, path.name, source.sheet, source.table)
+    if inside is not None:
+        return inside.names, iter(inside.rows)
     kind = "parquet" if path.suffix == ".parquet" else columnar(data)
     return _csv(path, data, source) if kind is None else _columnar(path, data, kind)
 

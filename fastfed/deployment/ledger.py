@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from fastfed._sqlite import copied
 from fastfed._validate import InputError, number
-from fastfed.deployment.reading import copied
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.certificate import rounded_up
 

@@ -22,6 +22,7 @@ from fastfed.environments.base import (
 from fastfed.environments.classification import Classification
 from fastfed.environments.instances import HardInstance, NoDiversity
 from fastfed.environments.letor import Letor
+from fastfed.environments.log import Log
 from fastfed.environments.losses import (
     GradientLosses,
     LowerBoundLosses,
@@ -46,6 +47,7 @@ BANDIT_ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "rotated": (Rotated, "the sphere, with theta* rotated by an angle at each silo"),
     "letor": (Letor, "learning-to-rank files (MSLR-WEB10K, WEB30K, LETOR): queries and documents"),
     "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
+    "log": (Log, "a log of decisions with propensities: tables, Open Bandit or Vowpal Wabbit"),
     "replay": (Replay, "recorded rounds from NumPy arrays"),
     "python": (Python, "an environment that you write: a numba.cfunc or a Python function"),
 }
@@ -125,8 +127,8 @@ def environment_from_spec(spec: Any) -> Environment:
         missing = dataclasses.MISSING
         if field.default is missing and field.default_factory is missing and name not in keys:
             raise InputError(f'environment.{name} is required for kind = "{kind}"')
-    if "reward" in keys:
-        factory: Any = fields["reward"].default_factory
+    factory: Any = fields["reward"].default_factory if "reward" in keys else dataclasses.MISSING
+    if factory is not dataclasses.MISSING:  # of a log, `reward` names a column
         default, reward = factory(), keys["reward"]
         # If the environment's default distribution is Gaussian, its std is the default std.
         same_kind = isinstance(reward, dict) and reward.get("kind", default.kind) == default.kind
@@ -151,6 +153,7 @@ __all__ = [
     "GradientLosses",
     "HardInstance",
     "Letor",
+    "Log",
     "LossSpec",
     "LowerBoundLosses",
     "NearRealizableLosses",

@@ -8,10 +8,8 @@ from data sets of scikit-learn and statsmodels.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +17,22 @@ from numpy.typing import ArrayLike
 
 from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, choice, integer, nearest, number, show
-from fastfed.environments.coding import column_ranges, feature_columns, from_table
+from fastfed.environments.coding import feature_columns, from_table
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment
 from fastfed.environments.replay import CODINGS, DIMENSION, Records, records_pool
+from fastfed.environments.selection import (
+    check_bins,
+    check_missing,
+    declared_columns,
+    selected,
+    with_missing,
+)
 from fastfed.environments.tables import (
+    PARTS,
     SILO,
     check_mapping,
     digest_of,
+    has_several_tables,
     is_table,
     read_table,
 )
@@ -44,6 +51,11 @@ def classification_pool(
     coding: str = "projection",
     ranges: Mapping[str, Any] | None = None,
     norm: float | None = None,
+    where: Mapping[str, Any] | None = None,
+    bins: Sequence[float] | None = None,
+    missing: Any = None,
+    sheet: str | None = None,
+    table: str | None = None,
 ) -> Pool:
     """Return a pool with one query per record and one action per class.
 
@@ -82,6 +94,15 @@ def classification_pool(
         Bound on the norm of the features of a record and a constant 1, see ``records_pool``. If
         all columns have ranges, the default is sqrt(columns + 1), since each column contributes
         at most one feature that is not 0.
+    where : mapping, optional
+        The records to keep: [low, high] or a list of texts by column. Records that miss such a
+        value are left out.
+    bins : sequence of float, optional
+        Increasing edges that make len(bins) + 1 classes of a label of numbers.
+    missing : list of str, or mapping of columns to such lists, optional
+        Further texts that mean a missing value, in all columns or by column.
+    sheet, table : str, optional
+        See `tables.read_table`.
 
     Returns
     -------
@@ -92,14 +113,17 @@ def classification_pool(
     ------
     InputError
         For unreadable files, unknown columns, records without label or silo, a single class, a
-        number of silos that does not agree with the data, and text columns of more than 50 values.
+        number of silos that does not agree with the data, text columns of more than 50 values, and
+        ``where`` that keeps no record.
     """
     dimension = integer("dimension", dimension, at_least=1)
     seed = integer("seed", seed, at_least=0)
     if silos is not None:
         silos = integer("silos", silos, at_least=1)
     if isinstance(data, str) and data in SHIPPED:
-        check_left_out(data, label=label, silo=silo, columns=columns, ranges=ranges)
+        tables_only = {"where": where, "bins": bins, "missing": missing, "ranges": ranges}
+        check_left_out(data, sheet=sheet, table=table)
+        check_left_out(data, label=label, silo=silo, columns=columns, **tables_only)
         features, classes, default_norm, *data_notes = SHIPPED[str(data)]()
         norm = default_norm if norm is None else norm
         owner = None
@@ -108,11 +132,13 @@ def classification_pool(
     else:
         if not is_table(data):
             raise _no_data(data)
-        table = read_table(data, shared=columns is not None)
-        known = column_ranges(table, ranges)
-        features, classes, owner, notes = from_table(table, label, silo, columns, known)
-        notes = (*table.notes, *notes)
-        count = len(feature_columns(table, str(label), silo, columns))
+        read = read_table(data, columns is not None, sheet, table)
+        known, kept = declared_columns(read, ranges), declared_columns(read, where, "where")
+        rows = selected(with_missing(read, missing, (known, kept)), kept)
+        edges = None if bins is None else check_bins(bins)
+        features, classes, owner, notes = from_table(rows, label, silo, columns, known, edges)
+        notes = (*rows.notes, *notes)
+        count = len(feature_columns(rows, {"label": label, "silo": silo}, columns))
         declared = len(known) == count
         if declared and norm is None:
             norm = math.sqrt(count + 1.0)
@@ -125,7 +151,9 @@ def classification_pool(
             raise InputError(
                 f"silos must be the {n_silos} values of the silo column {show(silo)}, got {silos}"
             )
-    records = Records(features, classes, owner, norm)
+    # Edges declare the classes, also those that no record has.
+    n_classes = None if bins is None else len(bins) + 1
+    records = Records(features, classes, owner, norm, n_classes)
     return records_pool(records, silos, dimension, seed, coding, notes, declared)
 
 
@@ -221,6 +249,10 @@ def check_left_out(data: object, **options: object) -> None:
             raise InputError(f'{name} must be left out with data "{data}", got {show(value)}')
 
 
+#: Keys that choose and prepare a table before its columns are coded.
+_PREPARATIONS = ("where", "bins", "missing", "sheet", "table")
+
+
 @dataclass(kw_only=True)
 class Classification(PoolEnvironment):
     """Classification as a bandit: a record is a user, reward 1 for its class and 0 for others.
@@ -253,6 +285,17 @@ class Classification(PoolEnvironment):
         Ranges of columns that are known without the data: [low, high] or a list of categories.
     norm : float, optional
         Bound on the norm of a scaled record and a constant 1. Longer records are scaled down to it.
+    where : dict, optional
+        The records to keep: by column, [low, high] or a list of texts. Records that miss a value in
+        such a column are left out. Which records are left out counts as public.
+    bins : list of float, optional
+        Increasing edges that make classes of a label of numbers: [21, 49] makes the classes "< 21",
+        "21 to 49" and ">= 49".
+    missing : list of str or dict, optional
+        Further texts that mean a missing value, such as ["-9"], or such lists by column.
+    sheet, table : str, optional
+        The sheet of Excel files, by default the first one; the table of SQLite files, which may be
+        left out if there is only one.
     sampling, reward, intercept
         See ``PoolEnvironment``.
 
@@ -271,6 +314,11 @@ class Classification(PoolEnvironment):
     coding: str = "projection"
     ranges: Any = None
     norm: float | None = None
+    where: Any = None
+    bins: Any = None
+    missing: Any = None
+    sheet: str | None = None
+    table: str | None = None
     sampling: str = "without-replacement"
     kind = "classification"
     records = "records"
@@ -288,25 +336,27 @@ class Classification(PoolEnvironment):
         if self.norm is not None:
             self.norm = number("norm", self.norm, above=0.0)
         if isinstance(self.data, Records):
-            for name in ("ranges", "norm"):
+            for name in ("ranges", "norm", *_PREPARATIONS):
                 if getattr(self, name) is not None:
                     raise InputError(f"{name} goes with a table; for arrays use from_arrays")
             return
         options = {name: getattr(self, name) for name in ("label", "silo", "columns", "ranges")}
         if self._shipped:
-            check_left_out(self.data, **options)
+            preparations = {name: getattr(self, name) for name in _PREPARATIONS}
+            check_left_out(self.data, **options, **preparations)
             return
-        for name in ("label", "silo"):
-            if not isinstance(options[name], str | None):
-                raise InputError(f"{name} must name a column, got {show(options[name])}")
+        if self.bins is not None:
+            self.bins = check_bins(self.bins)
+        if self.missing is not None:
+            check_missing(self.missing)
+        for name, what in {"label": "column", "silo": "column", **PARTS}.items():
+            if not isinstance(getattr(self, name), str | None):
+                raise InputError(f"{name} must name a {what}, got {show(getattr(self, name))}")
         if not is_table(self.data):
             raise _no_data(self.data)
         if isinstance(self.data, Mapping):
             check_mapping(self.data)
-        many_tables = isinstance(self.data, (list, tuple, Mapping)) or (
-            isinstance(self.data, (str, Path)) and os.path.isdir(self.data)
-        )
-        if many_tables and self.silo is None:
+        if has_several_tables(self.data) and self.silo is None:
             self.silo = SILO
 
     @property
@@ -388,6 +438,11 @@ class Classification(PoolEnvironment):
             coding=self.coding,
             ranges=self.ranges,
             norm=self.norm,
+            where=self.where,
+            bins=self.bins,
+            missing=self.missing,
+            sheet=self.sheet,
+            table=self.table,
         )
 
     def declared_rewards(self) -> tuple[float, float]:
@@ -400,18 +455,20 @@ class Classification(PoolEnvironment):
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify this environment."""
-        name, digest = "arrays", None
-        if isinstance(self.data, Records):
-            digest = self.data.digest()
+        # The digest identifies records of tables and arrays; "norm" is in all existing stores.
+        name, digest = "norm", None
+        if self._shipped:
+            name = str(self.data)
         else:
-            name = Path(self.data).name if isinstance(self.data, (str, Path)) else "tables"
-            if not self._shipped:
-                digest = digest_of(self.data)
+            is_records = isinstance(self.data, Records)
+            digest = (
+                self.data.digest() if is_records else digest_of(self.data, self.sheet, self.table)
+            )
         # Leaving out the default coding keeps the identity of results of earlier versions.
         coding: dict[str, Any] = {} if self.coding == "projection" else {"coding": self.coding}
-        for name in ("ranges", "norm"):
-            if getattr(self, name) is not None:
-                coding[name] = getattr(self, name)
+        for key in ("ranges", "norm", *_PREPARATIONS):
+            if getattr(self, key) is not None:
+                coding[key] = getattr(self, key)
         return {
             "kind": self.kind,
             **coding,

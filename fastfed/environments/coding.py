@@ -15,40 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._cells import MISSING, NEW_MARKERS, NUMBER, matched, plain_name, unified
-from fastfed._validate import InputError, number, show
+from fastfed._cells import MISSING, NUMBER, matched, plain_name, unified
+from fastfed._validate import InputError, show
 from fastfed.environments.replay import MAX_CLASSES
+from fastfed.environments.selection import binned
 from fastfed.environments.tables import Table
 
 MAX_CATEGORIES = 50  # distinct texts that a one-hot coded column may have
-
-
-def column_ranges(table: Table, declared: Any) -> dict[str, tuple[float, float] | list[str]]:
-    """Return the checked ``ranges`` of a spec: an interval or the categories of each column."""
-    if declared is None:
-        return {}
-    if not isinstance(declared, Mapping):
-        raise InputError(
-            f"ranges must be a table of columns, such as {{ age = [20, 80] }}, got {show(declared)}"
-        )
-    ranges: dict[str, tuple[float, float] | list[str]] = {}
-    for name, value in declared.items():
-        table.check_name("ranges", name)
-        where = f"ranges.{name}"
-        entries = list(value) if isinstance(value, (list, tuple)) else []
-        if entries and all(isinstance(entry, str) for entry in entries):
-            if len(set(entries)) < len(entries) or (MISSING - NEW_MARKERS) & set(entries):
-                raise InputError(f"{where} must name each category once, got {show(value)}")
-            ranges[name] = entries
-        elif len(entries) == 2:
-            low = number(where, entries[0])
-            high = number(where, entries[1], above=low)
-            if not math.isfinite(high - low):
-                raise InputError(f"{where} spans more than a float64 can hold")
-            ranges[name] = low, high
-        else:
-            raise InputError(f"{where} must be [low, high] or a list of texts, got {show(value)}")
-    return ranges
 
 
 def from_table(
@@ -57,11 +30,13 @@ def from_table(
     silo: str | None,
     columns: Sequence[str] | None,
     known: Mapping[str, Any] | None = None,
+    bins: Sequence[float] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
     """Return the features, classes and silos of the records of a table, and notes.
 
     Features have shape (n, p - 1), classes and silos (n,); silos are None if ``silo`` is None.
-    ``known`` are the declared ranges of columns, as `column_ranges` returns them.
+    ``known`` are the declared ranges of columns, as `selection.declared_columns` returns them, and
+    ``bins`` the edges that make classes of a label of numbers.
     """
     if label is None:
         raise InputError(
@@ -73,42 +48,53 @@ def from_table(
         table.check_name("silo", silo)
         if silo == label:
             raise InputError(f"silo and label must be different columns, got {show(silo)} for both")
-    classes = _classes(table, label)
-    silos = None
-    if silo is not None:
-        cells = table.complete("silo", silo)
-        form = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
-        names = [form[cell] for cell in cells]
-        numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        silos = np.array([numbers[name] for name in names])
-    feature_names = feature_columns(table, label, silo, columns)
-    for name in known or ():
-        if name not in feature_names:
-            raise InputError(f"ranges must be of feature columns, got {show(name)}")
-    features, notes = _features(table, feature_names, known or {})
-    label_notes = _label_notes(table, label, classes)
+    label_notes: tuple[str, ...] = ()
+    if bins is not None:
+        classes, classes_note = binned(table, label, bins)
+    else:
+        classes = _classes(table, label)
+        label_notes = _label_notes(table, label, classes)
+    silos = None if silo is None else silo_numbers(table, silo)
+    feature_names = feature_columns(table, {"label": label, "silo": silo}, columns)
+    features, notes = features_of(table, feature_names, known or {})
     for note in label_notes:
         # Certificates of curves that send nothing have no notes, so this is a warning too.
         warnings.warn(f"{table.path}: {note}", stacklevel=2)
+    if bins is not None:
+        label_notes = (classes_note,)
     return features, classes, silos, (*notes, *label_notes)
 
 
+def silo_numbers(table: Table, silo: str) -> np.ndarray:
+    """Return the silo of each record, int64 (n,), numbered in order of first appearance."""
+    cells = table.complete("silo", silo)
+    form = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
+    names = [form[cell] for cell in cells]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names])
+
+
 def feature_columns(
-    table: Table, label: str, silo: str | None, columns: Sequence[str] | None
+    table: Table, roles: Mapping[str, str | None], columns: Sequence[str] | None
 ) -> list[str]:
-    """Return the names of the feature columns: ``columns``, or all except label and silo."""
+    """Return the names of the feature columns: ``columns``, or all that have no other role.
+
+    ``roles`` maps roles, such as "label", to the columns that have them.
+    """
+    role_of = {name: role for role, name in roles.items() if name is not None}
     if columns is None:
-        chosen = [name for name in table.names if name and name not in (label, silo)]
+        chosen = [name for name in table.names if name and name not in role_of]
         if not chosen:
-            raise InputError(f"{table.path} must have columns besides label and silo, found none")
+            raise InputError(
+                f"{table.path} must have columns besides {' and '.join(roles)}, found none"
+            )
         return chosen
     if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
         raise InputError(f"columns must be a list of column names, got {show(columns)}")
     for name in columns:
         table.check_name("columns", name)
-        if name in (label, silo):
-            role = "label" if name == label else "silo"
-            raise InputError(f"columns must not list the {role} column, got {show(name)}")
+        if name in role_of:
+            raise InputError(f"columns must not list the {role_of[name]} column, got {show(name)}")
     for name, count in Counter(columns).items():
         if count > 1:
             raise InputError(f"columns must name each column once, got {show(name)} twice")
@@ -160,10 +146,16 @@ def _code_declared(table: Table, name: str, known: tuple[float, float] | list[st
     return scaled
 
 
-def _features(
+def features_of(
     table: Table, names: list[str], known: Mapping[str, Any]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the features (n, p - 1) of the named columns, and notes for the certificate."""
+    """Return the features (n, p - 1) of the named columns, and notes for the certificate.
+
+    ``known`` are the declared ranges of columns, all of which must be among ``names``.
+    """
+    for name in known:
+        if name not in names:
+            raise InputError(f"ranges must be of feature columns, got {show(name)}")
     parts: list[np.ndarray] = []
     empty: list[str] = []
     too_broad: list[str] = []
@@ -288,7 +280,7 @@ def _label_notes(table: Table, label: str, classes: np.ndarray) -> tuple[str, ..
         return ()
     return (
         f"label {show(label)} has {actions} values in {count} records, and each is an action: if "
-        "it is a number, make a column of a few classes from it",
+        "it is a number, make a few classes of it by bins",
     )
 
 

@@ -178,8 +178,6 @@ def _row_notes(letor: LetorRows, missing: str | None) -> tuple[str, ...]:
         notes.append(
             f"{letor.unjudged} rows of negative relevance are left out: nobody judged them"
         )
-    if letor.returning:
-        notes.append(f"{letor.returning} queries have a qid that came before in the same file")
     if missing is not None:
         notes.append(f"features of value {missing} are missing, and count as 0")
     return tuple(notes)
@@ -560,7 +558,7 @@ class Letor(PoolEnvironment):
     def record_multiplicity(self) -> int:
         """Return the largest number of queries with the same identifier.
 
-        Separate runs of rows with one identifier are separate queries, but may be one record.
+        Queries of one identifier in two files are separate queries, but may be one record.
         """
         _, counts = np.unique(self._rows().qids, return_counts=True)
         return int(counts.max())

@@ -63,8 +63,6 @@ class LetorRows:
         Cache folder of the arrays, or None if they are only in memory.
     unjudged : int
         Number of rows of negative relevance, which are left out: nobody has judged them.
-    returning : int
-        Number of queries whose qid came before in the same file.
     """
 
     features: np.ndarray
@@ -75,7 +73,6 @@ class LetorRows:
     checksums: tuple[str, ...]
     folder: Path | None
     unjudged: int = 0
-    returning: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,12 +119,13 @@ def read_letor(
     -------
     LetorRows
         The rows. A warning says if rows have a negative relevance, since nobody has judged them and
-        they are left out, and if rows of one qid are not together, since each run is a query.
+        they are left out.
 
     Raises
     ------
     InputError
-        For missing files, and for text that is not LETOR; the message names file and line.
+        For missing files, for text that is not LETOR, and for a qid that comes back in a file after
+        other queries; the message names file and line.
     """
     if features is not None:
         features = integer("features", features, at_least=1, at_most=MAX_FEATURES)
@@ -136,11 +134,6 @@ def read_letor(
         _warn(
             f"{path}: {rows.unjudged} rows have relevance -1 or less, which means that nobody has "
             "judged them, and are left out"
-        )
-    if rows.returning:
-        _warn(
-            f"{path}: {rows.returning} of {len(rows.qids)} queries have a qid that came before: "
-            "sort each file by qid if its rows are of one query"
         )
     return rows
 
@@ -226,7 +219,7 @@ def _cache(
             "features": parts.features.width,
             "queries": parts.qids.rows,
             "unjudged": parsed.unjudged,
-            "returning": parsed.returning,
+            "returning": 0,  # earlier versions read such files, and look for this key
         }
         write_meta(temporary, meta)
 
@@ -258,8 +251,8 @@ def _in_memory(
         table[filled : filled + len(block), : block.shape[1]] = block
         filled += len(block)
     names = tuple(str(s) for s in sources)
-    counts = parsed.unjudged, parsed.returning
-    return LetorRows(table, relevance, starts, qids, names, tuple(parsed.digests), None, *counts)
+    digests = tuple(parsed.digests)
+    return LetorRows(table, relevance, starts, qids, names, digests, None, parsed.unjudged)
 
 
 class _BoundedBlocks(list[np.ndarray]):
@@ -390,8 +383,9 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
 def _load(folder: Path) -> LetorRows | None:
     """Return the parsed rows in a cache folder, or None if it is incomplete or damaged."""
     meta = load_meta(folder)
-    if meta is not None and "returning" not in meta:
-        shutil.rmtree(folder, ignore_errors=True)  # an earlier version kept unjudged rows
+    if meta is not None and meta.get("returning") != 0:
+        # An earlier version kept unjudged rows, or made two queries of a qid that came back.
+        shutil.rmtree(folder, ignore_errors=True)
         return None
     if meta is None or not keep_if_whole(folder, "relevance", "starts", "qids"):
         return None
@@ -405,8 +399,8 @@ def _load(folder: Path) -> LetorRows | None:
         return None
     names = tuple(source["name"] for source in meta["sources"])
     checksums = tuple(source["sha256"] for source in meta["sources"])
-    counts = meta["unjudged"], meta["returning"]
-    return LetorRows(features, relevance, starts, qids, names, checksums, folder, *counts)
+    unjudged = meta["unjudged"]
+    return LetorRows(features, relevance, starts, qids, names, checksums, folder, unjudged)
 
 
 def _entry_folder(stamps: list[_Stamp], missing: bytes | None) -> Path:

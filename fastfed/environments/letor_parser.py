@@ -229,13 +229,10 @@ class Parsed:
         SHA-256 of each file.
     unjudged : int
         Number of rows of negative relevance, which are left out.
-    returning : int
-        Number of runs of rows whose qid came before in the same file.
     """
 
     digests: list[str]
     unjudged: int
-    returning: int
 
 
 def parse(
@@ -244,10 +241,11 @@ def parse(
     """Append the judged rows of all source files to ``parts``.
 
     ``limit`` is the largest feature index allowed. Features whose value has the text
-    ``missing`` are absent. Memory holds one block of a file at a time.
+    ``missing`` are absent. Memory holds one block of a file at a time. Raises InputError if the
+    judged rows of a qid are not together in a file: they may be of one query, or of two.
     """
     digests: list[str] = []
-    count = unjudged = returning = 0
+    count = unjudged = 0
     absent = None if missing is None else re.compile(b":" + re.escape(missing) + rb"(?=[\s#]|$)")
     # glibc reuses freed memory up to twice the size of the largest block that was ever freed.
     # Without this allocation, the arrays of every block are returned to the system and requested
@@ -255,7 +253,7 @@ def parse(
     np.empty(30 << 20, dtype=np.uint8)
     for source in sources:
         digest = hashlib.sha256()
-        first_row, last_qid, qids = count, 0, list[np.ndarray]()
+        first_row, last_qid, seen = count, 0, set[int]()
         for raw_block, line in _blocks(source, digest):
             block = raw_block if absent is None else absent.sub(b":0", raw_block)
             for all_rows in _rows(block, str(source), line, limit):
@@ -263,25 +261,51 @@ def parse(
                 unjudged += len(all_rows.qid) - len(rows.qid)
                 if not len(rows.qid):
                     continue
-                parts.features.append(rows.values)
-                parts.relevance.append(rows.relevance)
                 starts_query = np.concatenate(
                     [[rows.qid[0] != last_qid], rows.qid[1:] != rows.qid[:-1]]
                 )
                 starts_query[0] |= count == first_row  # a query ends with its file
                 first_rows = np.flatnonzero(starts_query)
+                for qid in rows.qid[first_rows].tolist():
+                    if qid in seen:
+                        raise _apart(source, qid)
+                    seen.add(qid)
+                parts.features.append(rows.values)
+                parts.relevance.append(rows.relevance)
                 parts.starts.append(first_rows + count)
                 parts.qids.append(rows.qid[first_rows])
-                qids.append(rows.qid[first_rows])
                 count, last_qid = count + len(rows.qid), int(rows.qid[-1])
         if count == first_row:
             judged = f" judged by somebody, found {unjudged} others" if unjudged else ", found none"
             raise InputError(f"{source} must hold LETOR rows{judged}")
-        file_qids = np.concatenate(qids)
-        returning += len(file_qids) - len(np.unique(file_qids))
         digests.append(digest.hexdigest())
     parts.starts.append(np.array([count], np.int64))
-    return Parsed(digests, unjudged, returning)
+    return Parsed(digests, unjudged)
+
+
+def _apart(source: Path, qid: int) -> InputError:
+    """Return the error for a qid that comes back in a file after other queries."""
+    judged = re.compile(rb"\s*\+?[0-9.]+\s+qid:([+-]?[0-9]+)")
+    last: int | None = None
+    ended = False
+    where = f"{source}"
+    for block, first in _blocks(source, hashlib.sha256()):
+        for number, line in enumerate(block.split(b"\n"), first):
+            row = judged.match(line)
+            if row is None:
+                continue
+            ended |= last == qid != int(row[1])
+            last = int(row[1])
+            if ended and last == qid:
+                where = f"{source}:{number}"
+                break
+        else:
+            continue
+        break
+    return InputError(
+        f"{where}: rows of one query must be together, but qid {qid} comes back after other "
+        "queries: sort the rows by qid, or if they are of another query, give it another qid"
+    )
 
 
 def _judged(rows: Rows) -> Rows:

@@ -42,12 +42,15 @@ class Records:
     norm : float, optional
         Bound on the norm of a record with a constant 1, known without the data. If None, the
         largest norm is computed from the data.
+    declared_classes : int, optional
+        K, if it is known without the data. If None, K is the largest class in the data plus 1.
     """
 
     features: np.ndarray
     classes: np.ndarray
     owner: np.ndarray | None = None
     norm: float | None = None
+    declared_classes: int | None = None
 
     @classmethod
     def of(
@@ -91,7 +94,7 @@ class Records:
     @property
     def actions(self) -> int:
         """Number of classes (K)."""
-        return int(self.classes.max()) + 1
+        return self.declared_classes or int(self.classes.max()) + 1
 
     @property
     def silos(self) -> int | None:
@@ -173,7 +176,7 @@ def records_pool(
             f'coding = "blocks" needs {actions} actions x {features.shape[1] + 1} features, at '
             f'most {MAX_DIMENSION} numbers; use coding = "projection"'
         )
-    z = _scaled(features, width, records.norm)
+    z = scaled(features, width, records.norm)
     rows = _project(z, actions, dimension, seed) if coding == "projection" else _blocks(z, actions)
     unused = np.setdiff1d(np.arange(actions), classes)
     if len(unused):
@@ -225,7 +228,7 @@ def _owners(silo: ArrayLike, count: int) -> np.ndarray:
     return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
-def _scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
+def scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
     """Return the records with a constant 1, shape (n, p + 1), scaled to norms of at most 1."""
     z = np.hstack([features, np.ones((len(features), 1))])
     with np.errstate(over="ignore"):
@@ -244,16 +247,24 @@ def _scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
     return z
 
 
-def _project(z: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarray:
-    """Return P_a z for each record and action, float32 (n * actions, dimension)."""
+def projections(count: int, dimension: int, width: int, seed: int) -> list[np.ndarray]:
+    """Return public matrices (dimension, width) with orthonormal columns or rows, see above."""
     rng = np.random.default_rng(seed)
-    rows = np.empty((len(z), actions, dimension), dtype=np.float32)
-    for action in range(actions):
-        normal = rng.standard_normal((dimension, z.shape[1]))
-        tall = dimension >= z.shape[1]
+    matrices = []
+    for _ in range(count):
+        normal = rng.standard_normal((dimension, width))
+        tall = dimension >= width
         q, r = np.linalg.qr(normal if tall else normal.T)
         q = q * np.where(np.diag(r) < 0, -1.0, 1.0)  # a positive diagonal of R makes Q unique
-        rows[:, action] = z @ (q.T if tall else q)
+        matrices.append(q if tall else q.T)
+    return matrices
+
+
+def _project(z: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarray:
+    """Return P_a z for each record and action, float32 (n * actions, dimension)."""
+    rows = np.empty((len(z), actions, dimension), dtype=np.float32)
+    for action, matrix in enumerate(projections(actions, dimension, z.shape[1], seed)):
+        rows[:, action] = z @ matrix.T
     return rows.reshape(-1, dimension)
 
 

@@ -31,6 +31,7 @@ from fastfed._containers import (
     is_utf_16,
     other_kind,
 )
+from fastfed._sheets import Sheet, kind_of, read_sheet
 from fastfed._validate import InputError, nearest, show
 
 #: A number in a cell with a decimal comma.
@@ -45,7 +46,12 @@ _FURTHER_ENDINGS = (
     ".parquet",
     ".feather",
     ".arrow",
+    ".zip",
+    ".xlsx",
+    ".sqlite",
 )
+#: Keys that name a part of a file, and what the part is.
+PARTS = {"sheet": "sheet", "table": "table"}
 #: Name of the column that is added to a table of several files or frames: the name of the file or
 #: frame of each record.
 SILO = "silo"
@@ -93,6 +99,7 @@ class Table:
                 raise InputError(
                     f"{where}: {role} {show(name)} must be given for every record, got {show(cell)}"
                     + (", which means missing" if cell else "")
+                    + ": correct it, or leave such records out by where"
                 )
         return cells
 
@@ -162,19 +169,32 @@ def is_table(data: object) -> bool:
     return isinstance(data, Mapping) or _is_frame(data)
 
 
-def read_table(data: Any, shared: bool = False) -> Table:
+def has_several_tables(data: object) -> bool:
+    """Return True for a folder, a list or a mapping: a table for each silo."""
+    return isinstance(data, (list, tuple, Mapping)) or (
+        isinstance(data, (str, Path)) and os.path.isdir(data)
+    )
+
+
+def read_table(
+    data: Any, shared: bool = False, sheet: str | None = None, table: str | None = None
+) -> Table:
     """Read a table.
 
     Parameters
     ----------
     data : path, list of paths, frame or mapping
-        A CSV file (.csv or .tsv), also compressed by gzip, bzip2, xz or zstd, a Parquet or Feather
-        file, or a frame that narwhals supports, such as one of pandas, polars or Arrow. For several
-        silos, a folder of files, a list of files, or a mapping of names to frames or files. A
+        A CSV file (.csv or .tsv), also compressed by gzip, bzip2, xz or zstd, a Parquet, Feather,
+        Excel (.xlsx) or SQLite file, a ZIP archive of one such file, or a frame that narwhals
+        supports, such as one of pandas, polars or Arrow. For several silos, a folder of files, a
+        list of files, or a mapping of names to frames or files. A
         column "silo" with these names is then added.
     shared : bool
         True to keep the columns that all tables of silos have. By default all tables must have the
         same columns.
+    sheet, table : str, optional
+        The sheet of Excel files, by default the first one, and the table of SQLite files, which may
+        be left out if there is only one.
 
     Returns
     -------
@@ -186,21 +206,26 @@ def read_table(data: Any, shared: bool = False) -> Table:
     InputError
         For files that cannot be read or are no tables, and for frames if narwhals is missing.
     """
+    parts = sheet, table
     if isinstance(data, Mapping):
         check_mapping(data)
-        tables = {str(name): read_table(part) for name, part in data.items()}
+        tables = {str(name): read_table(part, False, *parts) for name, part in data.items()}
         return _combine(tables, "the tables of data", shared)
     if isinstance(data, (list, tuple)):
-        return _combine(_by_stem([Path(part) for part in data]), "the files of data", shared)
+        files = [Path(part) for part in data]
+        return _combine(_by_stem(files, *parts), "the files of data", shared)
     if not isinstance(data, (str, Path)):
+        for key, value in (("sheet", sheet), ("table", table)):
+            if value is not None:
+                raise InputError(f"{key} goes with files, got {show(value)} for a data frame")
         return _read_frame(data)
     path = Path(data)
     if not os.path.isdir(path):
-        return _read_file(path)
+        return _read_file(path, *parts)
     names = [p for p in sorted(path.iterdir()) if not p.name.startswith((".", "~$"))]
     for endings in (ENDINGS, _FURTHER_ENDINGS):
         if files := [p for p in names if p.name.lower().endswith(endings)]:
-            return _combine(_by_stem(files), str(path), shared)
+            return _combine(_by_stem(files, *parts), str(path), shared)
     raise InputError(f"{path} must hold a table for each silo ({', '.join(ENDINGS)}), has none")
 
 
@@ -215,20 +240,24 @@ def check_mapping(data: Mapping[Any, Any]) -> None:
             )
 
 
-def digest_of(data: Any) -> str:
+def digest_of(data: Any, sheet: str | None = None, table: str | None = None) -> str:
     """Return the SHA-256 of the bytes of a file, or of the names and cells of any other table.
+
+    An SQLite file counts as any other table, since its log may have rows that the file lacks.
 
     Bytes that earlier versions read in a different way have a different digest.
     """
     if isinstance(data, (str, Path)) and os.path.isfile(data):
-        digest = hashlib.sha256(Path(data).read_bytes())
-        if _read_differently(file_content(Path(data), str(data))):
-            digest.update(b"\0missing values and texts as in the second reader")
-        return digest.hexdigest()
-    table = read_table(data, shared=True)
+        content = file_content(Path(data), str(data))
+        if kind_of(content) != "sqlite":
+            digest = hashlib.sha256(Path(data).read_bytes())
+            if _read_differently(content):
+                digest.update(b"\0missing values and texts as in the second reader")
+            return digest.hexdigest()
+    read = read_table(data, True, sheet, table)
     # Markers that earlier versions read as values are written as missing.
-    cells = [["" if c in NEW_MARKERS else code(c) for c in row] for row in table.cells]
-    return hashlib.sha256(repr((table.names, cells)).encode()).hexdigest()
+    cells = [["" if c in NEW_MARKERS else code(c) for c in row] for row in read.cells]
+    return hashlib.sha256(repr((read.names, cells)).encode()).hexdigest()
 
 
 #: A cell that earlier versions read as a value, between the ends of a cell in any CSV file.
@@ -248,20 +277,23 @@ def _read_differently(data: bytes) -> bool:
 
 def _stem(name: str) -> str:
     """Return the name of a file without its endings."""
-    for endings in ((*COMPRESSED,), (".csv", ".tsv", ".txt", ".parquet", ".feather", ".arrow")):
+    tables = (".csv", ".tsv", ".txt", ".parquet", ".feather", ".arrow", ".xlsx", ".sqlite", ".db")
+    for endings in ((".zip", *COMPRESSED), tables):
         ending = next((e for e in endings if name.lower().endswith(e)), "")
         name = name[: len(name) - len(ending)]
     return name
 
 
-def _by_stem(files: Sequence[Path]) -> dict[str, Table]:
+def _by_stem(
+    files: Sequence[Path], sheet: str | None = None, table: str | None = None
+) -> dict[str, Table]:
     """Read files; return the tables, keyed by file names without endings."""
     tables: dict[str, Table] = {}
     for file in files:
         name = code(_stem(file.name))
         if name in tables:
             raise InputError(f"files must differ in their names without endings, got {name} twice")
-        tables[name] = _read_file(file)
+        tables[name] = _read_file(file, sheet, table)
     return tables
 
 
@@ -305,16 +337,36 @@ def _combine(parts: Mapping[str, Table], path: str, shared: bool) -> Table:
 # ---- CSV files -----------------------------------------------------------------------------------
 
 
-def _read_file(path: Path) -> Table:
-    """Read a CSV file."""
+def _read_file(path: Path, sheet: str | None = None, table: str | None = None) -> Table:
+    """Read a file."""
     if not os.path.isfile(path):
         raise InputError(f"{path} must be a table ({', '.join(ENDINGS)}), there is no such file")
     data = file_content(path, str(path))
+    inside = read_sheet(data, path, str(path), sheet, table)
+    if inside is not None:
+        return _of_sheet(path, inside)
     kind = columnar(data)
     if kind is not None:
-        table = _read_frame(arrow_table(data, kind, str(path)))
-        where = [f"{path}, row {row}" for row in range(1, len(table.cells) + 1)]
-        return replace(table, path=str(path), where=where)
+        frame = _read_frame(arrow_table(data, kind, str(path)))
+        where = [f"{path}, row {row}" for row in range(1, len(frame.cells) + 1)]
+        return replace(frame, path=str(path), where=where)
+    return _of_csv(path, data)
+
+
+def _of_sheet(path: Path, inside: Sheet) -> Table:
+    """Return the table inside of an Excel or SQLite file as text."""
+    names = [code(name) for name in inside.names]
+    _check_names(str(path), names)
+    rows = [(where, [_cell(cell) for cell in cells]) for where, cells in inside.rows]
+    rows = [(where, cells) for where, cells in rows if any(cells)]
+    if not rows:
+        raise InputError(f"{path} must hold a header and at least one record, got only a header")
+    notes = (inside.note,) if inside.note else ()
+    return Table(str(path), names, [row for _, row in rows], [where for where, _ in rows], notes)
+
+
+def _of_csv(path: Path, data: bytes) -> Table:
+    """Read the bytes of a CSV file."""
     text = _text(path, data)
     separator = delimiter_of(text)
     rows = list(_rows(path, text, separator))

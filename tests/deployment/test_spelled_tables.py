@@ -17,7 +17,8 @@ import pytest
 
 from fastfed.deployment.data import source_of, surveyed
 from fastfed.deployment.declared import schema_of
-from fastfed.environments.coding import column_ranges, from_table
+from fastfed.environments.coding import from_table
+from fastfed.environments.selection import declared_columns
 from fastfed.environments.tables import read_table
 
 CODES = ["900000000000000001", "900000000000000002", "17", "m\u00fcd", "A-"]
@@ -121,7 +122,7 @@ def check(seed: int) -> None:
     labels = {record["result"] for record in truth}
     if len(labels) < 2:
         return
-    known = column_ranges(table, ranges)
+    known = declared_columns(table, ranges)
     features, classes, owner, _ = from_table(table, "result", "who", columns, known)
     people = list(dict.fromkeys(record["who"] for record in truth))
     for row, record in enumerate(truth):

@@ -474,7 +474,7 @@ def test_a_default_penalty_that_fits_is_not_changed(tmp_path):
     }
 
 
-def test_rows_of_one_query_that_are_not_together_are_said(tmp_path):
+def test_rows_of_one_query_that_are_not_together_are_refused(tmp_path):
     lines = ranked()
     path = rank_file(tmp_path, lines)
     with warnings.catch_warnings():
@@ -482,10 +482,8 @@ def test_rows_of_one_query_that_are_not_together_are_said(tmp_path):
         assert len(read_letor(path).qids) == 20
     random.Random(1).shuffle(lines)
     path = rank_file(tmp_path, lines)
-    with pytest.warns(UserWarning, match="qid that came before"):
-        rows = read_letor(path)
-    assert rows.returning == len(rows.qids) - 20 == read_letor(path).returning
-    assert any("came before" in note for note in Letor(path=path).load(2).notes)
+    with pytest.raises(InputError, match="rows of one query must be together"):
+        read_letor(path)
 
 
 @pytest.mark.parametrize("missing", ["1.79769313486e+308", "nan", "-999.0", "NaN", "NULL"])

@@ -389,9 +389,11 @@ class TestLetor:
 
 def test_a_query_identifier_that_returns_is_a_record_met_again(tmp_path):
     pytest.importorskip("sklearn")
-    lines = [f"{i % 3} qid:{1 + (i // 2) % 2} 1:{i}.5 2:{i % 5}" for i in range(24)]
-    (tmp_path / "rows.txt").write_text("\n".join(lines) + "\n")
-    environment = Letor(path=str(tmp_path / "rows.txt"), sampling="without-replacement")
+    for part in range(6):  # the same two queries in each of six files
+        lines = [f"{i % 3} qid:{1 + (i // 2) % 2} 1:{i}.5 2:{i % 5}" for i in range(part, part + 4)]
+        lines.sort(key=lambda line: line.split()[1])
+        (tmp_path / f"{part}.txt").write_text("\n".join(lines) + "\n")
+    environment = Letor(path=str(tmp_path), sampling="without-replacement")
     assert environment.facts(2, 3).multiplicity == 6
 
 

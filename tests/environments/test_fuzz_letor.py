@@ -17,7 +17,7 @@ from fastfed._validate import InputError
 from fastfed.environments import letor_parser
 from fastfed.environments.letor_files import LetorRows, read_letor
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*qid that came before", "ignore:.*relevance -1 or")
+pytestmark = pytest.mark.filterwarnings("ignore:.*relevance -1 or")
 
 RANDOM = st.randoms(use_true_random=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -249,15 +250,39 @@ def test_gzip_is_read_like_plain_text_and_damage_is_named(tmp_path, file):
         read_letor(cut)
 
 
-def test_a_qid_that_returns_is_another_query(tmp_path):
-    # Again in the same file, and in the file that follows, right after itself.
-    write(tmp_path / "train.txt", "1 qid:5 1:1\n0 qid:5 1:2\n1 qid:6 1:3\n2 qid:5 1:4\n")
+def test_a_qid_of_the_next_file_is_another_query(tmp_path):
+    write(tmp_path / "train.txt", "1 qid:6 1:3\n1 qid:5 1:1\n0 qid:5 1:2\n")
     write(tmp_path / "vali.txt", "1 qid:5 1:5\n1 qid:5 2:6\n")
     rows = read_letor(tmp_path)
-    assert rows.starts.tolist() == [0, 2, 3, 4, 6]
-    assert rows.qids.tolist() == [5, 6, 5, 5]
+    assert rows.starts.tolist() == [0, 1, 3, 5]
+    assert rows.qids.tolist() == [6, 5, 5]
     np.testing.assert_array_equal(rows.features[-1], [0, 6])
-    np.testing.assert_array_equal(rows.features[0], [1, 0])
+    np.testing.assert_array_equal(rows.features[0], [3, 0])
+
+
+@pytest.mark.parametrize("block", [1 << 18, 9])
+def test_a_qid_that_comes_back_is_refused_with_its_line(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(letor_parser, "_BLOCK", block)
+    lines = ["# a comment", "1 qid:5 1:1", "", "0 qid:5 1:2", "-1 qid:6 1:3", "2 qid:5 1:4"]
+    path = write(tmp_path / "a.txt", "\n".join(lines) + "\n")
+    with pytest.warns(UserWarning, match="nobody has judged"):
+        # Unjudged rows are left out, so the rows of 5 are together.
+        assert read_letor(path).qids.tolist() == [5]
+    path = write(tmp_path / "b.txt", "\n".join([*lines, "1.0 qid:7 1:3", "2 qid:5.0 1:4"]))
+    said = r"b\.txt:8: rows of one query must be together, but qid 5 comes back .* sort the rows"
+    for _ in range(2):  # nothing is cached
+        with pytest.raises(InputError, match=said):
+            read_letor(path)
+
+
+def test_a_cache_of_an_earlier_version_with_such_a_qid_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
+    path = write(tmp_path / "a.txt", "1 qid:5 1:1\n1 qid:6 1:1\n")
+    meta = read_letor(path).folder / "meta.json"
+    earlier = {**json.loads(meta.read_text()), "returning": 1}
+    meta.write_text(json.dumps(earlier))
+    assert read_letor(path).qids.tolist() == [5, 6]
+    assert json.loads(meta.read_text())["returning"] == 0
 
 
 def test_a_folder_gives_its_splits_or_else_all_text_files_by_name(tmp_path):

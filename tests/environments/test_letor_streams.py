@@ -22,14 +22,14 @@ from fastfed.environments.letor import letor_pool
 from fastfed.environments.letor_files import cached_sources, read_letor
 from fastfed.environments.storage import GrowableArray, StoredArray
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*qid that came before", "ignore:.*relevance -1 or")
+pytestmark = pytest.mark.filterwarnings("ignore:.*relevance -1 or")
 
 #: What parsers meet: line ends of both kinds, comments, a wide line, exponents, a query that goes
-#: on over blocks, one that returns, blank lines, and no line end at the end.
+#: on over blocks, blank lines, and no line end at the end.
 TEXT = (
     b"2 qid:7 1:3 2:0.25 3:-1.5 \r\n0 qid:7 1:12345678 2:0 3:22.076928 \r\n"
     b"# a comment\r\n\n1 qid:8 2:.5 # and qid:9\n1 qid:8 1:1e-3 3:2\n\r\n"
-    b"4 qid:8 9:0.125\n0 qid:7 1:-4.\n0 qid:10 1:7 4:8\r\n3 qid:10 2:1"
+    b"4 qid:8 9:0.125\n0 qid:9 1:-4.\n0 qid:10 1:7 4:8\r\n3 qid:10 2:1"
 )
 
 

@@ -22,6 +22,8 @@ ALLOWED = {
     "_files": {"_validate"},
     "_cells": {"_validate"},
     "_containers": {"_validate"},
+    "_sqlite": {"_validate"},
+    "_sheets": {"_validate", "_sqlite"},
     "counter_rng": set(),
     "_display": set(),
     "_sampling": {"_kernels"},
@@ -44,16 +46,17 @@ ALLOWED = {
     },
     "deployment": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
-        "bandits", "experts", "_files", "_cells", "_containers",
+        "bandits", "experts", "_files", "_cells", "_containers", "_sqlite", "_sheets",
     },
     "environments": {
         "_kernels", "_registry", "_validate", "_random", "_memory", "_cells", "_containers",
+        "_sheets",
     },
     "results": {"_validate", "_display"},
     "off_policy": {"_validate", "_roots"},
     "simulation": {
         "_kernels", "_registry", "_validate", "_random", "_memory", "_signals", "_system",
-        "privacy", "protocols", "bandits", "experts", "environments", "results",
+        "privacy", "protocols", "bandits", "experts", "environments", "results", "off_policy",
     },
     "reporting": {"_validate", "_system", "results", "privacy"},
     "experiments": {"_validate", "simulation", "results", "reporting"},

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from fastfed._validate import InputError
 
-_MAGIC = b"SQLite format 3\0"
+#: First bytes of every SQLite file.
+MAGIC = b"SQLite format 3\0"
 #: First word of a log -> byte order of its checksums.
 _ORDERS = {0x377F0682: "<", 0x377F0683: ">"}
 _HEADER, _FRAME, _WORD = 32, 24, 0xFFFFFFFF
@@ -59,7 +60,7 @@ def _committed(path: Path) -> bytearray | None:
             data = bytearray(db.serialize())
     except sqlite3.Error:
         data = bytearray()
-    if data[:16] != _MAGIC:
+    if data[:16] != MAGIC:
         raise InputError(f"{path} is no SQLite file, or it may not be read")
     for size, pages in _transactions(frames):
         for number, page in pages.items():

@@ -1,0 +1,244 @@
+"""Train systems on a log, and estimate the value of the policies that they learn.
+
+Systems are trained message by message on the logged actions of the log's earlier rows: each silo
+is offered the logged action only, and observes its reward. The learned policy chooses by the
+estimate <x, theta_hat>. Its value is the expected reward per round, estimated from the later rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastfed._random import SeededNoise
+from fastfed._validate import InputError
+from fastfed.environments.log import Log
+from fastfed.off_policy import PolicyValue, inverse_propensity, self_normalised
+from fastfed.simulation.driver import Record, run_rounds
+from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.server import Federation
+
+__all__ = ["LogValue", "LogValues", "evaluate"]
+
+#: Names of the policies that every table has, besides the curves.
+LOGGED, UNIFORM = "the log's own policy", "uniform"
+
+
+class LogValue(msgspec.Struct, frozen=True):
+    """The estimated value of a policy.
+
+    Attributes
+    ----------
+    label : str
+        The curve that learned the policy, or the name of a baseline.
+    value : PolicyValue or None
+        Estimate by inverse propensity weighting: unbiased if propensities are right and the logging
+        policy can take every action. Of several replicates it is the value of the policy that
+        draws a replicate first. None if the policy takes no logged action.
+    normalised : PolicyValue or None
+        The self-normalised estimate.
+    noise_std : float or None
+        Standard deviation of the value over replicates, which differ in the noise for privacy.
+    releases : int or None
+        Number of releases in training.
+    certificate : object or None
+        Certificate of the training.
+    """
+
+    label: str
+    value: PolicyValue | None
+    normalised: PolicyValue | None
+    noise_std: float | None = None
+    releases: int | None = None
+    certificate: Any = None
+
+
+class LogValues(msgspec.Struct, frozen=True):
+    """The values of all policies of an experiment.
+
+    Attributes
+    ----------
+    name : str
+        Name of the experiment.
+    trained, evaluated : int
+        Numbers of rows of all silos that systems were trained on, and that estimates are made of.
+    silos, actions, replicates : int
+        M; the largest number of actions of a round; number of trainings of each curve.
+    rows : list of LogValue
+    """
+
+    name: str
+    trained: int
+    evaluated: int
+    silos: int
+    actions: int
+    replicates: int
+    rows: list[LogValue]
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Return plain data, for JSON."""
+        rows = [
+            {
+                **{key: getattr(row, key) for key in ("label", "noise_std", "releases")},
+                "value": None if row.value is None else asdict(row.value),
+                "normalised": None if row.normalised is None else asdict(row.normalised),
+                "certificate": None if row.certificate is None else row.certificate.to_builtins(),
+            }
+            for row in self.rows
+        ]
+        return {**{key: getattr(self, key) for key in self.__struct_fields__}, "rows": rows}
+
+
+def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = None) -> LogValues:
+    """Train each curve of an experiment on a log, and estimate the value of what it learned.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        An experiment whose environment is a `Log`.
+    progress : callable, optional
+        ``progress(n)`` is called after n further agent-rounds of training.
+
+    Returns
+    -------
+    LogValues
+
+    Raises
+    ------
+    InputError
+        If the environment is no log, or a curve has no server, or changes the log or its silos.
+    """
+    log = experiment.environment
+    if not isinstance(log, Log):
+        raise InputError(f'environment must be of kind "log", got "{log.kind}"')
+    rounds, parts = log.rounds(experiment.silos), log.parts(experiment.silos)
+    for curve in experiment.curves:
+        trained = curve.system.plan
+        if getattr(trained, "driver", None) != "server" or trained.policy == "random":
+            raise InputError(
+                f'curve "{curve.label}" ({curve.algorithm}) cannot be trained on a log: use an '
+                "algorithm of linear bandits with batches, such as private-fedlinucb"
+            )
+        if curve.problem is not experiment.problem:
+            raise InputError(f'curve "{curve.label}" must not change the log or its silos')
+    tests = [part for _, part in parts]
+    at = np.concatenate([np.arange(part.start, part.stop) for part in tests])
+    counts = np.concatenate([rounds.counts(part, i) for i, part in enumerate(tests)])
+    logged = rounds.rewards[at], rounds.propensities[at]
+    least = float(rounds.propensities.min())
+    high = log.reward_range[1] if log.reward_range[0] >= 0.0 else None
+
+    def valued(label: str, policies: list[np.ndarray], weight: float, **more: Any) -> LogValue:
+        mean = np.mean(policies, axis=0)
+        each = [float((p / logged[1] * logged[0]).mean()) for p in policies]
+        estimates = _estimates(mean, *logged, high, weight)
+        noise_std = None
+        if len(each) > 1:
+            noise_std = float(np.std(each, ddof=1)) if len(set(each)) > 1 else 0.0
+        return LogValue(label, *estimates, noise_std, **more)
+
+    rows = [valued(LOGGED, [logged[1]], 1.0)]
+    rows.append(valued(UNIFORM, [1.0 / counts], 1.0 / (least * int(counts.min()))))
+    for curve in experiment.curves:
+        plan, policies = curve.system.plan, []
+        last: list[np.ndarray] = []
+        same = False  # without noise all trainings are equal, so two are enough
+        for replicate in range(experiment.replicates):
+            noise = SeededNoise(experiment.seed, replicate)
+            if replicate < 2 or not same:
+                thetas = _trained(log, plan, noise, progress)
+                same = replicate > 0 and all(map(np.array_equal, thetas, last))
+                last = thetas
+            elif progress is not None:
+                progress(plan.silos * plan.horizon)
+            policies.append(
+                np.concatenate(
+                    [
+                        rounds.probabilities(part, i, thetas[i], log.top)
+                        for i, part in enumerate(tests)
+                    ]
+                )
+            )
+        # No policy takes an action with a larger probability than one of its best actions.
+        most = 1.0 / min(log.top, int(counts.min()))
+        rows.append(
+            valued(
+                curve.label,
+                policies,
+                most / least,
+                releases=plan.releases,
+                certificate=curve.system.certificate,
+            )
+        )
+    return LogValues(
+        name=experiment.name,
+        trained=experiment.silos * experiment.horizon,
+        evaluated=len(at),
+        silos=experiment.silos,
+        actions=int(counts.max()),
+        replicates=experiment.replicates,
+        rows=rows,
+    )
+
+
+class _Training:
+    """The training rows of a log as rounds, each with one action and its reward."""
+
+    def __init__(self, log: Log, silos: int) -> None:
+        self._rounds, self._rewards = log.rounds(silos), log.rounds(silos).rewards / log.scale
+        self._first = [training.start for training, _ in log.parts(silos)]
+
+    def round(self, silo: int, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the features (1, d) and the reward (1,) of the logged action."""
+        row = self._first[silo] + round - 1
+        return self._rounds.features(row)[None], self._rewards[row : row + 1]
+
+    def reward(self, silo: int, round: int, mean: float) -> float:
+        """Return the logged reward, which is not random."""
+        return float(mean)
+
+
+def _trained(
+    log: Log,
+    plan: Any,
+    noise: SeededNoise,
+    progress: Callable[[int], None] | None,
+) -> list[np.ndarray]:
+    """Train a plan message by message; return theta_hat of each silo after the last release."""
+    federation = Federation(plan, noise)
+
+    def end_round(_: int) -> int:
+        if federation.due:
+            federation.exchange()
+        if progress is not None:
+            progress(plan.silos)
+        return federation.server.release
+
+    record = Record(plan.silos, plan.horizon, np.array([plan.horizon]))
+    run_rounds(
+        _Training(log, plan.silos), federation.players, record, plan.horizon, end_round, None
+    )
+    return [silo.theta for silo in federation.silos]
+
+
+def _estimates(
+    policy: np.ndarray,
+    rewards: np.ndarray,
+    propensities: np.ndarray,
+    largest_reward: float | None,
+    largest_weight: float,
+) -> tuple[PolicyValue | None, PolicyValue | None]:
+    """Return both estimates for the probabilities of the logged actions, or (None, None)."""
+    if not policy.any():
+        return None, None
+    # Only the probability of the logged action matters: call it 0, and all other actions 1.
+    table = np.column_stack([policy, np.maximum(0.0, 1.0 - policy)])
+    log = np.zeros(len(policy)), rewards, propensities, table
+    limits: dict[str, Any] = {}
+    if largest_reward is not None and largest_reward > 0.0:
+        limits = {"largest_reward": largest_reward, "largest_weight": largest_weight}
+    return inverse_propensity(*log, **limits), self_normalised(*log)
