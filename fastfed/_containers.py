@@ -109,7 +109,12 @@ def file_content(path: Path, name: str) -> bytes:
             if path.name.lower().endswith(ending):
                 raise InputError(f"{name} must be a whole {promised} file, got something else")
         return _unzipped(data, name) if data.startswith(_ZIP) else data
-    return _decompressed(data, kind, name)
+    content = _decompressed(data, kind, name)
+    if again := compression(content):
+        raise InputError(
+            f"{name} must be compressed once, but its content is a {again} file: unpack it"
+        )
+    return content
 
 
 def _decompressed(data: bytes, kind: str, name: str) -> bytes:

@@ -39,17 +39,19 @@ _WITH_COMMA = re.compile(r"[+-]?([0-9]+,?[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?", re.
 _INFINITE = re.compile(r"[+-]?inf(inity)?", re.ASCII | re.IGNORECASE)
 #: Separators other than commas, and their names in messages.
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-#: Endings of the files in a folder that are read as tables; if there are none, the further ones.
-ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
-_FURTHER_ENDINGS = (
+#: Endings of the files in a folder that are read as tables.
+ENDINGS = (
+    ".csv",
+    ".tsv",
     *(table + ending for table in (".csv", ".tsv") for ending in COMPRESSED),
     ".parquet",
     ".feather",
     ".arrow",
-    ".zip",
-    ".xlsx",
-    ".sqlite",
 )
+#: Endings of files that may be documents beside the tables: read if a folder has no other tables.
+_FURTHER_ENDINGS = (".zip", ".xlsx", ".sqlite")
+#: Kinds of tables in messages.
+_KINDS = ".csv, .tsv, .parquet, .feather, .xlsx, .sqlite"
 #: Keys that name a part of a file, and what the part is.
 PARTS = {"sheet": "sheet", "table": "table"}
 #: Name of the column that is added to a table of several files or frames: the name of the file or
@@ -226,7 +228,7 @@ def read_table(
     for endings in (ENDINGS, _FURTHER_ENDINGS):
         if files := [p for p in names if p.name.lower().endswith(endings)]:
             return _combine(_by_stem(files, *parts), str(path), shared)
-    raise InputError(f"{path} must hold a table for each silo ({', '.join(ENDINGS)}), has none")
+    raise InputError(f"{path} must hold a table for each silo ({_KINDS}), has none")
 
 
 def check_mapping(data: Mapping[Any, Any]) -> None:
@@ -340,7 +342,7 @@ def _combine(parts: Mapping[str, Table], path: str, shared: bool) -> Table:
 def _read_file(path: Path, sheet: str | None = None, table: str | None = None) -> Table:
     """Read a file."""
     if not os.path.isfile(path):
-        raise InputError(f"{path} must be a table ({', '.join(ENDINGS)}), there is no such file")
+        raise InputError(f"{path} must be a table ({_KINDS}), there is no such file")
     data = file_content(path, str(path))
     inside = read_sheet(data, path, str(path), sheet, table)
     if inside is not None:

@@ -331,6 +331,34 @@ def test_only_the_ending_of_a_name_is_cut(tmp_path):
     assert set(read_table(tmp_path / "s").column("silo")) == {"dr.smith", "north", "a.b"}
 
 
+def test_a_folder_may_hold_tables_of_several_kinds(tmp_path):
+    """A document beside the tables is no table, but no kind of table is left out in silence."""
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    put(tmp_path / "s", "north.csv", "age,y\n1,a\n2,b\n")
+    put(tmp_path / "s", "east.tsv.xz", lzma.compress(b"age\ty\n1\ta\n2\tb\n"))
+    frame = pandas.DataFrame({"age": [1, 2], "y": ["a", "b"]})
+    frame.to_parquet(tmp_path / "s" / "v1.2.parquet")
+    frame.to_feather(tmp_path / "s" / "south.feather")
+    put(tmp_path / "s", "codebook.xlsx", b"PK\x03\x04")
+    put(tmp_path / "s", "README.md", "what the columns mean")
+    names = {"north", "east", "v1.2", "south"}
+    assert set(read_table(tmp_path / "s").column("silo")) == names
+    put(tmp_path / "s", "south.csv", "age,y\n1,a\n2,b\n")
+    with pytest.raises(InputError, match="without endings, got south twice"):
+        read_table(tmp_path / "s")
+
+
+@pytest.mark.parametrize("outer", sorted(PACKED))
+@pytest.mark.parametrize("inner", sorted(PACKED))
+def test_a_file_that_is_compressed_twice_is_named(tmp_path, outer, inner):
+    data = PACKED[outer](PACKED[inner](b"age,dx,smokes,result\n30,,no,1\n"))
+    put(tmp_path, "t.csv", data)
+    for read in (lambda: read_table(tmp_path / "t.csv"), lambda: deployed(tmp_path, data)):
+        with pytest.raises(InputError, match="compressed once, but its content is"):
+            read()
+
+
 def test_hidden_and_lock_files_of_a_folder_are_skipped(tmp_path):
     for name in ("north.csv", "south.csv"):
         put(tmp_path / "s", name, "age,y\n1,a\n2,b\n")
