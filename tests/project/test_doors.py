@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import fastfed
-from fastfed import experiments, kernels, off_policy, parties
+from fastfed import kernels, off_policy, parties
 from fastfed._validate import InputError
 from fastfed.bandits.linucb import check_actions
 from fastfed.environments import Classification, ObliviousLosses, Replay
@@ -281,11 +281,7 @@ OTHERS = {
 def public_doors() -> set[str]:
     """Return "module.name:argument" of each argument that docstrings call array_like."""
     doors = set()
-    figures = experiments.figures
-    modules = list(pkgutil.walk_packages(fastfed.__path__, "fastfed."))
-    # Importing the folder of specs has replaced the function of the same name.
-    experiments.figures = figures
-    for info in modules:
+    for info in pkgutil.walk_packages(fastfed.__path__, "fastfed."):
         if any(part.startswith("_") for part in info.name.split(".")[1:]):
             continue
         try:

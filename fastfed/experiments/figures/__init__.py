@@ -1,1 +1,0 @@
-"""One TOML spec per figure: data, no logic."""
