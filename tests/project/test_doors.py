@@ -9,9 +9,11 @@ import importlib
 import inspect
 import pkgutil
 import re
+import tempfile
 from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,16 @@ def agent(chosen: bool = False) -> Any:
     return made
 
 
+def private_agent() -> Any:
+    pytest.importorskip("cryptography")
+    from fastfed.deployment.agent import PrivateLinUCB
+
+    # A folder of its own for each call, since an open agent locks its folder.
+    folder = Path(tempfile.mkdtemp()) / "agent"
+    settings = {"epsilon": 1.0, "delta": 1e-3, "period": 100, "releases": 2, "batch_size": 5}
+    return PrivateLinUCB(folder, **settings, dimension=2)
+
+
 def expert() -> Any:
     client = parties.ExpertClient(system("follow-the-leader"))
     client.receive(parties.ExpertServer(client.plan).start())
@@ -103,6 +115,7 @@ DOORS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "bandits.silo.Silo.select:actions": (lambda v: silo().select(v), EYE),
     "bandits.silo.Silo.select_many:actions": (lambda v: silo().select_many(v), CONTEXTS),
     "bandits.silo.Silo.observe_many:rewards": (lambda v: silo(True).observe_many(v), ONES),
+    "deployment.agent.PrivateLinUCB.select:actions": (lambda v: private_agent().select(v), EYE),
     "environments.classification.Classification.from_arrays:features": (
         lambda v: Classification.from_arrays(v, [0, 1]),
         EYE,

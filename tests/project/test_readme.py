@@ -85,12 +85,14 @@ def test_the_blocks_of_the_feducb_page_run_in_order(capsys):
 
 
 def test_the_blocks_of_the_agent_page_run(capsys, tmp_path, monkeypatch):
-    (block, library) = blocks("python", (ROOT / "docs" / "agent.md").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "agent.md").read_text(encoding="utf-8")
+    (block, service, library) = blocks("python", page)
     exec(compile(block, "agent.md", "exec"), {"__name__": "page"})
     assert capsys.readouterr().out.startswith("proven")
     monkeypatch.chdir(tmp_path)
-    exec(compile(library, "agent.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out in (ROOT / "docs" / "agent.md").read_text(encoding="utf-8")
+    for code in (service, library):
+        exec(compile(code, "agent.md", "exec"), {"__name__": "page"})
+        assert capsys.readouterr().out in page
 
 
 def test_the_block_of_the_robin_page_runs(capsys):

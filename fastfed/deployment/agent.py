@@ -1,0 +1,419 @@
+"""A private LinUCB agent for one service: a federation of one silo, whose hub runs beside it.
+
+All parts are those of a deployment. Decisions are durable before they are answered, releases are
+made by the calendar, noise comes from the operating system, and a ledger counts what was spent. The
+silo adds the noise (`silo-ldp`). So the model that chooses actions and the hub's files hold noisy
+sums only. The silo's files hold the raw records of the service.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+
+from fastfed._files import write_whole
+from fastfed._validate import InputError, array, integer, number, show
+from fastfed.deployment import folder as folders
+from fastfed.deployment.calls import failure
+from fastfed.deployment.ledger import Ledger, SqliteStore, spent_lines
+from fastfed.deployment.model import Decision
+from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.plans import compile_plan
+from fastfed.privacy.certificate import Certificate
+
+__all__ = ["PrivateLinUCB"]
+
+SILO, HUB, SETTINGS = "silo", "hub", "agent.json"
+#: The dataset of the ledger.
+DATASET = "records"
+#: Settings that a new agent must have.
+REQUIRED = ("epsilon", "delta", "period", "releases", "batch_size")
+#: Settings that are parts of a plan file.
+TABLES = ("columns", "actions", "reward", "norm")
+#: Keys of a curve that are not free: they follow from the settings.
+FIXED = ("algorithm", "protocol", "horizon", "batch_size", "epsilon", "delta")
+#: Seconds after which a release that failed is tried again.
+AGAIN = 1.0
+
+
+class PrivateLinUCB:
+    """A LinUCB agent with differential privacy, whose state is a folder.
+
+    The first call with a folder makes the agent, and later calls open it; settings may then be left
+    out. Two processes cannot open one agent at a time. Several threads may use it.
+
+    People are protected from everybody who sees actions, the model or the hub's files: no matter
+    what one person's record is, these change by little (user-level differential privacy, relation
+    "replace"). The certificate states who else must be trusted.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder of the agent. It holds secrets and records.
+    epsilon, delta : float
+        The budget of one person over all releases.
+    period : int
+        Seconds between two releases. Each release contains the rewards that became known in its
+        period. A release after a number of rewards is not possible: one person more would move all
+        later people to other releases.
+    releases : int
+        Number of releases. After the last one, the agent goes on with its last model and learns
+        nothing more; `fastfed deploy extend` continues a plan.
+    batch_size : int
+        Number of people whose reward becomes known in a period, at the busiest. More people cost no
+        privacy, but the confidence radius assumes no more.
+    dimension : int, optional
+        d, if the service passes the features of each action, each in [-1, 1].
+    columns, actions, reward : optional
+        Instead of ``dimension``: the columns, the catalogue of actions and the reward, as in a plan
+        file (docs/records.md).
+    norm : float, optional
+        Features x become x / norm, shrunk to length 1 if they are longer. By default 1, and with
+        ``columns`` the largest norm that a row can have.
+    start : int, optional
+        Begin of the first period, in seconds since 1970. By default now.
+    reward_deadline : int, optional
+        A reward that comes this many seconds after its decision, or later, is not learned. By
+        default one period.
+    system : mapping, optional
+        Further keys of a curve of `private-fedlinucb`, such as ``{"sieve": 0.1}``.
+
+    Raises
+    ------
+    InputError
+        If a setting is missing, invalid, or not the one of the agent in the folder; if the folder
+        holds something else, or another process uses it.
+
+    Examples
+    --------
+    >>> agent = PrivateLinUCB("shop", epsilon=1.0, delta=1e-6, period=86_400, releases=30,
+    ...                       batch_size=5_000, dimension=10)           # doctest: +SKIP
+    >>> decision = agent.select(features, subject="user 17")            # doctest: +SKIP
+    >>> agent.observe(decision.id, 1.0)                                 # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        period: int | None = None,
+        releases: int | None = None,
+        batch_size: int | None = None,
+        dimension: int | None = None,
+        columns: Sequence[Mapping[str, Any]] | None = None,
+        actions: Mapping[str, Any] | None = None,
+        reward: Mapping[str, Any] | None = None,
+        norm: float | None = None,
+        start: int | None = None,
+        reward_deadline: int | None = None,
+        system: Mapping[str, Any] | None = None,
+    ) -> None:
+        settings = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "period": period,
+            "releases": releases,
+            "batch_size": batch_size,
+            "dimension": dimension,
+            "columns": columns,
+            "actions": actions,
+            "reward": reward,
+            "norm": norm,
+            "start": start,
+            "reward_deadline": reward_deadline,
+            "system": system,
+        }
+        given = {key: _plain(key, value) for key, value in settings.items() if value is not None}
+        self.folder = Path(folder)
+        if (self.folder / SETTINGS).exists():
+            _check_same(self.folder, given)
+        else:
+            _make(self.folder, given)
+        self._silo = cast(SiloProcess, folders.opened(self.folder / SILO))
+        try:
+            self._hub = folders.opened(self.folder / HUB)
+        except BaseException:
+            self._silo.close()
+            raise
+        self._processes: dict[str, Process] = {SILO: self._silo, HUB: self._hub}
+        self._turn = threading.Lock()
+        #: Why the last release could not be made; empty if nothing failed.
+        self._problem, self._try_after = "", 0.0
+        self._closes = self._silo.party.deployed.document.calendar.closes
+        self._advance_if_due()
+
+    # ---- decisions -------------------------------------------------------------------------------
+
+    def select(
+        self,
+        actions: object = None,
+        subject: str | int | None = None,
+        *,
+        record: object = None,
+        among: object = None,
+    ) -> Decision:
+        """Choose an action for one person; the decision is durable when this returns.
+
+        Parameters
+        ----------
+        actions : array_like, shape (K, d), optional
+            Features of each action, for an agent with ``dimension``.
+        subject : str or int, optional
+            Who the person is. Only the first decision for a person is learned from. Without it, the
+            service promises that nobody comes twice.
+        record : mapping, optional
+            The person's record, for an agent with ``columns``.
+        among : sequence of str, optional
+            Names of the actions of the catalogue that may be chosen. By default all.
+
+        Returns
+        -------
+        Decision
+            ``id`` identifies the decision, ``action`` is the chosen index.
+
+        Raises
+        ------
+        InputError
+            For invalid features or records.
+        OSError
+            If the disk is full: nothing was stored then.
+        """
+        self._advance_if_due()
+        rows = None if actions is None else array("actions", actions, ndim=2).tolist()
+        return self._silo.decide(rows, subject, record=record, among=among)
+
+    def observe(self, decision: str | Decision, reward: float) -> None:
+        """Store the reward of a decision. Decisions may be rewarded in any order.
+
+        Parameters
+        ----------
+        decision : str or Decision
+            A decision, or its ``id``.
+        reward : float
+            In [0, 1]; other rewards are clipped.
+
+        Raises
+        ------
+        InputError
+            If there is no such decision, or it has a different reward already.
+        """
+        self._advance_if_due()
+        self._silo.reward(decision.id if isinstance(decision, Decision) else decision, reward)
+
+    def outcome(self, decision: str | Decision, value: object) -> None:
+        """Store the outcome of a decision, from which the plan's ``reward`` computes the reward."""
+        self._advance_if_due()
+        self._silo.outcome(decision.id if isinstance(decision, Decision) else decision, value)
+
+    def cancel(self, decision: str | Decision) -> None:
+        """End a decision that will never have a reward."""
+        self._silo.cancel(decision.id if isinstance(decision, Decision) else decision)
+
+    # ---- releases --------------------------------------------------------------------------------
+
+    def advance(self) -> int:
+        """Make all releases whose periods are over; return the number of releases made so far.
+
+        ``select`` and ``observe`` do this when a period is over, so a service needs to call it only
+        to release in time while nobody comes.
+
+        Raises
+        ------
+        InputError
+            If a release cannot be made, such as while the clock of the machine is wrong. Decisions
+            go on with the last model.
+        OSError
+            If the disk is full.
+        """
+        with self._turn:
+            before: list[bytes] = []
+            # An exchange in which neither party stores anything is the last one.
+            while (heads := self._heads()) != before:
+                before = heads
+                self._exchange()
+            if problem := self._silo.problem or self._hub.problem:
+                raise InputError(f"{self.folder}: {problem}")
+            self._problem = ""
+            return self.releases
+
+    def _heads(self) -> list[bytes]:
+        """Return the hash of the last entry in each party's log."""
+        return [cast(SqliteStore, process.store).head for process in self._processes.values()]
+
+    def _exchange(self) -> None:
+        """Let both parties do what is due, and carry their messages until none is left."""
+        messages = [*self._silo.tick(), *self._hub.tick()]
+        while messages:
+            message = messages.pop(0)
+            step, answers = self._processes[message.to].handle(message.data)
+            if step.problem:
+                raise InputError(f"{self.folder}: {step.problem}")
+            messages += answers
+
+    def _advance_if_due(self) -> None:
+        """Make the next release if its period is over. If it fails, decisions go on."""
+        made = self.releases
+        if made == len(self._closes) or self._silo.now() < self._closes[made]:
+            return
+        if time.monotonic() < self._try_after:
+            return
+        try:
+            self.advance()
+        except Exception as error:
+            self._try_after = time.monotonic() + AGAIN
+            text = failure(error)[1]
+            # Once for each new problem.
+            if text != self._problem:
+                logging.getLogger("fastfed").warning(text)
+            self._problem = text
+
+    # ---- what is known ---------------------------------------------------------------------------
+
+    @property
+    def releases(self) -> int:
+        """Number of releases made so far."""
+        return int(self._silo.party.model.release)
+
+    @property
+    def theta(self) -> np.ndarray:
+        """theta_hat of the last release, shape (d,); zeros before the first."""
+        with self._silo.turn():
+            return np.array(self._silo.party.model.theta)
+
+    @property
+    def certificate(self) -> Certificate:
+        """The privacy certificate of all releases."""
+        return self._silo.party.deployed.certificate
+
+    @property
+    def spent(self) -> dict[str, Any]:
+        """What the ledger says: ``spent_epsilon`` of the releases so far, and the ceiling."""
+        (entry,) = spent_lines(self._silo.ledger)  # type: ignore[arg-type]
+        return entry
+
+    def status(self) -> dict[str, Any]:
+        """Return the silo's status: what is open, what it waits for, and whether it has stopped.
+
+        ``problem`` says why the last release could not be made, if it could not.
+        """
+        return self._silo.status() | ({"problem": self._problem} if self._problem else {})
+
+    def close(self) -> None:
+        """Close the agent's files. Opening the folder again continues where it was."""
+        self._silo.close()
+        self._hub.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# ---- the folder ----------------------------------------------------------------------------------
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return a setting as plain data; raise InputError for what JSON cannot hold."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{key} must be numbers, texts, lists and tables, got {show(value)}"
+        ) from None
+
+
+def _check_same(folder: Path, given: Mapping[str, Any]) -> None:
+    """Raise InputError if a given setting is not the one of the agent in the folder."""
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    for key, value in given.items():
+        if settings.get(key) != value:
+            raise InputError(
+                f"{key} must be {show(settings.get(key))}, as the agent in {folder} was made, got "
+                f"{show(value)}: its privacy is for these settings; make another agent in another "
+                "folder, for other people"
+            )
+
+
+def _make(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Make the folder of a new agent: whole, or not at all."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"folder must be new, empty, or that of an agent, got {folder}")
+    if missing := [key for key in REQUIRED if key not in settings]:
+        raise InputError(f"{folder} has no agent, and a new one needs {', '.join(missing)}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-new-"))
+    try:
+        _write(temporary, settings)
+        os.replace(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _write(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write keys, plan, ledger and settings of a new agent into an empty folder."""
+    for key in FIXED:
+        if key in settings.get("system", {}):
+            raise InputError(f"system must not have {key}, which follows from the other settings")
+    keys = {name: folders.make_keys(folder / name) for name in (SILO, HUB)}
+    period = integer("period", settings["period"], at_least=1)
+    releases = integer("releases", settings["releases"], at_least=1)
+    batch_size = integer("batch_size", settings["batch_size"], at_least=1)
+    spec: dict[str, Any] = {
+        "federation": {"name": "agent", "least": 1},
+        "system": {
+            **settings.get("system", {}),
+            "protocol": "silo-ldp",
+            "horizon": releases * batch_size,
+            "batch_size": batch_size,
+            "epsilon": number("epsilon", settings["epsilon"], above=0.0),
+            "delta": number("delta", settings["delta"], above=0.0, below=1.0),
+        },
+        "calendar": {
+            "start": settings.get("start", math.floor(time.time())),
+            "period": period,
+            "grace": 0,  # there is no other silo to wait for
+            "reward_deadline": settings.get("reward_deadline", period),
+        },
+        "silos": [{"name": SILO, **keys[SILO]}],
+        "hub": keys[HUB],
+        **{key: settings[key] for key in TABLES if key in settings},
+    }
+    dimension = settings.get("dimension")
+    if (dimension is None) == ("columns" not in settings):
+        raise InputError(
+            "a new agent needs dimension (features of actions) or columns (of records)"
+        )
+    if dimension is not None:
+        names = [f"x{i}" for i in range(integer("dimension", dimension, at_least=1))]
+        spec["columns"] = [{"name": name, "low": -1.0, "high": 1.0} for name in names]
+        spec.setdefault("norm", 1.0)
+    plan = compile_plan(spec)
+    plan.save(folder / folders.PLAN)
+    for name in keys:
+        folders.countersign(folder / name, folder / folders.PLAN)
+    ledger = Ledger(str(folder / SILO / folders.LEDGER))
+    ledger.set_ceiling(DATASET, settings["epsilon"], settings["delta"])
+    ledger.close()
+    text = json.dumps(dict(settings), indent=1, sort_keys=True, allow_nan=False)
+    write_whole(folder / SETTINGS, text.encode())

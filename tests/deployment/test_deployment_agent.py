@@ -1,0 +1,283 @@
+"""PrivateLinUCB: a private agent for one service, in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fastfed import InputError
+from fastfed.deployment import folder as folders
+from fastfed.deployment.agent import PrivateLinUCB
+from fastfed.deployment.party import Process, SiloProcess
+
+SETTINGS: dict[str, Any] = {
+    "epsilon": 1.0,
+    "delta": 1e-6,
+    "period": 100,
+    "releases": 4,
+    "batch_size": 50,
+    "dimension": 3,
+    "start": 1_900_000_000,
+}
+START = SETTINGS["start"]
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, now: float = START) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(folder: Path, clock: Clock, **settings: Any) -> PrivateLinUCB:
+    agent = PrivateLinUCB(folder, **settings)
+    for process in (agent._silo, agent._hub):
+        process.clock = clock
+    return agent
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def rounds_of(count: int, seed: int = 0) -> list[tuple[np.ndarray, float]]:
+    rng = np.random.default_rng(seed)
+    return [(rng.uniform(-0.5, 0.5, (4, 3)), rng.random()) for _ in range(count)]
+
+
+def serve(agent: PrivateLinUCB, rounds: list[tuple[np.ndarray, float]], first: int = 0) -> None:
+    for i, (rows, noise) in enumerate(rounds, first):
+        decision = agent.select(rows, subject=i)
+        agent.observe(decision, float(noise < 0.5 + rows[decision.action][0]))
+
+
+def test_an_agent_learns_by_releases_and_spends_its_budget(tmp_path: Path, clock: Clock) -> None:
+    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    assert agent.releases == 0 and not agent.theta.any()
+    assert agent.spent["spent_epsilon"] == 0.0
+    spent = []
+    for k in range(1, 5):
+        serve(agent, rounds_of(50, seed=k), first=50 * k)
+        assert agent.releases == k - 1  # the period is not over
+        clock.now = START + 100 * k
+        assert agent.advance() == k
+        spent.append(agent.spent["spent_epsilon"])
+    assert spent[0] > 0.0 and spent == sorted(spent) and spent[-1] <= 1.0 + 1e-9
+    certificate = agent.certificate
+    assert certificate.status == "proven" and certificate.exact.epsilon <= 1.0 + 1e-9
+    assert certificate.unit == "user" and certificate.relation == "replace"
+    late = agent.select(rounds_of(1)[0][0], subject="late")
+    assert not late.learns and late.model == 4  # after the last release it only acts
+    agent.close()
+
+
+def test_the_agent_is_its_two_parties_with_the_same_messages(tmp_path: Path, clock: Clock) -> None:
+    """The oracle: silo and hub of a copy of the folder, whose messages the test carries."""
+    opened(tmp_path / "a", clock, **SETTINGS).close()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    agent = opened(tmp_path / "a", clock)
+    parties: dict[str, Process] = {
+        name: folders.opened(tmp_path / "b" / name) for name in ("silo", "hub")
+    }
+    for party in parties.values():
+        party.clock = clock
+    silo = cast(SiloProcess, parties["silo"])
+    for k in range(1, 5):
+        rounds = rounds_of(20, seed=k)
+        serve(agent, rounds, first=20 * k)
+        for i, (rows, noise) in enumerate(rounds, 20 * k):
+            decision = silo.decide(rows.tolist(), i)
+            silo.reward(decision.id, float(noise < 0.5 + rows[decision.action][0]))
+        clock.now = START + 100 * k
+        agent.advance()
+        for _ in range(4):  # silo, hub, silo, ...
+            for party in parties.values():
+                for message in party.tick():
+                    _, answers = parties[message.to].handle(message.data)
+                    for answer in answers:
+                        parties[answer.to].handle(answer.data)
+        np.testing.assert_array_equal(agent.theta, silo.party.model.theta)
+        assert agent.theta.any() and agent.releases == silo.party.model.release == k
+    agent.close()
+    for party in parties.values():
+        party.close()
+
+
+def test_decisions_are_kept_across_restarts_and_rewarded_in_any_order(
+    tmp_path: Path, clock: Clock
+) -> None:
+    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    rows = rounds_of(1)[0][0]
+    first, second, third = (agent.select(rows, subject=name) for name in "abc")
+    agent.observe(second.id, 1.0)
+    agent.close()
+    again = opened(tmp_path / "shop", clock)
+    again.observe(first, 0.0)
+    again.observe(second, 1.0)  # a repeated reward is the same
+    again.cancel(third)
+    assert again.status()["open_decisions"] == 0
+    with pytest.raises(InputError, match="no decision"):
+        again.observe("unknown", 1.0)
+    with pytest.raises(InputError):
+        again.observe(second, 0.0)
+    assert not again.select(rows, subject="a").learns  # the same person
+    again.close()
+
+
+def test_the_service_releases_by_itself_when_a_period_is_over(tmp_path: Path, clock: Clock) -> None:
+    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    serve(agent, rounds_of(10))
+    clock.now = START + 250  # two periods, without a call in between
+    agent.select(rounds_of(1)[0][0], subject="next")
+    assert agent.releases == 2
+    agent.close()
+    clock.now = START + 10_000
+    late = PrivateLinUCB(tmp_path / "shop")  # by the clock of the machine the plan has not begun
+    assert late.releases == 2
+    late.close()
+
+
+def test_decisions_go_on_if_a_release_cannot_be_made(
+    tmp_path: Path, clock: Clock, monkeypatch: Any, caplog: Any
+) -> None:
+    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    serve(agent, rounds_of(5))
+    clock.now = START + 100
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(agent._hub, "handle", full)
+    for i in range(3):
+        agent.select(rounds_of(1)[0][0], subject=f"during {i}")
+    assert agent.releases == 0 and "space" in agent.status()["problem"]
+    assert len([r for r in caplog.records if "space" in r.getMessage()]) == 1
+    with pytest.raises(OSError, match="space"):
+        agent.advance()
+    monkeypatch.undo()
+    assert agent.advance() == 1 and "problem" not in agent.status()
+    agent.close()
+
+
+def test_records_and_a_catalogue_of_actions(tmp_path: Path, clock: Clock) -> None:
+    settings = {key: value for key, value in SETTINGS.items() if key != "dimension"}
+    settings |= {
+        "columns": [{"name": "age", "kind": "number", "low": 20, "high": 80, "fill": 50}],
+        "actions": {"names": ["A", "B"]},
+        "reward": {"column": "result", "correct": {"0": "A", "1": "B"}},
+        "system": {"sieve": 0.1},
+    }
+    agent = opened(tmp_path / "clinic", clock, **settings)
+    decision = agent.select(record={"age": 40}, subject="p1")
+    assert decision.name in ("A", "B")
+    assert agent.select(record={"age": 40}, subject="p2", among=["B"]).name == "B"
+    agent.outcome(decision, "1")
+    assert agent._silo.party.plan.ranking == 0.1
+    assert agent.status()["open_decisions"] == 1
+    agent.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"epsilon": None}, "a new one needs epsilon"),
+        ({"epsilon": -1.0}, "epsilon must be > 0"),
+        ({"delta": 0}, "delta must be > 0"),
+        ({"period": 0}, "period must be an integer >= 1"),
+        ({"releases": 2.5}, "releases must be an integer"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"dimension": None}, "needs dimension"),
+        ({"columns": [{"name": "age"}]}, "needs dimension"),
+        ({"system": {"protocol": "central"}}, "system must not have protocol"),
+        ({"system": {"epsilom": 1}}, "unknown key"),
+        ({"system": np.eye(2)}, "system must be numbers, texts"),
+        ({"start": "today"}, "start must be a date"),
+    ],
+)
+def test_invalid_settings_leave_nothing_behind(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        PrivateLinUCB(tmp_path / "shop", **(SETTINGS | change))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_belongs_to_one_agent(tmp_path: Path, clock: Clock) -> None:
+    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    with pytest.raises(InputError, match="in use by another process"):
+        PrivateLinUCB(tmp_path / "shop")
+    agent.close()
+    for key, value in (("epsilon", 2.0), ("dimension", 4), ("system", {"sieve": 0.1})):
+        with pytest.raises(InputError, match=f"{key} must be .* was made"):
+            PrivateLinUCB(tmp_path / "shop", **{key: value})
+    opened(tmp_path / "shop", clock, **SETTINGS).close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("not an agent")
+    with pytest.raises(InputError, match="folder must be new, empty, or that of an agent"):
+        PrivateLinUCB(tmp_path / "other", **SETTINGS)
+    assert (tmp_path / "other" / "file").read_text() == "not an agent"
+    (tmp_path / "empty").mkdir()
+    opened(tmp_path / "empty", clock, **SETTINGS).close()
+
+
+CHILD = """
+import sys
+import numpy as np
+from fastfed.deployment.agent import PrivateLinUCB
+
+agent = PrivateLinUCB(sys.argv[1])
+print("ready", flush=True)
+rng = np.random.default_rng(int(sys.argv[2]))
+for i in range(10_000):
+    decision = agent.select(rng.uniform(-0.5, 0.5, (3, 3)), subject=f"{sys.argv[2]} {i}")
+    print("decided", decision.id, flush=True)
+    if i % 2:
+        agent.observe(decision, 1.0)
+        print("rewarded", decision.id, flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_no_answered_decision_or_reward_is_lost_by_kills(tmp_path: Path) -> None:
+    settings = SETTINGS | {"start": int(time.time()), "period": 1, "releases": 400}
+    PrivateLinUCB(tmp_path / "shop", **settings).close()
+    decided: set[str] = set()
+    rewarded: set[str] = set()
+    for kill in range(4):
+        command = [sys.executable, "-P", "-c", CHILD, str(tmp_path / "shop"), str(kill)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None and child.stdout.readline() == "ready\n"
+            time.sleep(0.4)
+            child.send_signal(signal.SIGKILL)
+            # The last line may be cut off.
+            lines = child.stdout.read().splitlines()[:-1]
+        for line in lines:
+            what, name = line.split()
+            (decided if what == "decided" else rewarded).add(name)
+    agent = PrivateLinUCB(tmp_path / "shop")
+    party = agent._silo.party
+    assert decided <= set(party.decisions) and rewarded <= decided
+    assert len(decided) > 20 and len(rewarded) > 5
+    for name in rewarded:
+        agent.observe(name, 1.0)  # it has this reward already
+        with pytest.raises(InputError):
+            agent.observe(name, 0.0)
+    agent.close()
+    settings_text = (tmp_path / "shop" / "agent.json").read_text()
+    assert json.loads(settings_text) == settings
