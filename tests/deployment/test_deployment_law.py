@@ -153,8 +153,12 @@ def test_many_deployed_federations_have_the_law_of_the_simulated_plan(case):
 
 @pytest.mark.parametrize("factor", [0.6, 1.6])
 def test_other_noise_is_found_out(factor):
-    """Planted: the noise of deployed federations is smaller or larger than the plan's."""
-    found = problems("silo-ldp", 40, lambda z: factor * z)
+    """Planted: the noise of deployed federations is smaller or larger than the plan's.
+
+    The draws depend on the plan's digest, and so on versions of the libraries: with 40 runs, the
+    oldest ones gave bins that did not differ enough.
+    """
+    found = problems("silo-ldp", 120, lambda z: factor * z)
     assert any("variance" in name for name in found) and any("bins" in name for name in found)
 
 
