@@ -20,6 +20,7 @@ from fastfed.privacy import (
     delta_of,
     mu_of,
 )
+from fastfed.privacy.mechanisms import catalogue
 
 
 class Row(NamedTuple):
@@ -361,3 +362,8 @@ def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) 
     with pytest.raises(InputError) as error:
         call()
     assert message in str(error.value)
+
+
+def test_every_mechanism_of_the_catalogue_is_described() -> None:
+    assert set(catalogue.BUILTIN) == set(catalogue.SUMMARIES) == set(catalogue.MEANINGS)
+    assert set(catalogue.SCALED) | set(catalogue.NEEDS) <= set(catalogue.BUILTIN)
