@@ -69,15 +69,15 @@ def files_for(share: int, at_most: int) -> int:
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-class _Line:
+class _Connection:
     """The connection of a call, which `cut` can end from a different thread."""
 
     connection: http.client.HTTPConnection | None = None
-    over = False
+    abandoned = False
 
     def cut(self) -> None:
         """Shut the connection down, which ends any wait for it."""
-        self.over = True
+        self.abandoned = True
         sock = self.connection.sock if self.connection is not None else None
         if sock is not None:
             with suppress(OSError):
@@ -85,9 +85,9 @@ class _Line:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def _within(work: Callable[[_Line], tuple[int, bytes]]) -> tuple[int, bytes]:
+def _run_until_deadline(work: Callable[[_Connection], tuple[int, bytes]]) -> tuple[int, bytes]:
     """Run a call in a thread and abandon it at the deadline: name lookups have no timeout."""
-    line: _Line = _Line()
+    line: _Connection = _Connection()
     answer: Future[tuple[int, bytes]] = Future()
 
     def run() -> None:
@@ -114,13 +114,13 @@ def _within(work: Callable[[_Line], tuple[int, bytes]]) -> tuple[int, bytes]:
         raise TimeoutError(f"no complete answer within {WHOLE:g} s") from None
 
 
-def _asked(
-    line: _Line, method: str, path: str, data: bytes | None, at_most: int
+def _exchange(
+    line: _Connection, method: str, path: str, data: bytes | None, at_most: int
 ) -> tuple[int, bytes]:
     """Send a request over a connection and read its answer."""
     connection = line.connection
     assert connection is not None
-    if line.over:
+    if line.abandoned:
         raise TimeoutError("the call was given up")
     headers = {} if data is None else {"content-type": "application/msgpack"}
     connection.request(method, path, data, headers)
@@ -159,7 +159,7 @@ def call(
     host = parts.hostname or ""
     port = parts.port or (443 if context is not None else 80)
 
-    def work(line: _Line) -> tuple[int, bytes]:
+    def work(line: _Connection) -> tuple[int, bytes]:
         proxy = _proxy(host, port) if context is not None else None
         where = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
         line.connection = connection = http.client.HTTPConnection(*where, timeout=PATIENCE)
@@ -173,9 +173,9 @@ def call(
             connection.sock.do_handshake()
         method = "GET" if data is None else "POST"
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return _asked(line, method, path, data, at_most)
+        return _exchange(line, method, path, data, at_most)
 
-    status, body = _within(work)
+    status, body = _run_until_deadline(work)
     if 300 <= status < 400:
         raise InputError(
             f"{host} answered {status}, a redirect to another address, which is never followed: "
@@ -187,7 +187,7 @@ def call(
 def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tuple[int, bytes]:
     """POST data to a server on a Unix socket; return status and body as `call` does."""
 
-    def work(line: _Line) -> tuple[int, bytes]:
+    def work(line: _Connection) -> tuple[int, bytes]:
         line.connection = connection = http.client.HTTPConnection("local", timeout=PATIENCE)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(PATIENCE)
@@ -197,12 +197,12 @@ def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tupl
                 break
             except BlockingIOError:
                 # The server's queue is full.
-                if line.over:
+                if line.abandoned:
                     raise
                 time.sleep(0.02)
-        return _asked(line, "POST", where, data, at_most)
+        return _exchange(line, "POST", where, data, at_most)
 
-    status, body = _within(work)
+    status, body = _run_until_deadline(work)
     return status, _bounded(body, at_most)
 
 

@@ -11,7 +11,7 @@ Let n be the number of coordinates of all means so far.
 1. Each Laplace noise is (e, 0)-private, so all are no easier to test than n randomised responses
    (Kairouz, Oh & Viswanath 2015). The trade-off function of the responses is linear between n + 2
    vertices. A Gaussian trade-off function is convex, so if it is below at the vertices, it is below
-   everywhere. The event of probability ``told`` removes the vertices that no Gaussian is below.
+   everywhere. The event of probability ``failure`` removes the vertices that no Gaussian is below.
 2. Each range is chosen by an exponential mechanism of range e. For two neighbouring inputs it is no
    easier to test than a coin of probabilities p and q with logit p - logit q = e. The coin is
    mu-GDP with mu = Phi^-1(p) - Phi^-1(q), which is largest for p = 1 - q: logit(Phi(z)) is convex
@@ -50,9 +50,9 @@ from fastfed.protocols.serverless import PhasePlan
 
 @lru_cache(maxsize=64)
 def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
-    """Return (mu2, told) of releases 1..k of a plan together, for k = 0..K.
+    """Return (mu2, failure) of releases 1..k of a plan together, for k = 0..K.
 
-    The releases are GDP with squared parameter ``mu2``, except with probability ``told``.
+    The releases are GDP with squared parameter ``mu2``, except with probability ``failure``.
     """
     if isinstance(event, BinomialTree | VectorBatches | UnequalBatches):
         # The proof is for the whole plan, so the first release is charged for all.
@@ -92,16 +92,16 @@ def _squares(event: GaussianSums) -> list[float]:
 
 
 def _of_secure(event: SecureSum) -> tuple[float, float]:
-    """Return the pair (mu2, told) of a secure sum that gives the least epsilon at its delta."""
+    """Return the pair (mu2, failure) of a secure sum that gives the least epsilon at its delta."""
     delta = event.budget.delta
     account, coins = event._account("replace"), event._coins(event.honest)
     pairs = [(account.proven_mu(coins, delta * share), delta * share) for share in TAIL_SHARES]
-    finite_pairs = [mu_and_told for mu_and_told in pairs if math.isfinite(mu_and_told[0])]
-    mu, told = min(
+    finite_pairs = [mu_and_failure for mu_and_failure in pairs if math.isfinite(mu_and_failure[0])]
+    mu, failure = min(
         finite_pairs,
-        key=lambda mu_and_told: gaussian_epsilon(mu_and_told[0], delta - mu_and_told[1]),
+        key=lambda mu_and_failure: gaussian_epsilon(mu_and_failure[0], delta - mu_and_failure[1]),
     )
-    return mu * mu * _UP, told
+    return mu * mu * _UP, failure
 
 
 def charge_of(
@@ -141,8 +141,10 @@ def charge_of(
     totals = _totals(event, plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
-    (total_mu2, told), (earlier_mu2, told_before) = totals[release], totals[release - 1]
-    return Charge(dataset, digest, release, total_mu2 - earlier_mu2, told - told_before, report)
+    (total_mu2, failure), (earlier_mu2, failure_before) = totals[release], totals[release - 1]
+    return Charge(
+        dataset, digest, release, total_mu2 - earlier_mu2, failure - failure_before, report
+    )
 
 
 # ---- means ---------------------------------------------------------------------------------------
@@ -158,9 +160,9 @@ _NORMAL = NormalDist()
 
 @lru_cache(maxsize=64)
 def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
-    """Return (mu^2, told) of the first k means together, for k = 0..K.
+    """Return (mu^2, failure) of the first k means together, for k = 0..K.
 
-    ``told`` is the share of delta in `TAIL_SHARES` for which all means have the least epsilon.
+    ``failure`` is the share of delta in `TAIL_SHARES` for which all means have the least epsilon.
 
     Parameters
     ----------
@@ -173,13 +175,13 @@ def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
     Notes
     -----
     Guarantee: if all that one silo holds is replaced, the means 1..k are mu-GDP except with
-    probability ``told``. The docstring of this module has the proof.
+    probability ``failure``. The docstring of this module has the proof.
     """
     count, delta = len(event.means), event.means[0].budget.delta
     # If means differ, each is charged as the most expensive one.
     half_epsilon = max(mean.epsilon_coordinate for mean in event.means) / 2.0
     padded = max(mean.padded for mean in event.means)
-    told = delta * min(
+    failure = delta * min(
         TAIL_SHARES,
         key=lambda share: _epsilon_beside(
             squared_means(count * padded, half_epsilon, delta * share), delta, share
@@ -187,7 +189,9 @@ def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
     )
     totals = [(0.0, 0.0)]
     for k in range(1, count + 1):
-        totals.append((max(squared_means(k * padded, half_epsilon, told), totals[-1][0]), told))
+        totals.append(
+            (max(squared_means(k * padded, half_epsilon, failure), totals[-1][0]), failure)
+        )
     return tuple(totals)
 
 
@@ -201,9 +205,9 @@ def charged_means(plan: PhasePlan) -> tuple[float, float] | None:
 
 def epsilon_of_means(event: WinsorizedMeans) -> float:
     """Compute the epsilon that a ledger is charged for all means, at the budget's delta."""
-    square, told = totals_of_means(event)[-1]
+    square, failure = totals_of_means(event)[-1]
     delta = event.means[0].budget.delta
-    return _epsilon_beside(square, delta, told / delta)
+    return _epsilon_beside(square, delta, failure / delta)
 
 
 def _epsilon_beside(square: float, delta: float, share: float) -> float:
@@ -213,13 +217,13 @@ def _epsilon_beside(square: float, delta: float, share: float) -> float:
     return gaussian_epsilon(math.sqrt(square * _UP), delta * (1.0 - share * _UP))
 
 
-def squared_means(coordinates: int, half: float, told: float) -> float:
+def squared_means(coordinates: int, half: float, failure: float) -> float:
     """Compute mu^2 of ranges and Laplace noises, ``coordinates`` of each, of epsilon ``half`` each.
 
-    It holds except with probability ``told``.
+    It holds except with probability ``failure``.
     """
     ranges = coordinates * of_range(half) ** 2
-    return (of_responses(coordinates, half, told) ** 2 + ranges) * _UP
+    return (of_responses(coordinates, half, failure) ** 2 + ranges) * _UP
 
 
 def of_range(epsilon: float) -> float:
@@ -227,8 +231,8 @@ def of_range(epsilon: float) -> float:
     return -2.0 * _NORMAL.inv_cdf(1.0 / (1.0 + math.exp(epsilon / 2.0)))
 
 
-def of_responses(count: int, epsilon: float, told: float) -> float:
-    """Compute mu of ``count`` randomised responses together, except with probability ``told``.
+def of_responses(count: int, epsilon: float, failure: float) -> float:
+    """Compute mu of ``count`` randomised responses together, except with probability ``failure``.
 
     By symmetry, vertices (alpha, 1 - gamma) with alpha <= 1 - gamma are enough.
     """
@@ -236,7 +240,7 @@ def of_responses(count: int, epsilon: float, told: float) -> float:
     for alpha, gamma in _vertices(count, epsilon):
         if alpha + gamma > 1.0 + 4.0 * _PART:
             break
-        low, high = alpha / (1.0 - told), (gamma - told) / (1.0 - told)
+        low, high = alpha / (1.0 - failure), (gamma - failure) / (1.0 - failure)
         if high > 0.0:
             if not (low > 0.0 and high < 1.0):
                 return math.inf
@@ -271,7 +275,7 @@ Scores = VertexScores | SparseSwitching
 
 @lru_cache(maxsize=64)
 def totals_of_scores(event: Scores) -> tuple[float, float]:
-    """Return (mu^2, told) of a whole plan, for a loss of any phase or exchange.
+    """Return (mu^2, failure) of a whole plan, for a loss of any phase or exchange.
 
     Parameters
     ----------
@@ -284,7 +288,7 @@ def totals_of_scores(event: Scores) -> tuple[float, float]:
     Notes
     -----
     Guarantee: if one loss is replaced or removed, the experts of all releases are mu-GDP except
-    with probability ``told``. A loss is in one set only. The argmins of the leaves below that set
+    with probability ``failure``. A loss is in one set only. The argmins of the leaves below that set
     are pure mechanisms, no easier to test than randomised responses (`of_responses`). For sparse
     switching, all comparisons that a loss affects are one pure mechanism together, and each switch
     is an exponential mechanism (`of_range`).
@@ -317,20 +321,20 @@ def epsilon_of_scores(event: Scores) -> float:
 
 
 def _epsilon_of(pair: tuple[float, float], delta: float) -> float:
-    """Compute epsilon of a pair (mu^2, told) at delta."""
-    squared, told = pair
+    """Compute epsilon of a pair (mu^2, failure) at delta."""
+    squared, failure = pair
     if not math.isfinite(squared):
         return math.inf
-    return gaussian_epsilon(math.sqrt(squared * _UP), delta - told * _UP)
+    return gaussian_epsilon(math.sqrt(squared * _UP), delta - failure * _UP)
 
 
-def squared_scores(event: Scores, told: float) -> float:
+def squared_scores(event: Scores, failure: float) -> float:
     """Compute mu^2 of the worst set of losses, or of sparse switching.
 
-    It holds except with probability ``told``.
+    It holds except with probability ``failure``.
     """
     if isinstance(event, SparseSwitching):
-        compared = of_responses(1, event.comparisons.epsilon, told) ** 2
+        compared = of_responses(1, event.comparisons.epsilon, failure) ** 2
         return (compared + event.switches * of_range(event.eta) ** 2) * _UP
     mu = 0.0
     for noise in event.noises:
@@ -338,7 +342,7 @@ def squared_scores(event: Scores, told: float) -> float:
             change = loss_set.change / noise.scales[loss_set.tree - 1]
             if change:
                 ways = _ways(loss_set.leaves, noise.experts, "experts")
-                mu_of_set = min(of_responses(count, f * change, told) for _, f, count in ways)
+                mu_of_set = min(of_responses(count, f * change, failure) for _, f, count in ways)
                 mu = max(mu, mu_of_set)
     return mu * mu * _UP
 
@@ -385,18 +389,18 @@ def cases(event: Counted, late: bool) -> list[VectorSumAccount]:
 
 
 def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float, float, float]:
-    """Return (epsilon, mu, told) at delta that hold for each of the accounts.
+    """Return (epsilon, mu, failure) at delta that hold for each of the accounts.
 
-    All are mu-GDP except with probability ``told``, which is the share of delta in `TAIL_SHARES`
+    All are mu-GDP except with probability ``failure``, which is the share of delta in `TAIL_SHARES`
     with the least epsilon.
     """
     least = (math.inf, math.inf, delta)
     for share in TAIL_SHARES:
-        told = delta * share
-        mu = max((account.mu(told) for account in accounts), default=0.0)
+        failure = delta * share
+        mu = max((account.mu(failure) for account in accounts), default=0.0)
         if math.isfinite(mu):
-            epsilon = gaussian_epsilon(mu * math.sqrt(_UP), delta - told * _UP)
-            least = min(least, (epsilon, mu, told))
+            epsilon = gaussian_epsilon(mu * math.sqrt(_UP), delta - failure * _UP)
+            least = min(least, (epsilon, mu, failure))
     return least
 
 
@@ -408,6 +412,8 @@ def late_epsilon(event: Counted) -> float:
 
 @lru_cache(maxsize=64)
 def charge_of_bits(event: Counted) -> tuple[float, float, float]:
-    """Return (epsilon, mu^2, told) of a whole plan, for a record that may be late."""
-    epsilon, mu, told = least_epsilon(cases(event, False) + cases(event, True), event.budget.delta)
-    return epsilon, mu * mu * _UP, told
+    """Return (epsilon, mu^2, failure) of a whole plan, for a record that may be late."""
+    epsilon, mu, failure = least_epsilon(
+        cases(event, False) + cases(event, True), event.budget.delta
+    )
+    return epsilon, mu * mu * _UP, failure

@@ -267,7 +267,9 @@ class ExpertSilo(SiloParty):
         uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
         expert = self.model.drawn(uniform)
         subject_digest = b"" if subject is None else self.digest_of(subject)
-        learns = self._admits(now) and subject_digest not in self._subjects and not self.lost
+        learns = (
+            self._may_be_learned(now) and subject_digest not in self._subjects and not self.lost
+        )
         propensity = float(self.model.theta[expert])
         stored = Decided(
             expert, propensity, self.model.release, learns, float(now), b"", b"", subject_digest
@@ -277,11 +279,16 @@ class ExpertSilo(SiloParty):
         decision = Decision(name, expert, propensity, stored.model, learns, column)
         return Step((Write("decision", name, wire.encoded(stored)),)), decision
 
-    def _admits(self, now: float) -> bool:
+    def _may_be_learned(self, now: float) -> bool:
         """Return True if the phase of this period has a free place."""
         calendar = self.deployed.document.calendar
         period = calendar.period(now)
-        if now < calendar.start or period > self.plan.releases or self.left or period <= self.done:
+        if (
+            now < calendar.start
+            or period > self.plan.releases
+            or self.leave_reason
+            or period <= self.closed_leaves
+        ):
             return False
         return self._learning_by_period.get(period, 0) < self._room(period)
 
@@ -302,7 +309,7 @@ class ExpertSilo(SiloParty):
             different losses.
         """
         self.check_recovered()
-        decided = self._decided(name)
+        decided = self._decision(name)
         columns = self.deployed.document.schema.columns
         losses_given = private_array("losses", losses, (len(columns),))
         low, high = (np.array([getattr(c, end) for c in columns]) for end in ("low", "high"))
@@ -320,7 +327,7 @@ class ExpertSilo(SiloParty):
         period, _ = self._places.get(name, (0, 0))
         if not period:
             reason = "unused"
-        elif now > decided.time + calendar.reward_deadline or self._leaf(now) != period:
+        elif now > decided.time + calendar.reward_deadline or self._open_leaf(now) != period:
             reason = "late"
         else:
             reason = ""
@@ -369,7 +376,7 @@ class ExpertSilo(SiloParty):
                         added = loss if unit is None else exact.quantise(loss, unit)
                         aggregation.add(values[leaf.tree - 1], added)
                 values[leaf.tree - 1] /= leaf.stop - leaf.start
-        return self.reported(release, values.ravel())
+        return self.encrypt_report(release, values.ravel())
 
 
 class ExpertHub(Hub):
@@ -384,17 +391,17 @@ class ExpertHub(Hub):
     def _limits(self) -> LossRange:
         return LossRange(self.wire.size)
 
-    def _serving(self, noise: NoiseSource | None) -> Decider:
-        # Reports are checked by `_checked` in the unit of losses, not as sums of records.
+    def _make_server(self, noise: NoiseSource | None) -> Decider:
+        # Reports are checked by `_decrypt_report` in the unit of losses, not as sums of records.
         self._exact, self._check_units = False, noise is None
         plan = of_trees(self.deployed)
         decider = plan.decider(self._sealing.source if noise is None else noise)
         self._x = plan.move(None, decider.start())
         return decider
 
-    def _checked(self, envelope: wire.Envelope, who: str) -> np.ndarray:
+    def _decrypt_report(self, envelope: wire.Envelope, who: str) -> np.ndarray:
         """Decrypt the means of a report; Refused if no losses can give them."""
-        values = super()._checked(envelope, who)
+        values = super()._decrypt_report(envelope, who)
         plan = of_trees(self.deployed)
         phase = plan.phases[envelope.release - 1]
         unit, count = plan.unit(phase) / phase.batch, phase.trees * plan.experts
@@ -404,7 +411,7 @@ class ExpertHub(Hub):
             raise Refused(f"{who} must be in fixed point, as means of losses are")
         return values
 
-    def _combined(self, release: int, opened: Opened) -> np.ndarray:
+    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
         """Compute the weights (d,) after a phase, padded with zeros to the size of a message.
 
         A silo outside the set counts with losses of 0.
@@ -414,14 +421,14 @@ class ExpertHub(Hub):
         means = np.zeros((plan.silos, size // plan.experts, plan.experts))
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            row = self._checked(envelope, f"report {release} of {envelope.sender}")
+            row = self._decrypt_report(envelope, f"report {release} of {envelope.sender}")
             means[entry.silo] = row.reshape(means.shape[1:])
         hidden_digest, x, server = digest(packed(means)), self._x, self._server
         for number, leaf in enumerate(phase.leaves, phase.offset + 1):
             total = np.zeros(plan.experts)
             for row in means[:, leaf.tree - 1]:
                 total += row
-            self._sealing.hides(number, hidden_digest)
+            self._sealing.set_hidden_sums(number, hidden_digest)
             choice = server.decide(total)
             x = plan.move(x, choice)
         self._x = x
@@ -483,7 +490,7 @@ class SparseSilo(ExpertSilo):
             if period == release and isinstance(ended, Lost) and ended.leaf == release:
                 loss = np.frombuffer(ended.losses, dtype="<f8").astype(np.float64)
                 aggregation.add(total, loss if unit is None else exact.quantise(loss, unit))
-        return self.reported(release, total)
+        return self.encrypt_report(release, total)
 
 
 class SparseHub(ExpertHub):
@@ -499,20 +506,20 @@ class SparseHub(ExpertHub):
     def _limits(self) -> SumRange:
         return SumRange(self.plan)
 
-    def _serving(self, noise: NoiseSource | None) -> SparseVector:
+    def _make_server(self, noise: NoiseSource | None) -> SparseVector:
         self._exact, self._check_units = False, noise is None
         plan = of_switches(self.deployed)
         self._history = digest(b"")
-        self._sealing.hides(1, self._history)
+        self._sealing.set_hidden_sums(1, self._history)
         decider = plan.decider(self._sealing.source if noise is None else noise)
         assert isinstance(decider, SparseVector)
         # The expert of an earlier plan was released, and the guarantee holds for any first expert.
         decider.begin(_begins(self.deployed))
         return decider
 
-    def _checked(self, envelope: wire.Envelope, who: str) -> np.ndarray:
+    def _decrypt_report(self, envelope: wire.Envelope, who: str) -> np.ndarray:
         """Decrypt the sums of a report; Refused if no losses can give them."""
-        values = Hub._checked(self, envelope, who)
+        values = Hub._decrypt_report(self, envelope, who)
         unit = exact.quantum(self.plan.silos * self.plan.horizon)
         not_fixed_point = self._check_units and not np.array_equal(
             values, exact.quantise(values, unit)
@@ -521,7 +528,7 @@ class SparseHub(ExpertHub):
             raise Refused(f"{who} must be sums of losses in [0, 1], in fixed point")
         return values
 
-    def _combined(self, release: int, opened: Opened) -> np.ndarray:
+    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
         """Compute the weights (d,) of the one expert after an exchange.
 
         A silo outside the set counts with losses of 0.
@@ -529,7 +536,9 @@ class SparseHub(ExpertHub):
         sums = np.zeros((self.plan.silos, self.plan.dimension))
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            sums[entry.silo] = self._checked(envelope, f"report {release} of {envelope.sender}")
+            sums[entry.silo] = self._decrypt_report(
+                envelope, f"report {release} of {envelope.sender}"
+            )
         total = np.zeros(self.plan.dimension)
         for row in sums:
             total += row
@@ -537,8 +546,8 @@ class SparseHub(ExpertHub):
         assert isinstance(server, SparseVector)
         self._history = digest(self._history + packed(total))
         # The sums that are hidden by the noise of the query and choice, and of the next threshold.
-        self._sealing.hides(release, self._history)
-        self._sealing.hides(server.switches + 2, self._history)
+        self._sealing.set_hidden_sums(release, self._history)
+        self._sealing.set_hidden_sums(server.switches + 2, self._history)
         weights = np.zeros(self.plan.dimension)
         weights[server.decide(total).expert] = 1.0
         return weights

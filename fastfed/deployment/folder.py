@@ -33,8 +33,8 @@ from fastfed.deployment.ledger import (
     MemoryStore,
     SqliteStore,
     damage_named,
+    epsilon_of_charges,
     read_writes,
-    together,
 )
 from fastfed.deployment.model import Extension, model_of, no_start
 from fastfed.deployment.party import Party, Process, SiloProcess
@@ -528,7 +528,7 @@ def check_room(
     # Second charges of this plan, after records were lost, are added to the whole plan's charge.
     charges += [c for c in ledger.charges(dataset) if c.plan == plan.digest and c.release < 1]
     charges.append(charge_of(plan.executed, plan.digest, dataset, -1))
-    spent = together(charges, delta)
+    spent = epsilon_of_charges(charges, delta)
     if spent > epsilon * (1.0 + 1e-9):
         raise InputError(
             f'with this plan dataset "{dataset}" would have spent epsilon {spent:.4g} at delta '

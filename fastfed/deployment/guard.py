@@ -34,12 +34,12 @@ FALSE_ALARMS = 1e-3
 SIGMAS = 8.0
 
 
-def visible(plan: Plan) -> bool:
+def hub_sees_reports(plan: Plan) -> bool:
     """Return True if each silo adds noise to its report, and the hub sees single reports."""
     return plan.secure is None and plan.protocol.noise_by == "silos"
 
 
-def asked(influence: object) -> float | None:
+def checked_influence(influence: object) -> float | None:
     """Check the influence of a spec, in (0, 1]; None if it has none."""
     if influence is None:
         return None
@@ -51,7 +51,7 @@ def check_influence(influence: float | None, plan: Plan) -> None:
     if influence is None:
         return
     number("influence", influence, above=0, at_most=1)
-    if not visible(plan):
+    if not hub_sees_reports(plan):
         raise InputError(
             "influence belongs to silo-ldp, whose hub sees noisy reports, "
             f'not to "{plan.protocol.id}"'
@@ -82,7 +82,7 @@ def _by_prefix(plan: Plan) -> bool:
     return plan.protocol.randomizer != SEND_NOISY_NODE
 
 
-def records_of(plan: Plan, release: int) -> int:
+def rounds_in_report(plan: Plan, release: int) -> int:
     """Return the number of rounds in the batches that one report covers."""
     if _by_prefix(plan):
         return plan.end(release)
@@ -121,7 +121,7 @@ class Cap:
         """Return the bounds on the norms of x y and of x x^T (Frobenius) in a silo's report."""
         plan, d = self._plan, self._plan.dimension
         feature, reward = bounds(plan)
-        counted_records = self._influence * records_of(plan, release)
+        counted_records = self._influence * rounds_in_report(plan, release)
         noise_factor = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
         std = plan.noise_std
         # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t.
@@ -133,7 +133,7 @@ class Cap:
             + noise_factor * covariance * (math.sqrt(len(self._weights)) + tail),
         )
 
-    def held(self, values: np.ndarray, release: int, silo: int) -> tuple[np.ndarray, bool]:
+    def cap_report(self, values: np.ndarray, release: int, silo: int) -> tuple[np.ndarray, bool]:
         """Scale a report (s,) down to the bounds; return it, and True if it was scaled.
 
         The bits are the same on every machine.
@@ -369,7 +369,7 @@ class Range:
         records. The range is small, so that a false report does little harm.
         """
         plan = self._plan
-        records = plan.end(release) if visible(plan) else plan.most_records(release)
+        records = plan.end(release) if hub_sees_reports(plan) else plan.most_records(release)
         return self._record * records + self._noise(release)
 
     def broadcast(self, release: int) -> np.ndarray:

@@ -25,9 +25,9 @@ from fastfed.deployment.guard import (
     Fit,
     check_range,
     check_records,
+    hub_sees_reports,
     nodes_of,
     sum_of,
-    visible,
 )
 from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import summary
@@ -70,15 +70,15 @@ class Hub(Speaker):
         self._sealing = SealedNoise(secret, deployed.digest, self.name)
         # True if reports are exact sums of records. Simulated records are not in fixed point.
         self._exact = noise is None and self.plan.protocol.noise_by == "server"
-        self._server = self._serving(noise)
+        self._server = self._make_server(noise)
         self._range, self._chain_summary = self._limits(), summary(deployed)
         influence = deployed.document.influence
         self._cap = None if influence is None else Cap(self.plan, influence)
-        self._detector = Alarm(self.plan) if visible(self.plan) else None
+        self._detector = Alarm(self.plan) if hub_sees_reports(self.plan) else None
         # ---- State saved in the store: survives a restart.
         #: Names of the parties that have joined, and indices of the silos that have left.
         self.joined: set[str] = set()
-        self.left: set[int] = set()
+        self.left_silos: set[int] = set()
         #: (release, silo) -> the bytes of the silo's report.
         self.reports: dict[tuple[int, int], bytes] = {}
         #: (release, silo) -> the silo's signed message about its report and the last broadcast.
@@ -117,7 +117,7 @@ class Hub(Speaker):
         #: Release -> entries of a set that the helper has opened and this hub's log has lost.
         self._lost_sets: dict[int, tuple[wire.Entry, ...]] = {}
 
-    def _serving(self, noise: NoiseSource | None) -> Any:
+    def _make_server(self, noise: NoiseSource | None) -> Any:
         """Create the object that computes releases from reports."""
         if self.plan.secure is not None:
             return Decoder(self.plan.secure)
@@ -138,9 +138,9 @@ class Hub(Speaker):
         kinds = ("join", "report", "seen", "set", "leave", "sessions", "broadcast")
         envelope = self.wire.read(data, kinds)
         if envelope.kind == "join":
-            return self._join(envelope, data, now)
+            return self._answer_join(envelope, data, now)
         if envelope.kind == "broadcast":
-            return self._reminded(envelope, data)
+            return self._take_returned_broadcast(envelope, data)
         helper = self.deployed.document.helper
         if envelope.kind == "set":
             if helper is None or envelope.sender != helper.name:
@@ -148,13 +148,13 @@ class Hub(Speaker):
             return self._store_answer(envelope, data)
         silo = self._silo(envelope)
         if envelope.kind == "sessions":
-            return self._session(silo, envelope, data)
+            return self._store_session(silo, envelope, data)
         if envelope.kind == "report":
-            return self._report(silo, envelope, data)
+            return self._store_report(silo, envelope, data)
         if envelope.kind == "seen":
-            return self._seen_by(silo, envelope, data)
+            return self._store_seen(silo, envelope, data)
         self.wire.body(envelope, wire.Leave)
-        return self._leave(silo, data)
+        return self._store_leave(silo, data)
 
     def _silo(self, envelope: Envelope) -> int:
         """Return the index of the silo that sent a message."""
@@ -162,7 +162,7 @@ class Hub(Speaker):
             raise Refused(f"a {envelope.kind} must come from a silo, got one of {envelope.sender}")
         return self.deployed.index(envelope.sender)
 
-    def _join(self, envelope: Envelope, data: bytes, now: float) -> Step:
+    def _answer_join(self, envelope: Envelope, data: bytes, now: float) -> Step:
         """Answer a party's `Join` with what it has missed."""
         body = self.wire.body(envelope, wire.Join)
         self.deployed.check_agreed(envelope.sender, body.agreed)
@@ -176,28 +176,32 @@ class Hub(Speaker):
                 data for k, data in sorted(self.answers.items()) if k > envelope.release
             )
             repeated_answers = (Message(envelope.sender, answer) for answer in later_answers)
-            return Step(join_write, (*repeated_answers, *self._questions()))
+            return Step(join_write, (*repeated_answers, *self._requests_to_helper()))
         silo = self.deployed.index(envelope.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {envelope.sender} must have 16 bytes")
-        self._says(envelope.sender, body.time, body.after)
+        self._store_clock_reading(envelope.sender, body.time, body.after)
         is_running = body.nonce == self._nonce
         if is_running and (body.after or not body.time):
             # The silo has also read this hub's time, so this hub can compute the silo's time.
             self._silo_release[silo] = envelope.release
         # Send broadcasts first: the silo need not report a release that was opened without it.
         missed_broadcasts = (
-            () if silo in self.left else range(envelope.release + 1, len(self.broadcasts) + 1)
+            () if silo in self.left_silos else range(envelope.release + 1, len(self.broadcasts) + 1)
         )
-        answers = [self._news(envelope.sender, k, self.broadcasts[k]) for k in missed_broadcasts]
+        answers = [
+            self._news_message(envelope.sender, k, self.broadcasts[k]) for k in missed_broadcasts
+        ]
         clocks = self.own_time(now), body.time
-        answers.append(self._receipt(silo, b"" if is_running else body.nonce, clocks=clocks))
+        answers.append(
+            self._receipt_message(silo, b"" if is_running else body.nonce, clocks=clocks)
+        )
         if silo not in self._silo_release:
             # A silo that repeats the nonce is running now: an old message cannot hold it.
-            answers.append(self._receipt(silo, self._nonce))
+            answers.append(self._receipt_message(silo, self._nonce))
         return Step(join_write, tuple(answers))
 
-    def _receipt(
+    def _receipt_message(
         self,
         silo: int,
         nonce: bytes = b"",
@@ -224,12 +228,12 @@ class Hub(Speaker):
             for (k, i), data in self.reports.items()
             if i == silo and (k, i) in self.seen
         }
-        ended = self.ended or ("the silo has left" if left or silo in self.left else "")
+        ended = self.ended or ("the silo has left" if left or silo in self.left_silos else "")
         reports = tuple(sorted({**complete, **dict(more)}.items()))
         body = wire.Receipt(silo, reports, nonce, ended, *clocks)
-        return Message(self.deployed.silos[silo], self.made(len(self.broadcasts), body))
+        return Message(self.deployed.silos[silo], self.signed(len(self.broadcasts), body))
 
-    def _report(self, silo: int, envelope: Envelope, data: bytes) -> Step:
+    def _store_report(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Check and store a silo's report; raise an alarm for a second one of the release."""
         release, label = envelope.release, f"report {envelope.release} of {envelope.sender}"
         if not 1 <= release <= self.plan.releases:
@@ -237,23 +241,23 @@ class Hub(Speaker):
         previous = self.reports.get((release, silo))
         if previous is not None:
             if previous == data:
-                return Step((), (self._receipt(silo),))
+                return Step((), (self._receipt_message(silo),))
             text = f"{envelope.sender} sent two reports of release {release}"
             return Step((Write("alarm", text, text.encode()),), problem=text)
-        if silo in self.left or self.ended:
+        if silo in self.left_silos or self.ended:
             raise Refused(
                 f"{label} comes after {'the plan has ended' if self.ended else 'it has left'}"
             )
         if envelope.sender not in self.joined:
             raise Refused(f"{envelope.sender} must join before it reports")
-        values = self._checked(envelope, label)
+        values = self._decrypt_report(envelope, label)
         if self._exact:
             check_records(self.plan, values, release, label)
         complete = ((release, digest(data)),) if (release, silo) in self.seen else ()
-        receipt = self._receipt(silo, more=complete)
+        receipt = self._receipt_message(silo, more=complete)
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
 
-    def _seen_by(self, silo: int, envelope: Envelope, data: bytes) -> Step:
+    def _store_seen(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Store a silo's signed message to the other silos: its report, and the last broadcast."""
         release, label = (
             envelope.release,
@@ -264,31 +268,31 @@ class Hub(Speaker):
             raise Refused(f"{label} must be of a release of the plan, after a broadcast before it")
         if len(body.report) != KEY or len(body.head) != (KEY if body.last else 0):
             raise Refused(f"{label} must have digests of {KEY} bytes")
-        if silo in self.left or self.ended or envelope.sender not in self.joined:
+        if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{label} comes from a silo that takes no part")
         if (release, silo) in self.seen:
-            return Step((), (self._receipt(silo),))
+            return Step((), (self._receipt_message(silo),))
         return Step((Write("seen", f"{release}/{silo}", data),))
 
-    def _reported(self, release: int, silo: int) -> bool:
+    def _has_reported(self, release: int, silo: int) -> bool:
         """Return True if the hub has the silo's report of a release, and its `Seen` of it."""
         report = self.reports.get((release, silo))
-        return report is not None and self._complete(release, silo, digest(report))
+        return report is not None and self._is_complete(release, silo, digest(report))
 
-    def _complete(self, release: int, silo: int, report: bytes) -> bool:
+    def _is_complete(self, release: int, silo: int, report: bytes) -> bool:
         """Return True if the hub has the report with this digest, and the silo's `Seen` of it."""
         seen_data = self.seen.get((release, silo))
         if seen_data is None or digest(self.reports.get((release, silo), b"")) != report:
             return False
         return self.wire.body(self.wire.read(seen_data), wire.Seen).report == report
 
-    def _news(self, silo: str, release: int, broadcast: bytes) -> Message:
+    def _news_message(self, silo: str, release: int, broadcast: bytes) -> Message:
         """Make the message to one silo: a broadcast, with the `Seen` of every silo in its set."""
         entries = self.sets[release].entries
         seen = tuple(self.seen.get((release, entry.silo), b"") for entry in entries)
-        return Message(silo, self.made(release, wire.News(broadcast, seen)))
+        return Message(silo, self.signed(release, wire.News(broadcast, seen)))
 
-    def _checked(self, envelope: Envelope, who: str) -> np.ndarray:
+    def _decrypt_report(self, envelope: Envelope, who: str) -> np.ndarray:
         """Decrypt the values of a report; Refused if no records can give them."""
         body = self.wire.body(envelope, wire.Report)
         if self.deployed.shared != bool(body.sealed):
@@ -298,7 +302,7 @@ class Hub(Speaker):
         silo = self.deployed.index(envelope.sender)
         context = share_context(self.deployed, silo, envelope.release, TO_HUB)
         try:
-            plain = self.identity.opened(body.values, context)
+            plain = self.identity.decrypt(body.values, context)
         except InputError:
             raise Refused(f"{who} must be encrypted to the hub of the plan") from None
         if self.deployed.words:
@@ -307,7 +311,7 @@ class Hub(Speaker):
         check_range(values, self._range.report(envelope.release), who)
         return values
 
-    def _session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
+    def _store_session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Store a silo's session of a release. Once all have arrived, answer with the list."""
         release, label = envelope.release, f"session {envelope.release} of {envelope.sender}"
         body = self.wire.body(envelope, wire.Sessions)
@@ -315,23 +319,23 @@ class Hub(Speaker):
             raise Refused(f"{label} is of no release whose sums are under masks")
         if len(body.values) != 1 or len(body.values[0]) != KEY:
             raise Refused(f"{label} must be one of {KEY} bytes")
-        if silo in self.left or self.ended or envelope.sender not in self.joined:
+        if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{label} comes from a silo that takes no part")
         previous = self.sessions.get((release, silo))
         sessions = {(release, silo): body.values[0], **self.sessions}
         values = tuple(sessions.get((release, i), b"") for i in range(self.plan.silos))
         writes = () if previous else (Write("session", f"{release}/{silo}", data),)
         if all(values):
-            answer = self.made(release, wire.Sessions(values))
+            answer = self.signed(release, wire.Sessions(values))
             return Step(writes, (Message(envelope.sender, answer),))
         changed = previous is not None and previous != body.values[0]
         problem = f"{envelope.sender} told another session of release {release} before"
         return Step(writes, problem=problem if changed else "")
 
-    def _leave(self, silo: int, data: bytes) -> Step:
+    def _store_leave(self, silo: int, data: bytes) -> Step:
         """Record that a silo leaves."""
-        receipt = self._receipt(silo, left=True)
-        if silo in self.left:
+        receipt = self._receipt_message(silo, left=True)
+        if silo in self.left_silos:
             return Step((), (receipt,))
         return Step((Write("leave", str(silo), data),), (receipt,))
 
@@ -358,7 +362,7 @@ class Hub(Speaker):
         self.wire.words(body.total, f"the helper's total of release {release}")
         return Step((Write("answer", str(release), data),))
 
-    def _reminded(self, envelope: Envelope, data: bytes) -> Step:
+    def _take_returned_broadcast(self, envelope: Envelope, data: bytes) -> Step:
         """Remember a broadcast that this hub made before its log was restored from a backup.
 
         The hub opens exactly the same set again, once all of its reports have arrived again.
@@ -392,25 +396,25 @@ class Hub(Speaker):
             return Step()
         if release not in self.sets:
             if release in self._lost_broadcasts or release in self._lost_sets:
-                return self._reopening(release)
+                return self._reopen_lost_set(release)
             later = any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
             helper = self.deployed.document.helper
             if helper is not None and (later or (self._helper_opened or 0) >= release):
-                return Step((), (Message(helper.name, self.made(release, Opened(()))),))
+                return Step((), (Message(helper.name, self.signed(release, Opened(()))),))
             # Without a helper, the silos send the broadcasts in between.
-            return Step() if later else self._opening(release, now)
+            return Step() if later else self._open_next_set(release, now)
         if self.deployed.shared and release not in self.answers:
-            return Step((), self._questions())
-        impossible = self._beyond(release)
+            return Step((), self._requests_to_helper())
+        impossible = self._why_sum_impossible(release)
         if impossible:
             return Step((Write("ended", "", impossible.encode()),), problem=impossible)
         data = self._broadcast(release)
-        present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left)
-        sends = tuple(self._news(name, release, data) for name in present)
+        present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left_silos)
+        sends = tuple(self._news_message(name, release, data) for name in present)
         # Write the alarm first: a hub that is killed after it computes the same alarm again.
-        return Step((*self._suspicion(release), Write("broadcast", str(release), data)), sends)
+        return Step((*self._misfit_alarm(release), Write("broadcast", str(release), data)), sends)
 
-    def _beyond(self, release: int) -> str:
+    def _why_sum_impossible(self, release: int) -> str:
         """Return why a sum modulo 2^64 cannot come from honest silos; empty if it can."""
         if not self.deployed.words:
             return ""
@@ -425,7 +429,7 @@ class Hub(Speaker):
             return f"{refused}; {cause}: no sum can tell which"
         return ""
 
-    def _suspicion(self, release: int) -> tuple[Write, ...]:
+    def _misfit_alarm(self, release: int) -> tuple[Write, ...]:
         """Return an alarm about the silo that fits the others least, if it is suspicious."""
         if self._detector is None or (fit := self._detector.worst(self._fits(release))) is None:
             return ()
@@ -453,29 +457,29 @@ class Hub(Speaker):
             reports[k] = {}
             for entry in self.sets[k].entries:
                 envelope = self.wire.read(self.reports[k, entry.silo])
-                reports[k][entry.silo] = self._checked(envelope, "a report")
+                reports[k][entry.silo] = self._decrypt_report(envelope, "a report")
         return reports
 
-    def _reopening(self, release: int) -> Step:
+    def _reopen_lost_set(self, release: int) -> Step:
         """Open again a set that the restored log has lost, once its reports are complete."""
         entries = self._lost_sets.get(release, ())
         if release in self._lost_broadcasts:
             entries = self.wire.body(
                 self.wire.read(self._lost_broadcasts[release]), Broadcast
             ).entries
-        complete = (self._complete(release, e.silo, e.digest) for e in entries)
+        complete = (self._is_complete(release, e.silo, e.digest) for e in entries)
         if not entries or not all(complete):
             return Step()
-        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
+        return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
-    def _settled(self, now: float) -> bool:
+    def _silos_could_join(self, now: float) -> bool:
         """Return True once every silo has joined since the restart, or has had time to join.
 
         The time counts from the first silo that joins: before that, the hub may be cut off. A silo
         may have a broadcast that this hub's log has lost, which arrives after its `Join`. A silo
         that claims one and never sends it delays the hub only until this time is over.
         """
-        active = {i for i in range(self.plan.silos) if i not in self.left}
+        active = {i for i in range(self.plan.silos) if i not in self.left_silos}
         wait = max(PATIENCE, self.deployed.document.calendar.grace)
         no_lost_broadcasts = all(
             last <= len(self.broadcasts) for last in self._silo_release.values()
@@ -487,24 +491,24 @@ class Hub(Speaker):
             time_is_over or (no_lost_broadcasts and active <= self._silo_release.keys())
         )
 
-    def _opening(self, release: int, now: float) -> Step:
+    def _open_next_set(self, release: int, now: float) -> Step:
         """Open the set of a release once all silos have reported, or the grace period is over."""
-        if not self._settled(now):
+        if not self._silos_could_join(now):
             return Step()
-        active = [i for i in range(self.plan.silos) if i not in self.left]
+        active = [i for i in range(self.plan.silos) if i not in self.left_silos]
         if len(active) < self.deployed.document.least:
             reason = f"fewer than {self.deployed.document.least} silos take part"
             return Step((Write("ended", "", reason.encode()),))
-        reporting = [i for i in range(self.plan.silos) if self._reported(release, i)]
-        members = [i for i in reporting if i not in self.left]
+        reporting = [i for i in range(self.plan.silos) if self._has_reported(release, i)]
+        members = [i for i in reporting if i not in self.left_silos]
         calendar = self.deployed.document.calendar
         grace_is_over = now >= calendar.closes[release - 1] + calendar.grace
         if len(members) < self.deployed.document.least or not (grace_is_over or members == active):
             return Step()
         entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in members)
-        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
+        return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
-    def _questions(self) -> tuple[Message, ...]:
+    def _requests_to_helper(self) -> tuple[Message, ...]:
         """Ask the helper for the total of the open set, with the shares encrypted to the helper."""
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
         opened_set = self.sets.get(release)
@@ -515,40 +519,40 @@ class Hub(Speaker):
             envelope = self.wire.read(self.reports[release, entry.silo])
             shares.append(self.wire.body(envelope, wire.Report).sealed)
         body = Opened(opened_set.entries, tuple(shares))
-        return (Message(helper.name, self.made(release, body)),)
+        return (Message(helper.name, self.signed(release, body)),)
 
     def _broadcast(self, release: int) -> bytes:
         """Compute the broadcast of a set from the log alone; cached."""
         if release not in self._broadcast_cache:
             opened_set = self.sets[release]
             previous_digest = digest(self.broadcasts[release - 1]) if release > 1 else b""
-            values = packed(self._combined(release, opened_set))
+            values = packed(self._compute_release(release, opened_set))
             body = Broadcast(
                 values, opened_set.entries, previous_digest, self.answers.get(release, b"")
             )
-            self._broadcast_cache = {release: self.made(release, body)}
+            self._broadcast_cache = {release: self.signed(release, body)}
         return self._broadcast_cache[release]
 
-    def _combined(self, release: int, opened: Opened) -> np.ndarray:
+    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
         """Compute the released statistics (s,) of a set."""
         rows = []
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            rows.append(self._checked(envelope, f"report {release} of {envelope.sender}"))
+            rows.append(self._decrypt_report(envelope, f"report {release} of {envelope.sender}"))
         if isinstance(self._server, Decoder):
             return self._server.add(self._total(release, rows))
         if self.plan.protocol.bits:
             shuffler_output = shuffled(self.plan, release, self._total(release, rows))
             return self._server.combine([shuffler_output]).values
         silos = [entry.silo for entry in opened.entries]
-        rows = [self._capped(row, release, i) for i, row in zip(silos, rows, strict=True)]
+        rows = [self._cap_report(row, release, i) for i, row in zip(silos, rows, strict=True)]
         reports = [
             Report(release, self.plan.dimension, row, i) for i, row in zip(silos, rows, strict=True)
         ]
         self._totals[release - 1] = sum_of(rows)
         if self.plan.protocol.noise_by == "server":
-            for node, sums in self._hidden(release).items():
-                self._sealing.hides(node, sums)
+            for node, sums in self._sums_hidden(release).items():
+                self._sealing.set_hidden_sums(node, sums)
         return self._server.combine(reports, silos).values
 
     def _total(self, release: int, rows: list[np.ndarray]) -> np.ndarray:
@@ -564,16 +568,16 @@ class Hub(Speaker):
             total = total + row
         return total
 
-    def _capped(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
+    def _cap_report(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
         """Scale a report down to the plan's cap, if the plan has one, and record where."""
         if self._cap is None:
             return values
-        within_cap, scaled = self._cap.held(values, release, silo)
+        within_cap, scaled = self._cap.cap_report(values, release, silo)
         if scaled:
             self.capped.setdefault(self.deployed.silos[silo], set()).add(release)
         return within_cap
 
-    def _hidden(self, release: int) -> dict[int, bytes]:
+    def _sums_hidden(self, release: int) -> dict[int, bytes]:
         """Return the sums that the hub's noise hides in a release, by node."""
         if self.plan.protocol.randomizer == SEND_BATCH:
             return hidden_by(self.plan, release, self._totals[:release])
@@ -588,7 +592,7 @@ class Hub(Speaker):
         if kind == "join":
             self.joined.add(key)
         elif kind == "leave":
-            self.left.add(int(key))
+            self.left_silos.add(int(key))
         elif kind == "report":
             release, _, silo = key.partition("/")
             self.reports[int(release), int(silo)] = value
@@ -618,11 +622,11 @@ class Hub(Speaker):
 
     def _missing(self, release: int) -> list[int]:
         """Return the silos without a session, if sessions are missing, else without a report."""
-        present = [i for i in range(self.plan.silos) if i not in self.left]
+        present = [i for i in range(self.plan.silos) if i not in self.left_silos]
         without_session = [i for i in present if (release, i) not in self.sessions]
         if self.deployed.masked and without_session:
             return without_session
-        return [i for i in present if not self._reported(release, i)]
+        return [i for i in present if not self._has_reported(release, i)]
 
     def _others(self) -> list[str]:
         return list(self.deployed.silos)
@@ -653,8 +657,8 @@ class Hub(Speaker):
             return state("reports-again", [names[i] for i in missing])
         if lost_releases:
             return state("broadcast-again", names)
-        if not self._settled(now):
-            active = [i for i in range(len(names)) if i not in self.left]
+        if not self._silos_could_join(now):
+            active = [i for i in range(len(names)) if i not in self.left_silos]
             return state("unheard", [names[i] for i in active if i not in self._silo_release])
         has_session = [(release, i) in self.sessions for i in range(len(names))]
         if self.deployed.masked and not all(has_session):
@@ -673,7 +677,7 @@ class Hub(Speaker):
         return {
             "plan": self.deployed.digest.hex(),
             "joined": sorted(self.joined),
-            "left": [names[i] for i in sorted(self.left)],
+            "left": [names[i] for i in sorted(self.left_silos)],
             "released": len(self.broadcasts),
             "releases": self.plan.releases,
             "next_close": self.deployed.document.calendar.closes[release - 1] if waits else None,
@@ -681,11 +685,11 @@ class Hub(Speaker):
             "alarms": list(self.alarms),
             "ended": self.ended,
             **({} if now is None else {"waits": self.waits(now)}),
-            **self._guarded(),
+            **self._guard_status(),
             **self._chain_summary,
         }
 
-    def _guarded(self) -> dict[str, object]:
+    def _guard_status(self) -> dict[str, object]:
         """Report how far theta moves without each silo, what the alarm detects, and who was capped.
 
         ``alarm_sees`` has the last two fields of `Fit`.

@@ -614,7 +614,7 @@ def affordable(
 ) -> dict[str, Any]:
     """Return all keys of a system, with an epsilon whose charge is at most the requested one.
 
-    The certificate may use a different pair (mu^2, told) for each batch. A ledger stores one pair
+    The certificate may use a different pair (mu^2, failure) for each batch. A ledger stores one pair
     for a plan, so for noise bits in unequal batches it charges more: by about 10^-4 of epsilon. For
     private means, which it charges as a Gaussian mechanism, it is some hundredths of epsilon. The
     system is then built for an epsilon that is smaller by that much.

@@ -310,7 +310,7 @@ class Charge(NamedTuple):
         From 1; negative for a second charge of the whole plan, after records were lost.
     mu2 : float
         Squared GDP parameter.
-    told : float
+    failure : float
         Probability of the event in which ``mu2`` does not hold.
     report : bytes
         SHA-256 of the silo's report; empty if there is none.
@@ -322,7 +322,7 @@ class Charge(NamedTuple):
     plan: bytes
     release: int
     mu2: float
-    told: float = 0.0
+    failure: float = 0.0
     report: bytes = b""
     pure: float = 0.0
 
@@ -534,7 +534,7 @@ class Ledger:
         charges = {(c.plan, c.release): c for c in self.charges(dataset)}
         if more is not None:
             charges.setdefault((more.plan, more.release), more)
-        return together(charges.values(), delta)
+        return epsilon_of_charges(charges.values(), delta)
 
     def allows(self, charge: Charge) -> bool:
         """Return True if a charge is recorded already, or fits under the ceiling."""
@@ -543,7 +543,7 @@ class Ledger:
             return False
         return self.epsilon(charge.dataset, more=charge) <= ceiling[0] * (1.0 + 1e-9)
 
-    def _over(self, charge: Charge) -> str:
+    def _over_budget_text(self, charge: Charge) -> str:
         """Return why a charge does not fit, and how large the ceiling would have to be."""
         release, dataset = charge.release, charge.dataset
         spending = f"release {release}"
@@ -573,13 +573,13 @@ class Ledger:
             if recorded is not None and recorded != charge:
                 raise InputError(f"release {charge.release} was charged for another report")
             if recorded is None and not self.allows(charge):
-                raise OverBudget(self._over(charge))
+                raise OverBudget(self._over_budget_text(charge))
             if recorded is None:
                 self._db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", charge)
                 self._append("charge", charge)
 
 
-def together(charges: Iterable[Charge], delta: float) -> float:
+def epsilon_of_charges(charges: Iterable[Charge], delta: float) -> float:
     """Compute the epsilon of charges at delta.
 
     It is the smaller of two values: the epsilon of the sum of all ``mu2``, and the sum of the pure
@@ -595,11 +595,11 @@ def together(charges: Iterable[Charge], delta: float) -> float:
 
 
 def _gaussian(charges: list[Charge], delta: float) -> float:
-    """Compute epsilon of the sum of ``mu2`` at delta, which must exceed the sum of ``told``."""
+    """Compute epsilon of the sum of ``mu2`` at delta, which must exceed the sum of ``failure``."""
     if not any(c.mu2 for c in charges):
         return 0.0
     mu2 = math.fsum(c.mu2 for c in charges) * _UP
-    delta_left = delta - math.fsum(c.told for c in charges) * _UP
+    delta_left = delta - math.fsum(c.failure for c in charges) * _UP
     return _epsilon(math.sqrt(mu2), delta_left) if delta_left > 0.0 else math.inf
 
 

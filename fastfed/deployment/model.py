@@ -21,7 +21,7 @@ from fastfed._validate import InputError, choice
 from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.kinds import Executed, acted_on
-from fastfed.deployment.ledger import together as added_up
+from fastfed.deployment.ledger import epsilon_of_charges
 from fastfed.deployment.schema import Schema
 from fastfed.deployment.wire import Broadcast, check_entries
 from fastfed.experts import ALGORITHMS as EXPERTS
@@ -371,7 +371,7 @@ def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
 # ---- certificates --------------------------------------------------------------------------------
 
 
-def together(plan: Executed, earlier: DeployedPlan) -> float:
+def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
     """Compute the epsilon of a person or silo in all plans of a chain, at the plan's delta.
 
     Notes
@@ -382,12 +382,14 @@ def together(plan: Executed, earlier: DeployedPlan) -> float:
     claim = plan.privacy
     assert claim is not None and claim.budget is not None
     plans = (plan, *(executed.executed for executed in chain(earlier)))
-    return added_up([charge_of(executed, b"", "", -1) for executed in plans], claim.budget.delta)
+    return epsilon_of_charges(
+        [charge_of(executed, b"", "", -1) for executed in plans], claim.budget.delta
+    )
 
 
 def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan) -> Certificate:
     """Add to a plan's certificate an entry for the plan and all plans before it together."""
-    epsilon = together(plan, earlier)
+    epsilon = epsilon_of_chain(plan, earlier)
     if not math.isfinite(epsilon):
         raise InputError("the plans together have no finite epsilon at this delta; take a larger")
     previous = chain(earlier)
@@ -421,7 +423,7 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
             "start": release,
             "why_no_start": REASONS.get(extends.why, ""),
             "epsilon": [guarantee.epsilon for guarantee in exact if guarantee is not None],
-            "epsilon_together": together(deployed.executed, earlier),
+            "epsilon_together": epsilon_of_chain(deployed.executed, earlier),
         }
     }
 

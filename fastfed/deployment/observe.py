@@ -54,11 +54,11 @@ def silo_numbers(silo: SiloProcess) -> dict[str, float]:
     numbers: dict[str, float] = {
         "releases_total": party.plan.releases,
         "released": party.model.release,
-        "releases_waited_for": max(0, party.done - party.model.release),
+        "releases_waited_for": max(0, party.closed_leaves - party.model.release),
         "waiting_seconds": waiting_seconds(party.waits(now), now),
         "clock_off_seconds": silo.clock_off,
         "reports_sealed": len(party.sealed),
-        "releases_without": len(party.without),
+        "releases_without": len(party.unreported),
         "reports_lost": len(party.lost),
         "decisions": len(party.decisions),
         "open_decisions": len(party.decisions) - len(party.ended),
@@ -129,14 +129,16 @@ class Metrics(Bounded, HTTPServer):
     def __init__(self, silo: SiloProcess, port: int) -> None:
         if not isinstance(silo, SiloProcess):
             raise InputError("metrics are those of a silo")
-        super().__init__(("127.0.0.1", integer("port", port, at_least=0, at_most=65535)), _of(silo))
+        super().__init__(
+            ("127.0.0.1", integer("port", port, at_least=0, at_most=65535)), _handler_for(silo)
+        )
 
     def start(self) -> None:
         """Serve in a thread until `shutdown`."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
-def _of(silo: SiloProcess) -> type[LocalHandler]:
+def _handler_for(silo: SiloProcess) -> type[LocalHandler]:
     """Create the class that handles requests for a silo's metrics."""
 
     class Handler(LocalHandler):

@@ -30,7 +30,7 @@ class Message(NamedTuple):
     data: bytes
 
 
-class Said(NamedTuple):
+class ClockReading(NamedTuple):
     """A sender's clock reading: its clock showed ``time`` after the reader's showed ``after``."""
 
     name: str
@@ -60,9 +60,9 @@ class Party(Protocol):
     #: Seconds by which this machine's clock is ahead of the others' (negative: behind).
     ahead: float
     #: The clock reading of the last message's sender, if it had one.
-    clock_said: Said | None
-    #: See `Speaker.asked`.
-    asked: float | None
+    clock_reading: ClockReading | None
+    #: See `Speaker.unanswered_since`.
+    unanswered_since: float | None
 
     def handle(self, data: bytes, now: float) -> Step:
         """Process a message; Refused if it is not accepted."""
@@ -86,34 +86,34 @@ class Speaker:
         self.identity: Identity = deployed.identity(name, seed)
         #: See `SteadyClock.ahead`. Of this machine's time and the others', the earlier counts.
         self.ahead = 0.0
-        self.clock_said: Said | None = None
+        self.clock_reading: ClockReading | None = None
         #: Start of the first call to the hub that no answer was accepted for; 0 if the last call
         #: failed, None if one was accepted since.
-        self.asked: float | None = None
+        self.unanswered_since: float | None = None
 
     @cached_property
     def agreement(self) -> bytes:
         """Countersignature of the plan by this party, sent with every `Join`."""
         return self.deployed.agreed(self.identity)
 
-    def made(self, release: int, body: Body) -> bytes:
+    def signed(self, release: int, body: Body) -> bytes:
         """Encode and sign a message of this party."""
-        return self.wire.made(self.identity, self.name, release, body)
+        return self.wire.signed(self.identity, self.name, release, body)
 
     def unanswered(self, now: float) -> bool:
         """Return True if the last call failed, or has waited for more than `LATE` seconds."""
-        return self.asked is not None and now > self.asked + LATE
+        return self.unanswered_since is not None and now > self.unanswered_since + LATE
 
     def own_time(self, now: float) -> float:
         """Convert ``now``, the time that counts, to the time of this machine's clock."""
         return now + max(self.ahead, 0.0)
 
-    def _says(self, sender: str, time: float, after: float) -> None:
+    def _store_clock_reading(self, sender: str, time: float, after: float) -> None:
         """Store the clock reading of a message; Refused for a time that no clock can show."""
         for seconds in (time, after):
             if not 0.0 <= seconds < LATEST:
                 raise Refused(f"the time of {sender} must be in seconds since 1970, got {seconds}")
-        self.clock_said = Said(sender, time, after) if time else None
+        self.clock_reading = ClockReading(sender, time, after) if time else None
 
     def waits(self, now: float) -> dict[str, Any]:
         """Report what this party waits for and since when, as a row of `progress.WAITS`.
@@ -154,7 +154,7 @@ LATE = 5.0
 LATEST = 2.0**40
 
 
-def passed() -> float:
+def monotonic_seconds() -> float:
     """Return monotonic seconds, including time when the machine was suspended where possible."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
@@ -182,7 +182,7 @@ class SteadyClock:
         Returns seconds since any fixed point; never decreases.
     """
 
-    def __init__(self, wall: Clock = time.time, monotonic: Clock = passed) -> None:
+    def __init__(self, wall: Clock = time.time, monotonic: Clock = monotonic_seconds) -> None:
         self._wall, self._monotonic = wall, monotonic
         self._lock = threading.Lock()
         self._last_reading, self._read_at = wall(), monotonic()
@@ -205,7 +205,7 @@ class SteadyClock:
             self.off = self._jump or self.ahead
             return reading - max(self.ahead, 0.0)
 
-    def heard(self, said: Said) -> None:
+    def add_reading(self, said: ClockReading) -> None:
         """Update the bounds on another party's clock.
 
         The other clock was read after this one showed ``said.after`` and before now. That gives two
@@ -324,7 +324,7 @@ class Process:
         self.party.ahead = getattr(self.clock, "ahead", 0.0)
         return now
 
-    def done(self, step: Step) -> tuple[Message, ...]:
+    def make_durable(self, step: Step) -> tuple[Message, ...]:
         """Make the writes of a step durable; return its messages, which may then be sent."""
         for write in step.writes:
             if isinstance(write, Charge):
@@ -346,16 +346,16 @@ class Process:
                 step = self.party.handle(data, self.now())
             finally:
                 # Use the clock reading even if the message is refused because clocks differ.
-                clock_reading, self.party.clock_said = self.party.clock_said, None
+                clock_reading, self.party.clock_reading = self.party.clock_reading, None
                 if clock_reading is not None and isinstance(self.clock, SteadyClock):
-                    self.clock.heard(clock_reading)
-            messages = self.done(step)
-            return step, (*messages, *self._ticked()[0])
+                    self.clock.add_reading(clock_reading)
+            messages = self.make_durable(step)
+            return step, (*messages, *self._run_due_steps()[0])
 
     def tick(self) -> tuple[Message, ...]:
         """Do everything that is due now; return the messages to send."""
         with self._lock:
-            sent, last = self._ticked()
+            sent, last = self._run_due_steps()
             self.problem = last.problem or self._clock_problem()
             # The last step repeats unconfirmed messages, so messages made just now are in both.
             return (*sent, *(message for message in last.messages if message not in sent))
@@ -369,14 +369,14 @@ class Process:
             "time counts: set it, see clock_off in the status"
         )
 
-    def _ticked(self) -> tuple[tuple[Message, ...], Step]:
+    def _run_due_steps(self) -> tuple[tuple[Message, ...], Step]:
         """Run steps until one writes nothing; return the earlier steps' messages and that step."""
         messages: tuple[Message, ...] = ()
         while True:
             step = self.party.tick(self.now())
             if not step.writes:
                 return messages, step
-            messages += self.done(step)
+            messages += self.make_durable(step)
 
 
 class SiloProcess(Process):
@@ -396,35 +396,35 @@ class SiloProcess(Process):
         with self._lock:
             now = self.now()
             step, decision = self.party.decide(actions, now, subject, record=record, among=among)
-            self.done(step)
+            self.make_durable(step)
             return decision
 
     def reward(self, name: str, reward: float) -> None:
         """Record the reward of a decision, see `SiloParty.reward`; durable on return."""
         with self._lock:
-            self.done(self.party.reward(name, reward, self.now()))
+            self.make_durable(self.party.reward(name, reward, self.now()))
 
     def outcome(self, name: str, value: object) -> None:
         """Record the outcome of a decision, see `SiloParty.outcome`; durable on return."""
         with self._lock:
-            self.done(self.party.outcome(name, value, self.now()))
+            self.make_durable(self.party.outcome(name, value, self.now()))
 
     def losses(self, name: str, losses: object) -> None:
         """Record the losses of all experts, see `ExpertSilo.losses`; durable on return."""
         with self._lock:
-            self.done(self.party.losses(name, losses, self.now()))
+            self.make_durable(self.party.losses(name, losses, self.now()))
 
     def cancel(self, name: str) -> None:
         """End a decision without a reward; durable on return."""
         with self._lock:
-            self.done(self.party.cancel(name, self.now()))
+            self.make_durable(self.party.cancel(name, self.now()))
 
     def leave(self) -> None:
         """Leave the federation; the next message tells the hub."""
         with self._lock:
-            self.done(self.party.leave())
+            self.make_durable(self.party.leave())
 
     def recover(self) -> None:
         """Recover from reports that this silo's state has lost, see `SiloParty.recover`."""
         with self._lock:
-            self.done(self.party.recover())
+            self.make_durable(self.party.recover())

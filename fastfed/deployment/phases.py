@@ -243,7 +243,7 @@ class PhaseSilo(SiloParty):
         (values,) = linalg.least_squares(self._leaf_sums[release - 1][None], d)
         if not np.isfinite(values).all():
             values = np.zeros(d)
-        return self.reported(release, values)
+        return self.encrypt_report(release, values)
 
 
 class PhaseHub(Hub):
@@ -258,7 +258,7 @@ class PhaseHub(Hub):
     def _limits(self) -> MeanRange:
         return MeanRange(self._phases)
 
-    def _serving(self, noise: NoiseSource | None) -> Averager:
+    def _make_server(self, noise: NoiseSource | None) -> Averager:
         # Estimates are not sums of records in fixed point.
         self._exact = False
         return Averager(self._phases, self._sealing.source if noise is None else noise)
@@ -267,15 +267,15 @@ class PhaseHub(Hub):
     def _phases(self) -> PhasePlan:
         return of_phases(self.deployed)
 
-    def _combined(self, release: int, opened: Opened) -> np.ndarray:
+    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
         """Compute the model (d,) of a set; a silo outside it counts with an estimate of 0."""
         estimates = np.zeros((self.plan.silos, self.plan.dimension))
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            estimates[entry.silo] = self._checked(
+            estimates[entry.silo] = self._decrypt_report(
                 envelope, f"report {release} of {envelope.sender}"
             )
-        self._sealing.hides(release, digest(packed(estimates)))
+        self._sealing.set_hidden_sums(release, digest(packed(estimates)))
         phase = self._phases.releasing[release - 1]
         local_estimates = [LocalEstimate(phase, row, i) for i, row in enumerate(estimates)]
         model: np.ndarray = self._server.combine(local_estimates).values

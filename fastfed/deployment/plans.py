@@ -44,7 +44,7 @@ from fastfed.deployment.kinds import (
     system_keys,
 )
 from fastfed.deployment.schema import Schema, check_schema
-from fastfed.deployment.seal import KEY, Identity, can_be_written_to, digest, verified
+from fastfed.deployment.seal import KEY, Identity, digest, is_encryption_key, verified
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.privacy.account import SAME
@@ -411,7 +411,7 @@ def document_of(tables: Mapping[str, Any]) -> Document:
         schema,
         federation.get("least", len(silos)),
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
-        influence=guard.asked(federation.get("influence")),
+        influence=guard.checked_influence(federation.get("influence")),
     )
 
 
@@ -579,7 +579,7 @@ def _check_parties(document: Document) -> None:
     if any(len(key) != KEY for key in keys):
         raise InputError(f"public keys must have {KEY} bytes")
     for party in (*document.silos, document.hub, document.helper):
-        if party is not None and not can_be_written_to(party.open):
+        if party is not None and not is_encryption_key(party.open):
             raise InputError(f"the key `open` of {party.name} is no X25519 key in its usual form")
     integer("number of silos", len(document.silos), at_least=1, at_most=MOST_SILOS)
 

@@ -97,8 +97,8 @@ class Identity:
         """Sign data by Ed25519, 64 bytes."""
         return self._sign.sign(data)
 
-    def opened(self, sealed: bytes, context: bytes) -> bytes:
-        """Decrypt what `sealed_to` encrypted to this party in this context; else InputError."""
+    def decrypt(self, sealed: bytes, context: bytes) -> bytes:
+        """Decrypt what `encrypted_to` encrypted to this party in this context; else InputError."""
         try:
             theirs = X25519PublicKey.from_public_bytes(sealed[:KEY])
             key = _shared(self._open.exchange(theirs), sealed[:KEY], self.public[1])
@@ -119,7 +119,7 @@ class Identity:
         return _derived(secret, b"fastfed masks" + public_keys, context)
 
 
-def can_be_written_to(public: bytes) -> bool:
+def is_encryption_key(public: bytes) -> bool:
     """Return True for an X25519 public key in canonical form that can agree on a secret."""
     if len(public) != KEY or public[-1] & 0x80:
         return False
@@ -132,7 +132,7 @@ def can_be_written_to(public: bytes) -> bool:
     return True
 
 
-def sealed_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> bytes:
+def encrypted_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> bytes:
     """Encrypt data to a party's X25519 key, with an ephemeral key pair derived from ``seed``.
 
     The same seed and data give the same bytes, so a message can be made again. The seed must be
@@ -280,7 +280,7 @@ class SealedNoise:
         """This object as a `NoiseSource`. It has only the draws that deployed protocols use."""
         return cast(NoiseSource, self)
 
-    def hides(self, node: int, sums: bytes) -> None:
+    def set_hidden_sums(self, node: int, sums: bytes) -> None:
         """Set the sums that the noise of a node hides; required before the noise is drawn."""
         self._hidden[node] = sums
 

@@ -346,7 +346,7 @@ class Dialer:
             for data in answers:
                 try:
                     step, more = self.process.handle(data)
-                    party.asked = None
+                    party.unanswered_since = None
                     problem = step.problem or problem
                     messages += more
                 except Exception as error:
@@ -356,16 +356,16 @@ class Dialer:
     def _post(self, data: bytes) -> list[bytes]:
         """Send one message and return the hub's answers; InputError with its text if it refuses."""
         party = self.process.party
-        if party.asked is None:
-            party.asked = self.process.now()
+        if party.unanswered_since is None:
+            party.unanswered_since = self.process.now()
         try:
             status, body = call(self.url, self._largest, data, self._context)
         except OSError as error:
-            party.asked = 0.0
+            party.unanswered_since = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None
         if status >= 500:
             # From a proxy, or from a hub that cannot write to its disk.
-            party.asked = 0.0
+            party.unanswered_since = 0.0
         if status != 200:
             text = one_line(body.decode(errors="replace"))
             raise InputError(f"the hub answered {status}: {text}")
@@ -374,7 +374,7 @@ class Dialer:
         except msgspec.DecodeError:
             raise InputError("the hub's answer is no list of messages") from None
         if not answers:
-            party.asked = None
+            party.unanswered_since = None
         return answers
 
     @property

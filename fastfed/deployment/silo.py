@@ -26,7 +26,7 @@ from fastfed._random import NoiseSource
 from fastfed._validate import InputError, is_line
 from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.guard import check_range, visible
+from fastfed.deployment.guard import check_range, hub_sees_reports
 from fastfed.deployment.ledger import Charge, Ledger, Write
 from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
 from fastfed.deployment.party import Message, Speaker, Step
@@ -37,9 +37,9 @@ from fastfed.deployment.seal import (
     KEY,
     SealedNoise,
     digest,
+    encrypted_to,
     hidden_by,
     keyed_digest,
-    sealed_to,
     uniform_below,
 )
 from fastfed.deployment.sums import (
@@ -57,7 +57,7 @@ from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
 _SUBJECT = b"fastfed subject"
-#: The reason in `SiloParty.without` for a report that was given up.
+#: The reason in `SiloParty.unreported` for a report that was given up.
 LOST = "lost with the state it was made of"
 
 
@@ -115,12 +115,12 @@ class SiloParty(Speaker):
         #: Sessions of all silos, for pairwise masks.
         self.sessions = Sessions(deployed, self.index)
         #: Release that this silo will never report -> the reason.
-        self.without: dict[int, str] = {}
+        self.unreported: dict[int, str] = {}
         #: Release -> the bytes of the hub's broadcast.
         self.broadcasts: dict[int, bytes] = {}
         self.alarms: list[str] = []
         #: Why the silo has left; empty while it takes part.
-        self.left = ""
+        self.leave_reason = ""
         #: Exact sums of each leaf, (releases, s).
         self._leaf_sums = np.zeros((self.plan.releases, self.plan.statistic_size))
         #: Decisions whose reward may be learned from; features and rewards that were clipped.
@@ -140,7 +140,7 @@ class SiloParty(Speaker):
         #: Release -> digest of a report that was sent, but that is not in this silo's state.
         self.lost: dict[int, bytes] = {}
         #: Why the hub takes no more reports of this silo; empty while it does.
-        self.over = ""
+        self.hub_refusal = ""
 
     def _randomizer(self) -> Any:
         """Create the object that makes reports of leaf sums or records, before its first report.
@@ -211,12 +211,12 @@ class SiloParty(Speaker):
             x_chosen = features[chosen_row]
         propensity = explore / count + (1.0 - explore) * (chosen_row == greedy)
         subject_digest = b"" if subject is None else self.digest_of(subject)
-        came_before = subject is not None and self._came_before(subject)
+        came_before = subject is not None and self._is_repeat_visit(subject)
         stored = Decided(
             offered[chosen_row],
             float(propensity),
             self.model.release,
-            self._admits(now) and not came_before and not self.lost,
+            self._may_be_learned(now) and not came_before and not self.lost,
             self.own_time(now),
             packed(np.array(x_chosen, dtype=np.float64)),
             digest(packed(features))[:16],
@@ -240,7 +240,7 @@ class SiloParty(Speaker):
         """Compute the keyed digest of a text in NFC."""
         return keyed_digest(self._secret, _SUBJECT, text.encode())[:16]
 
-    def _came_before(self, subject: str | int) -> bool:
+    def _is_repeat_visit(self, subject: str | int) -> bool:
         """Return True for a person of an earlier decision."""
         # Earlier versions stored the digest of the text as it was written.
         as_written = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
@@ -257,7 +257,7 @@ class SiloParty(Speaker):
             )
         return subject
 
-    def _admits(self, now: float) -> bool:
+    def _may_be_learned(self, now: float) -> bool:
         """Return True if a decision made now may be learned from.
 
         Up to a limit, this depends on the calendar alone. If it depended on a count of earlier
@@ -272,7 +272,7 @@ class SiloParty(Speaker):
         # If clocks differ, either of them may be the one that is right.
         in_calendar = any(start <= time < end for time in (now, self.own_time(now)))
         room = self._learning_count < self.plan.most_records(self.plan.releases)
-        return in_calendar and room and not self.left
+        return in_calendar and room and not self.leave_reason
 
     def reward(self, name: str, reward: float, now: float) -> Step:
         """Record the reward of a decision in the leaf of the current period.
@@ -287,14 +287,14 @@ class SiloParty(Speaker):
         """
         self.check_recovered()
         y = private_reward("reward", reward)
-        decided = self._decided(name)
+        decided = self._decision(name)
         previous = self.ended.get(name)
         if previous is not None:
             if previous.reward == y and previous.why != "cancelled":
                 return Step()
             raise InputError(f"decision {name} has ended already, otherwise")
         calendar = self.deployed.document.calendar
-        leaf = self._leaf(now)
+        leaf = self._open_leaf(now)
         is_late = now > decided.time + calendar.reward_deadline
         reason = (
             "late" if is_late else "" if decided.learns and leaf <= self.plan.releases else "unused"
@@ -304,27 +304,27 @@ class SiloParty(Speaker):
 
     def outcome(self, name: str, value: object, now: float) -> Step:
         """Record the outcome of a decision; the plan's schema turns it into a reward."""
-        action = self._decided(name).action
+        action = self._decision(name).action
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
 
     def losses(self, name: str, losses: object, now: float) -> Step:
         """Raise InputError: only plans with experts take the losses of all experts."""
         raise InputError("this plan has no experts: give the reward")
 
-    def _leaf(self, now: float) -> int:
+    def _open_leaf(self, now: float) -> int:
         """Return the leaf that a reward enters if it becomes known now: one that is still open.
 
         A leaf is closed once it is charged. The charge names the digest of its report, so a silo
         that is killed between charge and seal must be able to make the same report again.
         """
-        last_closed = max(self.done, self.sessions.last)
-        while self._paid(last_closed + 1) is not None:
+        last_closed = max(self.closed_leaves, self.sessions.last)
+        while self._recorded_charge(last_closed + 1) is not None:
             last_closed += 1
         return max(self.deployed.document.calendar.period(now), last_closed + 1)
 
     def cancel(self, name: str, now: float) -> Step:
         """End a decision without a reward."""
-        self._decided(name)
+        self._decision(name)
         previous = self.ended.get(name)
         if previous is not None:
             if previous.why == "cancelled":
@@ -332,7 +332,7 @@ class SiloParty(Speaker):
             raise InputError(f"decision {name} has ended already, otherwise")
         return Step((Write("ended", name, wire.encoded(Ended(0, None, float(now), "cancelled"))),))
 
-    def _decided(self, name: str) -> Decided:
+    def _decision(self, name: str) -> Decided:
         """Look up a decision; InputError if its id is unknown."""
         decision = self.decisions.get(name)
         if decision is None:
@@ -341,7 +341,7 @@ class SiloParty(Speaker):
 
     def check_recovered(self) -> None:
         """Raise InputError while the silo must be recovered: until then it learns nothing."""
-        if self.lost and not self.left:
+        if self.lost and not self.leave_reason:
             raise InputError(
                 f"the hub has reports of releases {sorted(self.lost)} that this silo's state does "
                 "not know: it was restored from a backup, or copied; recover it first"
@@ -354,17 +354,17 @@ class SiloParty(Speaker):
     # ---- state -----------------------------------------------------------------------------------
 
     @property
-    def done(self) -> int:
+    def closed_leaves(self) -> int:
         """Number of leading leaves that are closed here: sealed, never to be reported, or lost."""
         k = 0
-        while k + 1 in self.sealed or k + 1 in self.without:
+        while k + 1 in self.sealed or k + 1 in self.unreported:
             k += 1
         return max(k, max(self.lost, default=0))
 
     @property
     def stopped(self) -> str:
         """Why the silo no longer sends anything; empty while it takes part."""
-        return self.left or self.over or (self.alarms[0] if self.alarms else "")
+        return self.leave_reason or self.hub_refusal or (self.alarms[0] if self.alarms else "")
 
     def fold(self, write: Write) -> None:
         """Apply a durable write to the state."""
@@ -377,12 +377,12 @@ class SiloParty(Speaker):
         elif kind == "ended":
             self.ended[key] = ended = msgspec.msgpack.decode(value, type=Ended)
             if ended.leaf:
-                aggregation.add(self._leaf_sums[ended.leaf - 1], self._point(key, ended))
+                aggregation.add(self._leaf_sums[ended.leaf - 1], self._record_statistic(key, ended))
         elif kind == "sealed":
             self.sealed[int(key)] = value
             self.lost.pop(int(key), None)
         elif kind == "without":
-            self.without[int(key)] = value.decode()
+            self.unreported[int(key)] = value.decode()
             self.lost.pop(int(key), None)
         elif kind == "broadcast":
             self.broadcasts[int(key)] = value
@@ -393,9 +393,9 @@ class SiloParty(Speaker):
         elif kind == "alarm":
             self.alarms.append(value.decode())
         elif kind == "left":
-            self.left = "the silo has left"
+            self.leave_reason = "the silo has left"
 
-    def _point(self, name: str, ended: Ended) -> np.ndarray:
+    def _record_statistic(self, name: str, ended: Ended) -> np.ndarray:
         """Compute the statistic of a record, (s,), after clipping."""
         x = np.frombuffer(self.decisions[name].x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
@@ -420,7 +420,7 @@ class SiloParty(Speaker):
             return state("over", 0)
         if self.lost:
             return state("recover", min(self.lost))
-        leaf, closed_periods = self.done + 1, self.deployed.document.calendar.closed(now)
+        leaf, closed_periods = self.closed_leaves + 1, self.deployed.document.calendar.closed(now)
         if not self._hub_answered or self.unanswered(now):
             return state("hub", release if release <= closed_periods else 0, [hub])
         if leaf <= closed_periods:
@@ -429,16 +429,16 @@ class SiloParty(Speaker):
                 return state("given-up", leaf, [self.name])
             if self.sessions.missing(leaf):
                 return state("sessions", leaf, [hub])
-            if leaf > self.model.release and not self._affords(leaf):
+            if leaf > self.model.release and not self._fits_ceiling(leaf):
                 return state("ceiling", leaf)
         if release <= closed_periods:
-            given_up = self.without.get(release, "") == LOST
+            given_up = self.unreported.get(release, "") == LOST
             return state("given-up" if given_up else "release", release, [hub])
         return waiting("silo", "open", release, None)
 
-    def _affords(self, release: int) -> bool:
+    def _fits_ceiling(self, release: int) -> bool:
         """Return True if the release is charged already, or fits under the ledger's ceiling."""
-        return all(map(self.ledger.allows, self._charge(release)))
+        return all(map(self.ledger.allows, self._missing_charge(release)))
 
     def status(self, now: float | None = None) -> dict[str, object]:
         """Report the silo's state as plain data that holds no values of records.
@@ -451,7 +451,7 @@ class SiloParty(Speaker):
             "model": self.model.release,
             "releases": self.plan.releases,
             "sealed": sorted(self.sealed),
-            "without": {str(k): reason for k, reason in sorted(self.without.items())},
+            "without": {str(k): reason for k, reason in sorted(self.unreported.items())},
             "open_decisions": len(self.decisions) - len(self.ended),
             "lost": sorted(self.lost),
             "stopped": self.stopped,
@@ -463,7 +463,7 @@ class SiloParty(Speaker):
     # ---- messages --------------------------------------------------------------------------------
 
     def _to_hub(self, release: int, body: wire.Body) -> Message:
-        return Message(self.deployed.document.hub.name, self.made(release, body))
+        return Message(self.deployed.document.hub.name, self.signed(release, body))
 
     def _join_messages(self, now: float) -> tuple[Message, ...]:
         """Make the messages with this silo's nonce, and with the hub's if it sent one.
@@ -482,7 +482,7 @@ class SiloParty(Speaker):
         A hub restored from a backup thus receives again the bytes that it lost. Nothing is sealed
         until the hub has answered, or while the silo must be recovered.
         """
-        if self.left and not self.over:
+        if self.leave_reason and not self.hub_refusal:
             return Step((), (self._to_hub(0, wire.Leave()),))
         if self.stopped:
             return Step()
@@ -493,8 +493,8 @@ class SiloParty(Speaker):
             messages = (message for step in steps for message in step.messages)
             return Step(writes, (*self._join_messages(now), *messages))
         last_closed, step = self.deployed.document.calendar.closed(now), Step()
-        if self.done < min(last_closed, self.plan.releases):
-            step = self._close_next(self.done + 1)
+        if self.closed_leaves < min(last_closed, self.plan.releases):
+            step = self._close_next_leaf(self.closed_leaves + 1)
             if step.writes:
                 return step
             if self.lost:
@@ -507,7 +507,7 @@ class SiloParty(Speaker):
         hub = self.deployed.document.hub.name
         hub_released = self.model.release if self._hub_released is None else self._hub_released
         # A restored hub may have lost sessions that other silos are waiting for.
-        unanswered = [k for k in self.sessions.told if k > hub_released or self.sessions.missing(k)]
+        unanswered = [k for k in self.sessions.sent if k > hub_released or self.sessions.missing(k)]
         messages = [
             message for k in sorted(unanswered) for message in self._send_session(k).messages
         ]
@@ -522,26 +522,26 @@ class SiloParty(Speaker):
         ]
         return (*messages, *self._join_messages(now))
 
-    def _close_next(self, release: int) -> Step:
+    def _close_next_leaf(self, release: int) -> Step:
         """Close the next leaf, whose period is over; with masks, its sessions must come first."""
         if self.sessions.missing(release):
             return self._send_session(release)
         if self._session_changed(release):
             return self._alarm(f"records of release {release} changed after its session was sent")
-        lost_digest = self._charged_but_lost(release)
+        lost_digest = self._lost_report_digest(release)
         if lost_digest is not None:
             self.lost[release] = lost_digest
             return Step()
-        return self._close(release)
+        return self._close_leaf(release)
 
-    def _close(self, release: int) -> Step:
+    def _close_leaf(self, release: int) -> Step:
         """Charge a leaf and seal its report.
 
         If the hub has opened the release without this silo, charge the leaf and send no report.
         """
         already_opened = release <= self.model.release
         data = b"" if already_opened else self.report(release)
-        charges = self._charge(release, digest(data) if data else b"")
+        charges = self._missing_charge(release, digest(data) if data else b"")
         if not all(map(self.ledger.allows, charges)):
             # Later releases wait too: their cost is computed as if this one had been charged.
             return Step(problem=f"release {release} is more than the ceiling of the budget allows")
@@ -558,41 +558,46 @@ class SiloParty(Speaker):
         seen = self._to_hub(release, wire.Seen(digest(report), last_release, head))
         return seen, Message(self.deployed.document.hub.name, report)
 
-    def _charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
+    def _missing_charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
         """Return the charge of a release as a tuple, empty if the ledger has it already."""
-        charged = self._paid(release)
+        charged = self._recorded_charge(release)
         charge = charge_of(
             self.deployed.executed, self.deployed.digest, self.dataset, release, report
         )
         return () if charged is not None else (charge,)
 
-    def _paid(self, release: int) -> Charge | None:
+    def _recorded_charge(self, release: int) -> Charge | None:
         """Look up the charge of a release in the ledger."""
         return self.ledger.charged(self.dataset, self.deployed.digest, release)
 
-    def _charged_but_lost(self, release: int) -> bytes | None:
+    def _lost_report_digest(self, release: int) -> bytes | None:
         """Return the digest of a report that was charged but that this state does not give.
 
         A silo that is killed between charge and seal makes its report again. If the bytes then
         differ, the state was restored from a backup, and the charged report may have been sent.
         """
-        charge = self._paid(release)
-        if charge is None or not charge.report or release in self.sealed or release in self.without:
+        charge = self._recorded_charge(release)
+        if (
+            charge is None
+            or not charge.report
+            or release in self.sealed
+            or release in self.unreported
+        ):
             return None
         return charge.report if digest(self.report(release)) != charge.report else None
 
-    def _lost_by_ledger(self) -> dict[int, bytes]:
+    def _lost_report_digests(self) -> dict[int, bytes]:
         """Return digests of charged reports that this state does not give and the hub has not."""
         last_lost = max(self.lost, default=self.plan.releases)
         later_releases = (
             k for k in range(last_lost + 1, self.plan.releases + 1) if not self.sessions.missing(k)
         )
-        charged = ((k, self._charged_but_lost(k)) for k in later_releases)
+        charged = ((k, self._lost_report_digest(k)) for k in later_releases)
         return {k: report for k, report in charged if report is not None}
 
     def report(self, release: int) -> bytes:
         """Make the report of a release. The same records give the same bytes."""
-        self._hide(release)
+        self._set_hidden_sums(release)
         leaf_sums, randomizer = self._leaf_sums[:release], self._randomizer()
         if isinstance(randomizer, Counter):
             return self._secure_report(release, randomizer.row(release, self._records()))
@@ -601,41 +606,47 @@ class SiloParty(Speaker):
         for leaf in leaf_sums:
             randomizer.add(leaf)
             values = randomizer.report().values
-        if visible(self.plan):
+        if hub_sees_reports(self.plan):
             # The hub refuses values beyond the range. Clipping after the noise costs no privacy.
             limit = self._range.report(release)
             values = np.clip(values, -limit, limit)
-        return self.reported(release, values)
+        return self.encrypt_report(release, values)
 
-    def reported(self, release: int, values: np.ndarray, share: bytes = b"") -> bytes:
+    def encrypt_report(self, release: int, values: np.ndarray, share: bytes = b"") -> bytes:
         """Encrypt values to the hub as a report. The same values give the same bytes."""
         plain = packed(values)
         context = share_context(self.deployed, self.index, release, TO_HUB)
         seed = self._sealing.report_seed(self.index, release, plain)
-        encrypted_values = sealed_to(self.deployed.document.hub.open, plain, context, seed)
-        return self.made(release, wire.Report(encrypted_values, share))
+        encrypted_values = encrypted_to(self.deployed.document.hub.open, plain, context, seed)
+        return self.signed(release, wire.Report(encrypted_values, share))
 
-    def _hide(self, release: int) -> None:
+    def _set_hidden_sums(self, release: int) -> None:
         """Pass to the noise source the sums that a report and its session hide."""
         if self.plan.protocol.bits:
-            self._sealing.hides(release, hidden_of(self.plan, release, self._records()))
+            self._sealing.set_hidden_sums(release, hidden_of(self.plan, release, self._records()))
             return
         for k in range(1, release + 1):
             for node, sums in hidden_by(self.plan, k, self._leaf_sums[:k]).items():
-                self._sealing.hides(node, sums)
+                self._sealing.set_hidden_sums(node, sums)
 
     def _records(self) -> list[Record]:
         """Return all records that entered a leaf."""
         ended = ((n, name, self.ended.get(name)) for n, name in enumerate(self.decisions, 1))
-        return [Record(n, e.leaf, self._point(name, e)) for n, name, e in ended if e and e.leaf]
+        return [
+            Record(n, e.leaf, self._record_statistic(name, e))
+            for n, name, e in ended
+            if e and e.leaf
+        ]
 
     def _secure_report(self, release: int, row: np.ndarray) -> bytes:
         """Make the report of a row that no party may see: in two shares, or under masks."""
         if not self.deployed.masked:
-            return self.reported(release, *in_shares(self, self.index, release, row, self._sealing))
+            return self.encrypt_report(
+                release, *in_shares(self, self.index, release, row, self._sealing)
+            )
         masks = PairMasks(self.deployed, self.index, self.identity)
         mask = masks.at(release, len(row), self.sessions.lists[release])
-        return self.reported(release, row + mask)
+        return self.encrypt_report(release, row + mask)
 
     def _session_changed(self, release: int) -> bool:
         """Return True if records changed after the session of a release was sent.
@@ -644,31 +655,31 @@ class SiloParty(Speaker):
         """
         if not self.deployed.masked:
             return False
-        self._hide(release)
+        self._set_hidden_sums(release)
         session = self._sealing.session(self.index, release)
         return session != self.sessions.lists[release][self.index]
 
     def _session(self, release: int) -> bytes:
         """Return this silo's session of a release, 32 bytes."""
-        session = self.sessions.told.get(release)
+        session = self.sessions.sent.get(release)
         if session is None:
-            self._hide(release)
+            self._set_hidden_sums(release)
             session = self._sealing.session(self.index, release)
         return session
 
     def _send_session(self, release: int) -> Step:
         """Close a leaf and send its session. Repeated until the hub sends all silos' sessions."""
-        session, already_sent = self._session(release), release in self.sessions.told
+        session, already_sent = self._session(release), release in self.sessions.sent
         writes = () if already_sent else (Write("session", str(release), session),)
         return Step(writes, (self._to_hub(release, wire.Sessions((session,))),))
 
     def _take_sessions(self, release: int, body: wire.Sessions) -> Step:
         """Store the hub's list of all silos' sessions."""
-        if release not in self.sessions.told and not (
+        if release not in self.sessions.sent and not (
             release in self.lost and self.sessions.missing(release)
         ):
             return Step()
-        writes, problem = self.sessions.heard(release, body, self._session(release))
+        writes, problem = self.sessions.check_list(release, body, self._session(release))
         return self._alarm(problem) if problem else Step(writes)
 
     def handle(self, data: bytes, now: float) -> Step:
@@ -686,11 +697,11 @@ class SiloParty(Speaker):
                 f"of {envelope.sender}"
             )
         if envelope.kind == "receipt":
-            return self._receipt(envelope.release, self.wire.body(envelope, Receipt), now)
+            return self._handle_receipt(envelope.release, self.wire.body(envelope, Receipt), now)
         self._check_closed(envelope.release, envelope.kind, now)
         if envelope.kind == "sessions":
             return self._take_sessions(envelope.release, self.wire.body(envelope, wire.Sessions))
-        return self._news(envelope.release, self.wire.body(envelope, wire.News))
+        return self._handle_news(envelope.release, self.wire.body(envelope, wire.News))
 
     def _check_closed(self, release: int, what: str, now: float) -> None:
         """Refuse a message about a release whose period is still open.
@@ -704,7 +715,7 @@ class SiloParty(Speaker):
                 "clocks of hub and silo differ, or the hub lies"
             )
 
-    def _news(self, release: int, body: wire.News) -> Step:
+    def _handle_news(self, release: int, body: wire.News) -> Step:
         """Check that all silos have the same broadcasts, then process the new one."""
         envelope = self.wire.read(body.broadcast, ("broadcast",))
         if (envelope.sender, envelope.release) != (self.deployed.document.hub.name, release):
@@ -730,9 +741,9 @@ class SiloParty(Speaker):
                     f"{seen.last} than this silo"
                 )
             reports[silo] = seen.report
-        return self._broadcast(envelope, body.broadcast, reports)
+        return self._adopt_broadcast(envelope, body.broadcast, reports)
 
-    def _receipt(self, released: int, body: Receipt, now: float) -> Step:
+    def _handle_receipt(self, released: int, body: Receipt, now: float) -> Step:
         """Compare the reports that the hub has with the reports of this silo."""
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
@@ -740,7 +751,7 @@ class SiloParty(Speaker):
             raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
         is_new = body.nonce == self._nonce
         if is_new:
-            self._says(self.deployed.document.hub.name, body.time, body.after)
+            self._store_clock_reading(self.deployed.document.hub.name, body.time, body.after)
             self._hub_time = body.time
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
         if is_new:
@@ -757,13 +768,13 @@ class SiloParty(Speaker):
                 )
             if own_report is not None:
                 self._hub_has.add(release)
-            elif release not in self.without:
+            elif release not in self.unreported:
                 self.lost[release] = hub_digest
         if body.ended:
-            self.over = body.ended
+            self.hub_refusal = body.ended
         return Step()
 
-    def _broadcast(self, envelope: Envelope, data: bytes, reports: dict[int, bytes]) -> Step:
+    def _adopt_broadcast(self, envelope: Envelope, data: bytes, reports: dict[int, bytes]) -> Step:
         """Verify a broadcast and adopt its model.
 
         ``reports`` maps each silo of the set to the digest of its report, which the silo signed.
@@ -785,7 +796,7 @@ class SiloParty(Speaker):
             return self._alarm(f"broadcast {release} is of too few silos")
         if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
             raise Refused(f"broadcast {release} holds reports that no silo signed")
-        if self.deployed.shared and (twice := self._opened_twice(release, body)):
+        if self.deployed.shared and (twice := self._helper_opened_twice(release, body)):
             return self._alarm(twice)
         own_entries = [entry for entry in body.entries if entry.silo == self.index]
         own_report = self.sealed.get(release)
@@ -798,11 +809,11 @@ class SiloParty(Speaker):
             trial.adopt(values, release)
         except environments.SimulationError as error:
             raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
-        if own_entries and own_report is None and release not in self.without:
+        if own_entries and own_report is None and release not in self.unreported:
             self.lost[release] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))
 
-    def _opened_twice(self, release: int, body: Broadcast) -> str:
+    def _helper_opened_twice(self, release: int, body: Broadcast) -> str:
         """Return an alarm text if the helper opened two sets of one release; else an empty text.
 
         Each answer of the helper names the one before it.
@@ -850,21 +861,21 @@ class SiloParty(Speaker):
             If the hub has not sent the sessions of a lost release yet.
         """
         writes: list[Write | Charge] = []
-        lost_releases = self.lost | self._lost_by_ledger()
+        lost_releases = self.lost | self._lost_report_digests()
         second_charge = -max(lost_releases, default=0)
         for release in range(1, max(lost_releases, default=0) + 1):
-            if release in self.sealed or release in self.without:
+            if release in self.sealed or release in self.unreported:
                 continue
             lost_digest = lost_releases.get(release)
             no_sessions = self.sessions.missing(release)
             if lost_digest is not None and no_sessions and release not in self.sessions.foreign:
                 raise InputError(f"the hub has not sent the sessions of release {release} yet")
-            writes += self._charge(release, lost_digest or b"")
+            writes += self._missing_charge(release, lost_digest or b"")
             cannot_remake = lost_digest is None or no_sessions or self._session_changed(release)
             report = b"" if cannot_remake else self.report(release)
             if lost_digest is not None and digest(report) == lost_digest:
                 writes.append(Write("sealed", str(release), report))
             else:
-                writes += self._charge(second_charge) if lost_digest is not None else []
+                writes += self._missing_charge(second_charge) if lost_digest is not None else []
                 writes.append(Write("without", str(release), LOST.encode()))
         return Step(tuple(writes))

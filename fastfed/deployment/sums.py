@@ -33,9 +33,9 @@ from fastfed.deployment.seal import (
     Identity,
     SealedNoise,
     digest,
+    encrypted_to,
     keyed_digest,
     keystream,
-    sealed_to,
 )
 from fastfed.deployment.wire import Envelope, Opened, Refused, packed
 from fastfed.protocols.plan import Plan
@@ -75,9 +75,9 @@ def in_shares(
     helper = deployed.document.helper
     assert helper is not None
     pad, seed = sealing.pad(index, release, len(row))
-    helper_share = speaker.made(release, wire.Report(packed(pad)))
+    helper_share = speaker.signed(release, wire.Report(packed(pad)))
     context = share_context(deployed, index, release)
-    return row - pad, sealed_to(helper.open, helper_share, context, seed)
+    return row - pad, encrypted_to(helper.open, helper_share, context, seed)
 
 
 def share_context(deployed: DeployedPlan, silo: int, release: int, to: bytes = b"") -> bytes:
@@ -144,7 +144,7 @@ class Sessions:
 
     Attributes
     ----------
-    told : dict of int to bytes
+    sent : dict of int to bytes
         Release -> this silo's session. Durable before it is sent; from then on the leaf is closed.
     lists : dict of int to tuple of bytes
         Release -> the sessions of all silos, in order; durable.
@@ -157,20 +157,22 @@ class Sessions:
         self._silo, self._count = silo, deployed.plan.silos
         self._releases = deployed.plan.releases
         self._masked = deployed.masked
-        self.told: dict[int, bytes] = {}
+        self.sent: dict[int, bytes] = {}
         self.lists: dict[int, tuple[bytes, ...]] = {}
         self.foreign: set[int] = set()
 
     @property
     def last(self) -> int:
         """The last leaf whose session was sent: no record enters it any more."""
-        return max(self.told, default=0)
+        return max(self.sent, default=0)
 
     def missing(self, release: int) -> bool:
         """Return True if a report of this release needs sessions that have not arrived."""
         return self._masked and 1 <= release <= self._releases and release not in self.lists
 
-    def heard(self, release: int, body: wire.Sessions, own: bytes) -> tuple[tuple[Write, ...], str]:
+    def check_list(
+        self, release: int, body: wire.Sessions, own: bytes
+    ) -> tuple[tuple[Write, ...], str]:
         """Check a list of sessions from the hub.
 
         Parameters
@@ -213,7 +215,7 @@ class Sessions:
         """Apply a durable write: this silo's session, or a list of all silos'."""
         release = int(write.key)
         if write.kind == "session":
-            self.told[release] = write.value
+            self.sent[release] = write.value
         else:
             self.lists[release] = wire.sessions_of(write.value)
 
@@ -260,14 +262,14 @@ class Helper(Speaker):
     def tick(self, now: float) -> Step:
         """Ask the hub for a set that needs the helper's total."""
         body = wire.Join(self._nonce, self.agreement, self.own_time(now))
-        data = self.made(len(self.answers), body)
+        data = self.signed(len(self.answers), body)
         return Step((), (Message(self.deployed.document.hub.name, data),))
 
     def handle(self, data: bytes, now: float) -> Step:
         """Add up the shares of a set that the hub names. The same set gives the same answer."""
         envelope = self.wire.read(data, ("set",))
         if envelope.sender == self.name:
-            return self._reminded(envelope, data)
+            return self._take_returned_answer(envelope, data)
         if envelope.sender != self.deployed.document.hub.name:
             raise Refused(f"a set must be named by the hub, got one of {envelope.sender}")
         release, body = envelope.release, self.wire.body(envelope, Opened)
@@ -280,7 +282,7 @@ class Helper(Speaker):
         if release != len(self.answers) + 1 or release > self.plan.releases:
             raise Refused(f"the next set must be of release {len(self.answers) + 1}, got {release}")
         total = self._total(envelope, body)
-        answer = self.made(release, Opened(body.entries, (), total, self._head))
+        answer = self.signed(release, Opened(body.entries, (), total, self._head))
         step = self._reply(answer)
         return step._replace(writes=(Write("answer", str(release), answer),))
 
@@ -289,7 +291,7 @@ class Helper(Speaker):
         """SHA-256 of the last answer; empty before the first."""
         return digest(self.answers[len(self.answers)]) if self.answers else b""
 
-    def _reminded(self, envelope: Envelope, data: bytes) -> Step:
+    def _take_returned_answer(self, envelope: Envelope, data: bytes) -> Step:
         """Store an answer that this helper gave before it was restored from a backup."""
         release = envelope.release
         if release in self.answers:
@@ -320,7 +322,7 @@ class Helper(Speaker):
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         for entry, sealed in zip(body.entries, body.sealed, strict=True):
             name = self.deployed.silos[entry.silo]
-            decrypted = self.identity.opened(
+            decrypted = self.identity.decrypt(
                 sealed, share_context(self.deployed, entry.silo, release)
             )
             share = self.wire.read(decrypted, ("report",))

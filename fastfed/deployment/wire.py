@@ -21,7 +21,7 @@ VERSION = 2
 #: First bytes of all signed data, so that these signatures are valid nowhere else.
 _CONTEXT = b"fastfed deployment message 2\0"
 #: Maximum number of bytes of an envelope without its body, and of a name.
-_AROUND, NAME = 512, 64
+_ENVELOPE_BYTES, NAME = 512, 64
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -256,21 +256,21 @@ class Wire:
     def __init__(self, plan: bytes, keys: Mapping[str, bytes], size: int) -> None:
         self.plan, self._keys, self.size = plan, dict(keys), size
         # A share for the helper is an encrypted envelope; a set holds one of each silo.
-        share = 8 * size + 2 * _AROUND
+        share = 8 * size + 2 * _ENVELOPE_BYTES
         self.limits = {
-            "join": _AROUND,
-            "report": 8 * size + share + _AROUND,
-            "seen": _AROUND,
-            "news": 16 * size + len(self._keys) * (128 + _AROUND) + 4 * _AROUND,
-            "set": len(self._keys) * (share + 64) + 8 * size + _AROUND,
-            "broadcast": 16 * size + len(self._keys) * 128 + 3 * _AROUND,
+            "join": _ENVELOPE_BYTES,
+            "report": 8 * size + share + _ENVELOPE_BYTES,
+            "seen": _ENVELOPE_BYTES,
+            "news": 16 * size + len(self._keys) * (128 + _ENVELOPE_BYTES) + 4 * _ENVELOPE_BYTES,
+            "set": len(self._keys) * (share + 64) + 8 * size + _ENVELOPE_BYTES,
+            "broadcast": 16 * size + len(self._keys) * 128 + 3 * _ENVELOPE_BYTES,
             "receipt": 1 << 20,
-            "leave": _AROUND,
-            "sessions": len(self._keys) * 64 + _AROUND,
+            "leave": _ENVELOPE_BYTES,
+            "sessions": len(self._keys) * 64 + _ENVELOPE_BYTES,
         }
         self.largest = max(self.limits.values())
 
-    def made(self, identity: Identity, sender: str, release: int, body: Body) -> bytes:
+    def signed(self, identity: Identity, sender: str, release: int, body: Body) -> bytes:
         """Encode and sign a message of one party."""
         kind = _KIND_OF[type(body)]
         unsigned = Envelope(VERSION, self.plan, kind, sender, release, _ENCODER.encode(body))

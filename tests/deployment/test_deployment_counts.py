@@ -46,7 +46,7 @@ def sealed(name="silo0", secret=b"k" * 32):
 
 def row(plan, release, records, noise=None):
     noise = noise or sealed()
-    noise.hides(release, hidden_of(plan, release, records))
+    noise.set_hidden_sums(release, hidden_of(plan, release, records))
     return Counter(plan, 0, noise.source).row(release, records).view(np.int64) / 4.0
 
 

@@ -56,7 +56,7 @@ def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
     app, silo = HubApp(process), Identity(federation.secret("silo0"))
 
     def message(body, release=0, name="silo0"):
-        return plan.wire.made(silo, name, release, body)
+        return plan.wire.signed(silo, name, release, body)
 
     assert asked(app, "GET", "/nothing")[0] == 404
     assert asked(app, body=b"x")[0] == 400
