@@ -288,10 +288,10 @@ def totals_of_scores(event: Scores) -> tuple[float, float]:
     Notes
     -----
     Guarantee: if one loss is replaced or removed, the experts of all releases are mu-GDP except
-    with probability ``failure``. A loss is in one set only. The argmins of the leaves below that set
-    are pure mechanisms, no easier to test than randomised responses (`of_responses`). For sparse
-    switching, all comparisons that a loss affects are one pure mechanism together, and each switch
-    is an exponential mechanism (`of_range`).
+    with probability ``failure``. A loss is in one set only. The argmins of the leaves below that
+    set are pure mechanisms, no easier to test than randomised responses (`of_responses`). For
+    sparse switching, all comparisons that a loss affects are one pure mechanism together, and each
+    switch is an exponential mechanism (`of_range`).
     """
     delta = budget_of(event).delta
     pairs = [(squared_scores(event, delta * share), delta * share) for share in TAIL_SHARES]

@@ -614,10 +614,11 @@ def affordable(
 ) -> dict[str, Any]:
     """Return all keys of a system, with an epsilon whose charge is at most the requested one.
 
-    The certificate may use a different pair (mu^2, failure) for each batch. A ledger stores one pair
-    for a plan, so for noise bits in unequal batches it charges more: by about 10^-4 of epsilon. For
-    private means, which it charges as a Gaussian mechanism, it is some hundredths of epsilon. The
-    system is then built for an epsilon that is smaller by that much.
+    A ledger may charge more for a plan than the plan's certificate states, for two reasons. For
+    noise bits in unequal batches, the certificate may use a different pair (mu^2, failure) for each
+    batch, while the ledger stores one pair for the plan: the charge is about 10^-4 of epsilon
+    higher. Private means are charged as a Gaussian mechanism, some hundredths of epsilon higher.
+    In both cases the system is built for an epsilon that is smaller by that much.
     """
     entry = _entry(algorithm)
     requested = None

@@ -29,9 +29,10 @@ NONCE, DIGEST = bytes(16), bytes(32)
 #: Functions that a message goes through, by module.
 WAY = {
     hub: (
-        "handle", "_silo", "_answer_join", "_report", "_decrypt_report", "_leave", "_store_answer", "_take_returned_broadcast",
+        "handle", "_silo", "_answer_join", "_store_report", "_decrypt_report", "_store_leave",
+        "_store_answer", "_take_returned_broadcast",
     ),
-    silo: ("handle", "_receipt", "_broadcast", "_check_opened"),
+    silo: ("handle", "_handle_receipt", "_adopt_broadcast", "_check_opened"),
     sums: ("handle", "_total"),
     wire: ("read", "body", "floats", "words", "_numbers", "check_entries"),
     guard: ("check_range", "check_records"),
