@@ -112,9 +112,10 @@ class Hub(Speaker):
         # ---- State of this process: empty after a restart.
         #: The hub sends this nonce to silos. A silo that repeats it is running now.
         self._nonce = os.urandom(16)
-        #: Silo -> the last release that it has, for silos heard from since the restart.
+        #: Silo -> the last release that it has, for silos that have sent a `Join` since the
+        #: restart.
         self._silo_release: dict[int, int] = {}
-        #: Time of the first tick after a silo has been heard from; None before.
+        #: Time of the first tick after a silo has sent a `Join`; None before.
         self._first_join: float | None = None
         #: Release -> a broadcast of this hub that its restored log lacks, as a silo returned it.
         self._lost_broadcasts: dict[int, bytes] = {}

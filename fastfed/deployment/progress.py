@@ -1,7 +1,7 @@
-"""What each party waits for, since when, and who can end the wait and how.
+"""What each party can wait for, and how a person can end the wait.
 
-`status` shows this for a plan that makes no progress. `WAITS` is the complete table, which
-docs/deployment.md shows. A test reaches each of its rows.
+The status of a party has a row of the table `WAITS`, so that it explains why a plan makes no
+progress. docs/deployment.md shows the table, and a test reaches each row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Wait(NamedTuple):
-    """One row of the table: what a party waits for, and what a person can do to end the wait."""
+    """What a party waits for, and what a person can do to end the wait."""
 
     what: str
     do: str
@@ -21,7 +21,7 @@ CLOCK = Wait(
     "clocks that agree: its own and those of the others differ, and the earlier time counts",
     "compare the time of these machines, and set the clock that is wrong",
 )
-#: Party -> state -> row of the table.
+#: Type of party -> state -> what a party in this state waits for.
 WAITS: dict[str, dict[str, Wait]] = {
     "hub": {
         "over": Wait("nothing: all releases are out", "make a plan that continues this one"),
@@ -113,23 +113,23 @@ WAITS: dict[str, dict[str, Wait]] = {
 def waiting(
     party: str, state: str, release: int, since: float | None, who: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Describe what a party waits for as plain data.
+    """Return a row of `WAITS`, with its details, as plain data for a status.
 
     Parameters
     ----------
     party, state : str
         Keys of `WAITS`.
     release : int
-        The next release; 0 for none.
+        The release that the party waits for; 0 for none.
     since : float or None
         When the wait began, in seconds since 1970; None if nothing is due.
     who : iterable of str
-        Names of the parties that it waits for.
+        Names of the parties on which it waits.
 
     Returns
     -------
     dict
-        ``state``, ``for``, ``release``, ``since``, ``who``, ``do``.
+        ``state``, ``for`` and ``do`` (the texts of the row), ``release``, ``since``, ``who``.
     """
     row = WAITS[party][state]
     return {
@@ -143,8 +143,8 @@ def waiting(
 
 
 def clocks_differ(since: float | None, who: Iterable[str]) -> dict[str, Any]:
-    """Describe the wait of a party whose clock says that something is due, while others' do not.
+    """Return the entries of `waiting` that change if the party waits for clocks to agree.
 
-    It replaces keys of `waiting`.
+    This is the case if something is due by the party's clock, but not by the other clocks.
     """
     return {"state": "clock", "for": CLOCK.what, "since": since, "who": list(who), "do": CLOCK.do}
