@@ -141,7 +141,7 @@ class Redrawing:
 class Uncharged:
     """A faulty silo that sends reports without charging its ledger."""
 
-    def _charge(self, release, report=b""):
+    def _missing_charge(self, release, report=b""):
         return ()
 
 

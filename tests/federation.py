@@ -207,7 +207,7 @@ def opened_report(plan, data):
     message = plan.wire.read(data)
     context = share_context(plan, plan.index(message.sender), message.release, TO_HUB)
     body = plan.wire.body(message, wire.Report)
-    return Identity(secret("hub")).opened(body.values, context)
+    return Identity(secret("hub")).decrypt(body.values, context)
 
 
 def seen(plan, index, report, last=0, head=b"", release=None):

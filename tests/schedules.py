@@ -173,7 +173,7 @@ class Reopening(Hub):
 class ByCount(SiloParty):
     """A silo whose leaf ends when it has as many records as its batch."""
 
-    def _leaf(self, now):
+    def _open_leaf(self, now):
         return min(1 + sum(e.leaf > 0 for e in self.ended.values()) // 5, self.plan.releases)
 
 

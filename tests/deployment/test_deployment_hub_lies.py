@@ -240,7 +240,7 @@ def test_whoever_holds_the_hubs_port_reads_no_sums(protocol):
         with pytest.raises(Exception, match="cannot be opened"):
             body = made.plan.wire.body(made.plan.wire.read(report), wire.Report)
             context = made.plan.digest + bytes(16)
-            Identity(federation.secret("silo1")).opened(body.values, context)
+            Identity(federation.secret("silo1")).decrypt(body.values, context)
 
 
 def test_a_report_made_for_one_release_is_not_read_as_one_of_another():

@@ -364,7 +364,7 @@ def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_models():
 class Twice:
     """A silo that lets what becomes known late into a phase that is sealed."""
 
-    def _leaf(self, now):
+    def _open_leaf(self, now):
         return max(1, self.deployed.document.calendar.period(now) - 1)
 
 
