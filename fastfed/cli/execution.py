@@ -101,6 +101,7 @@ def simulate(
         say(f"pictures are in {PAGE}; as files: fastfed report {folder}")
     elif not has_pictures(written_paths):
         say(NO_MATPLOTLIB)
+    # The folder may have more replicates than this run was asked for.
     shown_count = max((len(curve.replicates) for curve in source.results.curves), default=0)
     if stored_count > shown_count:
         say(
@@ -302,6 +303,7 @@ def simulate_several(
     failed: dict[str, str] = {}
     for number, planned_figure in enumerate(plan):
         name = planned_figure.figure.id
+        # Go on after a failure, so that one figure does not cost the others; but stop at a signal.
         if planned_figure.missing:
             say(f"{name}: {number + 1} of {len(plan)}, about {duration(planned_figure.seconds)}")
         start = time.monotonic()

@@ -371,6 +371,7 @@ def _print(advice: Advice) -> None:
             rows,
             right=(1, 2, 3, 4, 5),
         )
+        # Candidates with a remark were dropped before the simulations; name each kind only once.
         unsimulated = [
             candidate
             for candidate in advice.candidates

@@ -168,6 +168,7 @@ def call(
     port = parts.port or (443 if context is not None else 80)
 
     def work(line: _Connection) -> tuple[int, bytes]:
+        # Connect, then do the TLS handshake here, so that `line` can be cut at any moment.
         proxy = _proxy(host, port) if context is not None else None
         where = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
         line.connection = connection = http.client.HTTPConnection(*where, timeout=PATIENCE)

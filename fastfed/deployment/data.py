@@ -351,6 +351,7 @@ def _csv(path: Path, data: bytes, source: Source) -> _Table:
         ) from None
     except LookupError:
         raise InputError(f"encoding must be one that Python knows, got {source.encoding}") from None
+    # Read all lines before the first is used, so that a damaged file is refused as a whole.
     delimiter = source.delimiter or delimiter_of(text)
     lines: list[tuple[int, list[str]]] = []
     try:

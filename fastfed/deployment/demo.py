@@ -138,6 +138,7 @@ def made_plan(
     room : int
         The horizon of the plan is ``room`` times the number of patients of a silo.
     """
+    # Losses of experts are in [0, 1], features of bandits in [-1/2, 1/2].
     system_settings = SYSTEM_KEYS.get(system, {"batch_size": PATIENTS * room})
     if system == SYSTEMS[0]:
         system_settings = system_settings | {"protocol": protocol}
@@ -270,7 +271,7 @@ def run(
     finally:
         for child in children:
             child.stop()
-    undisturbed_theta = calm_theta(home, plan, actions)
+    undisturbed_theta = theta_without_failures(home, plan, actions)
     # Opening a folder checks its log and, for a hub, recomputes its sums.
     released = {name: _released(home / name) for name in (*SILOS, "hub")}
     return {
@@ -315,6 +316,7 @@ def _visit(
 def _copy_state(source: Path, target: Path) -> None:
     """Copy the state database of a party that is not running, with its write-ahead log."""
     target.mkdir(exist_ok=True)
+    # First remove the files of the target: an old write-ahead log must not stay there.
     for file in (*target.glob(f"{folders.STATE}*"), *source.glob(f"{folders.STATE}*")):
         if file.parent == target:
             file.unlink()
@@ -380,8 +382,14 @@ def _caught_up(client: SiloClient, release: int, until: float) -> dict[str, Any]
         time.sleep(0.02)
 
 
-def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], int]) -> list[float]:
-    """Return theta of the same federation, run in one process without failures."""
+def theta_without_failures(
+    home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], int]
+) -> list[float]:
+    """Return theta of the same federation, run in one process without failures.
+
+    ``actions`` are the actions of the killed federation, which must be the same here.
+    """
+    # The clock of all parties is this number, which is set to the dates of the calendar.
     now = [0.0]
     processes: dict[str, Process] = {}
     for name in SILOS:
@@ -406,7 +414,7 @@ def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], in
                 # With experts the action is random, but the losses do not depend on it.
                 if not plan.kind.experts and decision.action != actions[i, patient]:
                     raise InputError(
-                        f"patient {patient} of {name} got another action when all was calm"
+                        f"patient {patient} of {name} got another action without failures"
                     )
                 reward_keys = answer(decision.action)
                 getattr(silo, path)(decision.id, reward_keys[path])

@@ -339,6 +339,7 @@ class ExpertSilo(SiloParty):
             ):
                 return Step()
             raise InputError(f"decision {name} has ended already")
+        # A decision that may not be learned from has no place, and counts as of period 0.
         calendar = self.deployed.document.calendar
         period, _ = self._places.get(name, (0, 0))
         if not period:

@@ -214,6 +214,7 @@ def ledger_of(
             f"there is no ledger at {file}, and a new one would forget what was spent: name where "
             "it is by --ledger"
         )
+    # A note of an earlier version has no identity: it can be compared only by the file.
     if not note.identity and note.ledger.is_file() and not file.samefile(note.ledger):
         raise InputError(
             f"the ledger must be {note.ledger}, to which these records are charged, got {file}"
@@ -599,6 +600,7 @@ def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
         raise InputError("the plan continues no other; join it without --extends")
     if load(old_folder / PLAN).digest != earlier.digest:
         raise InputError(f"{old_folder} is of another plan than the one that this plan continues")
+    # A silo and the hub have the earlier broadcasts; the helper has none to compare with.
     if extends.start:
         name = party_of(earlier, read_secret(old_folder / SECRET))
         if earlier.document.helper is None or name != earlier.document.helper.name:
@@ -676,6 +678,7 @@ def join(
             f"the plan continues {plan.earlier.digest.hex()[:16]}; name its folder by --extends, "
             "or its ledger by --ledger"
         )
+    # The ledger is the one of this folder's note, else of the earlier folder, else a new one.
     note = remembered(target)
     if note is None and extends is not None and not second_ledger:
         note = remembered(extends) or LedgerNote("records", Path(extends) / LEDGER)

@@ -398,6 +398,7 @@ class Range:
 
     def _noise(self, release: int) -> np.ndarray:
         """Return a bound on the absolute noise in a report, (s,): the noise of a prefix sum."""
+        # The noise variance of a prefix sum, in units of one node's noise variance.
         prefix = prefix_noise(self._plan)
         if prefix is None:
             squares = float(max(1, self._plan.levels))

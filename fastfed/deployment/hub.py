@@ -263,6 +263,7 @@ class Hub(Speaker):
             )
         if envelope.sender not in self.joined:
             raise Refused(f"{envelope.sender} must join before it reports")
+        # Refuse impossible values before they are stored.
         values = self._decrypt_report(envelope, label)
         if self._exact:
             check_records(self.plan, values, release, label)
@@ -633,6 +634,7 @@ class Hub(Speaker):
             If a set or a broadcast does not follow from the earlier entries.
         """
         kind, key, value = write
+        # Sums are recomputed here, so a log whose broadcasts are not these sums is noticed.
         if kind == "join":
             self.joined.add(key)
         elif kind == "leave":

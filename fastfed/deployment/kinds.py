@@ -487,6 +487,7 @@ def check_sizes(
     most = MOST_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
     integer("system.horizon", horizon, at_least=1, at_most=most)
     config = _entry(algorithm).check(keys)
+    # The number of releases, as far as it is known before the plan is built.
     releases = closes or 0
     if algorithm == "fed-svt":
         releases = max(releases, horizon // config.phase_length)

@@ -324,6 +324,7 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
         raise InputError(
             "a plan that continues another must have its parties, with the same names and keys"
         )
+    # A plan with a start may begin only when the release of the start has closed.
     earliest, reason = old.calendar.start, no_start(document, plan, earlier)
     if extends.start:
         if reason or extends.why:

@@ -214,24 +214,24 @@ class SteadyClock:
             self.off = self._jump or self.ahead
             return reading - max(self.ahead, 0.0)
 
-    def add_reading(self, said: ClockReading) -> None:
+    def add_reading(self, reading: ClockReading) -> None:
         """Update the bounds on another party's clock from a reading in its message.
 
-        The other clock was read after this clock showed ``said.after`` and before now. This gives a
-        lower and an upper bound, which differ by the round-trip time. A reading that answers an
-        older message than the last reading did was delayed or replayed, and is ignored.
+        The other clock was read after this clock showed ``reading.after`` and before now. This
+        gives a lower and an upper bound, which differ by the round-trip time. A reading that
+        answers an older message than the last reading did was delayed or replayed, and is ignored.
         """
         with self._lock:
-            at = self._monotonic()
-            elapsed = self._last_reading + (at - self._read_at) - said.after
-            if not said.after or elapsed < -1.0:
+            now = self._monotonic()
+            elapsed = self._last_reading + (now - self._read_at) - reading.after
+            if not reading.after or elapsed < -1.0:
                 # The sender has read no message of this party, or this clock was set back.
                 return
             elapsed = max(elapsed, 0.0)
-            asked_at = at - elapsed
-            if said.name in self._others and asked_at < self._others[said.name][2] - 1.0:
+            sent_at = now - elapsed
+            if reading.name in self._others and sent_at < self._others[reading.name][2] - 1.0:
                 return
-            self._others[said.name] = said.time - at, said.time - at + elapsed, asked_at
+            self._others[reading.name] = reading.time - now, reading.time - now + elapsed, sent_at
 
     def _ahead(self, reading: float, at: float) -> float:
         """Return the seconds by which a reading is ahead of the other parties' median clock.

@@ -69,6 +69,7 @@ def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Tim
             )
         moments = [start + available * (i + 0.5) / len(cases) for i in range(len(cases))]
         return [Times(moment, moment + source.delay) for moment in moments]
+    # Map [begin, until) of the table linearly to the plan's calendar.
     begin, until = span(source)
     scale = (end - start) / (until - begin)
     mapped = []

@@ -504,6 +504,7 @@ def check_records(records: Records) -> None:
         )
     if outcome.column in names:
         raise InputError(f'reward.column "{outcome.column}" must not be a feature as well')
+    # A reward is given by codes, by correct actions or, if by neither, by a range of numbers.
     ways = [bool(outcome.codes), bool(outcome.correct)]
     if all(ways):
         raise InputError("reward must have one of codes and correct, got both")

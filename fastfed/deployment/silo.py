@@ -396,6 +396,7 @@ class SiloParty(Speaker):
     def fold(self, write: Write) -> None:
         """Apply a durable write to the state."""
         kind, key, value = write
+        # The kinds are those of the writes that this class makes; others are ignored.
         if kind == "decision":
             self.decisions[key] = decision = msgspec.msgpack.decode(value, type=Decided)
             self._learning_count += decision.learns
@@ -637,9 +638,13 @@ class SiloParty(Speaker):
         self._set_hidden_sums(release)
         leaf_sums, randomizer = self._leaf_sums[:release], self._randomizer()
         if isinstance(randomizer, Counter):
+            # Counts of bits, which a secure sum hides.
             return self._secure_report(release, randomizer.row(release, self._records()))
         if isinstance(randomizer, Sharer):
+            # Integer sums with a share of the noise, which a secure sum hides.
             return self._secure_report(release, randomizer.row(leaf_sums))
+        # Otherwise a new randomizer goes through all releases up to this one; only the report of
+        # the last one is used.
         for leaf in leaf_sums:
             randomizer.add(leaf)
             values = randomizer.report().values

@@ -339,6 +339,7 @@ class Helper(Speaker):
             )
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         for entry, sealed in zip(body.entries, body.sealed, strict=True):
+            # A share is a signed envelope, so the hub cannot replace it by a different one.
             name = self.deployed.silos[entry.silo]
             decrypted = self.identity.decrypt(
                 sealed, share_context(self.deployed, entry.silo, release)

@@ -362,6 +362,7 @@ class Store:
                     "INSERT OR IGNORE INTO timings VALUES (?, ?, ?, ?, ?)",
                     (row.position, row.replicate, seconds, agent_rounds, threads),
                 )
+                # The digests are in the same transaction as the rows.
                 for table in ("cells", "timings"):
                     digests.seal_row(self._db, table, row.position, row.replicate)
             self._note_run()
@@ -429,6 +430,7 @@ class Store:
         meta = self.meta()
         identity = meta["identity"]
         rounds = np.array(meta["rounds"], np.int64)
+        # Only replicates below this number are read; by default all.
         limit = replicates if replicates is not None else 2**62
         provenance = self._certified()
         curves = []

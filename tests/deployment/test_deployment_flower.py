@@ -602,5 +602,5 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
         found = waits(lambda status: status["model"] == 1 and not status["stopped"])
     finally:
         network.stop()
-    calm = demo.calm_theta(tmp_path, plan, actions)
+    calm = demo.theta_without_failures(tmp_path, plan, actions)
     assert len(actions) == 9 and all(status["theta"] == calm for status in found)

@@ -160,6 +160,7 @@ class _Sum:
             result: np.ndarray = (self._cumulant(theta) + _log_peak(theta) - self.target) / theta
             return result
 
+        # Search on a coarse grid, then on a fine grid around its best point.
         grid = self._scales()
         index = int(bounds(grid).argmin())
         fine = np.geomspace(grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)], 41)

@@ -382,6 +382,7 @@ def calibrate_vector_sum(
     if calibration != "exact":
         check_single_participation(calibration, returning)
     check_gaussian_budget(budget)
+    # For each level j: n_j users, g_j encoding levels, and b_j bits by the rule.
     kappa = tree_levels(releases)
     users = [batch_points << j for j in range(kappa)]
     levels = [usual_levels(n, d) for n in users]

@@ -177,6 +177,7 @@ def calibrate_joint_dp(
         raise InputError(
             f'release must be "tree" when calibration is "{calibration}", got "{release}"'
         )
+    # The other rules are formulas for the tree, with a fixed layout.
     layout = layout_of(calibration, layout)
     check_exact_ratio(calibration, covariance_ratio)
     log_term = math.log(2.5) - math.log(delta)

@@ -550,6 +550,7 @@ def calibrate_local_gaussian(
             raise InputError(
                 f'returning must be 1 when calibration is "published-code", got {count}'
             )
+        # The code uses features of norm sqrt(2), see the docstring.
         ratio = 1.0 / math.sqrt(2.0)
     if batches is not None:
         count = max(1, min(count, integer("batches", batches, at_least=0)))

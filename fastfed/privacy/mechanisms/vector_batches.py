@@ -454,6 +454,8 @@ def calibrate_vector_batches(
         raise InputError(
             f"honest_fraction must leave at least 1 of {batch_size} users, got {honest_fraction:g}"
         )
+    # g has the encoding levels of both streams, and bits is b: "exact" searches for them, the other
+    # rules are formulas of the paper or of its code.
     users = 1 if local else batch_size
     default_levels = usual_levels(users, d)
     levels = default_levels, default_levels

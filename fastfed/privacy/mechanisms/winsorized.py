@@ -156,7 +156,10 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rotated_radius(self) -> float:
-        """Return r' = 10 r sqrt(ln(d2 M / beta) / d2), at most B sqrt(d2)."""
+        """Return r', the radius within which each rotated coordinate of all vectors should lie.
+
+        It is 10 r sqrt(ln(d2 M / beta) / d2), at most B sqrt(d2).
+        """
         d2 = self.padded
         log = math.log(d2) + math.log(self.silos) - math.log(self.concentration_failure)
         return min(10.0 * self.radius * math.sqrt(log / d2), self.rotated_bound)
@@ -404,6 +407,7 @@ def _largest_epsilon_coordinate(budget: Budget, coordinates: int) -> float:
         ]
         return composed_epsilon(parts, budget.delta) - budget.epsilon
 
+    # By basic composition, this value is within the budget: search for a larger one from there.
     low = budget.epsilon / coordinates
     if budget.delta > 0.0:
         high = 2.0 * low
