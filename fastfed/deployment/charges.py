@@ -244,6 +244,8 @@ def of_responses(count: int, epsilon: float, failure: float) -> float:
     It holds except with probability ``failure``. The trade-off function has vertices
     (alpha, 1 - gamma); by symmetry, those with alpha <= 1 - gamma are enough.
     """
+    # Find the least mu whose Gaussian trade-off function is below all vertices, after the failure
+    # probability is removed from them.
     mu = 0.0
     for alpha, gamma in _vertices(count, epsilon):
         if alpha + gamma > 1.0 + 4.0 * _PART:

@@ -313,7 +313,7 @@ class ExpertSilo(SiloParty):
         ----------
         name : str
             The id of the decision.
-        losses : array_like, shape (d,)
+        losses : list of float, length d
             In the units of the plan's columns; clipped to their ranges.
         now : float
             Seconds since 1970.

@@ -176,7 +176,7 @@ class Hub(Speaker):
         broadcasts that it does not have, and a receipt: the list of its reports that the hub has.
         """
         body = self.wire.body(envelope, wire.Join)
-        self.deployed.check_agreed(envelope.sender, body.agreed)
+        self.deployed.check_countersignature(envelope.sender, body.agreed)
         join_write = (
             () if envelope.sender in self.joined else (Write("join", envelope.sender, data),)
         )

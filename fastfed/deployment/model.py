@@ -148,6 +148,7 @@ class Model(Acting):
     @property
     def gram(self) -> np.ndarray:
         """V, (d, d), including regularizer and shift, up to rounding."""
+        # w is a matrix W with W^T W = V^-1.
         root = np.linalg.inv(self._played.estimate.w)
         gram: np.ndarray = root @ root.T
         return gram

@@ -100,7 +100,7 @@ class Speaker:
     @cached_property
     def agreement(self) -> bytes:
         """This party's signature of the plan, which it sends with every `Join`."""
-        return self.deployed.agreed(self.identity)
+        return self.deployed.countersignature(self.identity)
 
     def signed(self, release: int, body: Body) -> bytes:
         """Encode and sign a message of this party."""

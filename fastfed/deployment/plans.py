@@ -308,26 +308,26 @@ class DeployedPlan:
             raise InputError(f"the secret is not that of {name}: its public keys are others")
         return identity
 
-    def agreed(self, identity: Identity) -> bytes:
+    def countersignature(self, identity: Identity) -> bytes:
         """Return a party's countersignature: its signature of this plan, 64 bytes."""
         return identity.sign(_AGREED + self.digest)
 
     def countersigned(self, name: str, identity: Identity) -> DeployedPlan:
         """Return a copy of this plan to which a party's countersignature is added."""
-        self.check_agreed(name, signature := self.agreed(identity))
+        self.check_countersignature(name, signature := self.countersignature(identity))
         return DeployedPlan(self.document, self.plan, {**self.signatures, name: signature})
 
-    def check_agreed(self, name: str, signature: bytes) -> None:
+    def check_countersignature(self, name: str, signature: bytes) -> None:
         """Raise InputError if a countersignature is not the party's signature of this plan."""
-        if signature and self._agreed.get(name) == signature:
+        if signature and self._verified_signatures.get(name) == signature:
             return
         party = {p.name: p for p in self.parties}.get(name)
         if party is None or not verified(party.sign, signature, _AGREED + self.digest):
             raise InputError(f"the countersignature of {show(name)} is not one of this plan")
-        self._agreed[name] = signature
+        self._verified_signatures[name] = signature
 
     @cached_property
-    def _agreed(self) -> dict[str, bytes]:
+    def _verified_signatures(self) -> dict[str, bytes]:
         """Countersignatures that were verified, by party. Cached: every `Join` holds one."""
         return {}
 
@@ -553,7 +553,7 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     if exact is None or claimed is None or exact.epsilon > claimed.epsilon * (1.0 + SAME):
         raise InputError(f"the plan's numbers give {show(exact)}, but it claims {show(claimed)}")
     for name, signature in signatures.items():
-        deployed.check_agreed(name, signature)
+        deployed.check_countersignature(name, signature)
     return deployed
 
 

@@ -418,7 +418,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
         Parameters
         ----------
-        actions : array_like, shape (K, columns), or None
+        actions : rows of numbers, shape (K, columns), or None
             The rows of the actions, for a plan without records.
         record : mapping or None
             The values by column name, for a plan with records.

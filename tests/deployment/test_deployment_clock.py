@@ -347,7 +347,7 @@ def test_a_time_that_no_clock_can_show_is_refused(time):
     made = clocked()
     plan, hub = made.plan, made.processes["hub"]
     silo, mine = Identity(secret("silo0")), Identity(secret("hub"))
-    join = wire.Join(hub.party._nonce, plan.agreed(silo), time, 1.0)
+    join = wire.Join(hub.party._nonce, plan.countersignature(silo), time, 1.0)
     with pytest.raises(Refused, match="the time of silo0 must be in seconds since 1970"):
         hub.handle(plan.wire.signed(silo, "silo0", 0, join))
     receipt = wire.Receipt(0, (), made.processes["silo0"].party._nonce, "", time)
@@ -397,6 +397,6 @@ def test_a_silo_is_heard_once_the_hub_knows_its_time():
     hub.party._silo_release.clear()
     silo = Identity(secret("silo0"))
     for after, heard in ((0.0, False), (made.now, True)):
-        join = wire.Join(hub.party._nonce, plan.agreed(silo), made.now, after)
+        join = wire.Join(hub.party._nonce, plan.countersignature(silo), made.now, after)
         hub.handle(plan.wire.signed(silo, "silo0", 0, join))
         assert (0 in hub.party._silo_release) == heard

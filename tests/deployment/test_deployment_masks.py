@@ -142,7 +142,9 @@ def test_the_plan_ends_when_a_silo_leaves():
 def test_a_report_with_a_share_is_refused():
     plan = deployed(MASKS)
     hub, identity = Hub(plan, federation.secret("hub")), Identity(federation.secret("silo0"))
-    join = plan.wire.signed(identity, "silo0", 0, wire.Join(bytes(16), plan.agreed(identity)))
+    join = plan.wire.signed(
+        identity, "silo0", 0, wire.Join(bytes(16), plan.countersignature(identity))
+    )
     for write in hub.handle(join, 0.0).writes:
         hub.fold(write)
     report = plan.wire.signed(identity, "silo0", 1, wire.Report(bytes(40), b"share"))

@@ -102,7 +102,7 @@ def test_spoiled_bytes_are_refused_and_nothing_else_happens(data):
 
 def joined():
     hub = Hub(PLAN, federation.secret("hub"))
-    join = wire.Join(bytes(16), PLAN.agreed(SILO))
+    join = wire.Join(bytes(16), PLAN.countersignature(SILO))
     step = hub.handle(PLAN.wire.signed(SILO, "silo0", 0, join), 0.0)
     for write in step.writes:
         hub.fold(write)
@@ -149,7 +149,7 @@ def test_a_silo_must_agree_to_the_plan_before_it_reports():
     with pytest.raises(Refused, match="must join"):
         hub.handle(report(), 0.0)
     other = federation.deployed(batch=6)
-    join = wire.Join(bytes(16), other.agreed(SILO))
+    join = wire.Join(bytes(16), other.countersignature(SILO))
     with pytest.raises(InputError, match="countersignature"):
         hub.handle(PLAN.wire.signed(SILO, "silo0", 0, join), 0.0)
 

@@ -131,7 +131,7 @@ def to_hub(protocol):
         values = (words() if shared else floats()) if values is None else values
         return federation.sealed_report(plan, who, release, values, more)
 
-    joined = plan.agreed(SILOS[0])
+    joined = plan.countersignature(SILOS[0])
     yield from to_everybody(plan)
     yield plan.wire.signed(SILOS[0], "silo0", 0, Join(NONCE, bytes(64))), "countersignature"
     yield plan.wire.signed(SILOS[0], "silo0", 0, Join(bytes(3), joined)), "must have 16 bytes"
@@ -262,7 +262,7 @@ def others():
     plan = MADE["silo-ldp"].plan
     report = federation.sealed_report(plan, 0, 2, floats())
     fresh, left, ended = (hub.Hub(plan, federation.secret("hub")) for _ in "abc")
-    join = plan.wire.signed(SILOS[0], "silo0", 0, Join(NONCE, plan.agreed(SILOS[0])))
+    join = plan.wire.signed(SILOS[0], "silo0", 0, Join(NONCE, plan.countersignature(SILOS[0])))
     for each in (left, ended):
         for write in each.handle(join, 0.0).writes:
             each.fold(write)

@@ -223,14 +223,9 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     ) -> np.ndarray:
         """Compute one release from given uniforms: the private mean (d,) of vectors (M, d).
 
-        Parameters
-        ----------
-        vectors : array_like (M, d)
-            A vector that is not finite counts as zero.
-        signs : array_like (d2,)
-            -1 or 1, drawn at random and independent of the vectors. They may be public.
-        range_uniforms, laplace_uniforms : array_like (d2,)
-            In (0, 1). They must be secret, and must not be used again.
+        A vector that is not finite counts as zero. ``signs`` (d2,) are -1 or 1, drawn at random and
+        independent of the vectors; they may be public. ``range_uniforms`` and ``laplace_uniforms``
+        (d2,) are in (0, 1). They must be secret, and must not be used again.
 
         Raises
         ------
