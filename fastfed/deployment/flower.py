@@ -94,23 +94,23 @@ class Mail:
         """Return the messages to send now, by node; an empty list polls the node."""
         present = set(nodes)
         self._nodes = {i: self._nodes.get(i, Node()) for i in sorted(present)}
-        letters_by_node: dict[int, list[bytes]] = {}
+        envelopes_by_node: dict[int, list[bytes]] = {}
         for number, node in self._nodes.items():
             urgent = any(node.outbox[data] and data not in node.last_sent for data in node.outbox)
             if now >= node.busy_until and (urgent or now >= node.last_poll + self._every):
-                letters_by_node[number] = list(node.outbox)
+                envelopes_by_node[number] = list(node.outbox)
                 node.last_sent, node.outbox = set(node.outbox), {}
                 node.last_poll, node.busy_until = now, now + self._patience
-        return letters_by_node
+        return envelopes_by_node
 
-    def incoming(self, number: int, letters: Iterable[bytes]) -> None:
+    def incoming(self, number: int, envelopes: Iterable[bytes]) -> None:
         """Pass the messages in a node's answer to the hub, and queue the hub's messages."""
         from fastfed.deployment.observe import masked
 
         node = self._nodes.setdefault(number, Node())
         node.busy_until = -inf
         wire = self.process.party.wire
-        for data in letters:
+        for data in envelopes:
             try:
                 step, messages = self.process.handle(data)
             except Exception as error:
@@ -172,10 +172,10 @@ def _flwr() -> Any:
     return flwr.app
 
 
-def packed(letters: Iterable[bytes]) -> Any:
+def packed(envelopes: Iterable[bytes]) -> Any:
     """Pack envelopes (as bytes) into the content of a Flower message."""
     flwr = _flwr()
-    return flwr.RecordDict({RECORD: flwr.ConfigRecord({KEY: list(letters)})})
+    return flwr.RecordDict({RECORD: flwr.ConfigRecord({KEY: list(envelopes)})})
 
 
 def unpacked(content: Mapping[str, Any]) -> list[bytes]:
@@ -187,10 +187,10 @@ def unpacked(content: Mapping[str, Any]) -> list[bytes]:
         If the content has a different form.
     """
     record = content.get(RECORD)
-    letters = record.get(KEY) if isinstance(record, Mapping) else None
-    if not isinstance(letters, list) or not all(isinstance(data, bytes) for data in letters):
+    envelopes = record.get(KEY) if isinstance(record, Mapping) else None
+    if not isinstance(envelopes, list) or not all(isinstance(data, bytes) for data in envelopes):
         raise InputError(f"a message must hold envelopes as bytes under {RECORD}, {KEY}")
-    return letters
+    return envelopes
 
 
 def path_of(config: Mapping[str, Any], key: str, where: str) -> str:
@@ -251,17 +251,17 @@ def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> N
     flwr = _flwr()
     node_of_message: dict[str, int] = {}
     while not stop.is_set():
-        letters_by_node = mail.outgoing(grid.get_node_ids(), time.monotonic())
-        if letters_by_node:
+        envelopes_by_node = mail.outgoing(grid.get_node_ids(), time.monotonic())
+        if envelopes_by_node:
             # A message that is not fetched within its ttl is sent again unchanged.
             messages = [
-                flwr.Message(packed(letters), node, TYPE, ttl=PATIENCE)
-                for node, letters in letters_by_node.items()
+                flwr.Message(packed(envelopes), node, TYPE, ttl=PATIENCE)
+                for node, envelopes in envelopes_by_node.items()
             ]
             ids = grid.push_messages(messages)
             node_of_message |= {
                 message_id: node
-                for message_id, node in zip(ids, letters_by_node, strict=False)
+                for message_id, node in zip(ids, envelopes_by_node, strict=False)
                 if message_id
             }
         for reply in grid.pull_messages(list(node_of_message)) if node_of_message else ():
@@ -348,7 +348,7 @@ def taken(data: bytes) -> list[bytes]:
 
 
 def carried(
-    process: Process, letters: Sequence[bytes], say: Callable[[str], None] = print
+    process: Process, envelopes: Sequence[bytes], say: Callable[[str], None] = print
 ) -> list[bytes]:
     """Pass the hub's messages to a party, and return the party's messages.
 
@@ -358,7 +358,7 @@ def carried(
     ----------
     process : Process
         The process of a silo or of the helper.
-    letters : sequence of bytes
+    envelopes : sequence of bytes
         Envelopes of the hub. An envelope that the party refuses changes nothing.
     say : callable
         Called with the last error, if there is one.
@@ -370,7 +370,7 @@ def carried(
     """
     answers: list[bytes] = []
     problem = ""
-    for data in letters:
+    for data in envelopes:
         try:
             step, messages = process.handle(data)
         except Exception as error:
@@ -455,7 +455,7 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]
     return Handler
 
 
-def carry(path: str | Path, letters: Sequence[bytes]) -> list[bytes]:
+def carry(path: str | Path, envelopes: Sequence[bytes]) -> list[bytes]:
     """Pass messages to the party behind a socket; return the party's messages.
 
     It is the client of `Courier`.
@@ -464,7 +464,7 @@ def carry(path: str | Path, letters: Sequence[bytes]) -> list[bytes]:
     ----------
     path : str or Path
         The party's socket.
-    letters : sequence of bytes
+    envelopes : sequence of bytes
         Envelopes; an empty sequence is a poll, see `carried`.
 
     Raises
@@ -473,7 +473,7 @@ def carry(path: str | Path, letters: Sequence[bytes]) -> list[bytes]:
         If the party cannot be reached, or refuses.
     """
     try:
-        status, body = call_socket(path, PATH, msgspec.msgpack.encode(list(letters)), LARGEST)
+        status, body = call_socket(path, PATH, msgspec.msgpack.encode(list(envelopes)), LARGEST)
     except OSError as error:
         raise InputError(f"the party behind {path} cannot be reached ({error})") from None
     if status != 200:

@@ -18,7 +18,8 @@ class Wait(NamedTuple):
 
 
 CLOCK = Wait(
-    "clocks that agree: its own and those of the others differ, and the earlier time counts",
+    "clocks that agree: its clock differs from the other parties' clocks, and the earlier time "
+    "counts",
     "compare the time of these machines, and set the clock that is wrong",
 )
 #: Type of party -> state -> what a party in this state waits for.
@@ -29,11 +30,11 @@ WAITS: dict[str, dict[str, Wait]] = {
         "open": Wait("the end of the release's period", "nothing is due"),
         "clock": CLOCK,
         "unheard": Wait(
-            "silos that it has not heard from since it was started, so that it opens no second set",
-            "start the silos, or wait until the grace period after the first of them is over",
+            "the first message of each silo since it was started, so that it opens no second set",
+            "start the silos, or wait until the grace period after the first message is over",
         ),
         "sessions": Wait(
-            "the sessions of silos, without which no masks cancel",
+            "the sessions of silos, without which masks do not cancel",
             "start these silos; if one is gone for good, make a new plan",
         ),
         "reports": Wait(
@@ -45,11 +46,11 @@ WAITS: dict[str, dict[str, Wait]] = {
             "start these silos; if too many are gone for good, make a new plan",
         ),
         "reports-again": Wait(
-            "the reports of a set that it opened before its log was restored",
-            "start these silos; if one has given its report up, make a new plan",
+            "the reports of a set that it had opened before its log was restored",
+            "start these silos; if one has lost its report, make a new plan",
         ),
         "broadcast-again": Wait(
-            "a broadcast that it made before its log was restored",
+            "a broadcast that it had made before its log was restored",
             "start the silos that have it; if nobody has it, make a new plan",
         ),
         "helper": Wait(
@@ -60,16 +61,15 @@ WAITS: dict[str, dict[str, Wait]] = {
     "silo": {
         "over": Wait("nothing: all releases are out", "join a plan that continues this one"),
         "stopped": Wait(
-            "nothing: it sends nothing any more and acts on its last model",
+            "nothing: it sends nothing any more, and uses its last model",
             "`stopped` says why; talk to the other parties",
         ),
         "hub": Wait(
-            "an answer of the hub: none has come since this silo was started, or none comes any "
-            "more",
+            "an answer of the hub: there was none since this silo was started, or to its last call",
             "start the hub, or check its address, its certificate and the network",
         ),
         "recover": Wait(
-            "a person: the hub has reports that this silo's state does not know",
+            "a person: the hub has reports of this silo that the silo's state does not have",
             "restore the newest state, or run `fastfed deploy recover`",
         ),
         "sessions": Wait(
@@ -77,15 +77,15 @@ WAITS: dict[str, dict[str, Wait]] = {
             "look at the hub's status: a silo is missing there",
         ),
         "ceiling": Wait(
-            "room under the ceiling of its ledger",
+            "a higher ceiling: the next release would exceed the ceiling of its ledger",
             "ask the privacy officer for a larger ceiling (`join --epsilon`), or leave",
         ),
         "release": Wait(
             "the next release, which the hub opens",
-            "look at the hub's status: it says whom it waits for",
+            "look at the hub's status: it names the parties it waits for",
         ),
         "given-up": Wait(
-            "the next release, which can only be without this silo: its report was lost with its "
+            "the next release, to which this silo cannot contribute: its report was lost with its "
             "state",
             "look at the hub's status; if the hub waits for this silo, make a new plan",
         ),
@@ -96,14 +96,14 @@ WAITS: dict[str, dict[str, Wait]] = {
         "over": Wait("nothing: all sets are open", "nothing"),
         "set": Wait(
             "the hub's next set of reports",
-            "look at the hub's status: it says whom it waits for",
+            "look at the hub's status: it names the parties it waits for",
         ),
         "hub": Wait(
-            "an answer of the hub: none comes",
+            "an answer of the hub",
             "start the hub, or check its address, its certificate and the network",
         ),
         "alarm": Wait(
-            "nothing: it was asked for two sets of one release",
+            "nothing: the hub requested two sets of one release",
             "stop, keep all folders, and talk to the other parties",
         ),
     },

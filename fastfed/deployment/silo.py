@@ -856,6 +856,7 @@ class SiloParty(Speaker):
             raise Refused(f"broadcast {release} holds reports that no silo signed")
         if self.deployed.shared and (twice := self._helper_opened_twice(release, body)):
             return self._alarm(twice)
+        # Compare the set's entry of this silo, if it has one, with the report in this state.
         own_entries = [entry for entry in body.entries if entry.silo == self.index]
         own_report = self.sealed.get(release)
         if own_entries and own_report is not None and own_entries[0].digest != digest(own_report):
@@ -868,6 +869,7 @@ class SiloParty(Speaker):
             trial_model.adopt(values, release)
         except environments.SimulationError as error:
             raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
+        # The set has a report of this silo that its state lacks: it was restored from a backup.
         if own_entries and own_report is None and release not in self.unreported:
             self.lost[release] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))
