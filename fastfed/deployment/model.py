@@ -292,9 +292,8 @@ def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
     kinds = {a if a in special_kinds else "" for a in algorithms}
     if len(kinds) > 1:
         raise InputError(
-            "a plan continues one of its own kind alone: of robin, of fed-svt, of "
-            "fed-dp-ope-stoch, or of linear bandits; what others protect or learn is something "
-            "else, so make a plan of its own"
+            "a plan can continue only a plan of the same kind (robin, fed-svt, fed-dp-ope-stoch or "
+            "linear bandits), since others protect or learn something else; make a new plan"
         )
 
 

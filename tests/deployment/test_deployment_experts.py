@@ -91,7 +91,7 @@ def test_a_spec_that_is_not_deployed_is_refused(keys, message):
 
 def test_a_plan_of_experts_continues_one_of_its_own_system_alone():
     tables = {"system": federation.spec()["system"], "calendar": {"start": 9000, "period": 100}}
-    with pytest.raises(InputError, match="its own kind alone"):
+    with pytest.raises(InputError, match="of the same kind"):
         folders.extended(tables, plan_of(), b"")
 
 

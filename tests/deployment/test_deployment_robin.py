@@ -105,10 +105,10 @@ def test_a_spec_that_is_not_deployed_is_refused(keys, message):
 
 def test_a_plan_in_phases_continues_one_in_phases_alone():
     tables = {"system": spec()["system"], "calendar": {"start": 9000, "period": 100}}
-    with pytest.raises(InputError, match="its own kind alone"):
+    with pytest.raises(InputError, match="of the same kind"):
         folders.extended(tables, federation.deployed(), b"")
     tables["system"] = federation.spec()["system"]
-    with pytest.raises(InputError, match="its own kind alone"):
+    with pytest.raises(InputError, match="of the same kind"):
         folders.extended(tables, plan_of(), b"")
 
 
