@@ -49,14 +49,14 @@ Experts = FrankWolfePlan | SparseVectorPlan
 
 #: Conditions that the deployment's certificate states in addition to its system's conditions.
 OWN = Condition(
-    "a loss enters the place of its own decision, in that decision's period, or none: what is "
-    "missing counts as a loss of 0, so a loss that comes late, or never, for reasons that are in "
-    "it is one that was replaced",
+    "a loss enters the place of its decision in that decision's period, or no place: a missing loss "
+    "counts as 0, so a loss that comes late or never, for reasons that depend on the loss, is "
+    "covered as a replaced loss",
     True,
 )
 PRESENT = Condition(
     "whether decisions are made, and whether a silo reports, does not depend on losses (taken on "
-    "trust); a silo that is missing counts with losses of 0",
+    "trust); a silo that does not report counts with losses of 0",
     True,
 )
 #: All conditions that are added to the certificate.

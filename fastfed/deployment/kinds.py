@@ -76,43 +76,43 @@ SUMS = ("shares", "masks")
 
 #: Conditions that a deployment's certificate states in addition to its system's conditions.
 KEPT = Condition(
-    "every silo keeps its state and its secret to itself: with both the secret and the messages "
-    "the noise can be removed (taken on trust)",
+    "no silo reveals its state or its secret: whoever has both the secret and the messages of a "
+    "silo can remove its noise (taken on trust)",
     True,
 )
 DELAYED = Condition(
-    "a record may come later than others for reasons that are in it: it then leaves one batch for "
-    "another, which costs no more than replacing it (docs/deployment.md)",
+    "when a record comes may depend on the record: if it comes later, it moves from one batch to "
+    "another, which costs no more than its replacement (docs/deployment.md)",
     True,
 )
 APART = Condition(
-    "hub and helper do not put together what they know (taken on trust; what holds if they do is "
-    "under `also`)",
+    "hub and helper do not share what they know (taken on trust; `also` states what holds if they "
+    "do)",
     True,
 )
 SPLIT = Condition(
-    "hub and helper, between them the shuffler, do not put together what they know (taken on "
-    "trust: together they would read the counts of single silos, of which nothing is proven); "
-    "silos draw the noise bits of their users, of as many as a batch may have",
+    "hub and helper, which together are the shuffler, do not share what they know (taken on trust: "
+    "otherwise they could read the counts of single silos, for which nothing is proven); each silo "
+    "draws the noise bits for as many users as a batch may have",
     True,
 )
 MASKED = Condition(
-    "the masks' keys are agreed by X25519 and known to the two silos of each alone, and masks of "
-    "ChaCha20 made of them are taken for random; the plan has every silo's true keys (taken on "
-    "trust)",
+    "each key of masks is known only to its two silos, which agree on it by X25519; masks derived "
+    "from it by ChaCha20 are assumed to be random; the plan has every silo's true public keys "
+    "(taken on trust)",
     True,
 )
 #: A silo learns from at most `ROOM` times as many people as its plan has rounds.
 ROOM = 64
 COUNTED = Condition(
-    f"no silo has more than {ROOM} times as many people to learn from as system.horizon: further "
-    "people are not learned from, which would depend on who came before (taken on trust)",
+    f"no silo has more than {ROOM} times system.horizon people to learn from (taken on trust): it "
+    "would not learn from further people, so what it learns would depend on who came before",
     True,
 )
 #: Caveat that replaces a simulation's caveat about its random bits.
 EXACT_BITS = (
-    "the exact value is for ideal draws; noise bits are drawn exactly, roundings are decided by "
-    "32-bit words, which moves a record by at most 2^-32 of a level"
+    "the exact epsilon is for exact draws; noise bits are drawn exactly, but records are rounded by "
+    "32-bit random words, which changes a record by at most 2^-32 of an encoding level"
 )
 #: First words of a simulation's condition about masks, which APART, SPLIT or MASKED replaces.
 _MASKS = "the masks' keys"
@@ -328,13 +328,13 @@ Executed = Plan | PhasePlan | FrankWolfePlan | SparseVectorPlan
 #: Conditions of the joint guarantee of a plan and the plans that it continues: for plans that
 #: protect persons, and for plans that protect silos.
 SAME_PEOPLE = Condition(
-    "a person is learned from at most once in each plan; who is in one of them alone has that "
-    "plan's guarantee (taken on trust)",
+    "each plan learns from a person at most once (taken on trust); a person who is in one plan only "
+    "has the guarantee of that plan",
     True,
 )
 SAME_SILOS = Condition(
-    "a silo is one and the same in all of the plans, whatever it holds in each: all that it ever "
-    "holds is protected at once",
+    "the unit is a silo with all data that it has in any of the plans: all of its data may be "
+    "replaced at once",
     True,
 )
 

@@ -38,12 +38,12 @@ from fastfed.protocols.serverless import (
 #: Conditions that the deployment's certificate states in addition to its system's conditions.
 ATTENDED = Condition(
     "whether and when a silo reports, is away or leaves does not depend on its records (taken on "
-    "trust); the estimate of a silo that is missing counts as 0",
+    "trust); the estimate of a silo that does not report counts as 0",
     True,
 )
 LATE = Condition(
-    "a record may come late, or never, for reasons that are in it: all that a silo holds is "
-    "protected at once",
+    "a record may come late or never, for reasons that depend on the record: the guarantee is for "
+    "all data of a silo at once",
     True,
 )
 #: All conditions that are added to the certificate.
