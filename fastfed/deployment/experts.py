@@ -49,8 +49,8 @@ Experts = FrankWolfePlan | SparseVectorPlan
 
 #: Conditions that the deployment's certificate states in addition to its system's conditions.
 OWN = Condition(
-    "a loss enters the place of its decision in that decision's period, or no place: a missing loss "
-    "counts as 0, so a loss that comes late or never, for reasons that depend on the loss, is "
+    "a loss enters the place of its decision in that decision's period, or no place: a missing "
+    "loss counts as 0, so a loss that comes late or never, for reasons that depend on the loss, is "
     "covered as a replaced loss",
     True,
 )

@@ -111,8 +111,8 @@ COUNTED = Condition(
 )
 #: Caveat that replaces a simulation's caveat about its random bits.
 EXACT_BITS = (
-    "the exact epsilon is for exact draws; noise bits are drawn exactly, but records are rounded by "
-    "32-bit random words, which changes a record by at most 2^-32 of an encoding level"
+    "the exact epsilon is for exact draws; noise bits are drawn exactly, but records are rounded "
+    "by 32-bit random words, which changes a record by at most 2^-32 of an encoding level"
 )
 #: First words of a simulation's condition about masks, which APART, SPLIT or MASKED replaces.
 _MASKS = "the masks' keys"
@@ -328,8 +328,8 @@ Executed = Plan | PhasePlan | FrankWolfePlan | SparseVectorPlan
 #: Conditions of the joint guarantee of a plan and the plans that it continues: for plans that
 #: protect persons, and for plans that protect silos.
 SAME_PEOPLE = Condition(
-    "each plan learns from a person at most once (taken on trust); a person who is in one plan only "
-    "has the guarantee of that plan",
+    "each plan learns from a person at most once (taken on trust); a person who is in one plan "
+    "only has the guarantee of that plan",
     True,
 )
 SAME_SILOS = Condition(
