@@ -1,8 +1,9 @@
 """Read SQLite files without creating, changing or locking any file.
 
-Even a read-only SQLite connection creates files next to a database in WAL mode. So the committed
-content is copied to memory: the pages of the database, then the newer pages of its write-ahead log
-("-wal"), as defined by SQLite's file format (https://sqlite.org/fileformat2.html, section 4).
+Even a read-only SQLite connection creates files next to a database in WAL mode. So this module
+copies the committed content to memory: first the pages of the database file, then the newer pages
+in its write-ahead log (the file "-wal"). The format of the log is defined in
+https://sqlite.org/fileformat2.html, section 4.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from fastfed._validate import InputError
 
 #: First bytes of every SQLite file.
 MAGIC = b"SQLite format 3\0"
-#: First word of a log -> byte order of its checksums.
+#: First word of a write-ahead log -> byte order of its checksums.
 _ORDERS = {0x377F0682: "<", 0x377F0683: ">"}
+#: Bytes of a log's header and of a frame's header; mask of a 32-bit word.
 _HEADER, _FRAME, _WORD = 32, 24, 0xFFFFFFFF
 #: Number of attempts to read a file that is being written, and seconds between two attempts.
 _TRIES, _PAUSE = 20, 0.05
 
 
 def copied(path: str | os.PathLike[str]) -> sqlite3.Connection:
-    """Copy the committed content of an SQLite file to a database in memory.
+    """Return a connection to a copy in memory of an SQLite file's committed content.
 
     Raises
     ------
     InputError
-        If it is not an SQLite file, or it changes during every attempt.
+        If it is not an SQLite file, or it changes during every attempt to read it.
     """
     for _ in range(_TRIES):
         data = _committed(Path(path))
@@ -48,13 +50,17 @@ def copied(path: str | os.PathLike[str]) -> sqlite3.Connection:
 
 
 def _committed(path: Path) -> bytearray | None:
-    """Read a database with all committed transactions; None if a file changed meanwhile."""
+    """Return the bytes of a database with all committed transactions.
+
+    Return None if the database or its log changed while it was read.
+    """
     log = path.with_name(path.name + "-wal")
     stamp, frames = _stamp(path, log), log.read_bytes() if log.exists() else b""
     if not path.stat().st_size:
         return bytearray()
     try:
-        # Read through SQLite: closing a separately opened file would drop this process's locks.
+        # Read the file through SQLite: if this process closed a plain file handle of a database
+        # that it also has open in SQLite, the system would drop SQLite's locks.
         uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as db:
             data = bytearray(db.serialize())
@@ -72,13 +78,16 @@ def _committed(path: Path) -> bytearray | None:
 
 
 def _stamp(*files: Path) -> list[tuple[int, int]]:
-    """Return size and modification time of each file, (-1, 0) for a missing one."""
+    """Return size and modification time of each file; (-1, 0) for a file that does not exist."""
     stats = (file.stat() if file.exists() else None for file in files)
     return [(-1, 0) if s is None else (s.st_size, s.st_mtime_ns) for s in stats]
 
 
 def _transactions(log: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
-    """Yield (size of the database in bytes, pages by number) for each committed transaction."""
+    """Yield the committed transactions of a write-ahead log.
+
+    Each is a pair: the size of the database in bytes, and the changed pages by number.
+    """
     if len(log) < _HEADER:
         return
     magic, _, size, _, *salts = struct.unpack(">6I", log[:24])
@@ -93,7 +102,7 @@ def _transactions(log: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
         number, count, *rest = struct.unpack(">6I", log[start : start + _FRAME])
         page = log[start + _FRAME : start + _FRAME + size]
         checksum = _summed(order, log[start : start + 8] + page, checksum)
-        # This frame is left over from an earlier log, or was not written completely.
+        # Stop at a frame that belongs to an earlier log, or that was not written completely.
         if rest != [*salts, *checksum]:
             return
         pages[number] = page
@@ -103,7 +112,7 @@ def _transactions(log: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
 
 
 def _summed(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
-    """Continue SQLite's checksum over more data."""
+    """Return SQLite's checksum (two words) of more data, continued from ``sums``."""
     a, b = sums
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for x, y in zip(words[::2], words[1::2], strict=True):

@@ -27,7 +27,7 @@ from federation import MASKS, Federation, deployed, secret
 
 from fastfed import InputError
 from fastfed.deployment import wire
-from fastfed.deployment.seal import Identity, sealed_to
+from fastfed.deployment.seal import Identity, encrypted_to
 from fastfed.deployment.sums import TO_HUB, share_context
 
 PROTOCOLS = ("silo-ldp", "central", "secure-sum", MASKS)
@@ -225,8 +225,9 @@ def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
             ("seen", None), ("news", None),
             ("report", wire.Report(zeros, bytes(not t.plan.shared))),
             ("join", wire.Join(rng.randbytes(rng.choice((0, 15, 17, 200))), rng.randbytes(64))),
-            ("join", wire.Join(bytes(16), t.plan.agreed(t.keys["silo1"]), rng.choice(_TIMES))),
-            ("join", [bytes(16), t.plan.agreed(t.keys["silo1"])]),
+            ("join", wire.Join(bytes(16), t.plan.countersignature(t.keys["silo1"]),
+                               rng.choice(_TIMES))),
+            ("join", [bytes(16), t.plan.countersignature(t.keys["silo1"])]),
             ("receipt", wire.Receipt(1, (), t.party("silo1")._nonce, "", rng.choice(_TIMES))),
             ("receipt", [1, [], t.party("silo1")._nonce, ""]),
             ("set", wire.Opened(entries, sealed, numbers(t, rng))),
@@ -246,10 +247,10 @@ def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
         broadcast = wire.Broadcast(numbers(t, rng), entries, head)
         kind, release = "news", 2
         seen = tuple(
-            t.plan.wire.made(t.keys[who], who, 2, wire.Seen(entry.digest, 1, head))
+            t.plan.wire.signed(t.keys[who], who, 2, wire.Seen(entry.digest, 1, head))
             for who, entry in zip(t.plan.silos, entries, strict=True)
         )
-        inner = t.plan.wire.made(t.keys["hub"], "hub", 2, broadcast)
+        inner = t.plan.wire.signed(t.keys["hub"], "hub", 2, broadcast)
         encoded = msgspec.msgpack.encode(wire.News(inner, seen))
     version = wire.VERSION if rng.random() < 0.9 else rng.choice((0, 1, 3, 2**40))
     plain = wire.Envelope(version, t.plan.digest, kind, sender, release, encoded)
@@ -261,7 +262,7 @@ def encrypted(t: Target, rng: Random, sender: str, release: int) -> bytes:
     """Return wrong numbers, encrypted to the hub like those of a silo."""
     index = t.plan.silos.index(sender) if sender in t.plan.silos else 0
     context = share_context(t.plan, index, release, TO_HUB)
-    return sealed_to(t.plan.document.hub.open, numbers(t, rng), context, bytes(32))
+    return encrypted_to(t.plan.document.hub.open, numbers(t, rng), context, bytes(32))
 
 
 # ---- Results -------------------------------------------------------------------------------------

@@ -134,14 +134,14 @@ def schedules_with_the_hub_put_back(spec, seeds, kinds, world=World):
 class Redrawing:
     """A faulty hub: its noise is random, so repeating a release gives a different release."""
 
-    def _serving(self, noise):
-        return super()._serving(SystemNoise())
+    def _make_server(self, noise):
+        return super()._make_server(SystemNoise())
 
 
 class Uncharged:
     """A faulty silo that sends reports without charging its ledger."""
 
-    def _charge(self, release, report=b""):
+    def _missing_charge(self, release, report=b""):
         return ()
 
 
@@ -151,9 +151,9 @@ class Moving:
     def losses(self, name, losses, now):
         step = super().losses(name, losses, now)
         ended = msgspec.msgpack.decode(step.writes[0].value, type=Lost) if step.writes else None
-        if ended is None or ended.why != "late" or self._leaf(now) > self.plan.releases:
+        if ended is None or ended.why != "late" or self._open_leaf(now) > self.plan.releases:
             return step
-        moved = msgspec.structs.replace(ended, leaf=self._leaf(now), why="")
+        moved = msgspec.structs.replace(ended, leaf=self._open_leaf(now), why="")
         return step._replace(writes=(step.writes[0]._replace(value=wire.encoded(moved)),))
 
 

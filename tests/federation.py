@@ -17,7 +17,7 @@ from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import hub_of, silo_of
 from fastfed.deployment.ledger import Charge, Ledger, MemoryStore, Write
 from fastfed.deployment.party import BELIEVED, Message, Process, SiloProcess, SteadyClock, Step
-from fastfed.deployment.seal import Identity, SealedNoise, digest, keyed_digest, sealed_to
+from fastfed.deployment.seal import Identity, SealedNoise, digest, encrypted_to, keyed_digest
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.sums import TO_HUB, Helper, share_context
 from fastfed.deployment.wire import Broadcast, News, Opened, Refused
@@ -198,8 +198,8 @@ def sealed_report(plan, index, release, values, share=b"", identity=None, name=N
     identity = identity or Identity(secret(name))
     context = share_context(plan, index, release, TO_HUB)
     values = values if isinstance(values, bytes) else wire.packed(values)
-    body = wire.Report(sealed_to(plan.document.hub.open, values, context, bytes(32)), share)
-    return plan.wire.made(identity, name, release, body)
+    body = wire.Report(encrypted_to(plan.document.hub.open, values, context, bytes(32)), share)
+    return plan.wire.signed(identity, name, release, body)
 
 
 def opened_report(plan, data):
@@ -207,14 +207,14 @@ def opened_report(plan, data):
     message = plan.wire.read(data)
     context = share_context(plan, plan.index(message.sender), message.release, TO_HUB)
     body = plan.wire.body(message, wire.Report)
-    return Identity(secret("hub")).opened(body.values, context)
+    return Identity(secret("hub")).decrypt(body.values, context)
 
 
 def seen(plan, index, report, last=0, head=b"", release=None):
     """Return the message in which a silo gives all parties the digest of its report."""
     release = plan.wire.read(report).release if release is None else release
     body = wire.Seen(digest(report), last, head)
-    return plan.wire.made(Identity(secret(plan.silos[index])), plan.silos[index], release, body)
+    return plan.wire.signed(Identity(secret(plan.silos[index])), plan.silos[index], release, body)
 
 
 def news(plan, broadcast, before=b""):
@@ -228,9 +228,9 @@ def news(plan, broadcast, before=b""):
             continue
         body = wire.Seen(entry.digest, last_release, digest(before) if before else b"")
         name = plan.silos[entry.silo]
-        digests.append(plan.wire.made(Identity(secret(name)), name, message.release, body))
+        digests.append(plan.wire.signed(Identity(secret(name)), name, message.release, body))
     hub = Identity(secret("hub"))
-    return plan.wire.made(hub, "hub", message.release, wire.News(broadcast, tuple(digests)))
+    return plan.wire.signed(hub, "hub", message.release, wire.News(broadcast, tuple(digests)))
 
 
 class Federation:
@@ -342,9 +342,9 @@ class World:
         now, party = self.clock(name), self.parties[name]
         with suppress(InputError):
             self.perform(name, self.ask(name, lambda: party.handle(data, now)))
-        clock_said, party.clock_said = party.clock_said, None
-        if clock_said is not None:
-            self.clocks[name].heard(clock_said)
+        clock_reading, party.clock_reading = party.clock_reading, None
+        if clock_reading is not None:
+            self.clocks[name].add_reading(clock_reading)
 
     # ---- processes -------------------------------------------------------------------------------
 
@@ -462,7 +462,7 @@ class World:
             # A leaf is closed after it was charged and, under masks, after its session was sent,
             # even if the clock goes back.
             charged_releases = {charge.release for charge in self.ledgers[name].charges("records")}
-            closed = max(silo.done, silo.sessions.last)
+            closed = max(silo.closed_leaves, silo.sessions.last)
             while closed + 1 in charged_releases:
                 closed += 1
             open_leaf = max(self.plan.document.calendar.period(self.clock(name)), closed + 1)

@@ -140,9 +140,9 @@ def waits_for_lost_records(name: str, world: World) -> bool:
     hub, silos = world.parties["hub"], [world.parties[silo] for silo in world.plan.silos]
     release = len(hub.broadcasts) + 1
     if name in NEEDS_ALL:
-        gave_up = any(silo.without or silo.sessions.foreign for silo in silos)
+        gave_up = any(silo.unreported or silo.sessions.foreign for silo in silos)
     else:
-        lost = sum("lost" in silo.without.get(release, "") for silo in silos)
+        lost = sum("lost" in silo.unreported.get(release, "") for silo in silos)
         gave_up = len(silos) - lost < world.plan.document.least
     return world.restores > 0 and gave_up
 
@@ -173,33 +173,33 @@ class Reopening(Hub):
 class ByCount(SiloParty):
     """A silo whose leaf ends when it has as many records as its batch."""
 
-    def _leaf(self, now):
+    def _open_leaf(self, now):
         return min(1 + sum(e.leaf > 0 for e in self.ended.values()) // 5, self.plan.releases)
 
 
 class Opener(Hub):
     """A hub that opens a release with fewer silos than the plan allows."""
 
-    def _opening(self, release, now):
+    def _open_next_set(self, release, now):
         reported_silos = [
             index for index in range(self.plan.silos) if (release, index) in self.reports
         ]
         if not reported_silos:
-            return super()._opening(release, now)
+            return super()._open_next_set(release, now)
         entries = (entry_of(reported_silos[0], self.reports[release, reported_silos[0]]),)
-        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
+        return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
 
 class Renaming(Hub):
     """A hub that also asks the helper for the set without its last silo."""
 
-    def _questions(self):
-        messages = super()._questions()
+    def _requests_to_helper(self):
+        messages = super()._requests_to_helper()
         for receiver, data in messages:
             body = self.wire.body(self.wire.read(data), Opened)
             if len(body.entries) > self.deployed.document.least:
                 fewer = Opened(body.entries[:-1], body.sealed[:-1])
-                messages += (Message(receiver, self.made(len(self.broadcasts) + 1, fewer)),)
+                messages += (Message(receiver, self.signed(len(self.broadcasts) + 1, fewer)),)
         return messages
 
 

@@ -1,4 +1,4 @@
-"""The command line: commands that only parse arguments, call the package and print results.
+"""The command line: commands parse arguments, call functions of the package, and print results.
 
 No large package is imported before a command runs: `fastfed --help` loads neither NumPy nor SciPy.
 """
@@ -19,10 +19,11 @@ except KeyboardInterrupt:  # the import takes a tenth of a second, in which Ctrl
 
 # ---- A group that imports a command when it is called, and prints every error in one line --------
 
+#: File descriptor of standard output.
 STDOUT = 1
 
 #: Bytes of address space. With less than the first number, NumPy's BLAS waits for memory for ever.
-#: With less than the second, a failed import or start is most likely caused by too little of it.
+#: With less than the second, a failed import is most likely caused by too little address space.
 LEAST_ADDRESSES, FEW_ADDRESSES = 400_000 << 10, 4_000_000 << 10
 
 #: Error numbers that mean a wrong path, for errors about paths that the user names.
@@ -33,7 +34,7 @@ PLACES = (
 
 
 def _addresses() -> int | None:
-    """Return the limit on address space (`ulimit -v`) in bytes; None without a limit."""
+    """Return the limit on address space (`ulimit -v`) in bytes; None if there is no limit."""
     try:
         import resource
     except ImportError:  # Windows
@@ -60,8 +61,8 @@ def _check_addresses() -> None:
 def _standard_streams() -> None:
     """Exit if standard output is closed. If standard error is closed, discard its output.
 
-    Otherwise a file that is opened later would get the number of the closed stream, and its output
-    would be written into that file.
+    Otherwise a file that is opened later would get the descriptor of the closed stream, and text
+    for the stream would be written into that file.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -72,13 +73,13 @@ def _standard_streams() -> None:
 
 
 class RunFailed(click.ClickException):
-    """Raised if a run could not be finished. The message is a sentence with the reason."""
+    """Raised if a run could not be finished. The message is one sentence with the reason."""
 
     exit_code = 1
 
 
 class Stopped(RunFailed):
-    """Raised if a signal stopped a run, which is not an error."""
+    """Raised if a signal stopped a run. This is not an error; ``code`` is the exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -86,7 +87,7 @@ class Stopped(RunFailed):
 
 
 class LazyCommand(click.RichCommand):
-    """A command whose module is imported when it is called; until then it only has a help line."""
+    """A command whose module is imported when it is called. Before, it has only a line of help."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name=name, help=summary)
@@ -112,7 +113,7 @@ class LazyCommand(click.RichCommand):
 class Group(click.RichGroup):
     """A group that suggests the nearest command if there is none of the given name."""
 
-    #: Further text for the error message about an unknown command.
+    #: Text that is added to the error message about an unknown command.
     otherwise = ""
 
     def resolve_command(
@@ -131,7 +132,7 @@ class Group(click.RichGroup):
 
 
 class LazyGroup(Group):
-    """A group of lazy commands; ``main`` converts errors to one line and an exit code."""
+    """A group of lazy commands. Its ``main`` prints errors in one line and sets the exit code."""
 
     def __init__(self, *args: Any, commands_by_module: dict[str, tuple[str, str]], **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -214,7 +215,7 @@ def _exit_code(run: Any) -> int:
 
 
 def _write_nothing_more() -> None:
-    """Discard buffered output, so that Python does not fail at exit when it flushes it."""
+    """Discard buffered output; otherwise Python would fail at exit when it flushes it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
 
 
@@ -295,7 +296,10 @@ def cli(context: click.Context) -> None:
 
 
 def _show_warnings_plainly() -> None:
-    """Print warnings of fastfed as one sentence. Warnings of other packages stay as they are."""
+    """Print warnings of fastfed as one sentence, without file and line.
+
+    Warnings of other packages are not changed.
+    """
     import warnings
 
     show_by_default = warnings.showwarning
@@ -320,7 +324,7 @@ def main() -> None:
     except SystemExit as ended:
         engine = sys.modules.get("fastfed.simulation.engines.local")
         if engine is not None and engine.left_behind():
-            # A thread is still running, and Python cannot shut down under it.
+            # A thread is still running. Python's normal exit would wait for it.
             sys.stderr.flush()
             os._exit(ended.code if isinstance(ended.code, int) else 1)
         raise

@@ -28,17 +28,24 @@ LONGEST_STATUS = 1 << 24
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-#: Seconds that a party has after a signal: to end its work, and then to finish a write.
+#: Seconds that a party has after a signal: first to end its work, then to finish a write.
 ENDING, WRITING = 2.5, 1.0
-#: Seconds after which the main thread wakes, to handle a signal that a different thread received.
+#: Interval in seconds at which the main thread checks for signals that another thread received.
 LOOK = 0.25
 
 
 def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
     """Run a party's work in a thread until a signal arrives; then end this process with code 0.
 
-    The main thread only waits, so the work cannot delay a signal. Everything that a party has
-    answered is stored on disk, so work that does not end in time can be abandoned.
+    The main thread only waits, so that the work cannot delay a signal. A party stores everything on
+    disk before it answers, so work that does not end in time can be abandoned.
+
+    Parameters
+    ----------
+    process : Process
+        The party's process, whose files are closed at the end.
+    work : callable
+        Called with an event that is set when a signal has arrived.
     """
     stop, ended = threading.Event(), Future[None]()
 
@@ -52,7 +59,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
     threading.Thread(target=run, daemon=True).start()
     with _signals.noted() as signals:
         while not (signals or ended.done()):
-            # A single long wait would not be interrupted by a signal that another thread receives.
+            # Wait for short intervals: a signal that another thread receives ends no wait.
             wait([ended], LOOK)
         if not signals:
             ended.result()
@@ -61,7 +68,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
         stop.set()
         wait([ended], ENDING)
         if process.turn().acquire(timeout=WRITING):
-            # Everything is on disk already: do not wait for a slow disk to close the files.
+            # Everything is on disk already, so do not wait long for a slow disk to close the files.
             closing = threading.Thread(target=process.close, daemon=True)
             closing.start()
             closing.join(WRITING)
@@ -69,7 +76,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
 
 
 def end() -> NoReturn:
-    """End this process with code 0, even if threads are running."""
+    """End this process at once with exit code 0, even if threads are running."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -77,7 +84,7 @@ def end() -> NoReturn:
 
 
 def party(command: F) -> F:
-    """Make a signal end a party's command with code 0, also while the party starts."""
+    """Wrap a party's command so that a signal ends it with exit code 0, even while it starts."""
 
     @stoppable
     @wraps(command)
@@ -85,7 +92,8 @@ def party(command: F) -> F:
         try:
             command(*args, **others)
         except BaseException as error:
-            # A signal's exception inside a lock of `threading` can cause a different error.
+            # If a signal arrives inside a lock of `threading`, its exception may cause another
+            # error.
             if not any(isinstance(e, KeyboardInterrupt) for e in (error, error.__context__)):
                 raise
             _signals.heard()
@@ -139,14 +147,14 @@ def serve(
 
 
 def json_log(process: Any, wanted: bool) -> Any:
-    """Return a log of JSON lines on standard error; None if ``wanted`` is false."""
+    """Return a `JsonLog` that writes to standard error; None if it is not wanted."""
     from fastfed.deployment.observe import JsonLog
 
     return JsonLog(sys.stderr, process.party.name) if wanted else None
 
 
 def dialling(command: Any) -> Any:
-    """Add the options of parties that connect to the hub to a command."""
+    """Add to a command the options of parties that connect to the hub."""
     for option in (
         click.option(
             "--log-json", is_flag=True, help="Log lines of JSON, without values of records."
@@ -183,7 +191,10 @@ def dialled(
     every: float,
     log_json: bool,
 ) -> None:
-    """Exchange messages with the hub, directly or by couriers, until a signal arrives."""
+    """Exchange a party's messages with the hub until a signal arrives.
+
+    Messages go to the address ``hub``, or through couriers that use the socket ``courier``.
+    """
     from fastfed.deployment.shell import Dialer
 
     if courier is not None:
@@ -198,14 +209,14 @@ def dialled(
 
 
 def one_way(hub: str | None, courier: Path | None, every: float) -> None:
-    """Raise InputError unless exactly one of --hub and --courier is given and --every is valid."""
+    """Raise InputError unless --every is valid, and --hub or --courier is given but not both."""
     number("every", every, above=0, at_most=86400)
     if (hub is None) == (courier is None):
         raise InputError("exactly one of --hub and --courier must be given")
 
 
 def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
-    """Serve couriers until a signal arrives."""
+    """Serve a party's couriers on a Unix socket until a signal arrives."""
     from fastfed.deployment.flower import Courier
 
     log = json_log(process, log_json)
@@ -271,7 +282,7 @@ def say(text: str) -> None:
 
 
 def replay_of(process: Any, source: Path) -> Any:
-    """Return the replay of a source's rows. Raise InputError if a row does not fit the plan."""
+    """Create the replay of a source's rows; raise InputError if a row does not fit the plan."""
     from fastfed.deployment.data import cases, load_source
     from fastfed.deployment.replay import Replay
 
@@ -317,7 +328,7 @@ def deploy() -> None:
 def keys(folder: Path) -> None:
     """Make the secret of a party in FOLDER, and print its public keys for the spec.
 
-    An existing secret is never replaced: then only its public keys are printed.
+    If FOLDER has a secret, it is not replaced, and its public keys are printed.
     """
     from fastfed.deployment import folder as folders
 
@@ -329,10 +340,10 @@ def keys(folder: Path) -> None:
         click.echo(f'{name} = "{value}"')
 
 
-def compiled(spec: Path, made_of: Callable[[str], Any]) -> Any:
-    """Return ``made_of`` of the text of a spec file; errors name the file."""
+def compiled(spec: Path, compile_text: Callable[[str], Any]) -> Any:
+    """Read a spec file, and return the plan that ``compile_text`` makes of it; errors name it."""
     try:
-        return made_of(spec.read_text(encoding="utf-8-sig"))
+        return compile_text(spec.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
         raise InputError(f"{spec}: not a text file in UTF-8: save it in UTF-8") from None
     except InputError as error:
@@ -340,7 +351,7 @@ def compiled(spec: Path, made_of: Callable[[str], Any]) -> Any:
 
 
 def say_if_over(plan: Any) -> None:
-    """Write a note if a plan's last period is over, so that it would learn nothing."""
+    """Print a note if the last period of a plan is over already: it would learn nothing."""
     last = plan.document.calendar.closes[-1]
     if time.time() >= last:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(last))
@@ -354,7 +365,7 @@ def say_if_over(plan: Any) -> None:
 @click.argument("spec", type=FILE)
 @click.argument("plan", type=click.Path(dir_okay=False, path_type=Path))
 def new(spec: Path, plan: Path) -> None:
-    """Compile a SPEC (TOML) once to the file PLAN, which all parties verify."""
+    """Compile a SPEC (TOML) to the file PLAN, which all parties then verify."""
     from fastfed.deployment.plans import compile_plan
 
     if plan.exists():
@@ -420,9 +431,9 @@ def join(
     """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling.
 
     To join a plan that continues an earlier plan, pass --extends. The secret, the ledger and the
-    dataset are then taken from the earlier folder, and the plan is refused if both plans together
-    exceed the ceiling. In a different ledger or dataset nothing would be spent yet, so this needs
-    --second-ledger. The ledger records the choice, and `fastfed ledger show` prints it.
+    dataset are then those of the earlier folder, and the plan is refused if the two plans together
+    exceed the ceiling. A different ledger or dataset does not know what the earlier plan has spent,
+    so it needs --second-ledger. The ledger records this, and `fastfed ledger show` prints it.
     """
     from fastfed.deployment import folder as folders
 
@@ -432,7 +443,7 @@ def join(
     name, joined = folders.join(folder, plan, ceiling, dataset, ledger, extends, second_ledger)
     exact = joined.certificate.exact
     if ceiling is not None and exact is not None and name in joined.silos:
-        # The exact epsilon may be below the requested one by a rounding error.
+        # Because of rounding, the plan's exact epsilon may be slightly below the requested one.
         below_plan, plan_epsilon = ceiling[0] < exact.epsilon * (1.0 - 1e-6), exact.epsilon
         if below_plan and ceiling[1] <= exact.delta:
             say(
@@ -440,7 +451,7 @@ def join(
                 f"{plan_epsilon:.6g}: reports that would exceed the ceiling are not sent"
             )
     say_if_over(joined)
-    # Notes come first, because a reader of this output may stop at its first line.
+    # Print notes first, because a program that reads this output may stop after its first line.
     click.echo(f"{name} agrees to plan {joined.digest.hex()}")
     click.echo(str(joined.certificate), nl=False)
 
@@ -449,7 +460,7 @@ def join(
 @click.argument("plan", type=FILE)
 @click.argument("source", type=FILE)
 def check(plan: Path, source: Path) -> None:
-    """Report whether the table of a SOURCE (TOML) fits PLAN, and how many rows would be learned."""
+    """Report whether the table of a SOURCE (TOML) fits PLAN, and how many rows would be used."""
     from fastfed.deployment.data import load_source, surveyed
     from fastfed.deployment.plans import load
     from fastfed.deployment.replay import survey
@@ -478,7 +489,7 @@ def recover(folder: Path) -> None:
 @deploy.command()
 @click.argument("folder", type=FOLDER)
 def leave(folder: Path) -> None:
-    """Leave the federation as the silo of FOLDER, whether it runs or not; it cannot come back."""
+    """Leave the federation as the silo of FOLDER, running or not. It cannot come back."""
     from fastfed.deployment import folder as folders
 
     click.echo(json.dumps(folders.leave(folder), indent=2))
@@ -490,7 +501,7 @@ def leave(folder: Path) -> None:
 @click.option("--cert", type=FILE, help="Your certificate (PEM), if the hub requires one.")
 @click.option("--key", type=FILE, help="Private key of the certificate (PEM).")
 def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    """Print the status of a HUB (https://...), with what it waits for."""
+    """Print the status of a HUB (https://...), and what the hub waits for."""
     import ssl
 
     from fastfed.deployment.calls import call
@@ -520,7 +531,7 @@ def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> No
 @click.argument("folder", type=FOLDER)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File.")
 def export(folder: Path, output: Path | None) -> None:
-    """Write the last model of the silo of FOLDER as JSON, whether it runs or not."""
+    """Write the last model of the silo of FOLDER, running or not, as JSON."""
     from fastfed.deployment import folder as folders
 
     text = json.dumps(folders.export_model(folder), indent=2)
@@ -541,7 +552,7 @@ def export(folder: Path, output: Path | None) -> None:
 def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) -> None:
     """Run a hub and three silos as processes, kill them, and compare with an undisturbed run.
 
-    One silo is also restored from an old backup, and a stolen message is sent again.
+    One silo is also restored from an old backup, and one of its messages is replayed.
     """
     from fastfed.deployment import demo as demonstration
 
@@ -584,7 +595,7 @@ def show(path: Path) -> None:
 @ledger.command()
 @click.argument("folder", type=FOLDER)
 def verify(folder: Path) -> None:
-    """Check the chain of a party's log in FOLDER; for a hub, also compute every sum again."""
+    """Check the chain of a party's log in FOLDER; for a hub, also compute all sums again."""
     from fastfed.deployment import folder as folders
 
     process = folders.read_party(folder)

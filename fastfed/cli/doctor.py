@@ -77,6 +77,7 @@ def examine(data: Path | None) -> dict[str, Any]:
 
 
 def _version(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -84,7 +85,7 @@ def _version(name: str) -> str | None:
 
 
 def _build(problems: list[str]) -> dict[str, Any]:
-    """Return the build of the compiled core and the processor features that it uses.
+    """Return how the compiled core was built, and which processor features it uses.
 
     Append a text to ``problems`` if the core cannot be loaded.
     """
@@ -123,7 +124,7 @@ LEVELS = {"v4": "AVX-512", "v3": "AVX2", "base": "the least that processors of i
 
 
 def _why(native: Any) -> str:
-    """Return the reason why the compiled core runs at its instruction level."""
+    """Return a text: why the compiled core uses its instruction level."""
     if not native.HAS_LEVELS:
         if platform.machine() in ("x86_64", "AMD64"):
             return "this build has one level: rebuild with gcc or clang, it is several times faster"
@@ -134,7 +135,7 @@ def _why(native: Any) -> str:
 
 
 def _plugins(problems: list[str]) -> dict[str, dict[str, str]]:
-    """Return the entries that installed packages add: package by kind and name."""
+    """Return the entries that plug-ins add: kind -> name of the entry -> package."""
     from fastfed.simulation.systems import registries
 
     plugins_by_kind = {}
@@ -145,7 +146,11 @@ def _plugins(problems: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
-    """Return the cache of parsed files, and the results of checking their source files."""
+    """Return a description of the cache of parsed files, and check the source files.
+
+    ``data`` is a file or folder to check instead of all files in the cache. Append a text to
+    ``problems`` for each file that has changed.
+    """
     from fastfed._validate import InputError
     from fastfed.environments.letor_files import cached_sources, verify
     from fastfed.environments.storage import cache_folder, damaged_arrays
@@ -177,6 +182,7 @@ def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
+    """Print the report of `examine` as text."""
     click.echo(f"fastfed {report['fastfed']}, Python {report['python']}, {report['platform']}")
     words = {True: "yes", False: "no", None: "-"}
     build = report["build"]
@@ -265,6 +271,7 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _cell(value: object) -> str:
+    """Format a cell of the table of `bench`: three significant digits, and "-" for None."""
     if value is None:
         return "-"
     return f"{value:#.3g}".rstrip(".") if isinstance(value, float) else str(value)
@@ -307,6 +314,7 @@ def list_(kind: str | None, as_json: bool) -> None:
 
 
 def _registry(kind: str) -> Registry[Any]:
+    """Return the registry of a kind of entries, such as "algorithms"."""
     from fastfed.simulation.systems import registries
 
     return registries()[kind]

@@ -1,4 +1,4 @@
-"""Runs for `fastfed run` and `fastfed reproduce`: prediction, progress and report of each run."""
+"""The runs of `fastfed run` and `fastfed reproduce`: prediction, progress, report and errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predic
 from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
 
-#: Warning about a cluster whose scheduler authenticates nobody.
+#: Warning about a cluster without TLS, to which anybody can connect.
 OPEN_CLUSTER = (
     "{} is not encrypted: whoever reaches its port can run any code on every machine of the "
     "cluster, including this machine, and can read what is sent; docs/clusters.md shows tls://"
@@ -73,9 +73,10 @@ NO_MATPLOTLIB = (
 def simulate(
     experiment: Experiment, folder: Path, resources: Resources, formats: Collection[str] = ()
 ) -> Source:
-    """Simulate the replicates that a folder lacks, print the table, and write the report.
+    """Simulate the replicates that a folder lacks, write the report, and print the table.
 
-    ``formats`` are formats of figure files, in addition to the formats that the folder has.
+    ``formats`` are formats of figure files to write, in addition to those that the folder has.
+    Return the results and settings of the folder.
     """
 
     check_formats(formats)
@@ -100,6 +101,7 @@ def simulate(
         say(f"pictures are in {PAGE}; as files: fastfed report {folder}")
     elif not has_pictures(written_paths):
         say(NO_MATPLOTLIB)
+    # The folder may have more replicates than this run was asked for.
     shown_count = max((len(curve.replicates) for curve in source.results.curves), default=0)
     if stored_count > shown_count:
         say(
@@ -123,9 +125,10 @@ def simulate_silently(
     resources: Resources,
     on_start: Callable[[list[RunBatch], int], None] | None = None,
 ) -> Source:
-    """Simulate the replicates that a folder lacks, showing only progress; write no report.
+    """Simulate the replicates that a folder lacks, and show only the progress.
 
-    ``on_start`` is called with the remaining batches of runs and the number of threads.
+    ``on_start`` is called with the remaining batches of runs and the number of threads. No report
+    is written.
     """
     layout = prepare(experiment, folder, resources)
     if layout.reduced:
@@ -155,9 +158,11 @@ def say_overview(
     folder: Path,
     not_played: Sequence[Row] | None = None,
 ) -> list[Row]:
-    """Write the page over all experiments in a folder, and return the rows of their claims.
+    """Write the page about all experiments in the subfolders of a folder.
 
-    Without experiments in subfolders nothing is written, and the result is empty.
+    Return the rows of their claims, for `print_claims`. ``not_played`` are rows about figures that
+    were not simulated. Without experiments in subfolders, nothing is written, and the result is
+    empty.
     """
     if not any(folder.glob(f"*/{FILE}")):
         return []
@@ -172,7 +177,7 @@ def say_overview(
 def announce(
     experiment: Experiment, batches: list[RunBatch], threads: int, engine: str = "local"
 ) -> str:
-    """Return a sentence about the remaining work and the time that it will take."""
+    """Return a text about the remaining work of an experiment and the time that it will take."""
     total_count = len(experiment.curves) * experiment.replicates
     missing_count = sum(len(b.positions) for b in batches)
     if not missing_count:
@@ -198,7 +203,7 @@ def announce(
 
 @contextmanager
 def failures(folder: Path) -> Iterator[None]:
-    """Convert exceptions of a run to RunFailed or Stopped, with a one-sentence message."""
+    """Convert the exceptions of a run in a block to RunFailed or Stopped, each one sentence."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -221,7 +226,7 @@ def failures(folder: Path) -> Iterator[None]:
         has_message = isinstance(error, OutOfMemory)
         reason = str(error) if has_message else "out of memory: fewer threads or silos need less"
         raise RunFailed(f"{reason}; {KEPT}" if (folder / FILE).exists() else reason) from None
-    except BaseException as error:  # a function that the user wrote may raise SystemExit too
+    except BaseException as error:  # even SystemExit, which a function of the user may raise
         notes = [
             n for n in getattr(error, "__notes__", ()) if n.startswith(environments.IN_FUNCTION)
         ]
@@ -256,7 +261,7 @@ def predict(
 
 
 def print_plan(plan: Sequence[PlannedFigure]) -> None:
-    """Print a row for each figure, and one for all figures together."""
+    """Print a table of predictions: a row for each figure, and a row for all figures."""
     rows = [
         (
             p.figure.id,
@@ -290,7 +295,7 @@ def simulate_several(
     resources: Resources,
     left_out: Sequence[Row],
 ) -> None:
-    """Simulate figures one after another, write the page over all, and print their claims.
+    """Simulate figures one after another, write the page about all, and print their claims.
 
     If a figure fails, the others are still simulated, and RunFailed is raised at the end.
     """
@@ -298,6 +303,7 @@ def simulate_several(
     failed: dict[str, str] = {}
     for number, planned_figure in enumerate(plan):
         name = planned_figure.figure.id
+        # Go on after a failure, so that one figure does not cost the others; but stop at a signal.
         if planned_figure.missing:
             say(f"{name}: {number + 1} of {len(plan)}, about {duration(planned_figure.seconds)}")
         start = time.monotonic()
@@ -341,11 +347,11 @@ def simulate_figure(planned_figure: PlannedFigure, folder: Path, resources: Reso
 
 
 def how_far(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:
-    """Return a text with the number of finished figures, the elapsed and the remaining time."""
+    """Return a text: the number of finished figures, the elapsed time and the remaining time."""
     predicted_so_far = sum(p.seconds for p in plan[:done])
     remaining = sum(p.seconds for p in plan[done:])
-    # If figures took longer than predicted, the extra time is mostly for drawing, about the
-    # same for each figure. If they took less time, scale the prediction for the remaining figures.
+    # If the figures took longer than predicted, the extra time was mostly for charts, and is about
+    # the same for each figure. If they took less time, scale the prediction of the others.
     extra = elapsed - predicted_so_far
     remaining = (
         remaining + extra / done * (len(plan) - done)
@@ -369,11 +375,12 @@ def print_claims(rows: Sequence[Row]) -> None:
 
 
 def _rows(plan: Iterable[PlannedFigure], reason: str) -> list[Row]:
+    """Return rows for the table of claims about figures that were not simulated."""
     return [row for p in plan for row in rows_left_out(p.figure.id, p.experiment.figure, reason)]
 
 
 def _memory() -> str:
-    """Return a text with the peak memory of this process; empty if the system has no count."""
+    """Return a text with the peak memory of this process; empty if the system does not tell it."""
     try:
         import resource
     except ImportError:
@@ -394,14 +401,14 @@ def simulate_each(
             for line in claims_of(figure.paper, source):
                 click.echo(line)
     except RunFailed:
-        # Write the page over the figures that were finished before the failure.
+        # Write the page about the figures that were finished before the failure.
         say_overview(folder)
         raise
     say_overview(folder)
 
 
 def claims_of(paper: str, source: Source) -> list[str]:
-    """Return lines with a paper's claims about a figure, and with their verdicts."""
+    """Return a line for each claim of a paper about a figure, with the verdict."""
     claims = judge(source.results)
     lines = [f"{paper}: {s.says} ({s.verdict})" for s in claims]
     says = source.results.figure.get("says")

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 # ---- Printing: JSON and tables to standard output, messages to standard error --------------------
 
-#: On terminals with fewer columns than this, table columns that follow from others are left out.
+#: On terminals with fewer characters per line, the table leaves out regret per silo, which follows
+#: from group regret.
 WIDE = 100
-#: On terminals with fewer columns than this, further ones are left out. table.txt has all of them.
+#: On terminals with fewer characters per line, it also leaves out synchronisations. The file
+#: table.txt has all columns.
 WIDER = 120
 
 
@@ -63,7 +65,7 @@ def print_table(
 
 
 def print_results(source: Source) -> None:
-    """Print the table of an experiment, with its title and remarks."""
+    """Print the table of results of an experiment, with its title and remarks."""
     from fastfed.reporting import table
 
     if not sys.stdout.isatty():
@@ -110,7 +112,10 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress(total: int) -> Iterator[OnProgress]:
-    """Show progress; yield a function that any thread calls with a number of agent-rounds done."""
+    """Show the progress of ``total`` agent-rounds during a block.
+
+    Yield a function to call, from any thread, with the number of agent-rounds just simulated.
+    """
     if sys.stderr.isatty():
         with _bar(total) as on_progress:
             yield on_progress
@@ -119,7 +124,7 @@ def progress(total: int) -> Iterator[OnProgress]:
 
 
 class Lines:
-    """Progress if standard error is not a terminal: at most one line every few seconds."""
+    """Show progress if standard error is not a terminal: a line every few seconds at most."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.clock = total, clock
@@ -142,6 +147,7 @@ class Lines:
 
 @contextmanager
 def _bar(total: int) -> Iterator[OnProgress]:
+    """Show a progress bar on a terminal during a block; see `progress`."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -175,14 +181,14 @@ ENGINES = ("local", "processes", "dask")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 
-#: Text about an interrupted run.
+#: Text of messages about an interrupted run.
 KEPT = "finished replicates are stored, and the same command continues"
 
 
 def stoppable(command: F, kept: str = "") -> F:
-    """Let Ctrl-C and SIGTERM end a command, even while a function that the user wrote runs.
+    """Wrap a command so that Ctrl-C and SIGTERM end it, even inside a function that the user wrote.
 
-    ``kept`` is a text about what is stored, for the message.
+    ``kept`` is added to the message; it states what is stored.
     """
 
     @wraps(command)
@@ -196,10 +202,10 @@ def stoppable(command: F, kept: str = "") -> F:
 
 
 def run_options(command: F) -> F:
-    """Add -o and the options that all runs have to a command.
+    """Add to a command the options of all commands that simulate.
 
-    The command gets the options that change no result as ``resources``, and the values of
-    ``--set`` as ``changes``.
+    Options that do not affect results (threads, engine, memory) are passed to the command as one
+    object ``resources``, and the values of ``--set`` as a dict ``changes``.
     """
 
     @wraps(command)

@@ -35,7 +35,7 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
     fault (fault-...), or "all". "list" lists all audits, and what each of them attacks. An audit
     runs the implementation on two neighbouring datasets. Its result is a lower bound on the true
     epsilon with 95 % confidence. "caught" means that the bound is above the claim. "pass" means
-    that these runs did not refute the claim, which proves no privacy.
+    that these runs did not refute the claim; this does not prove privacy.
     """
     from fastfed.simulation.audit import AUDITS, FAULTY, run_audit
 
@@ -214,7 +214,7 @@ def _list_mechanisms(as_json: bool) -> None:
 def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
     """Print the privacy certificates of a spec, without running it.
 
-    For every curve the certificate has the claim, the exact guarantee, its conditions, and what the
+    The certificate of a curve states the claim, the exact guarantee, its conditions, and what the
     guarantee does not cover.
     """
     from fastfed._validate import choice
@@ -302,9 +302,9 @@ def plan(
     """Recommend a protocol, release and batches, or advise against sharing.
 
     All systems that guarantee (E, D) to every user are compared, separately for each trust model:
-    by noise and proven bounds, then by short simulations. For each trust model the answer begins
-    with a sentence. It names the system to share by and what privacy costs, or it advises not to
-    share and names the epsilon from which sharing would pay.
+    first by noise and proven bounds, then by short simulations. The answer for a trust model begins
+    with one sentence. It recommends a system and states what privacy costs; or it advises against
+    sharing, and names the epsilon above which sharing would be better.
     """
     from fastfed._validate import InputError
     from fastfed.advice import plan as find_plan
@@ -353,6 +353,7 @@ def plan(
 
 
 def _print(advice: Advice) -> None:
+    """Print the recommendation for each trust model, with a table of its candidates."""
     for note in advice.notes:
         click.echo(f"note: {note}")
     click.echo(advice.heading)
@@ -370,6 +371,7 @@ def _print(advice: Advice) -> None:
             rows,
             right=(1, 2, 3, 4, 5),
         )
+        # Candidates with a remark were dropped before the simulations; name each kind only once.
         unsimulated = [
             candidate
             for candidate in advice.candidates
@@ -396,6 +398,7 @@ def _print(advice: Advice) -> None:
 
 
 def _row(candidate: Candidate) -> tuple[str, ...]:
+    """Return the cells of a candidate in the table of `_print`."""
     from fastfed.advice.answer import figure
     from fastfed.privacy.certificate import rounded_up
     from fastfed.reporting.table import sent

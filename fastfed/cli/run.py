@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def format_option(text: str) -> Any:
-    """Return the option --format for the formats of figure files; ``text`` begins its help."""
+    """Return the option --format, for formats of figure files; its help begins with ``text``."""
     # The formats of `fastfed.reporting.page`, repeated here so that --help does not import it.
     return click.option(
         "--format", "formats", multiple=True, type=click.Choice(("png", "svg", "pdf", "pgf")),
@@ -93,10 +93,11 @@ def reproduce(
 ) -> None:
     """Reproduce figures of the papers, or all of them.
 
-    FIGURE is an id of `fastfed list figures`, or "all". Each figure, and each of its further
-    panels, gets a folder in DIR, and DIR/report.html is one page over all figures. With "all" the
-    command first prints the predicted time of each figure. It simulates long figures at smaller
-    sizes, and ends with a table of the papers' claims: holds, fails, unproven, and why.
+    FIGURE is an id of `fastfed list figures`, or "all". Each figure, and each of its other panels,
+    gets a folder in DIR, and DIR/report.html is one page about all figures. With "all", the command
+    first prints the predicted time of each figure, and simulates long figures at smaller sizes. At
+    the end it prints a table of the papers' claims: whether each holds, fails or is unproven, and
+    why.
     """
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
@@ -172,7 +173,7 @@ def report(folder: Path, formats: tuple[str, ...]) -> None:
 
     Nothing is simulated: everything is computed from DIR/results.sqlite. If DIR holds several
     experiments in subfolders, as `reproduce` writes them, each experiment gets its report, and
-    DIR/report.html is one page over all experiments.
+    DIR/report.html is one page about all experiments.
     """
     from fastfed.cli.execution import NO_MATPLOTLIB
     from fastfed.reporting import page
@@ -220,6 +221,7 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
 
 
 def _print(comparison: Comparison) -> None:
+    """Print the comparison of one experiment in two folders, as tables."""
     from fastfed.reporting.comparison import shown
     from fastfed.reporting.table import plus_minus, sent, times
     from fastfed.reporting.text import privacy_text
@@ -275,13 +277,14 @@ def _print(comparison: Comparison) -> None:
 
 
 def _how(comparison: Comparison) -> str:
-    """Return a text on whether differences are paired, and if not, why."""
+    """Return a text: the differences are paired by replicate, or why they are not."""
     if comparison.paired:
         return "paired, replicate by replicate: same environment, seed, silos and horizon"
     return f"not paired, because A and B differ in {', '.join(comparison.unequal)}"
 
 
 def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None:
+    """Print an empty line and a table, unless there are no rows."""
     if rows:
         click.echo()
         print_table(headings, rows)

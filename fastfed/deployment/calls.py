@@ -1,7 +1,8 @@
 """HTTP calls with a deadline, and local servers that no client can block.
 
-A call has one deadline for the name lookup, connection, TLS, headers and body together. A socket's
-timeout is for a single read, so it does not limit an answer that arrives byte by byte.
+A call has one deadline for the whole exchange: name lookup, connection, TLS, headers and body. The
+timeout of a socket is not enough, because it limits each read only: an answer that arrives byte by
+byte would never end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fastfed._validate import InputError
 if TYPE_CHECKING:
     import ssl
 
-#: Timeouts in seconds: of a single read or write, and of a whole call.
+#: Time limits in seconds: of a single read or write, and of a whole call.
 PATIENCE, WHOLE = 30.0, 120.0
 #: Maximum number of bytes in the path of a Unix socket.
 LONGEST_PATH = 107 if sys.platform == "linux" else 103
@@ -54,12 +55,15 @@ def failure(error: Exception) -> tuple[int, str]:
 
 
 def one_line(text: str, longest: int = 1000) -> str:
-    """Make a peer's text safe to print: one line without control characters."""
+    """Make a text of another machine safe to print: one line without control characters."""
     return "".join(c if c.isprintable() else "?" for c in text[:longest].strip())
 
 
 def files_for(share: int, at_most: int) -> int:
-    """Return the number of connections that fit into 1 / ``share`` of the limit on open files."""
+    """Return how many connections a server may have open, at most ``at_most``.
+
+    They may use 1 / ``share`` of the files that this process may open.
+    """
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -69,32 +73,36 @@ def files_for(share: int, at_most: int) -> int:
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-class _Line:
-    """The connection of a call, which `cut` can end from a different thread."""
+class _Connection:
+    """The connection of a call; `cut` ends the call from a different thread."""
 
     connection: http.client.HTTPConnection | None = None
-    over = False
+    abandoned = False
 
     def cut(self) -> None:
-        """Shut the connection down, which ends any wait for it."""
-        self.over = True
+        """Abandon the call: shut the connection down, which ends every wait for it."""
+        self.abandoned = True
         sock = self.connection.sock if self.connection is not None else None
         if sock is not None:
             with suppress(OSError):
-                # Not the method of a TLS socket, which is not safe to call from a second thread.
+                # The plain socket's method: a TLS socket's own method is not safe in a second
+                # thread.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def _within(work: Callable[[_Line], tuple[int, bytes]]) -> tuple[int, bytes]:
-    """Run a call in a thread and abandon it at the deadline: name lookups have no timeout."""
-    line: _Line = _Line()
+def _run_until_deadline(work: Callable[[_Connection], tuple[int, bytes]]) -> tuple[int, bytes]:
+    """Run a call in a thread, and return its status and body; abandon it at the deadline.
+
+    A thread is needed because a name lookup has no timeout.
+    """
+    line: _Connection = _Connection()
     answer: Future[tuple[int, bytes]] = Future()
 
     def run() -> None:
         try:
             answer.set_result(work(line))
         except OSError as error:
-            # First, since some OSErrors are also ValueErrors.
+            # Before ValueError: some errors are both.
             answer.set_exception(error)
         except (http.client.HTTPException, ValueError) as error:
             answer.set_exception(OSError(f"no valid HTTP answer: {type(error).__name__}"))
@@ -114,13 +122,13 @@ def _within(work: Callable[[_Line], tuple[int, bytes]]) -> tuple[int, bytes]:
         raise TimeoutError(f"no complete answer within {WHOLE:g} s") from None
 
 
-def _asked(
-    line: _Line, method: str, path: str, data: bytes | None, at_most: int
+def _exchange(
+    line: _Connection, method: str, path: str, data: bytes | None, at_most: int
 ) -> tuple[int, bytes]:
-    """Send a request over a connection and read its answer."""
+    """Send a request over an open connection; return the status and the body of the answer."""
     connection = line.connection
     assert connection is not None
-    if line.over:
+    if line.abandoned:
         raise TimeoutError("the call was given up")
     headers = {} if data is None else {"content-type": "application/msgpack"}
     connection.request(method, path, data, headers)
@@ -131,17 +139,17 @@ def _asked(
 def call(
     url: str, at_most: int, data: bytes | None = None, context: ssl.SSLContext | None = None
 ) -> tuple[int, bytes]:
-    """GET an address, or POST data to it.
+    """Send a GET request or, with data, a POST request; return the answer.
 
     Parameters
     ----------
     url : str
     at_most : int
-        Maximum number of bytes of the body.
+        Maximum number of bytes of the answer's body.
     data : bytes, optional
-        The data to POST; by default GET.
+        The body of a POST request. By default a GET request is sent.
     context : ssl.SSLContext, optional
-        TLS for https://.
+        TLS settings, for https://.
 
     Returns
     -------
@@ -159,7 +167,8 @@ def call(
     host = parts.hostname or ""
     port = parts.port or (443 if context is not None else 80)
 
-    def work(line: _Line) -> tuple[int, bytes]:
+    def work(line: _Connection) -> tuple[int, bytes]:
+        # Connect, then do the TLS handshake here, so that `line` can be cut at any moment.
         proxy = _proxy(host, port) if context is not None else None
         where = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
         line.connection = connection = http.client.HTTPConnection(*where, timeout=PATIENCE)
@@ -173,9 +182,9 @@ def call(
             connection.sock.do_handshake()
         method = "GET" if data is None else "POST"
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return _asked(line, method, path, data, at_most)
+        return _exchange(line, method, path, data, at_most)
 
-    status, body = _within(work)
+    status, body = _run_until_deadline(work)
     if 300 <= status < 400:
         raise InputError(
             f"{host} answered {status}, a redirect to another address, which is never followed: "
@@ -185,9 +194,9 @@ def call(
 
 
 def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tuple[int, bytes]:
-    """POST data to a server on a Unix socket; return status and body as `call` does."""
+    """Send a POST request to a server on a Unix socket; return status and body, as `call` does."""
 
-    def work(line: _Line) -> tuple[int, bytes]:
+    def work(line: _Connection) -> tuple[int, bytes]:
         line.connection = connection = http.client.HTTPConnection("local", timeout=PATIENCE)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(PATIENCE)
@@ -197,24 +206,24 @@ def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tupl
                 break
             except BlockingIOError:
                 # The server's queue is full.
-                if line.over:
+                if line.abandoned:
                     raise
                 time.sleep(0.02)
-        return _asked(line, "POST", where, data, at_most)
+        return _exchange(line, "POST", where, data, at_most)
 
-    status, body = _within(work)
+    status, body = _run_until_deadline(work)
     return status, _bounded(body, at_most)
 
 
 def _bounded(body: bytes, at_most: int) -> bytes:
-    """Return a body; InputError if it is too long."""
+    """Return a body; raise InputError if it is too long."""
     if len(body) > at_most:
         raise InputError(f"the answer is longer than {at_most} bytes")
     return body
 
 
 def _proxy(host: str, port: int) -> SplitResult | None:
-    """Return the proxy in the environment's HTTPS_PROXY, unless NO_PROXY lists the host."""
+    """Return the proxy of the environment variable HTTPS_PROXY; None if NO_PROXY lists the host."""
     proxy = urllib.request.getproxies().get("https")
     if not proxy or urllib.request.proxy_bypass(f"{host}:{port}"):
         return None
@@ -222,7 +231,7 @@ def _proxy(host: str, port: int) -> SplitResult | None:
 
 
 def _credentials(proxy: SplitResult) -> dict[str, str]:
-    """Return the header with a proxy's user name and password, if it has them."""
+    """Return the header with the user name and password of a proxy's address; empty if none."""
     if proxy.username is None:
         return {}
     pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
@@ -233,22 +242,23 @@ def _credentials(proxy: SplitResult) -> dict[str, str]:
 
 
 class Bounded(ThreadingMixIn, BaseServer):
-    """A server that limits the number of connections and the time until a request is complete.
+    """A server that limits the number of connections, and the time until a request has arrived.
 
-    If there are too many connections, the oldest one with an incomplete request is closed.
+    If there are too many connections, the oldest connection with an incomplete request is closed.
     """
 
     daemon_threads = True
 
     def __init__(self, *arguments: Any) -> None:
         self._max_connections = files_for(8, 64)
-        #: Socket -> monotonic time since when its request is incomplete; None once it is complete.
+        #: Socket -> monotonic time when it was opened; None once its request has arrived
+        #: completely.
         self._connections: dict[Any, float | None] = {}
         self._lock = threading.Lock()
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a new thread, if there is room for it."""
+        """Answer a connection in a new thread; if there is no room, close it or an older one."""
         with self._lock:
             if len(self._connections) >= self._max_connections:
                 oldest = next(
@@ -261,7 +271,7 @@ class Bounded(ThreadingMixIn, BaseServer):
         return super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Close connections whose request took too long to arrive."""
+        """Close connections whose request takes too long to arrive."""
         deadline = time.monotonic() - WHOLE
         with self._lock:
             for request, since in list(self._connections.items()):
@@ -275,13 +285,13 @@ class Bounded(ThreadingMixIn, BaseServer):
             request.shutdown(socket.SHUT_RDWR)
 
     def complete(self, request: Any) -> None:
-        """Mark the request of a connection as complete; the connection is then not closed early."""
+        """Record that a request has arrived completely: its connection is not closed early."""
         with self._lock:
             if request in self._connections:
                 self._connections[request] = None
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection and close it."""
+        """Close a connection, and stop counting it."""
         with self._lock:
             self._connections.pop(request, None)
         super().shutdown_request(request)
@@ -335,13 +345,13 @@ def check_path(path: str | Path) -> None:
 
 
 class LocalHandler(BaseHTTPRequestHandler):
-    """Base class of handlers: read a request within limits, and log nothing."""
+    """Base class of request handlers: reads requests within limits, and logs nothing."""
 
     timeout = PATIENCE
     server: Bounded
 
     def read(self, at_most: int) -> bytes:
-        """Read the body of a request; InputError if it is too long or incomplete."""
+        """Read the body of a request; raise InputError if it is too long or incomplete."""
         text = self.headers.get("content-length") or "0"
         if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= at_most):
             raise InputError(f"a request must be at most {at_most} bytes long")

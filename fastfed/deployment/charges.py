@@ -1,23 +1,29 @@
-"""What a ledger is charged for releases: squared GDP parameters of all that a plan's parties send.
+"""The privacy cost of a release, as a ledger records it: a squared GDP parameter.
 
-`charge_of` returns what one release adds. Gaussian noise is charged its GDP parameter. For noise
-bits, `cases` lists what one record may change, on time or late, for the account of
-`fastfed.privacy.accounting.binomial`. Private means and experts' scores are charged as a Gaussian
-mechanism that is at least as easy to test as they are. For private means:
+A release costs (mu^2, failure): it is mu-GDP except with probability ``failure``. `charge_of`
+returns what one release adds to the cost of the earlier releases.
 
-Let e be half of epsilon', the budget of one coordinate: one half for its range, one for its noise.
-Let n be the number of coordinates of all means so far.
+- Gaussian noise costs its GDP parameter.
+- For noise bits, `cases` lists all changes that one record can make, on time or late. Their cost is
+  computed by `fastfed.privacy.accounting.binomial`.
+- Private means and experts' scores are bounded by a Gaussian mechanism whose neighbouring inputs
+  are at least as easy to distinguish ("to test"). The proof for private means follows.
 
-1. Each Laplace noise is (e, 0)-private, so all are no easier to test than n randomised responses
-   (Kairouz, Oh & Viswanath 2015). The trade-off function of the responses is linear between n + 2
-   vertices. A Gaussian trade-off function is convex, so if it is below at the vertices, it is below
-   everywhere. The event of probability ``told`` removes the vertices that no Gaussian is below.
-2. Each range is chosen by an exponential mechanism of range e. For two neighbouring inputs it is no
-   easier to test than a coin of probabilities p and q with logit p - logit q = e. The coin is
-   mu-GDP with mu = Phi^-1(p) - Phi^-1(q), which is largest for p = 1 - q: logit(Phi(z)) is convex
-   for z >= 0, since its slope phi / (Phi (1 - Phi)) grows, as the hazard h of a normal has
-   h(z) - h(-z) >= z.
-3. Squared parameters add up, also if later means are chosen in view of earlier ones.
+Let e be half of epsilon', the budget of one coordinate: one half is for the choice of its clipping
+range, one half for its noise. Let n be the number of coordinates of all means so far.
+
+1. Each Laplace noise is (e, 0)-DP, so all n together are no easier to test than n randomised
+   responses (Kairouz, Oh & Viswanath 2015). The trade-off function of the responses is linear
+   between n + 2 vertices. A Gaussian trade-off function is convex, so if it is below at the
+   vertices, it is below everywhere. Some vertices are below every Gaussian trade-off function; they
+   are removed by an event of probability ``failure``.
+2. Each range is chosen by an exponential mechanism whose log-probabilities vary by at most e. For
+   two neighbouring inputs it is no easier to test than a coin of probabilities p and q with
+   logit p - logit q = e. The coin is mu-GDP with mu = Phi^-1(p) - Phi^-1(q), which is largest for
+   p = 1 - q: logit(Phi(z)) is convex for z >= 0, since its slope phi / (Phi (1 - Phi)) grows, as
+   the hazard h of a normal has h(z) - h(-z) >= z.
+3. The squared parameters of all coins and noises add up (composition), even if later means are
+   chosen adaptively.
 """
 
 from __future__ import annotations
@@ -50,31 +56,28 @@ from fastfed.protocols.serverless import PhasePlan
 
 @lru_cache(maxsize=64)
 def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
-    """Return (mu2, told) of releases 1..k of a plan together, for k = 0..K.
-
-    The releases are GDP with squared parameter ``mu2``, except with probability ``told``.
-    """
+    """Return the cost (mu2, failure) of releases 1..k of a plan, for k = 0..K."""
     if isinstance(event, BinomialTree | VectorBatches | UnequalBatches):
-        # The proof is for the whole plan, so the first release is charged for all.
+        # The proof is only for the whole plan, so the first release is charged for all releases.
         return ((0.0, 0.0), *[charge_of_bits(event)[1:]] * releases)
     if isinstance(event, WinsorizedMeans):
         return totals_of_means(event)
     if isinstance(event, SecureSum):
-        # The proof is for all integers together, so the first release is charged for all.
-        return ((0.0, 0.0), *[_of_secure(event)] * event.releases)
+        # The proof is only for the whole plan, so the first release is charged for all releases.
+        return ((0.0, 0.0), *[_cost_of_secure_sum(event)] * event.releases)
     if not isinstance(event, GaussianSums):
         raise InputError(f"a ledger cannot charge {type(event).__name__}")
-    # Of mu^2 of all K releases, the first k have a share in proportion to their sensitivities.
+    # mu^2 is the squared sensitivity divided by the noise variance, so the first k releases have a
+    # share of the plan's mu^2 in proportion to their squared sensitivity.
     unit = event.mu("replace") ** 2 / event.squares * _UP
     return ((0.0, 0.0), *((unit * square, 0.0) for square in _squares(event)))
 
 
 def _squares(event: GaussianSums) -> list[float]:
-    """Return the squared sensitivities of releases 1..k to one record, for k = 1..K.
+    """Return the squared sensitivity of releases 1..k to one record, for k = 1..K.
 
-    The noise is calibrated to all K releases. For "flat", trees and "toeplitz" the first k releases
-    are the releases of a plan of k releases. For "buffered" and "factorised" they are the first k
-    rows of the encoder of all K releases.
+    For "flat", trees and "toeplitz", the first k releases are those of a plan with k releases. For
+    "buffered" and "factorised", they are the first k rows of the encoder of all K releases.
     """
     squares: Any
     if event.release == "buffered":
@@ -91,17 +94,20 @@ def _squares(event: GaussianSums) -> list[float]:
     return non_decreasing
 
 
-def _of_secure(event: SecureSum) -> tuple[float, float]:
-    """Return the pair (mu2, told) of a secure sum that gives the least epsilon at its delta."""
+def _cost_of_secure_sum(event: SecureSum) -> tuple[float, float]:
+    """Return the cost (mu2, failure) of a plan with secure sums.
+
+    Of the failure probabilities in `TAIL_SHARES`, it takes the one with the least epsilon.
+    """
     delta = event.budget.delta
     account, coins = event._account("replace"), event._coins(event.honest)
     pairs = [(account.proven_mu(coins, delta * share), delta * share) for share in TAIL_SHARES]
-    finite_pairs = [mu_and_told for mu_and_told in pairs if math.isfinite(mu_and_told[0])]
-    mu, told = min(
+    finite_pairs = [pair for pair in pairs if math.isfinite(pair[0])]
+    mu, failure = min(
         finite_pairs,
-        key=lambda mu_and_told: gaussian_epsilon(mu_and_told[0], delta - mu_and_told[1]),
+        key=lambda pair: gaussian_epsilon(pair[0], delta - pair[1]),
     )
-    return mu * mu * _UP, told
+    return mu * mu * _UP, failure
 
 
 def charge_of(
@@ -111,10 +117,11 @@ def charge_of(
     release: int,
     report: bytes = b"",
 ) -> Charge:
-    """Compute what a release adds to the charges of the earlier ones, for the worst-off user.
+    """Compute the charge of one release: what it adds to the cost of the earlier releases.
 
-    If silos have different noise, this is the charge at the silo with the least. For a plan in
-    phases it is the charge for all data that a silo holds, which bounds the charge for each user.
+    It is the cost for the user with the weakest protection: if silos have different noise, for the
+    users of the silo with the least noise. For a plan in phases, it is the cost for all data of a
+    silo, which bounds the cost for each user.
 
     Parameters
     ----------
@@ -133,7 +140,8 @@ def charge_of(
     assert events is not None
     event: Any = events[0]
     if isinstance(event, Scores):
-        # A loss is in only one phase, so the first release is charged for all.
+        # A loss enters only one phase. The first release is charged for the phase with the highest
+        # cost, and the other releases cost nothing.
         charge_values = (*totals_of_scores(event), report, event.exact(0.0) * _UP)
         return Charge(
             dataset, digest, release, *(charge_values if release <= 1 else (0.0, 0.0, report))
@@ -141,26 +149,26 @@ def charge_of(
     totals = _totals(event, plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
-    (total_mu2, told), (earlier_mu2, told_before) = totals[release], totals[release - 1]
-    return Charge(dataset, digest, release, total_mu2 - earlier_mu2, told - told_before, report)
+    (total_mu2, failure), (earlier_mu2, failure_before) = totals[release], totals[release - 1]
+    return Charge(
+        dataset, digest, release, total_mu2 - earlier_mu2, failure - failure_before, report
+    )
 
 
 # ---- means ---------------------------------------------------------------------------------------
 
-#: Parameters are rounded up by the factor _UP. Probabilities are changed by a relative _PART, in
-#: the direction that makes charges larger.
+#: Against rounding errors, parameters are multiplied by _UP, and probabilities are changed by a
+#: relative _PART in the direction that makes costs larger.
 _UP, _PART = 1.0 + 1e-12, 1e-9
 _NORMAL = NormalDist()
 
 
-# ---- costs ---------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=64)
 def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
-    """Return (mu^2, told) of the first k means together, for k = 0..K.
+    """Return the cost (mu^2, failure) of the first k private means, for k = 0..K.
 
-    ``told`` is the share of delta in `TAIL_SHARES` for which all means have the least epsilon.
+    Of the failure probabilities in `TAIL_SHARES`, it takes the one with the least epsilon for all
+    means.
 
     Parameters
     ----------
@@ -172,27 +180,29 @@ def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
 
     Notes
     -----
-    Guarantee: if all that one silo holds is replaced, the means 1..k are mu-GDP except with
-    probability ``told``. The docstring of this module has the proof.
+    Guarantee: if all data of one silo are replaced, the means 1..k are mu-GDP except with
+    probability ``failure``. The docstring of this module has the proof.
     """
     count, delta = len(event.means), event.means[0].budget.delta
-    # If means differ, each is charged as the most expensive one.
+    # If the means have different parameters, each is charged as the most expensive one.
     half_epsilon = max(mean.epsilon_coordinate for mean in event.means) / 2.0
     padded = max(mean.padded for mean in event.means)
-    told = delta * min(
+    failure = delta * min(
         TAIL_SHARES,
-        key=lambda share: _epsilon_beside(
+        key=lambda share: _epsilon_after_failure(
             squared_means(count * padded, half_epsilon, delta * share), delta, share
         ),
     )
     totals = [(0.0, 0.0)]
     for k in range(1, count + 1):
-        totals.append((max(squared_means(k * padded, half_epsilon, told), totals[-1][0]), told))
+        totals.append(
+            (max(squared_means(k * padded, half_epsilon, failure), totals[-1][0]), failure)
+        )
     return tuple(totals)
 
 
 def charged_means(plan: PhasePlan) -> tuple[float, float] | None:
-    """Return (requested epsilon, charged epsilon) of a plan in phases; None without means."""
+    """Return (requested epsilon, charged epsilon) of a plan in phases; None without noise."""
     event = next(iter(released(plan) or ()), None)
     if not isinstance(event, WinsorizedMeans):
         return None
@@ -200,43 +210,47 @@ def charged_means(plan: PhasePlan) -> tuple[float, float] | None:
 
 
 def epsilon_of_means(event: WinsorizedMeans) -> float:
-    """Compute the epsilon that a ledger is charged for all means, at the budget's delta."""
-    square, told = totals_of_means(event)[-1]
+    """Compute the epsilon that a ledger counts for all private means, at the budget's delta."""
+    square, failure = totals_of_means(event)[-1]
     delta = event.means[0].budget.delta
-    return _epsilon_beside(square, delta, told / delta)
+    return _epsilon_after_failure(square, delta, failure / delta)
 
 
-def _epsilon_beside(square: float, delta: float, share: float) -> float:
-    """Compute epsilon of mu^2 = ``square`` if an event has a share of delta."""
+def _epsilon_after_failure(square: float, delta: float, share: float) -> float:
+    """Compute the epsilon of mu^2 = ``square`` at delta, of which a share pays for the failure."""
     if not math.isfinite(square):
         return math.inf
     return gaussian_epsilon(math.sqrt(square * _UP), delta * (1.0 - share * _UP))
 
 
-def squared_means(coordinates: int, half: float, told: float) -> float:
-    """Compute mu^2 of ranges and Laplace noises, ``coordinates`` of each, of epsilon ``half`` each.
+def squared_means(coordinates: int, half: float, failure: float) -> float:
+    """Compute mu^2 of private means with this number of coordinates in all.
 
-    It holds except with probability ``told``.
+    Each coordinate has one choice of a range and one Laplace noise, of epsilon ``half`` each. The
+    result holds except with probability ``failure``.
     """
     ranges = coordinates * of_range(half) ** 2
-    return (of_responses(coordinates, half, told) ** 2 + ranges) * _UP
+    return (of_responses(coordinates, half, failure) ** 2 + ranges) * _UP
 
 
 def of_range(epsilon: float) -> float:
-    """Compute mu of one exponential mechanism of range ``epsilon``."""
+    """Compute mu of one exponential mechanism that is (epsilon, 0)-DP."""
     return -2.0 * _NORMAL.inv_cdf(1.0 / (1.0 + math.exp(epsilon / 2.0)))
 
 
-def of_responses(count: int, epsilon: float, told: float) -> float:
-    """Compute mu of ``count`` randomised responses together, except with probability ``told``.
+def of_responses(count: int, epsilon: float, failure: float) -> float:
+    """Compute mu of the composition of ``count`` randomised responses that are (epsilon, 0)-DP.
 
-    By symmetry, vertices (alpha, 1 - gamma) with alpha <= 1 - gamma are enough.
+    It holds except with probability ``failure``. The trade-off function has vertices
+    (alpha, 1 - gamma); by symmetry, those with alpha <= 1 - gamma are enough.
     """
+    # Find the least mu whose Gaussian trade-off function is below all vertices, after the failure
+    # probability is removed from them.
     mu = 0.0
     for alpha, gamma in _vertices(count, epsilon):
         if alpha + gamma > 1.0 + 4.0 * _PART:
             break
-        low, high = alpha / (1.0 - told), (gamma - told) / (1.0 - told)
+        low, high = alpha / (1.0 - failure), (gamma - failure) / (1.0 - failure)
         if high > 0.0:
             if not (low > 0.0 and high < 1.0):
                 return math.inf
@@ -246,9 +260,10 @@ def of_responses(count: int, epsilon: float, told: float) -> float:
 
 @lru_cache(maxsize=64)
 def _vertices(count: int, epsilon: float) -> tuple[tuple[float, float], ...]:
-    """Return (alpha, gamma) of the test that rejects up to j true responses, for j = 0..count.
+    """Return the vertices (alpha, gamma) of tests between two inputs of randomised responses.
 
-    They are the lower tails of the number of true responses under both hypotheses.
+    Test j, for j = 0..count, rejects if at most j responses are true. alpha and gamma are its
+    probabilities of rejection under the two inputs: lower tails of binomial distributions.
     """
     log_true, log_false = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
     alpha, gamma, vertices = 0.0, 0.0, []
@@ -262,16 +277,13 @@ def _vertices(count: int, epsilon: float) -> tuple[tuple[float, float], ...]:
 
 # ---- experts -------------------------------------------------------------------------------------
 
-#: Events of plans with experts.
+#: Events (mechanisms as the account describes them) of plans with experts.
 Scores = VertexScores | SparseSwitching
-
-
-# ---- costs ---------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
 def totals_of_scores(event: Scores) -> tuple[float, float]:
-    """Return (mu^2, told) of a whole plan, for a loss of any phase or exchange.
+    """Return the cost (mu^2, failure) of a whole plan for one loss, in any phase or exchange.
 
     Parameters
     ----------
@@ -284,10 +296,10 @@ def totals_of_scores(event: Scores) -> tuple[float, float]:
     Notes
     -----
     Guarantee: if one loss is replaced or removed, the experts of all releases are mu-GDP except
-    with probability ``told``. A loss is in one set only. The argmins of the leaves below that set
-    are pure mechanisms, no easier to test than randomised responses (`of_responses`). For sparse
-    switching, all comparisons that a loss affects are one pure mechanism together, and each switch
-    is an exponential mechanism (`of_range`).
+    with probability ``failure``. A loss is in one set only. The argmins of the leaves below that
+    set are pure DP mechanisms, no easier to test than randomised responses (`of_responses`). For
+    sparse switching, all comparisons that a loss affects form one pure DP mechanism, and each
+    switch is an exponential mechanism (`of_range`).
     """
     delta = budget_of(event).delta
     pairs = [(squared_scores(event, delta * share), delta * share) for share in TAIL_SHARES]
@@ -295,12 +307,15 @@ def totals_of_scores(event: Scores) -> tuple[float, float]:
 
 
 def budget_of(event: Scores) -> Budget:
-    """Return the budget of a plan with experts."""
+    """Return the budget (epsilon, delta) of a plan with experts."""
     return event.budget if isinstance(event, SparseSwitching) else event.noises[0].budget
 
 
 def charged_scores(plan: FrankWolfePlan | SparseVectorPlan) -> tuple[float, float] | None:
-    """Return (requested epsilon, charged epsilon) of a plan; None if it is refused later."""
+    """Return (requested epsilon, charged epsilon) of a plan with experts.
+
+    Return None for a plan that cannot be charged, and which other checks refuse.
+    """
     event = next(iter(released(plan) or ()), None)
     # A ledger has no epsilon for delta = 0.
     if not isinstance(event, Scores) or not budget_of(event).delta:
@@ -309,28 +324,28 @@ def charged_scores(plan: FrankWolfePlan | SparseVectorPlan) -> tuple[float, floa
 
 
 def epsilon_of_scores(event: Scores) -> float:
-    """Compute the epsilon that a ledger is charged for a plan, at the budget's delta.
+    """Compute the epsilon that a ledger counts for a plan with experts, at the budget's delta.
 
-    It is the smaller of two values: the epsilon of squared GDP parameters, and the pure epsilon.
+    It is the smaller of two values: the epsilon of the GDP bound, and the epsilon of pure DP.
     """
     return min(_epsilon_of(totals_of_scores(event), budget_of(event).delta), event.exact(0.0) * _UP)
 
 
 def _epsilon_of(pair: tuple[float, float], delta: float) -> float:
-    """Compute epsilon of a pair (mu^2, told) at delta."""
-    squared, told = pair
+    """Compute the epsilon of a cost (mu^2, failure) at delta."""
+    squared, failure = pair
     if not math.isfinite(squared):
         return math.inf
-    return gaussian_epsilon(math.sqrt(squared * _UP), delta - told * _UP)
+    return gaussian_epsilon(math.sqrt(squared * _UP), delta - failure * _UP)
 
 
-def squared_scores(event: Scores, told: float) -> float:
-    """Compute mu^2 of the worst set of losses, or of sparse switching.
+def squared_scores(event: Scores, failure: float) -> float:
+    """Compute mu^2 of a plan with experts, for the loss with the weakest protection.
 
-    It holds except with probability ``told``.
+    It holds except with probability ``failure``.
     """
     if isinstance(event, SparseSwitching):
-        compared = of_responses(1, event.comparisons.epsilon, told) ** 2
+        compared = of_responses(1, event.comparisons.epsilon, failure) ** 2
         return (compared + event.switches * of_range(event.eta) ** 2) * _UP
     mu = 0.0
     for noise in event.noises:
@@ -338,26 +353,24 @@ def squared_scores(event: Scores, told: float) -> float:
             change = loss_set.change / noise.scales[loss_set.tree - 1]
             if change:
                 ways = _ways(loss_set.leaves, noise.experts, "experts")
-                mu_of_set = min(of_responses(count, f * change, told) for _, f, count in ways)
+                mu_of_set = min(of_responses(count, f * change, failure) for _, f, count in ways)
                 mu = max(mu, mu_of_set)
     return mu * mu * _UP
 
 
 # ---- noise bits ----------------------------------------------------------------------------------
 
-#: Events of vector sums.
+#: Events (mechanisms as the account describes them) of vector sums with noise bits.
 Counted = BinomialTree | VectorBatches | UnequalBatches
 
 
-# ---- costs ---------------------------------------------------------------------------------------
-
-
 def cases(event: Counted, late: bool) -> list[VectorSumAccount]:
-    """List accounts of all changes by one record: replaced in its leaf or, if ``late``, moved.
+    """List the accounts of all changes that one record can make to the sums.
 
-    In a tree, a moved record leaves one node and enters a different one on each level below some
-    level, and stays in the same node above. Without a tree it leaves one batch for a different one,
-    and costs at most twice the more expensive of the two.
+    The record is replaced in its leaf or, if ``late``, moved to another leaf. In a tree, a moved
+    record leaves one node and enters another on each level below some level, and stays in the same
+    node above. Without a tree it leaves one batch and enters another, which costs at most twice the
+    more expensive of the two changes.
     """
     if isinstance(event, BinomialTree):
         replace, zero = (
@@ -385,29 +398,30 @@ def cases(event: Counted, late: bool) -> list[VectorSumAccount]:
 
 
 def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float, float, float]:
-    """Return (epsilon, mu, told) at delta that hold for each of the accounts.
+    """Return (epsilon, mu, failure) at delta such that each account is mu-GDP except with failure.
 
-    All are mu-GDP except with probability ``told``, which is the share of delta in `TAIL_SHARES`
-    with the least epsilon.
+    Of the failure probabilities in `TAIL_SHARES`, it takes the one with the least epsilon.
     """
     least = (math.inf, math.inf, delta)
     for share in TAIL_SHARES:
-        told = delta * share
-        mu = max((account.mu(told) for account in accounts), default=0.0)
+        failure = delta * share
+        mu = max((account.mu(failure) for account in accounts), default=0.0)
         if math.isfinite(mu):
-            epsilon = gaussian_epsilon(mu * math.sqrt(_UP), delta - told * _UP)
-            least = min(least, (epsilon, mu, told))
+            epsilon = gaussian_epsilon(mu * math.sqrt(_UP), delta - failure * _UP)
+            least = min(least, (epsilon, mu, failure))
     return least
 
 
 @lru_cache(maxsize=64)
 def late_epsilon(event: Counted) -> float:
-    """Compute the epsilon of a late record, at the budget's delta."""
+    """Compute the epsilon for a record that may be late, at the budget's delta."""
     return least_epsilon(cases(event, True), event.budget.delta)[0]
 
 
 @lru_cache(maxsize=64)
 def charge_of_bits(event: Counted) -> tuple[float, float, float]:
-    """Return (epsilon, mu^2, told) of a whole plan, for a record that may be late."""
-    epsilon, mu, told = least_epsilon(cases(event, False) + cases(event, True), event.budget.delta)
-    return epsilon, mu * mu * _UP, told
+    """Return (epsilon, mu^2, failure) of a whole plan, for a record that is on time or late."""
+    epsilon, mu, failure = least_epsilon(
+        cases(event, False) + cases(event, True), event.budget.delta
+    )
+    return epsilon, mu * mu * _UP, failure

@@ -1,8 +1,9 @@
 """Encode and decode the numbers of a plan, which a plan file stores by name.
 
-A plan file holds choices, and every party derives the plan from them. Two linear algebra libraries
-may round differently, so the numbers computed by the compiling party are stored as well. All
-parties execute the stored numbers, after comparing each with the derived one. Text is never stored.
+A plan file holds choices, from which every party derives the plan. Two linear algebra libraries may
+round differently, so the file also stores the plan's numbers (noise, regularizers, radii ...) as
+the compiling party computed them. Each party compares the stored numbers with the numbers that it
+derives, and then uses the stored ones. Text is never stored.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ import numpy as np
 from fastfed._validate import InputError, frozen, show
 from fastfed.privacy.releases.prefix_sums import Factor
 
-#: Largest relative difference between a stored and a derived number: for a scalar relative to
-#: itself, for an array relative to its largest entry. This is 2^32 units in the last place. The
-#: optimal factor is rounded to a grid of 2^-24, and libraries may round to neighbouring points.
+#: Largest allowed difference between a stored and a derived number, relative to the number or, in
+#: an array, to the largest entry. It is 2^32 units in the last place, because the optimal factor is
+#: rounded to a grid of 2^-24, and two libraries may round to neighbouring grid points.
 ROUNDING = 2.0**-20
-#: Fields that hold choices unchanged, so that their numbers must be equal.
+#: Fields that are copied from the choices, so that stored and derived numbers must be equal.
 CHOSEN = frozenset({"clip", "budget"})
-#: Fields whose integers are rounded real numbers -> the difference that is always allowed.
+#: Fields whose integers are rounded real numbers -> the smallest difference that is allowed.
 ROUNDED = {"factor": 1, "trials": 2}
-#: Numbers that plan files of earlier versions hold and that no longer exist, and numbers that those
-#: files lack. They decide which action is chosen, and nothing that leaves a silo.
+#: Numbers that only plan files of earlier versions have, and numbers that these files lack. They
+#: affect which action is chosen, but nothing that leaves a silo.
 RETIRED = frozenset({"bonus", "tie_bonus", "allowance"})
 ADDED = frozenset({"ranking", "sieve_growth", "widths", "own.sieve_width"})
 _DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
@@ -104,7 +105,10 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
 
 
 def _changed(value: Any, name: str, change: Change) -> Any:
-    """Return the value with each of its numbers replaced by ``change(name, number)``."""
+    """Rebuild a plan, or a part of it, with each number replaced by ``change(name, number)``.
+
+    Names are paths such as ``noise_std.bias``. If nothing changes, the same object is returned.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, np.ndarray | int | float | np.number) or _is_row(value):
@@ -116,11 +120,11 @@ def _changed(value: Any, name: str, change: Change) -> Any:
     old_values = [getattr(value, field) for field in names]
     prefix = f"{name}." if name else ""
     new_values = [
-        _changed(b, prefix + field, change) for field, b in zip(names, old_values, strict=True)
+        _changed(old, prefix + field, change) for field, old in zip(names, old_values, strict=True)
     ]
     if all(map(operator.is_, new_values, old_values)):
         return value
-    # Creating a new object checks its fields again.
+    # Call the type, so that it checks the new fields.
     return type(value)(**dict(zip(names, new_values, strict=True)))
 
 
@@ -156,7 +160,13 @@ def _plain(value: Any) -> Any:
 
 
 def _read(name: str, stored: Any, derived: Any) -> Any:
-    """Return a stored number; InputError if it differs from the derived one beyond rounding."""
+    """Decode a stored number, tuple or array, and compare it with the derived one.
+
+    Raises
+    ------
+    InputError
+        If the two differ by more than rounding.
+    """
     decoded: Any = None
     if isinstance(derived, np.ndarray):
         decoded = _array(stored, derived)
@@ -178,9 +188,10 @@ def _read(name: str, stored: Any, derived: Any) -> Any:
 
 
 def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int | float | None:
-    """Decode a stored number to the type of the derived one; None if the two differ.
+    """Decode a stored number to the type of the derived one; None if the two differ too much.
 
-    ``row`` has all numbers of the tuple that it is in, which set the scale of rounding.
+    ``row`` has all numbers of the tuple that the number is in: the allowed difference of floats is
+    relative to the largest of them.
     """
     if isinstance(derived, float | np.floating):
         if type(stored) is not float or math.isnan(stored):
@@ -194,13 +205,15 @@ def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int |
         stored = int(stored) if _DIGITS.fullmatch(stored) else None
     if type(stored) is not int:
         return None
+    # Integers must be equal, except those that are rounded real numbers. The field's name is the
+    # last part of a path such as "noise.trials[0]".
     least_slack = ROUNDED.get(name.rpartition(".")[2].partition("[")[0], 0)
     slack = max(least_slack, int(ROUNDING * abs(int(derived)))) if least_slack else 0
     return stored if abs(stored - int(derived)) <= slack else None
 
 
 def _array(stored: Any, derived: np.ndarray) -> np.ndarray | None:
-    """Decode a stored array to the shape of the derived one, read-only; None if the two differ."""
+    """Decode a stored array to the derived one's shape, read-only; None if they differ too much."""
     if not isinstance(stored, bytes) or len(stored) != 8 * derived.size:
         return None
     values = np.frombuffer(stored, dtype="<f8").reshape(derived.shape) + 0.0

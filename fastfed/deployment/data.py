@@ -1,8 +1,8 @@
-"""Read a silo's table (a CSV or Parquet file, or a query) as records of its plan.
+"""Read a silo's table (a CSV or Parquet file, or a database query) as records of its plan.
 
-A `Source` describes the table: where it is, how its columns and codes are named, and which columns
-have times. It stays at the silo. `cases` reads the table, and refuses rows that do not fit the
-plan's schema before any decision is made.
+A `Source`, a TOML file of the silo, describes the table: where it is, how its columns and codes are
+named, and which columns have times. `cases` reads all rows, and refuses the table if a row does not
+fit the plan's schema.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ _WHOLE = re.compile(r"(?<=\d),0+\s*$", re.ASCII)
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a silo's table is, and how to read it.
+    """Where a silo's table is, and how its columns and codes map to those of the plan.
 
     Keys of the dicts are names in the plan, unless noted otherwise.
 
     Parameters
     ----------
     file : str, optional
-        A CSV file, also compressed by gzip, bzip2, xz or zstd, a Parquet, Feather, Excel (.xlsx) or
-        SQLite file, or a ZIP archive of one such file.
-        The bytes of the file decide which it is, except for the endings .parquet, .gz, .bz2, .xz
-        and .zst, which the bytes must fit.
+        A CSV file (which may be compressed by gzip, bzip2, xz or zstd), a Parquet, Feather, Excel
+        (.xlsx) or SQLite file, or a ZIP archive of one such file. The format is detected from the
+        file's content. If the name ends in .parquet, .gz, .bz2, .xz or .zst, the content must have
+        that format.
     database, query : str, optional
-        An SQLite file, opened for reading only, and a query that may only select, for at most ten
-        minutes. In Python, `cases` can send the query to any database by its connection.
+        An SQLite file, which is opened for reading only, and a SELECT query, which may take ten
+        minutes. In Python, `cases` can send the query to any other database connection.
     sheet, table : str, optional
         The sheet of an Excel file, by default the first one; the table of an SQLite file, which may
         be left out if there is only one.
@@ -78,7 +78,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     encoding : str
         Encoding of a CSV file. A byte order mark is skipped.
     missing : list of str
-        Further texts that mean a missing value in this table, such as "-9".
+        Additional texts that mean a missing value in this table, such as "-9".
     columns : dict of str to str
         Column of the plan -> its name in this table, if it differs.
     codes : dict of str to dict
@@ -104,8 +104,9 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Seconds until an outcome is known, if there is no column ``known``. Without a column
         ``time``, these are seconds of the plan's calendar.
     begin, until : date or float, optional
-        The span of ``time``, which is mapped to the plan's calendar. It is declared here, and not
-        taken from the data.
+        The first time and the end of the times in the table. A replay maps this span to the plan's
+        calendar. It is declared here, because a span computed from the data would reveal something
+        about them.
     """
 
     file: str | None = None
@@ -141,7 +142,7 @@ class Case(NamedTuple):
     where : str
         File and line, for messages.
     record : dict
-        Values by column of the plan.
+        Column of the plan -> value.
     subject : str
         Identifies the person.
     time : float or None
@@ -149,11 +150,11 @@ class Case(NamedTuple):
     known : float or None
         When the outcome became known; None for ``time`` plus `Source.delay`.
     outcome
-        None if it is missing.
+        The value in the column of outcomes; None if it is missing.
     taken : str or None
-        The action that had the outcome; None if the outcome holds for all actions.
+        The action that was taken and had this outcome; None if the outcome holds for all actions.
     by : dict
-        Action -> outcome, if the table has one for each action.
+        Action -> outcome, if the table has one column of outcomes for each action; else empty.
     """
 
     where: str
@@ -167,7 +168,7 @@ class Case(NamedTuple):
 
 
 def load_source(path: str | Path) -> Source:
-    """Read a source from a TOML file; paths in it are relative to its folder.
+    """Read a source from a TOML file, in which paths are relative to the file's folder.
 
     Raises
     ------
@@ -183,7 +184,7 @@ def load_source(path: str | Path) -> Source:
 
 
 def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
-    """Create a source from a TOML table, with paths relative to a folder; see `load_source`."""
+    """Create a source from a parsed TOML table, and check it; paths are relative to ``folder``."""
     check_plain("source", dict(table))
     for key in table:
         if key not in Source.__struct_fields__:
@@ -230,7 +231,7 @@ _Table = tuple[list[str], Iterator[tuple[str, Sequence[Any]]]]
 
 
 def _table(source: Source) -> _Table:
-    """Open the table of a source."""
+    """Open the table of a source; return its column names and an iterator over its rows."""
     if source.query is not None:
         return _select(source)
     assert source.file is not None
@@ -246,7 +247,10 @@ def _table(source: Source) -> _Table:
 
 
 def _from_connection(source: Source, connection: Any) -> _Table:
-    """Query a caller's connection; show only the type of an error, which may quote a row."""
+    """Send a source's query to a given connection.
+
+    Of an error only the type is shown, since its message may quote a row.
+    """
     try:
         return queried(connection, str(source.query))
     except InputError:
@@ -259,18 +263,18 @@ def _from_connection(source: Source, connection: Any) -> _Table:
 
 #: Time limit of a query, in seconds.
 LONGEST_QUERY = 600.0
-#: Operations that a query may use; SQLite asks about each when it compiles the query.
+#: Operations that a query may use. SQLite asks about each operation when it compiles a query.
 _READS = frozenset(
     (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 )
 
 
 class _Undecodable:
-    """Replaces a cell that is not text in UTF-8."""
+    """Stands for a text cell that is not valid UTF-8, until a message can name its column."""
 
 
 def _select(source: Source) -> _Table:
-    """Run a query, which may only read, on an SQLite file for a limited time."""
+    """Run a source's query on its SQLite file; it may only read, and has a time limit."""
     if source.database is None:
         raise InputError("the source's query needs a database, or in Python a connection")
     path = Path(source.database)
@@ -285,7 +289,7 @@ def _select(source: Source) -> _Table:
         database.set_progress_handler(lambda: int(time.monotonic() > until), 100_000)
         database.text_factory = _text
         try:
-            # Find errors of the query before it reads a row: these may be shown in full.
+            # Compile the query first: errors found before it reads a row may be shown in full.
             database.execute(f"EXPLAIN {query}").close()
         except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:
             if "not authorized" in str(error) or "prohibited" in str(error):
@@ -296,7 +300,7 @@ def _select(source: Source) -> _Table:
         try:
             return queried(database, query)
         except sqlite3.Error as error:
-            # The message of an error in a row may quote the row.
+            # Show only the name of an error that occurs later: its message may quote a row.
             problem = getattr(error, "sqlite_errorname", type(error).__name__)
             if problem == "SQLITE_INTERRUPT":
                 problem = f"it took more than {LONGEST_QUERY:g} seconds"
@@ -304,7 +308,7 @@ def _select(source: Source) -> _Table:
 
 
 def _text(data: bytes) -> Any:
-    """Decode a text cell."""
+    """Decode a text cell of SQLite, or return an `_Undecodable`."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -312,7 +316,7 @@ def _text(data: bytes) -> Any:
 
 
 def queried(connection: Any, query: str) -> _Table:
-    """Run a query on a DB-API 2 connection; return its columns and rows."""
+    """Run a query on a DB-API 2 connection; return its column names and its rows."""
     with closing(connection.cursor()) as cursor:
         cursor.execute(query)
         if cursor.description is None:
@@ -323,7 +327,7 @@ def queried(connection: Any, query: str) -> _Table:
 
 
 def _columnar(path: Path, data: bytes, kind: str) -> _Table:
-    """Read a Parquet or Feather file."""
+    """Read a Parquet or Feather file, given its content and format."""
     table = arrow_table(data, kind, path.name)
     import pyarrow
 
@@ -343,7 +347,7 @@ def _columnar(path: Path, data: bytes, kind: str) -> _Table:
 
 
 def _csv(path: Path, data: bytes, source: Source) -> _Table:
-    """Read a whole CSV file, with line numbers for messages."""
+    """Read a CSV file, given its content; each row has its line number, for messages."""
     kind = other_kind(data, path.name)
     if kind is not None:
         raise InputError(f"{path.name} must be a CSV file, got {kind}")
@@ -360,6 +364,7 @@ def _csv(path: Path, data: bytes, source: Source) -> _Table:
         ) from None
     except LookupError:
         raise InputError(f"encoding must be one that Python knows, got {source.encoding}") from None
+    # Read all lines before the first is used, so that a damaged file is refused as a whole.
     delimiter = source.delimiter or delimiter_of(text)
     lines: list[tuple[int, list[str]]] = []
     try:
@@ -384,7 +389,7 @@ def _csv(path: Path, data: bytes, source: Source) -> _Table:
 
 
 def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
-    """Read all rows of a source; refuse the table if any row does not fit the plan.
+    """Read all rows of a source as cases.
 
     Parameters
     ----------
@@ -401,9 +406,8 @@ def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
     Raises
     ------
     InputError
-        If columns are missing, or the plan refuses values. The message names file, line, column and
-        range of the first row that does not fit, and the number of such rows. No row is dropped
-        silently.
+        If columns are missing, or if any row does not fit the plan. The message names file, line,
+        column and range of the first such row, and their number. No row is skipped silently.
     """
     rows, problems = surveyed(source, schema, connection)
     if problems:
@@ -418,7 +422,15 @@ def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
 def surveyed(
     source: Source, schema: Schema, connection: Any = None
 ) -> tuple[list[Case], list[str]]:
-    """Return the rows that fit the plan, and a message about each that does not; see `cases`."""
+    """Read all rows as `cases` does.
+
+    Returns
+    -------
+    list of Case
+        The rows that fit the plan.
+    list of str
+        A message about each row that does not fit.
+    """
     if schema.records is None:
         raise InputError("this plan has no columns of records, so tables cannot be read for it")
     records = schema.records
@@ -449,11 +461,12 @@ class _Reader:
         self._index = {
             name: i for i, name in enumerate(names) if name and name not in self._duplicates
         }
-        #: Column of the plan -> codes that are no missing values, whatever they look like.
+        #: Column of the plan -> its declared codes. These are values, even if a code looks like a
+        #: missing value, such as "NA".
         self._declared = {
             **{variable.name: variable.codes for variable in records.variables},
             records.outcome.column: [
-                each for each, _ in records.outcome.codes or records.outcome.correct
+                code for code, _ in records.outcome.codes or records.outcome.correct
             ],
         }
         for name, renamed in source.codes.items():
@@ -487,7 +500,7 @@ class _Reader:
         self._missing = frozenset(text.strip() for text in source.missing)
         extra = (source.subject, source.action, source.time, source.known)
         self._extra_names = [name for name in extra if name is not None]
-        # Columns are looked up here, so that a missing one is refused before the first row.
+        # Look columns up now, so that a missing column is reported before the first row is read.
         #: Column of the plan -> its index in the table; None if it is fixed or absent.
         self._places = {name: self._place(name) for name in declared}
         self._extra_index = {name: self._index_of(name) for name in self._extra_names}
@@ -497,13 +510,13 @@ class _Reader:
         self._outcome = None if self._outcome_index else self._place(outcome.column)
 
     def _place(self, name: str) -> int | None:
-        """Return the index of a plan's column in the table; None if it is fixed or absent."""
+        """Return the index in the table of a column of the plan; None if it is fixed or absent."""
         if name in self._source.fixed or name in self._source.absent:
             return None
         return self._index_of(self._source.columns.get(name, name), name)
 
     def _index_of(self, column: str, name: str = "") -> int:
-        """Return the index of a column of the table, which is column ``name`` of the plan."""
+        """Return the index of a column of the table; ``name`` is its name in the plan, if any."""
         if column in self._duplicates:
             raise InputError(f'the table has two columns "{column}"; leave one out')
         if column not in self._index:
@@ -512,9 +525,9 @@ class _Reader:
         return self._index[column]
 
     def _other_columns(self) -> str:
-        """Describe, by their positions, the columns that neither plan nor source names.
+        """Return a text with the positions of columns that neither the plan nor the source names.
 
-        The names are not shown: in a file without a header they are the values of a person.
+        Their names are not shown: in a file without a header, they are the values of a person.
         """
         source = self._source
         known_names = {source.columns.get(name, name) for name in self._plan_columns} | set(
@@ -532,11 +545,21 @@ class _Reader:
         )
 
     def case(self, where: str, row: int, cells: Sequence[Any]) -> Case:
-        """Convert a row to a case."""
+        """Convert a row of the table to a case.
+
+        Parameters
+        ----------
+        where : str
+            File and line, for messages.
+        row : int
+            Number of the row. It identifies the person if there is no column ``subject``.
+        cells : sequence
+            The row's cells.
+        """
         source, outcome = self._source, self._records.outcome.column
         record = {
-            name: source.fixed.get(name) if at is None else self._value(name, cells[at])
-            for name, at in self._places.items()
+            name: source.fixed.get(name) if index is None else self._value(name, cells[index])
+            for name, index in self._places.items()
         }
 
         def cell(column: str | None, codes: Collection[str] = ()) -> Any:
@@ -550,20 +573,20 @@ class _Reader:
         action_taken = None
         if source.action is not None:
             names = self._records.actions.names
-            at = matched(cell(source.action, names), names)
-            if at is None:
+            action_index = matched(cell(source.action, names), names)
+            if action_index is None:
                 raise InputError(
                     f'column "{source.action}" must be an action of the plan, got something else'
                 )
-            action_taken = self._records.actions.names[at]
+            action_taken = self._records.actions.names[action_index]
         known = self._moment(source.known, cell(source.known))
         outcome_value, by = source.fixed.get(outcome), {}
         if source.known is not None and known is None:
             outcome_value = None  # it never became known
         elif self._outcome_index:
             by = {
-                action: self._value(outcome, cells[at])
-                for action, at in self._outcome_index.items()
+                action: self._value(outcome, cells[index])
+                for action, index in self._outcome_index.items()
             }
         elif self._outcome is not None:
             outcome_value = self._value(outcome, cells[self._outcome])
@@ -576,7 +599,7 @@ class _Reader:
         return Case(where, record, who, time, known, outcome_value, action_taken, by)
 
     def check_outcomes(self, case: Case) -> None:
-        """Refuse outcomes that do not fit the plan, and times outside the source's span."""
+        """Raise InputError if an outcome does not fit the plan, or a time is outside the span."""
         action = self._records.actions.names[0]
         for value in (case.outcome, *case.by.values()):
             if value is not None:
@@ -594,14 +617,14 @@ class _Reader:
                 )
 
     def _known(self, column: str, cell: Any, codes: Collection[str] = ()) -> Any:
-        """Return a cell of a column, or None if its value is missing."""
+        """Return a cell; None if it means a missing value. ``codes`` never mean that."""
         if isinstance(cell, _Undecodable):
             raise InputError(f'column "{column}" must be text in UTF-8, got something else')
         text = cell.strip() if isinstance(cell, str) else str(cell)
         return None if is_missing(cell, codes) or text in self._missing else cell
 
     def _value(self, name: str, cell: Any) -> Any:
-        """Convert a cell to the plan's codes and units."""
+        """Convert a cell of a column of the plan to the plan's codes and units; None if missing."""
         value = self._known(name, cell, self._declared.get(name, ()))
         if value is None:
             return None
@@ -635,7 +658,7 @@ class _Reader:
             return value
 
     def _moment(self, column: str | None, cell: Any) -> float | None:
-        """Convert a cell with a time to seconds; None if there is none."""
+        """Convert a cell with a time to seconds since 1970; None if there is no such time."""
         if column is None or (cell is None and column == self._source.known):
             return None
         moment = seconds(cell, self._source.time_format)
@@ -648,7 +671,7 @@ class _Reader:
 
 
 def span(source: Source) -> tuple[float, float]:
-    """Return the span of `Source.time`, (begin, until) in seconds since 1970.
+    """Return the declared span of times, (begin, until) in seconds since 1970.
 
     Raises
     ------

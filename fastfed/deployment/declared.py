@@ -1,7 +1,7 @@
 """Parse the tables `columns`, `actions` and `reward` of a spec into a schema.
 
-Without the table `actions`, columns have no `kind`, and the application computes feature rows. With
-it every column has a kind, and rows are computed from records.
+With the table `actions`, every column has a kind, and rows of features are computed from records.
+Without it, columns have no kind, and the application computes the rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARED = ("name", "kind", "outside", "fill", "missing_flag")
 
 
 def only(name: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse a table with an unknown key."""
+    """Raise InputError for a key of a table that is not among the known keys."""
     for key in table:
         if key not in known:
             raise InputError(f"unknown key {show(key)} in {name}; it may have {', '.join(known)}")
@@ -112,14 +112,14 @@ def _table_of(variable: Variable) -> dict[str, Any]:
 
 
 def _table(where: str, value: Any) -> Mapping[str, Any]:
-    """Return a table; InputError if the value is not one."""
+    """Return a value that must be a table; raise InputError if it is not."""
     if not isinstance(value, Mapping):
         raise InputError(f"{where} must be a table, got {show(value)}")
     return value
 
 
 def _column(where: str, table: Mapping[str, Any]) -> Column:
-    """Parse a column of raw rows."""
+    """Parse a column of a spec without ``actions``."""
     only(where, table, ("name", "low", "high", "unit"))
     low = number(f"{where}.low", table.get("low", 0.0))
     high = number(f"{where}.high", table.get("high", 1.0))
@@ -130,26 +130,26 @@ def _column(where: str, table: Mapping[str, Any]) -> Column:
 
 
 def _codes(where: str, value: Any) -> tuple[str, ...]:
-    """Parse codes as text: 4 and "4" in TOML are the same code."""
+    """Parse a list of codes as texts; 4 and "4" in TOML are the same code."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise InputError(f"{where} must be a list of codes, got {show(value)}")
     return tuple(_code(code) for code in value)
 
 
 def _code(value: Any) -> str:
-    """Convert a code to text."""
+    """Convert a code to text; true becomes "true"."""
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
 def _ends(where: str, value: Any) -> tuple[float, float]:
-    """Parse the two ends of a range."""
+    """Parse the two limits of a range."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise InputError(f"{where} must be two numbers low < high, got {show(value)}")
     return number(where, value[0]), number(where, value[1])
 
 
 def _variable(where: str, table: Mapping[str, Any]) -> Variable:
-    """Parse a column of records."""
+    """Parse a column of a spec with ``actions``."""
     kind = choice(f"{where}.kind", table.get("kind"), KINDS)
     only(f"{where}, a {kind}", table, (*_SHARED, *_KEYS[kind]))
     name = str(table.get("name", ""))

@@ -1,9 +1,9 @@
-"""Demonstrate a federation on one machine whose processes are killed: hub, three silos, helper.
+"""Demonstrate a federation whose processes are killed: a hub, three silos and a helper.
 
-Patients come to three silos, and their rewards follow a moment later. All parties are killed during
-the run and restarted. One silo is restored from an old backup, and a stolen message of it is sent a
-second time. At the end the model is compared with the model of an undisturbed federation in one
-process, which gets the same decisions and rewards.
+All parties run on one machine. Patients come to three silos, and their rewards follow a moment
+later. All parties are killed and restarted during the run. One silo is restored from an old backup,
+and one of its messages is replayed. At the end, the silos' model is compared with the model of an
+undisturbed federation in one process, which gets the same patients and rewards.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BACKUP, REFUSED = "backup", "refused"
 TOO_BUSY = "this machine is too busy for the demonstration's calendar, try again"
 
 
-#: System -> its keys other than horizon and budget.
+#: System -> its keys in the spec, except horizon and budget.
 SYSTEM_KEYS: dict[str, dict[str, Any]] = {
     "robin": {
         "horizon": 40,
@@ -62,14 +62,14 @@ SYSTEM_KEYS: dict[str, dict[str, Any]] = {
 
 
 def rows_of(silo: int, patient: int) -> list[list[float]]:
-    """Draw the features of three treatments for one patient; the same in both federations."""
+    """Return the features of three treatments for one patient, the same for every call."""
     rng = np.random.default_rng([silo, patient])
     rows: np.ndarray = rng.uniform(-0.5, 0.5, (3, DIMENSION))
     return rows.tolist()
 
 
 def reward_of(rows: list[list[float]], action: int) -> float:
-    """Compute the reward of a treatment."""
+    """Return the reward of a treatment, given the features of all treatments."""
     return float(min(max(0.5 + rows[action][0], 0.0), 1.0))
 
 
@@ -109,7 +109,7 @@ def free_port() -> int:
 
 
 def time_to_start() -> float:
-    """Measure the seconds that a process needs to start on this machine under its current load."""
+    """Measure how many seconds a process needs to start on this machine, under its present load."""
     started = time.monotonic()
     command = "import uvicorn, scipy.special, scipy.optimize, fastfed.deployment.folder"
     subprocess.run([sys.executable, "-P", "-c", command], check=True)
@@ -125,10 +125,20 @@ def made_plan(
     room: int = 1,
     system: str = SYSTEMS[0],
 ) -> DeployedPlan:
-    """Create the keys of all parties, and the plan that they countersign.
+    """Create the folders and keys of all parties, and the plan, which all parties countersign.
 
-    The horizon of the plan is ``room`` times the number of patients of a silo.
+    Parameters
+    ----------
+    home : Path
+        The folder in which each party gets a folder.
+    start, period : int
+        Start of the calendar in seconds since 1970, and seconds of one period.
+    protocol, hidden, system
+        As in `run`.
+    room : int
+        The horizon of the plan is ``room`` times the number of patients of a silo.
     """
+    # Losses of experts are in [0, 1], features of bandits in [-1/2, 1/2].
     system_settings = SYSTEM_KEYS.get(system, {"batch_size": PATIENTS * room})
     if system == SYSTEMS[0]:
         system_settings = system_settings | {"protocol": protocol}
@@ -166,7 +176,7 @@ def made_plan(
 
 
 def insist(call: Callable[[], dict[str, Any]], until: float) -> dict[str, Any]:
-    """Call a process that may still be starting; InputError after the time ``until``."""
+    """Repeat a call until the process answers; raise InputError after the time ``until``."""
     while True:
         try:
             return call()
@@ -191,9 +201,9 @@ def run(
     say : callable
         Called with a line for each period.
     protocol : str
-        The protocol of `private-fedlinucb`.
+        The protocol, for the system `private-fedlinucb`.
     hidden : {"shares", "masks"}, optional
-        How secure sums hide reports, for protocols that have them.
+        How reports are hidden, for protocols with secure sums.
     system : str
         The system that is deployed.
 
@@ -206,7 +216,7 @@ def run(
     """
     choice("system", system, SYSTEMS)
     needed = time_to_start()
-    # An idle machine needs about a second, so that PERIOD is enough.
+    # On an idle machine a process starts in about a second, and PERIOD is long enough.
     period, start = max(PERIOD, math.ceil(8.0 * needed) + 2), int(time.time() + 2.0 * needed) + 2
     plan = made_plan(home, start, protocol, hidden, period, system=system)
     address, closes = f"http://127.0.0.1:{free_port()}", plan.document.calendar.closes
@@ -223,23 +233,23 @@ def run(
         for k, close in enumerate(closes):
             _wait(close - period + 0.05)
             if k == 2:
-                _put_back(home, children[1], clients[0], k, close)
+                _restore_backup(home, children[1], clients[0], k, close)
                 say(f"{SILOS[0]} was put back to its state before release {k}, and recovered")
-                _steal(home, address, close)
+                _replay_report(home, address, close)
                 say(f"its report of release 1 was sent again, and a changed one was {REFUSED}")
-            # One silo is killed between one decision and its reward.
+            # In each period, one silo is killed between the decision and the reward of one patient.
             unlucky = int(rng.integers(len(SILOS))), int(rng.integers(PATIENTS))
             for patient in range(k * PATIENTS, (k + 1) * PATIENTS):
                 for i, client in enumerate(clients):
-                    # As in the undisturbed federation, silos must act on the previous release.
+                    # Silos must use the previous release, as they do in the undisturbed federation.
                     _caught_up(client, k, close)
                     path, request, answer = _visit(plan, i, patient)
                     decision = insist(lambda c=client, a=request: c.call("decide", **a), close)  # type: ignore[misc]
                     actions[i, patient] = decision["action"]
-                    ending = {"id": decision["id"], **answer(decision["action"])}
+                    reward_keys = {"id": decision["id"], **answer(decision["action"])}
                     if (i, patient % PATIENTS) == unlucky:
                         children[1 + i].kill()
-                    insist(lambda c=client, p=path, g=ending: c.call(p, **g), close)  # type: ignore[misc]
+                    insist(lambda c=client, p=path, g=reward_keys: c.call(p, **g), close)  # type: ignore[misc]
             if k == 1:
                 children[1].process.kill()
                 children[1].process.wait()
@@ -261,7 +271,7 @@ def run(
     finally:
         for child in children:
             child.stop()
-    undisturbed_theta = calm_theta(home, plan, actions)
+    undisturbed_theta = theta_without_failures(home, plan, actions)
     # Opening a folder checks its log and, for a hub, recomputes its sums.
     released = {name: _released(home / name) for name in (*SILOS, "hub")}
     return {
@@ -285,10 +295,16 @@ def _released(folder: Path) -> int:
 def _visit(
     plan: DeployedPlan, silo: int, patient: int
 ) -> tuple[str, dict[str, Any], Callable[[int], dict[str, Any]]]:
-    """Describe the visit of one patient.
+    """Return the requests to a silo for the visit of one patient.
 
-    Returns the path of the request that ends the decision, the keys of the request to `decide`, and
-    a function that maps the chosen action to the keys of the request that ends the decision.
+    Returns
+    -------
+    str
+        The path of the request that passes on the reward or the losses.
+    dict
+        The keys of the request to `decide`.
+    callable
+        Maps the chosen action to the keys of the request with the reward or the losses.
     """
     rows = rows_of(silo, patient)
     if plan.kind.experts:
@@ -298,8 +314,9 @@ def _visit(
 
 
 def _copy_state(source: Path, target: Path) -> None:
-    """Copy the database of a party that does not run, with its write-ahead log."""
+    """Copy the state database of a party that is not running, with its write-ahead log."""
     target.mkdir(exist_ok=True)
+    # First remove the files of the target: an old write-ahead log must not stay there.
     for file in (*target.glob(f"{folders.STATE}*"), *source.glob(f"{folders.STATE}*")):
         if file.parent == target:
             file.unlink()
@@ -307,8 +324,10 @@ def _copy_state(source: Path, target: Path) -> None:
             shutil.copy(file, target)
 
 
-def _put_back(home: Path, child: Child, client: SiloClient, release: int, until: float) -> None:
-    """Restore a silo from its backup, which lacks its report of a release, and recover it."""
+def _restore_backup(
+    home: Path, child: Child, client: SiloClient, release: int, until: float
+) -> None:
+    """Restore a silo from its backup, and let it recover the reports that the backup lacks."""
     _caught_up(client, release, until)
     child.process.kill()
     child.process.wait()
@@ -327,8 +346,11 @@ def _put_back(home: Path, child: Child, client: SiloClient, release: int, until:
         time.sleep(0.05)
 
 
-def _steal(home: Path, address: str, until: float) -> None:
-    """Send the first report in the backup to the hub again, then a changed copy of it."""
+def _replay_report(home: Path, address: str, until: float) -> None:
+    """Send the first report in a silo's backup to the hub again, then a changed copy of it.
+
+    The hub must accept the first (without effect) and refuse the second.
+    """
     store = SqliteStore(str(home / BACKUP / folders.STATE))
     (stolen,) = (w.value for w in store.writes() if (w.kind, w.key) == ("sealed", "1"))
     store.close()
@@ -340,7 +362,7 @@ def _steal(home: Path, address: str, until: float) -> None:
 
 
 def _posted(address: str, data: bytes) -> int:
-    """Send a message to the hub; return the HTTP status."""
+    """Send a message to the hub; return the HTTP status of its answer."""
     return call(address + PATH, 1 << 24, data)[0]
 
 
@@ -350,7 +372,7 @@ def _wait(until: float) -> None:
 
 
 def _caught_up(client: SiloClient, release: int, until: float) -> dict[str, Any]:
-    """Wait until a silo acts on a release; return its status."""
+    """Wait until a silo has the model of a release; return its status."""
     while True:
         status = insist(lambda: client.call("status"), until)
         if status["model"] >= release:
@@ -360,8 +382,14 @@ def _caught_up(client: SiloClient, release: int, until: float) -> dict[str, Any]
         time.sleep(0.02)
 
 
-def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], int]) -> list[float]:
-    """Compute the model of the same federation in one process without failures."""
+def theta_without_failures(
+    home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], int]
+) -> list[float]:
+    """Return theta of the same federation, run in one process without failures.
+
+    ``actions`` are the actions of the killed federation, which must be the same here.
+    """
+    # The clock of all parties is this number, which is set to the dates of the calendar.
     now = [0.0]
     processes: dict[str, Process] = {}
     for name in SILOS:
@@ -386,10 +414,10 @@ def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], in
                 # With experts the action is random, but the losses do not depend on it.
                 if not plan.kind.experts and decision.action != actions[i, patient]:
                     raise InputError(
-                        f"patient {patient} of {name} got another action when all was calm"
+                        f"patient {patient} of {name} got another action without failures"
                     )
-                ending = answer(decision.action)
-                getattr(silo, path)(decision.id, ending[path])
+                reward_keys = answer(decision.action)
+                getattr(silo, path)(decision.id, reward_keys[path])
         now[0] = float(close)
         settle(processes)
     first = processes[SILOS[0]].party
@@ -399,7 +427,7 @@ def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], in
 
 
 def settle(processes: dict[str, Process]) -> None:
-    """Carry messages between processes on one machine until nothing new is sent."""
+    """Pass messages between processes on one machine until no new messages are sent."""
     for _ in range(4):
         mail = [message for process in processes.values() for message in process.tick()]
         while mail:

@@ -1,17 +1,18 @@
-"""Parties of plans with experts: a decision chooses an expert, and the losses of all are learned.
+"""Parties of plans with experts: a decision chooses one expert and learns the losses of all.
 
-A release of `fed-dp-ope-stoch` is a phase that learns. Silos send the mean losses of each tree of
-the phase, and the hub releases the weights after all steps of the phase. Losses are linear, so the
-mean of a tree is the same for every x. Only the hub adds noise, which is independent for each leaf.
+In `fed-dp-ope-stoch`, a release is the end of a phase. Silos send the mean losses of each tree of
+the phase, and the hub releases the experts' weights after all steps of the phase. Losses are linear
+in the weights x, so the mean loss of a tree is the same for every x. Only the hub adds noise, which
+is independent for each leaf.
 
-A release of `fed-svt` is an exchange of the losses of all experts since the previous exchange. The
-hub then keeps the expert or switches.
+In `fed-svt`, a release is an exchange. Silos send the sums of the losses since the previous
+exchange, and the hub keeps the expert or switches to a different one.
 
-Everything else is as in `SiloParty` and `Hub`. A decision is one round of its silo. For
-`fed-dp-ope-stoch`, the n-th decision of a period that is learned from has place n among the losses
-of that period's phase, whatever its loss is and whenever it arrives. For `fed-svt`, a loss enters
-the sum of its decision's period, or none. A replaced loss then changes all queries from that
-exchange on by the same amount, as the account of sparse switching requires.
+Everything else is as in `SiloParty` and `Hub`. A decision is one round of its silo. In
+`fed-dp-ope-stoch`, the n-th decision of a period (of those that are learned from) has place n among
+the losses of the phase, whatever its loss is and whenever it arrives. In `fed-svt`, a loss enters
+the sum of the period of its decision, or no sum. If a loss is replaced, all later queries then
+change by the same amount, as the account of sparse switching requires.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius
 #: Types of plans with experts that can be deployed.
 Experts = FrankWolfePlan | SparseVectorPlan
 
-#: Conditions that this deployment takes on trust in addition to the conditions of its system.
+#: Conditions that the deployment's certificate states in addition to its system's conditions.
 OWN = Condition(
-    "a loss enters the place of its own decision, in that decision's period, or none: what is "
-    "missing counts as a loss of 0, so a loss that comes late, or never, for reasons that are in "
-    "it is one that was replaced",
+    "a loss enters the place of its decision in that decision's period, or no place: a missing "
+    "loss counts as 0, so a loss that comes late or never, for reasons that depend on the loss, is "
+    "covered as a replaced loss",
     True,
 )
 PRESENT = Condition(
     "whether decisions are made, and whether a silo reports, does not depend on losses (taken on "
-    "trust); a silo that is missing counts with losses of 0",
+    "trust); a silo that does not report counts with losses of 0",
     True,
 )
-#: The conditions that are added to the certificate.
+#: All conditions that are added to the certificate.
 CONDITIONS = OWN, PRESENT
 
 
@@ -66,14 +67,14 @@ CONDITIONS = OWN, PRESENT
 
 
 def rounds(plan: Experts) -> Plan:
-    """Return the rounds of a plan; InputError if it cannot be deployed."""
+    """Return the schedule of a plan with experts; raise InputError if it cannot be deployed."""
     return outline(check_experts(plan))
 
 
 def outline(plan: Experts) -> Plan:
-    """Outline a plan with experts as a plan with fixed rounds, in which a release ends a phase.
+    """Return a `Plan` with the same schedule as a plan with experts: a release ends each phase.
 
-    Its dimension is the number of experts. It has no numbers of a linear bandit.
+    Its dimension is the number of experts. Its noise, regularizer and radius are placeholders.
     """
     ends = tuple(int(round) - 1 for round in plan.asking_rounds(plan.horizon))
     return Plan(
@@ -92,29 +93,29 @@ def outline(plan: Experts) -> Plan:
 
 
 def even_start(plan: FrankWolfePlan) -> np.ndarray:
-    """Return the weights (d,) before the first phase: equal for all experts."""
+    """Return the experts' weights (d,) before the first phase: all equal."""
     return np.full(plan.experts, 1.0 / plan.experts)
 
 
 def chosen_start(plan: SparseVectorPlan, digest: bytes) -> np.ndarray:
-    """Return the weights (d,) before the first exchange: all on one arbitrary expert."""
+    """Return the experts' weights (d,) before the first exchange: 1 for `first_expert`, else 0."""
     weights = np.zeros(plan.experts)
     weights[first_expert(digest, plan.experts)] = 1.0
     return weights
 
 
 def first_expert(digest: bytes, experts: int) -> int:
-    """Return the expert that all silos choose first: a public function of the plan's SHA-256."""
+    """Return the expert that all silos choose first, computed from the SHA-256 of the plan file."""
     return int.from_bytes(digest[:8], "big") * experts >> 64
 
 
 def tree_numbers(plan: FrankWolfePlan) -> int:
-    """Return the count of numbers in a message: d for each tree of the phase with most trees."""
+    """Return the count of numbers in a report: d for each tree, in the phase with most trees."""
     return plan.experts * max(phase.trees for phase in plan.phases)
 
 
 def check_experts(plan: Experts) -> Experts:
-    """Refuse a plan with experts that the parties cannot run, or cannot run privately."""
+    """Return a plan with experts; raise InputError, with all reasons, if it cannot be deployed."""
     check_expert_plan(plan)
     claim = plan.privacy
     refused = {
@@ -138,7 +139,7 @@ def check_experts(plan: Experts) -> Experts:
 
 # ---- parties -------------------------------------------------------------------------------------
 
-#: A mean loss or a weight may exceed 1 by this much.
+#: By how much a mean loss or a weight may exceed 1, because of rounding.
 _SLACK = 2.0**-20
 
 
@@ -149,17 +150,17 @@ class Lost(Ended, frozen=True, array_like=True):
 
 
 class Weights:
-    """The weights of the experts after the last release.
+    """The model of a silo with experts: the experts' weights after the last release.
 
     Parameters
     ----------
     first : ndarray, shape (d,)
         The weights before the first release.
     start : ndarray, shape (d,), optional
-        The last weights of an earlier plan, which are used instead of ``first``.
+        The last weights of the plan that is continued, used instead of ``first``.
     """
 
-    #: There is no V.
+    #: `Model.gram` is V, which these plans do not have.
     gram = None
 
     def __init__(self, first: np.ndarray, start: np.ndarray | None = None) -> None:
@@ -168,7 +169,13 @@ class Weights:
         self.theta = first if start is None else start
 
     def adopt(self, values: np.ndarray, release: int) -> None:
-        """Use the weights of a broadcast from now on; Refused if they are not weights."""
+        """Use the weights of a broadcast from now on.
+
+        Raises
+        ------
+        Refused
+            If the values are not nonnegative numbers with sum 1, followed by zeros.
+        """
         weights = values[: self._experts]
         padding = values[self._experts :]
         if (weights < 0.0).any() or abs(weights.sum() - 1.0) > 1e-9 or padding.any():
@@ -176,63 +183,63 @@ class Weights:
         self.theta, self.release = weights.copy(), release
 
     def drawn(self, uniform: float) -> int:
-        """Choose an expert by the weights, given a uniform number in [0, 1)."""
-        ends = np.cumsum(self.theta)
-        return int(np.searchsorted(ends, uniform * ends[-1], side="right"))
+        """Draw an expert with its weight as probability, given a uniform number in [0, 1)."""
+        cumulative = np.cumsum(self.theta)
+        return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
 
 
 class LossRange:
-    """The ranges of mean losses and of weights."""
+    """The `Limits` of messages with mean losses and weights: at most 1, plus rounding."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def report(self, release: int) -> np.ndarray:
-        """Return the largest values in a silo's report."""
+        """Return the largest mean losses in a silo's report, one for each number."""
         return np.full(self._size, 1.0 + _SLACK)
 
     def broadcast(self, release: int) -> np.ndarray:
-        """Return the largest values in a broadcast of weights."""
+        """Return the largest weights in a broadcast, one for each number."""
         return np.full(self._size, 1.0 + _SLACK)
 
 
 def of_experts(deployed: DeployedPlan) -> Experts:
-    """Return the executed plan with experts."""
+    """Return the executed plan, typed as a plan with experts."""
     return cast(Experts, deployed.executed)
 
 
 def of_trees(deployed: DeployedPlan) -> FrankWolfePlan:
-    """Return the executed plan of `fed-dp-ope-stoch`."""
+    """Return the executed plan, typed as a plan of `fed-dp-ope-stoch`."""
     return cast(FrankWolfePlan, deployed.executed)
 
 
 def earlier_weights(deployed: DeployedPlan) -> np.ndarray | None:
-    """Return the weights (d,) at the end of the continued plan; None without a start."""
+    """Return the last weights (d,) of the plan that is continued; None if there is no start."""
     earlier = earlier_model(deployed)
     weights: np.ndarray | None = None if earlier is None else earlier.theta
     return weights
 
 
-def _even(deployed: DeployedPlan) -> Weights:
+def _even_weights(deployed: DeployedPlan) -> Weights:
     """Create the weights before the first release of `fed-dp-ope-stoch`."""
     return Weights(even_start(of_trees(deployed)), earlier_weights(deployed))
 
 
 class ExpertSilo(SiloParty):
-    """Run a silo of `fed-dp-ope-stoch`, whose reports are mean losses without noise.
+    """Run a silo of `fed-dp-ope-stoch`, which reports mean losses without noise.
 
     Notes
     -----
-    Guarantee: as in the plan's certificate, for one loss, if the hub is trusted. A loss has at
-    most one place, and a missing loss counts as 0.
+    Guarantee: as in the plan's certificate, for one loss, if the hub is trusted. A loss enters at
+    most one place of one phase. A missing loss counts as 0.
     """
 
     model: Weights  # type: ignore[assignment]
-    starts = staticmethod(_even)
+    starts = staticmethod(_even_weights)
 
     def __init__(self, deployed: DeployedPlan, *given: Any, **more: Any) -> None:
         # State saved in the store: survives a restart.
-        #: Period -> number of its decisions that are learned from.
+        #: Period -> number of its decisions that may be learned from.
         self._learning_by_period: dict[int, int] = {}
         #: Decision id -> its period, and its place among the period's losses.
         self._places: dict[str, tuple[int, int]] = {}
@@ -255,45 +262,61 @@ class ExpertSilo(SiloParty):
         record: object = None,
         among: object = None,
     ) -> tuple[Step, Decision]:
-        """Choose an expert for one person by the current weights; see `SiloParty.decide`.
+        """Draw an expert for one person by the current weights; see `SiloParty.decide`.
 
         Raises
         ------
         InputError
-            If actions or a record are given.
+            If actions, a record or ``among`` are given.
         """
         if not (actions is None and record is None and among is None):
             raise InputError("a plan of experts offers its experts: decide takes subject alone")
         uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
         expert = self.model.drawn(uniform)
         subject_digest = b"" if subject is None else self.digest_of(subject)
-        learns = self._admits(now) and subject_digest not in self._subjects and not self.lost
+        learns = (
+            self._may_be_learned(now) and subject_digest not in self._subjects and not self.lost
+        )
         propensity = float(self.model.theta[expert])
         stored = Decided(
             expert, propensity, self.model.release, learns, float(now), b"", b"", subject_digest
         )
-        name = self._entropy(8).hex()
+        decision_id = self._entropy(8).hex()
         column = self.deployed.document.schema.columns[expert].name
-        decision = Decision(name, expert, propensity, stored.model, learns, column)
-        return Step((Write("decision", name, wire.encoded(stored)),)), decision
+        decision = Decision(decision_id, expert, propensity, stored.model, learns, column)
+        return Step((Write("decision", decision_id, wire.encoded(stored)),)), decision
 
-    def _admits(self, now: float) -> bool:
-        """Return True if the phase of this period has a free place."""
+    def _may_be_learned(self, now: float) -> bool:
+        """Return True if a decision made now may be learned from: its phase has a free place."""
         calendar = self.deployed.document.calendar
         period = calendar.period(now)
-        if now < calendar.start or period > self.plan.releases or self.left or period <= self.done:
+        if (
+            now < calendar.start
+            or period > self.plan.releases
+            or self.leave_reason
+            or period <= self.closed_leaves
+        ):
             return False
         return self._learning_by_period.get(period, 0) < self._room(period)
 
     def _room(self, period: int) -> int:
-        """Return the maximum number of decisions of a period that are learned from."""
+        """Return how many decisions of a period may be learned from: the places of its phase."""
         return len(of_trees(self.deployed).phases[period - 1].samples)
 
     def losses(self, name: str, losses: object, now: float) -> Step:
-        """Record the losses of all experts at one decision, in the units of the plan's columns.
+        """Record the losses of all experts at one decision.
 
-        They enter the place of the decision if its period has not closed, else no place. Reporting
-        the same losses again changes nothing.
+        They enter the decision's place in its phase, unless its period is over or the deadline has
+        passed. Recording the same losses again changes nothing.
+
+        Parameters
+        ----------
+        name : str
+            The id of the decision.
+        losses : list of float, length d
+            In the units of the plan's columns; clipped to their ranges.
+        now : float
+            Seconds since 1970.
 
         Raises
         ------
@@ -302,7 +325,7 @@ class ExpertSilo(SiloParty):
             different losses.
         """
         self.check_recovered()
-        decided = self._decided(name)
+        decided = self._decision(name)
         columns = self.deployed.document.schema.columns
         losses_given = private_array("losses", losses, (len(columns),))
         low, high = (np.array([getattr(c, end) for c in columns]) for end in ("low", "high"))
@@ -316,11 +339,12 @@ class ExpertSilo(SiloParty):
             ):
                 return Step()
             raise InputError(f"decision {name} has ended already")
+        # A decision that may not be learned from has no place, and counts as of period 0.
         calendar = self.deployed.document.calendar
         period, _ = self._places.get(name, (0, 0))
         if not period:
             reason = "unused"
-        elif now > decided.time + calendar.reward_deadline or self._leaf(now) != period:
+        elif now > decided.time + calendar.reward_deadline or self._open_leaf(now) != period:
             reason = "late"
         else:
             reason = ""
@@ -328,17 +352,17 @@ class ExpertSilo(SiloParty):
         return Step((Write("ended", name, wire.encoded(ended)),))
 
     def reward(self, name: str, reward: float, now: float) -> Step:
-        """Raise InputError: these plans take the losses of all experts."""
+        """Raise InputError: a plan with experts needs the losses of all experts."""
         raise InputError("a plan of experts learns what all experts have lost: call losses")
 
     def outcome(self, name: str, value: object, now: float) -> Step:
-        """Raise InputError: these plans take the losses of all experts."""
+        """Raise InputError: a plan with experts needs the losses of all experts."""
         return self.reward(name, 0.0, now)
 
     # ---- state and reports -----------------------------------------------------------------------
 
     def fold(self, write: Write) -> None:
-        """Apply a durable write to the state."""
+        """Apply a stored write to the state."""
         if write.kind == "ended":
             self.ended[write.key] = msgspec.msgpack.decode(write.value, type=Lost)
             return
@@ -350,7 +374,11 @@ class ExpertSilo(SiloParty):
             self._learning_by_period[period] = self._learning_by_period.get(period, 0) + 1
 
     def report(self, release: int) -> bytes:
-        """Report the mean losses of each tree of a phase. The same losses give the same bytes."""
+        """Make the report of a phase: the mean losses of each of its trees.
+
+        The same losses give the same bytes. With the noise of a deployment, losses are rounded to
+        fixed point, so that their sums are exact.
+        """
         plan = of_trees(self.deployed)
         phase = plan.phases[release - 1]
         unit = plan.unit(phase) if is_exact(self._noise) else None
@@ -359,6 +387,7 @@ class ExpertSilo(SiloParty):
             ended = self.ended.get(name)
             if period == release and isinstance(ended, Lost) and ended.leaf == release:
                 losses_by_place[place] = np.frombuffer(ended.losses, dtype="<f8").astype(np.float64)
+        # A random order of the places, independent of the losses, assigns the losses to leaves.
         order = self._noise.sample(self.index, phase.number, len(phase.samples))
         values = np.zeros((self.wire.size // plan.experts, plan.experts))
         for leaf in phase.leaves:
@@ -366,35 +395,35 @@ class ExpertSilo(SiloParty):
                 for place in order[leaf.start : leaf.stop].tolist():
                     if place in losses_by_place:
                         loss = np.clip(losses_by_place[place], plan.bounds.low, plan.bounds.high)
-                        added = loss if unit is None else exact.quantise(loss, unit)
-                        aggregation.add(values[leaf.tree - 1], added)
+                        rounded = loss if unit is None else exact.quantise(loss, unit)
+                        aggregation.add(values[leaf.tree - 1], rounded)
                 values[leaf.tree - 1] /= leaf.stop - leaf.start
-        return self.reported(release, values.ravel())
+        return self.encrypt_report(release, values.ravel())
 
 
 class ExpertHub(Hub):
-    """Run the hub of `fed-dp-ope-stoch`, which takes all steps of a phase at once.
+    """Run the hub of `fed-dp-ope-stoch`, which does all steps of a phase when it ends.
 
     Notes
     -----
-    Guarantee: as in the plan's certificate, against all who read the weights, which depend only on
-    the experts that the leaves choose.
+    Guarantee: as in the plan's certificate, against everybody who reads the weights. The weights
+    depend on losses only through the experts that are chosen, with noise, at the leaves.
     """
 
     def _limits(self) -> LossRange:
         return LossRange(self.wire.size)
 
-    def _serving(self, noise: NoiseSource | None) -> Decider:
-        # Reports are checked by `_checked` in the unit of losses, not as sums of records.
+    def _make_server(self, noise: NoiseSource | None) -> Decider:
+        # `Hub` must not check reports as sums of records: `_decrypt_report` checks the losses.
         self._exact, self._check_units = False, noise is None
         plan = of_trees(self.deployed)
         decider = plan.decider(self._sealing.source if noise is None else noise)
         self._x = plan.move(None, decider.start())
         return decider
 
-    def _checked(self, envelope: wire.Envelope, who: str) -> np.ndarray:
-        """Decrypt the means of a report; Refused if no losses can give them."""
-        values = super()._checked(envelope, who)
+    def _decrypt_report(self, envelope: wire.Envelope, who: str) -> np.ndarray:
+        """Decrypt the mean losses of a report; raise Refused if no losses can have these means."""
+        values = super()._decrypt_report(envelope, who)
         plan = of_trees(self.deployed)
         phase = plan.phases[envelope.release - 1]
         unit, count = plan.unit(phase) / phase.batch, phase.trees * plan.experts
@@ -404,24 +433,25 @@ class ExpertHub(Hub):
             raise Refused(f"{who} must be in fixed point, as means of losses are")
         return values
 
-    def _combined(self, release: int, opened: Opened) -> np.ndarray:
-        """Compute the weights (d,) after a phase, padded with zeros to the size of a message.
+    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+        """Compute the weights (d,) after a phase, followed by zeros up to the size of a message.
 
-        A silo outside the set counts with losses of 0.
+        Each leaf of the phase chooses an expert from the sum of the silos' mean losses plus noise,
+        and moves the weights towards it. A silo without a report counts with losses of 0.
         """
         plan, size = of_trees(self.deployed), self.wire.size
         phase = plan.phases[release - 1]
         means = np.zeros((plan.silos, size // plan.experts, plan.experts))
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            row = self._checked(envelope, f"report {release} of {envelope.sender}")
+            row = self._decrypt_report(envelope, f"report {release} of {envelope.sender}")
             means[entry.silo] = row.reshape(means.shape[1:])
         hidden_digest, x, server = digest(packed(means)), self._x, self._server
         for number, leaf in enumerate(phase.leaves, phase.offset + 1):
             total = np.zeros(plan.experts)
             for row in means[:, leaf.tree - 1]:
                 total += row
-            self._sealing.hides(number, hidden_digest)
+            self._sealing.set_hidden_sums(number, hidden_digest)
             choice = server.decide(total)
             x = plan.move(x, choice)
         self._x = x
@@ -431,50 +461,54 @@ class ExpertHub(Hub):
 
 
 def of_switches(deployed: DeployedPlan) -> SparseVectorPlan:
-    """Return the executed plan of `fed-svt`."""
+    """Return the executed plan, typed as a plan of `fed-svt`."""
     return cast(SparseVectorPlan, deployed.executed)
 
 
-def _chosen(deployed: DeployedPlan) -> Weights:
+def _first_weights(deployed: DeployedPlan) -> Weights:
     """Create the weights before the first release of `fed-svt`."""
     return Weights(chosen_start(of_switches(deployed), deployed.digest), earlier_weights(deployed))
 
 
-def _begins(deployed: DeployedPlan) -> int:
-    """Return the expert before the first exchange, which hub and silos derive alike."""
-    return int(np.argmax(_chosen(deployed).theta))
+def _expert_at_start(deployed: DeployedPlan) -> int:
+    """Return the expert that all silos choose before the first exchange."""
+    return int(np.argmax(_first_weights(deployed).theta))
 
 
 class SumRange(LossRange):
-    """The ranges of sums of losses and of weights."""
+    """The `Limits` of messages with sums of losses and weights."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.dimension)
         self._plan = plan
 
     def report(self, release: int) -> np.ndarray:
-        """Return the largest sums in a silo's report: one loss for each round of the exchange."""
+        """Return the largest sums in a silo's report: a loss of 1 in each round of the exchange."""
         return float(self._plan.batch_of(release)) * super().broadcast(release)
 
 
 class SparseSilo(ExpertSilo):
-    """Run a silo of `fed-svt`, whose reports are sums of losses without noise.
+    """Run a silo of `fed-svt`, which reports sums of losses without noise.
 
     Notes
     -----
     Guarantee: as in the plan's certificate, for one loss, if the hub is trusted.
     """
 
-    starts = staticmethod(_chosen)
+    starts = staticmethod(_first_weights)
 
     def _limits(self) -> SumRange:
         return SumRange(self.plan)
 
     def _room(self, period: int) -> int:
+        """Return how many decisions of a period may be learned from: one for each round."""
         return self.plan.batch_of(period)
 
     def report(self, release: int) -> bytes:
-        """Report the sums of losses of one exchange. The same losses give the same bytes."""
+        """Make the report of an exchange: each expert's sum of losses since the previous exchange.
+
+        The same losses give the same bytes.
+        """
         plan = of_experts(self.deployed)
         unit = exact.quantum(plan.silos * plan.horizon) if is_exact(self._noise) else None
         total = np.zeros(plan.experts)
@@ -483,36 +517,37 @@ class SparseSilo(ExpertSilo):
             if period == release and isinstance(ended, Lost) and ended.leaf == release:
                 loss = np.frombuffer(ended.losses, dtype="<f8").astype(np.float64)
                 aggregation.add(total, loss if unit is None else exact.quantise(loss, unit))
-        return self.reported(release, total)
+        return self.encrypt_report(release, total)
 
 
 class SparseHub(ExpertHub):
-    """Run the hub of `fed-svt`, which keeps or switches the expert of all silos.
+    """Run the hub of `fed-svt`, which keeps or switches the expert that all silos choose.
 
-    Its noise is a function of all sums so far, except the noise of the first threshold.
+    Sealed noise is a function of all sums so far. Only the noise of the first threshold is drawn
+    before there are sums.
 
     Notes
     -----
-    Guarantee: as in the plan's certificate, against all who see which expert is chosen.
+    Guarantee: as in the plan's certificate, against everybody who sees which experts are chosen.
     """
 
     def _limits(self) -> SumRange:
         return SumRange(self.plan)
 
-    def _serving(self, noise: NoiseSource | None) -> SparseVector:
+    def _make_server(self, noise: NoiseSource | None) -> SparseVector:
         self._exact, self._check_units = False, noise is None
         plan = of_switches(self.deployed)
         self._history = digest(b"")
-        self._sealing.hides(1, self._history)
+        self._sealing.set_hidden_sums(1, self._history)
         decider = plan.decider(self._sealing.source if noise is None else noise)
         assert isinstance(decider, SparseVector)
-        # The expert of an earlier plan was released, and the guarantee holds for any first expert.
-        decider.begin(_begins(self.deployed))
+        # The guarantee holds for any first expert; an earlier plan's expert was released already.
+        decider.begin(_expert_at_start(self.deployed))
         return decider
 
-    def _checked(self, envelope: wire.Envelope, who: str) -> np.ndarray:
-        """Decrypt the sums of a report; Refused if no losses can give them."""
-        values = Hub._checked(self, envelope, who)
+    def _decrypt_report(self, envelope: wire.Envelope, who: str) -> np.ndarray:
+        """Decrypt the sums of a report; raise Refused if no losses can have these sums."""
+        values = Hub._decrypt_report(self, envelope, who)
         unit = exact.quantum(self.plan.silos * self.plan.horizon)
         not_fixed_point = self._check_units and not np.array_equal(
             values, exact.quantise(values, unit)
@@ -521,24 +556,27 @@ class SparseHub(ExpertHub):
             raise Refused(f"{who} must be sums of losses in [0, 1], in fixed point")
         return values
 
-    def _combined(self, release: int, opened: Opened) -> np.ndarray:
-        """Compute the weights (d,) of the one expert after an exchange.
+    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+        """Compute the weights (d,) after an exchange: 1 for the expert that is chosen, else 0.
 
-        A silo outside the set counts with losses of 0.
+        A silo without a report counts with losses of 0.
         """
         sums = np.zeros((self.plan.silos, self.plan.dimension))
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            sums[entry.silo] = self._checked(envelope, f"report {release} of {envelope.sender}")
+            sums[entry.silo] = self._decrypt_report(
+                envelope, f"report {release} of {envelope.sender}"
+            )
         total = np.zeros(self.plan.dimension)
         for row in sums:
             total += row
         server = self._server
         assert isinstance(server, SparseVector)
         self._history = digest(self._history + packed(total))
-        # The sums that are hidden by the noise of the query and choice, and of the next threshold.
-        self._sealing.hides(release, self._history)
-        self._sealing.hides(server.switches + 2, self._history)
+        # The noise of this exchange's query and choice depends on the sums so far, and so does the
+        # noise of the threshold after the next switch.
+        self._sealing.set_hidden_sums(release, self._history)
+        self._sealing.set_hidden_sums(server.switches + 2, self._history)
         weights = np.zeros(self.plan.dimension)
         weights[server.decide(total).expert] = 1.0
         return weights

@@ -1,21 +1,22 @@
-"""The network on Flower: the hub runs in a ServerApp, and each silo has a courier in a ClientApp.
+"""The network of a deployment on Flower, instead of HTTP between silos and hub.
 
-Flower's server sends requests to its nodes, while silos send requests to their hub. So the
-ServerApp polls all nodes. The ClientApp of a node carries the hub's messages to its party through a
-socket, and answers with the party's messages. Envelopes are sent unchanged, as bytes in a
-ConfigRecord. Nothing is pickled, and Flower's arrays, strategies and rounds are not used.
+The hub runs in Flower's ServerApp. Each silo runs in a separate process, next to a Flower node
+whose ClientApp is its *courier*: it only carries messages. In Flower, the server sends requests to
+its nodes, while silos send requests to their hub. So the ServerApp polls all nodes. The ClientApp
+passes the hub's messages to its party through a Unix socket, and answers with the party's messages.
+Envelopes (signed messages) are sent unchanged, as bytes in a ConfigRecord. Nothing is pickled, and
+Flower's arrays, strategies and rounds are not used.
 
-A Flower App names the two in its pyproject.toml:
+A Flower App names both apps in its pyproject.toml:
 
     [tool.flwr.app.components]
     serverapp = "fastfed.deployment.flower:server_app"
     clientapp = "fastfed.deployment.flower:client_app"
 
-A transport that starts a process for each message cannot run a party: only one process may have its
-state, and after each start a silo must reach the hub before it seals a report. So the party runs in
-a separate process, and the transport's code is only a courier. With access to the socket, a courier
-can deliver messages and collect answers. It needs neither the party's folder nor its secret.
-Envelopes are signed; a courier can read, withhold or repeat them, as any network can.
+A party cannot run in the ClientApp itself, since Flower may start a process for each message: only
+one process may use the party's state, and after each start a silo needs an answer of the hub before
+it seals a report. A courier needs access to the party's socket, but neither its folder nor its
+secret. It can read, withhold or repeat envelopes, as any network can, but not change them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 # Flower looks for these names before it loads the module. `__getattr__` creates them.
 __all__ = ["client_app", "server_app"]  # noqa: F822
 
-#: Name of the record in a message's content, its key, and the type of all messages.
+#: In a Flower message: the name of the record in its content, the record's key, and the type.
 RECORD, KEY, TYPE = "fastfed", "envelopes", "query"
 #: The table of a project file that configures a run.
 CONFIG = "[tool.flwr.app.config]"
@@ -52,12 +53,12 @@ EVERY, PATIENCE, POLL = 60.0, 120.0, 0.2
 
 
 class Mail:
-    """Exchange the hub's mail with nodes, without knowing in advance which party a node serves.
+    """Exchange messages between the hub and Flower's nodes.
 
-    The hub's answers go to every node that has delivered a signed message of their party. A node
-    that repeats a different party's messages gets copies of its answers, and prevents nothing. All
-    messages except receipts are urgent: they are sent at once, without waiting for the next poll,
-    but only once.
+    It is not known in advance which party a node serves. The hub's messages to a party go to every
+    node that has delivered a signed message of this party. A node that replays messages of another
+    party therefore gets copies of the hub's answers, but cannot keep them from that party. All
+    messages except receipts are urgent: they are sent without waiting for the next poll.
 
     Parameters
     ----------
@@ -86,34 +87,34 @@ class Mail:
         if not isinstance(process.party, Hub):
             raise InputError(f"{process.party.name} is not the hub of its plan")
         self.process, self._every, self._patience, self._say = process, every, patience, say
-        #: Flower's number of a node -> its state.
+        #: Flower's number of a node -> its messages and state.
         self._nodes: dict[int, Node] = {}
 
     def outgoing(self, nodes: Iterable[int], now: float) -> dict[int, list[bytes]]:
-        """Return the messages to send, by node; an empty list is a poll."""
+        """Return the messages to send now, by node; an empty list polls the node."""
         present = set(nodes)
         self._nodes = {i: self._nodes.get(i, Node()) for i in sorted(present)}
-        letters_by_node: dict[int, list[bytes]] = {}
+        envelopes_by_node: dict[int, list[bytes]] = {}
         for number, node in self._nodes.items():
-            urgent = any(node.box[data] and data not in node.brought for data in node.box)
-            if now >= node.silent and (urgent or now >= node.asked + self._every):
-                letters_by_node[number] = list(node.box)
-                node.brought, node.box = set(node.box), {}
-                node.asked, node.silent = now, now + self._patience
-        return letters_by_node
+            urgent = any(node.outbox[data] and data not in node.last_sent for data in node.outbox)
+            if now >= node.busy_until and (urgent or now >= node.last_poll + self._every):
+                envelopes_by_node[number] = list(node.outbox)
+                node.last_sent, node.outbox = set(node.outbox), {}
+                node.last_poll, node.busy_until = now, now + self._patience
+        return envelopes_by_node
 
-    def incoming(self, number: int, letters: Iterable[bytes]) -> None:
-        """Process a node's answer at the hub, durably."""
+    def incoming(self, number: int, envelopes: Iterable[bytes]) -> None:
+        """Pass the messages in a node's answer to the hub, and queue the hub's messages."""
         from fastfed.deployment.observe import masked
 
         node = self._nodes.setdefault(number, Node())
-        node.silent = -inf
+        node.busy_until = -inf
         wire = self.process.party.wire
-        for data in letters:
+        for data in envelopes:
             try:
                 step, messages = self.process.handle(data)
             except Exception as error:
-                # Also for a full disk: nothing was stored, and the party repeats the message.
+                # If the disk is full, nothing was stored, and the party repeats the message.
                 self._say(f"node {number}: {masked(failure(error)[1])}")
                 continue
             if step.problem:
@@ -124,44 +125,44 @@ class Mail:
                 urgent = wire.read(message.data).kind != "receipt"
                 for recipient in self._nodes.values():
                     if recipient.name == message.to:
-                        recipient.box[message.data] = urgent
+                        recipient.outbox[message.data] = urgent
 
     def failed(self, number: int, reason: str) -> None:
-        """Record that a node could not answer; it is polled again at its next time."""
-        self._nodes.setdefault(number, Node()).silent = -inf
+        """Record that a node could not answer; it is polled again after the usual interval."""
+        self._nodes.setdefault(number, Node()).busy_until = -inf
         self._say(f"node {number}: {reason}")
 
 
 @dataclass
 class Node:
-    """One of Flower's nodes, and its mail.
+    """One of Flower's nodes: the party that it serves, and the messages to it.
 
     Parameters
     ----------
     name : str
-        The party that the node serves; empty until it has delivered a message.
-    box : dict of bytes to bool
+        Name of the party; empty until the node has delivered a message.
+    outbox : dict of bytes to bool
         Message to send -> True if it is urgent.
-    brought : set of bytes
-        Messages that were sent last.
-    asked : float
-        Time of the last poll.
-    silent : float
-        Until this time nothing is sent, unless the node answers.
+    last_sent : set of bytes
+        The messages that were sent last.
+    last_poll : float
+        Time when the node was last polled.
+    busy_until : float
+        Until this time the node is not polled again, unless it answers.
     """
 
     name: str = ""
-    box: dict[bytes, bool] = field(default_factory=dict)
-    brought: set[bytes] = field(default_factory=set)
-    asked: float = -inf
-    silent: float = -inf
+    outbox: dict[bytes, bool] = field(default_factory=dict)
+    last_sent: set[bytes] = field(default_factory=set)
+    last_poll: float = -inf
+    busy_until: float = -inf
 
 
 # ---- functions that Flower calls -----------------------------------------------------------------
 
 
 def _flwr() -> Any:
-    """Import Flower's public module; InputError if it is not installed."""
+    """Import and return Flower's public module; raise InputError if it is not installed."""
     try:
         import flwr.app
     except ImportError as error:
@@ -171,14 +172,14 @@ def _flwr() -> Any:
     return flwr.app
 
 
-def packed(letters: Iterable[bytes]) -> Any:
-    """Pack envelopes into the content of a message."""
+def packed(envelopes: Iterable[bytes]) -> Any:
+    """Pack envelopes (as bytes) into the content of a Flower message."""
     flwr = _flwr()
-    return flwr.RecordDict({RECORD: flwr.ConfigRecord({KEY: list(letters)})})
+    return flwr.RecordDict({RECORD: flwr.ConfigRecord({KEY: list(envelopes)})})
 
 
 def unpacked(content: Mapping[str, Any]) -> list[bytes]:
-    """Unpack the envelopes of a message's content.
+    """Unpack the envelopes from the content of a Flower message.
 
     Raises
     ------
@@ -186,14 +187,17 @@ def unpacked(content: Mapping[str, Any]) -> list[bytes]:
         If the content has a different form.
     """
     record = content.get(RECORD)
-    letters = record.get(KEY) if isinstance(record, Mapping) else None
-    if not isinstance(letters, list) or not all(isinstance(data, bytes) for data in letters):
+    envelopes = record.get(KEY) if isinstance(record, Mapping) else None
+    if not isinstance(envelopes, list) or not all(isinstance(data, bytes) for data in envelopes):
         raise InputError(f"a message must hold envelopes as bytes under {RECORD}, {KEY}")
-    return letters
+    return envelopes
 
 
 def path_of(config: Mapping[str, Any], key: str, where: str) -> str:
-    """Return a path that a configuration must have; InputError if it is missing."""
+    """Return a path from a configuration; raise InputError if it is missing.
+
+    ``where`` names the configuration in the error.
+    """
     path = config.get(key)
     if not isinstance(path, str) or not path:
         raise InputError(f"{key} of {where} must be a path, got {show(path)}")
@@ -201,7 +205,7 @@ def path_of(config: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def seconds_of(config: Mapping[str, Any], key: str, where: str, default: float) -> float:
-    """Return seconds that a configuration may have; InputError unless they are > 0."""
+    """Return a number of seconds from a configuration, or the default; InputError unless > 0."""
     seconds = config.get(key, default)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
         raise InputError(f"{key} of {where} must be a number of seconds > 0, got {show(seconds)}")
@@ -209,7 +213,9 @@ def seconds_of(config: Mapping[str, Any], key: str, where: str, default: float) 
 
 
 def answer(message: Any, context: Any) -> Any:
-    """Deliver a message to the party behind the node's socket, and return the party's answer.
+    """Pass a Flower message to the party behind the node's socket; return the party's answer.
+
+    This is the function of the ClientApp.
 
     Parameters
     ----------
@@ -225,14 +231,14 @@ def answer(message: Any, context: Any) -> Any:
     try:
         answers = carry(path, unpacked(message.content))
     except Exception as error:
-        # The full message is only for the log of this node.
+        # The details stay in the log of this node.
         print(failure(error)[1], file=sys.stderr)
         return flwr.Message(flwr.Error(0, "its party did not answer"), reply_to=message)
     return flwr.Message(packed(answers), reply_to=message)
 
 
 def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> None:
-    """Carry the hub's mail over a grid until `stop` is set.
+    """Exchange the hub's messages with all nodes of a grid until `stop` is set.
 
     Parameters
     ----------
@@ -245,17 +251,17 @@ def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> N
     flwr = _flwr()
     node_of_message: dict[str, int] = {}
     while not stop.is_set():
-        letters_by_node = mail.outgoing(grid.get_node_ids(), time.monotonic())
-        if letters_by_node:
+        envelopes_by_node = mail.outgoing(grid.get_node_ids(), time.monotonic())
+        if envelopes_by_node:
             # A message that is not fetched within its ttl is sent again unchanged.
             messages = [
-                flwr.Message(packed(letters), node, TYPE, ttl=PATIENCE)
-                for node, letters in letters_by_node.items()
+                flwr.Message(packed(envelopes), node, TYPE, ttl=PATIENCE)
+                for node, envelopes in envelopes_by_node.items()
             ]
             ids = grid.push_messages(messages)
             node_of_message |= {
                 message_id: node
-                for message_id, node in zip(ids, letters_by_node, strict=False)
+                for message_id, node in zip(ids, envelopes_by_node, strict=False)
                 if message_id
             }
         for reply in grid.pull_messages(list(node_of_message)) if node_of_message else ():
@@ -273,7 +279,9 @@ def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> N
 
 
 def main(grid: Any, context: Any) -> None:
-    """Run the hub of the folder that the run's configuration names, until the run is stopped.
+    """Run the hub whose folder the run's configuration names, until the run is stopped.
+
+    This is the function of the ServerApp.
 
     Parameters
     ----------
@@ -292,7 +300,7 @@ def main(grid: Any, context: Any) -> None:
 
 
 def _opened(folder: Path) -> Any:
-    """Open the hub of a folder; wait if the ServerApp of an earlier run has not ended yet."""
+    """Open the folder of a hub; wait if the ServerApp of an earlier run has not ended yet."""
     from fastfed.deployment import folder as folders
 
     deadline = time.monotonic() + PATIENCE
@@ -306,7 +314,7 @@ def _opened(folder: Path) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Create one of the two Apps when Flower imports it."""
+    """Create `client_app` or `server_app` when Flower imports it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _flwr()
@@ -332,7 +340,7 @@ LARGEST = 1 << 28
 
 
 def taken(data: bytes) -> list[bytes]:
-    """Decode the messages that a courier carries; InputError for anything else."""
+    """Decode a list of messages that a courier carries; raise InputError for anything else."""
     try:
         return msgspec.msgpack.decode(data, type=list[bytes])
     except msgspec.DecodeError:
@@ -340,29 +348,29 @@ def taken(data: bytes) -> list[bytes]:
 
 
 def carried(
-    process: Process, letters: Sequence[bytes], say: Callable[[str], None] = print
+    process: Process, envelopes: Sequence[bytes], say: Callable[[str], None] = print
 ) -> list[bytes]:
-    """Deliver the hub's messages to a party, and return the party's messages.
+    """Pass the hub's messages to a party, and return the party's messages.
 
-    This is `Dialer.round`, except that the hub's answers arrive with the next poll.
+    It does the same as `Dialer.round`, but the hub's answers arrive with the next poll.
 
     Parameters
     ----------
     process : Process
         The process of a silo or of the helper.
-    letters : sequence of bytes
-        Envelopes of the hub. A refused envelope changes nothing.
+    envelopes : sequence of bytes
+        Envelopes of the hub. An envelope that the party refuses changes nothing.
     say : callable
-        Called with a line about refused messages, and about what the party could not do.
+        Called with the last error, if there is one.
 
     Returns
     -------
     list of bytes
-        Envelopes for the hub. All that they state is durable.
+        Envelopes for the hub. The party has stored everything that they state.
     """
     answers: list[bytes] = []
     problem = ""
-    for data in letters:
+    for data in envelopes:
         try:
             step, messages = process.handle(data)
         except Exception as error:
@@ -378,22 +386,22 @@ def carried(
 
 
 class Courier(SocketServer):
-    """Serve couriers through a Unix socket that its owner and group can use.
+    """Server for couriers, on a Unix socket that its owner and group can use.
 
     Parameters
     ----------
     process : Process
         The process of a silo or of the helper.
     path : str or Path
-        The socket, preferably outside the party's folder: permissions of its directory decide who
-        may use it. A socket that an earlier process left behind is replaced.
+        The socket, preferably outside the party's folder, since the permissions of its directory
+        decide who may use it. A socket that an earlier process has left there is replaced.
     say : callable
-        Called with a line about what went wrong.
+        Called with each new error.
 
     Raises
     ------
     InputError
-        If there is a file at the path, or no directory.
+        If there is a file at the path, or its directory does not exist.
     """
 
     def __init__(
@@ -408,7 +416,7 @@ class Courier(SocketServer):
 
 
 def _once(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Wrap ``say`` so that it skips a line that is the same as the last one."""
+    """Return a function that calls ``say`` unless the text is the same as in the last call."""
     last = [""]
 
     def say_if_new(text: str) -> None:
@@ -420,10 +428,10 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]:
-    """Create the class that handles couriers' requests."""
+    """Create the class that handles the requests of couriers."""
 
     class Handler(LocalHandler):
-        """Answer POST /carry with messages."""
+        """Answers POST /carry with the party's messages."""
 
         def do_POST(self) -> None:
             status, body = self._answer()
@@ -439,7 +447,7 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]
             try:
                 return 200, msgspec.msgpack.encode(carried(process, taken(request), say))
             except Exception as error:
-                # If the disk is full, nothing was sealed, and the next poll tries again.
+                # If the disk is full, nothing was stored or sent, and the next poll tries again.
                 status, text = failure(error)
                 say(text)
                 return status, (text if status == 400 else "nothing was kept").encode()
@@ -447,14 +455,16 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]
     return Handler
 
 
-def carry(path: str | Path, letters: Sequence[bytes]) -> list[bytes]:
-    """Deliver messages to the party behind a socket; return its messages.
+def carry(path: str | Path, envelopes: Sequence[bytes]) -> list[bytes]:
+    """Pass messages to the party behind a socket; return the party's messages.
+
+    It is the client of `Courier`.
 
     Parameters
     ----------
     path : str or Path
         The party's socket.
-    letters : sequence of bytes
+    envelopes : sequence of bytes
         Envelopes; an empty sequence is a poll, see `carried`.
 
     Raises
@@ -463,7 +473,7 @@ def carry(path: str | Path, letters: Sequence[bytes]) -> list[bytes]:
         If the party cannot be reached, or refuses.
     """
     try:
-        status, body = call_socket(path, PATH, msgspec.msgpack.encode(list(letters)), LARGEST)
+        status, body = call_socket(path, PATH, msgspec.msgpack.encode(list(envelopes)), LARGEST)
     except OSError as error:
         raise InputError(f"the party behind {path} cannot be reached ({error})") from None
     if status != 200:

@@ -6,9 +6,10 @@ state.sqlite    the log of the party's writes
 ledger.sqlite   for a silo: the privacy budget of its datasets, over all its plans
 joined          for a silo: its dataset, and the path, identity and last known head of its ledger
 
-`join` countersigns a plan and sets a silo's ceiling. A plan can continue an earlier one, with the
-same parties and the same ledger: `extended` compiles it, `last_broadcast` finds the model that it
-starts from, and `check_room` refuses it if a silo's ceiling is too low for both plans.
+`join` countersigns a plan and sets the ceiling of a silo's budget. A plan can continue an earlier
+one, with the same parties and the same ledger: `extended` compiles the new plan, `last_broadcast`
+returns the broadcast from whose model it starts, and `check_room` refuses it if a silo's ceiling is
+too low for both plans.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from fastfed.deployment.ledger import (
     MemoryStore,
     SqliteStore,
     damage_named,
+    epsilon_of_charges,
     read_writes,
-    together,
 )
 from fastfed.deployment.model import Extension, model_of, no_start
 from fastfed.deployment.party import Party, Process, SiloProcess
@@ -56,7 +57,13 @@ JOINED = "joined"
 
 
 def make_keys(folder: str | Path) -> dict[str, str]:
-    """Create a folder with a new secret; return the public keys in the form that a spec needs."""
+    """Create a folder with a new secret; return the public keys as a spec needs them.
+
+    Returns
+    -------
+    dict
+        ``sign`` and ``open``, in hexadecimal.
+    """
     target = Path(folder)
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_secret(target / SECRET)
@@ -64,13 +71,21 @@ def make_keys(folder: str | Path) -> dict[str, str]:
 
 
 def public_keys(folder: str | Path) -> dict[str, str]:
-    """Return the public keys of a folder's secret in the form that a spec needs."""
-    sign, write = Identity(read_secret(Path(folder) / SECRET)).public
-    return {"sign": sign.hex(), "open": write.hex()}
+    """Return the public keys of a folder's secret, ``sign`` and ``open``, in hexadecimal."""
+    sign_key, encryption_key = Identity(read_secret(Path(folder) / SECRET)).public
+    return {"sign": sign_key.hex(), "open": encryption_key.hex()}
 
 
 def party_of(plan: DeployedPlan, secret: bytes, folder: str | Path = "this folder") -> str:
-    """Return the name of the party that a secret belongs to; InputError if it is nobody's."""
+    """Return the name of the party of a plan to which a secret belongs.
+
+    ``folder`` is named in the error.
+
+    Raises
+    ------
+    InputError
+        If the secret belongs to no party of the plan.
+    """
     public = Identity(secret).public
     for party in plan.parties:
         if (party.sign, party.open) == public:
@@ -89,7 +104,7 @@ def is_silo(folder: str | Path, plan_file: str | Path) -> bool:
 
 
 def countersign(folder: str | Path, plan_file: str | Path) -> tuple[str, DeployedPlan]:
-    """Verify a plan file, countersign it, and store it in the folder of a party.
+    """Verify a plan file, sign it with a party's key, and store it in the party's folder.
 
     Returns
     -------
@@ -113,16 +128,17 @@ def countersign(folder: str | Path, plan_file: str | Path) -> tuple[str, Deploye
 
 
 class LedgerNote(NamedTuple):
-    """A silo's note, in its folder, of the ledger that it charges.
+    """A silo's note, in its folder, of the ledger to which its records are charged.
 
     Parameters
     ----------
     dataset : str
+        The dataset in the ledger.
     ledger : Path
         The ledger's file.
     identity, head : bytes
-        The ledger's identity, and its head when it was last opened; empty in a note of an earlier
-        version.
+        The ledger's identity, and the hash of its last entry when it was last opened. Empty in a
+        note of an earlier version of fastfed.
     """
 
     dataset: str
@@ -132,9 +148,9 @@ class LedgerNote(NamedTuple):
 
 
 def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
-    """Write the note of the dataset and ledger that the silo of a folder charges.
+    """Write the `LedgerNote` of the silo of a folder.
 
-    If the ledger is in the folder, only its file name is stored, so that the folder can be moved.
+    If the ledger is in this folder, only its file name is stored, so that the folder can be moved.
     """
     file, home = Path(ledger.path).resolve(), Path(folder).resolve()
     content = {
@@ -149,7 +165,7 @@ def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
 
 
 def remembered(folder: str | Path) -> LedgerNote | None:
-    """Read a silo's note of its ledger; None if the folder was never opened or joined."""
+    """Read the `LedgerNote` of a folder; None if it has none, because no silo has used it yet."""
     note = Path(folder) / JOINED
     if not note.exists():
         return None
@@ -166,21 +182,26 @@ def remembered(folder: str | Path) -> LedgerNote | None:
 def ledger_of(
     note: LedgerNote, dataset: str | None = None, ledger: str | Path | None = None
 ) -> tuple[str, Ledger]:
-    """Open the ledger that a folder's note names; return the dataset and the ledger.
+    """Open the ledger that a silo's note names, after checking that it is the right file.
 
     Parameters
     ----------
     note : LedgerNote
     dataset : str, optional
-        Must be the note's dataset.
+        If given, it must be the note's dataset.
     ledger : str or Path, optional
-        The new path of the ledger's file, if it was moved.
+        The new path of the ledger's file, if the file was moved.
+
+    Returns
+    -------
+    tuple of (str, Ledger)
+        The dataset and the open ledger.
 
     Raises
     ------
     InputError
-        If the dataset differs, or the file is missing, is a different ledger, or is older than the
-        note.
+        If the dataset differs, or the file is missing, is a different ledger, or is a copy that is
+        older than the note.
     """
     file = Path(note.ledger if ledger is None else ledger)
     if dataset not in (None, note.dataset):
@@ -193,6 +214,7 @@ def ledger_of(
             f"there is no ledger at {file}, and a new one would forget what was spent: name where "
             "it is by --ledger"
         )
+    # A note of an earlier version has no identity: it can be compared only by the file.
     if not note.identity and note.ledger.is_file() and not file.samefile(note.ledger):
         raise InputError(
             f"the ledger must be {note.ledger}, to which these records are charged, got {file}"
@@ -213,7 +235,7 @@ def ledger_of(
 
 
 def check_sealed(party: SiloParty, ledger: Ledger) -> None:
-    """Refuse a ledger that lacks the charge of a report that the silo has sealed."""
+    """Raise InputError if the ledger lacks the charge of a report that the silo has made."""
     for release in party.sealed:
         if ledger.charged(party.dataset, party.deployed.digest, release) is None:
             raise InputError(
@@ -226,28 +248,32 @@ def check_sealed(party: SiloParty, ledger: Ledger) -> None:
 def opened(
     folder: str | Path, dataset: str | None = None, ledger: str | Path | None = None
 ) -> Process:
-    """Open a folder and start its party as a process on its files.
+    """Open the files of a folder, and return its party as a process that uses them.
 
     Parameters
     ----------
     folder : str or Path
     dataset : str, optional
-        For a silo: the dataset that its ledger charges. By default the dataset of its note, or
-        "records".
+        For a silo: the dataset in its ledger. By default the dataset of its note, or "records".
     ledger : str or Path, optional
-        For a silo: the new path of its ledger, if the file was moved after it joined.
+        For a silo: the new path of its ledger, if the file was moved after the silo joined.
+
+    Returns
+    -------
+    Process
+        For a silo a `SiloProcess`.
 
     Raises
     ------
     InputError
-        If there is no plan, a different process uses the folder, its state is broken, or the ledger
-        is not the one in the folder's note.
+        If there is no plan, a different process uses the folder, its state is damaged, or the
+        ledger is not the ledger of the folder's note.
     """
     target = Path(folder)
-    name, plan, secret = _who(target)
+    name, plan, secret = _party_in(target)
     if name not in plan.silos:
         with damage_named(target / STATE):
-            return Process(_other(name, plan, secret), SqliteStore(str(target / STATE)))
+            return Process(_hub_or_helper(name, plan, secret), SqliteStore(str(target / STATE)))
     note = remembered(target)
     if note is None:
         entry = line("dataset", dataset or "records")
@@ -260,33 +286,33 @@ def opened(
         files.callback(store.close)
         process = SiloProcess(silo_of(plan, name, secret, budget, entry), store, budget)
         check_sealed(process.party, budget)
-        # All checks have passed, so the files stay open.
+        # All checks have passed: leave the files open.
         files.pop_all()
     remember(target, entry, budget)
     return process
 
 
 def read_party(folder: str | Path) -> Process:
-    """Read the party of a folder from a copy of its state, also while a process uses the folder.
+    """Read the party of a folder from a copy of its state, even while a process uses the folder.
 
-    No file is opened for writing, created or changed. A silo gets an empty ledger in memory, so it
+    No file is created, changed or opened for writing. A silo gets an empty ledger in memory, so it
     cannot charge anything.
 
     Raises
     ------
     InputError
-        If there is no plan, or the state is broken.
+        If there is no plan, or the state is damaged.
     """
     target = Path(folder)
-    name, plan, secret = _who(target)
+    name, plan, secret = _party_in(target)
     store = MemoryStore(read_writes(target / STATE))
     if name not in plan.silos:
-        return Process(_other(name, plan, secret), store)
+        return Process(_hub_or_helper(name, plan, secret), store)
     budget = Ledger(":memory:")
     return SiloProcess(silo_of(plan, name, secret, budget), store, budget)
 
 
-def _who(folder: Path) -> tuple[str, DeployedPlan, bytes]:
+def _party_in(folder: Path) -> tuple[str, DeployedPlan, bytes]:
     """Return the name of a folder's party, its plan and its secret."""
     if not (folder / PLAN).exists():
         raise InputError(f"{folder} holds no plan; join one first: fastfed deploy join")
@@ -294,13 +320,13 @@ def _who(folder: Path) -> tuple[str, DeployedPlan, bytes]:
     return party_of(plan, secret, folder), plan, secret
 
 
-def _other(name: str, plan: DeployedPlan, secret: bytes) -> Party:
-    """Create the hub or the helper of a plan."""
+def _hub_or_helper(name: str, plan: DeployedPlan, secret: bytes) -> Party:
+    """Create the hub or, for any other name, the helper of a plan."""
     return hub_of(plan, secret) if name == plan.document.hub.name else Helper(plan, secret)
 
 
 def export_model(folder: str | Path) -> dict[str, Any]:
-    """Export the last model of the silo of a folder, whether it runs or not; see `model_of`.
+    """Export the last model of the silo of a folder; the silo may be running or not.
 
     Parameters
     ----------
@@ -309,11 +335,12 @@ def export_model(folder: str | Path) -> dict[str, Any]:
     Returns
     -------
     dict
+        See `model_of`.
 
     Raises
     ------
     InputError
-        If it is not the folder of a silo, or there was no release yet.
+        If it is not the folder of a silo, or there has been no release yet.
     """
     target = Path(folder)
     try:
@@ -326,7 +353,7 @@ def export_model(folder: str | Path) -> dict[str, Any]:
 
 
 def recover(folder: str | Path) -> dict[str, Any]:
-    """Recover from reports that the silo of a folder has lost; see `SiloParty.recover`.
+    """Let the running silo of a folder recover from lost reports; see `SiloParty.recover`.
 
     Returns
     -------
@@ -336,7 +363,7 @@ def recover(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If the silo does not run. It must, because only the hub knows what was sent.
+        If the silo is not running. It must run, because only the hub knows which reports it sent.
     """
     target = Path(folder)
     try:
@@ -349,7 +376,7 @@ def recover(folder: str | Path) -> dict[str, Any]:
 
 
 def leave(folder: str | Path) -> dict[str, Any]:
-    """Leave the federation as the silo of a folder. The hub learns this when the silo next runs.
+    """Let the silo of a folder leave the federation. The hub learns this when the silo next runs.
 
     Returns
     -------
@@ -359,16 +386,16 @@ def leave(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If it is not the folder of a silo, or a process other than the silo uses its state.
+        If it is not the folder of a silo, or a process other than the silo uses its files.
     """
     target = Path(folder)
     try:
         return SiloClient(target / SOCKET).call("leave")
     except OSError:
-        name, plan, secret = _who(target)
+        name, plan, secret = _party_in(target)
     if name not in plan.silos:
         raise InputError(f"{target} is not the folder of a silo")
-    # Leaving spends nothing, and must be possible even if the ledger is lost.
+    # Leaving charges nothing, and must be possible even if the ledger is lost.
     store = SqliteStore(str(target / STATE))
     try:
         process = SiloProcess(silo_of(plan, name, secret, Ledger(":memory:")), store)
@@ -380,7 +407,7 @@ def leave(folder: str | Path) -> dict[str, Any]:
 
 # ---- plans that continue an earlier plan ---------------------------------------------------------
 
-#: Tables that an extension takes from the earlier plan, and that its spec must not have.
+#: Tables that a plan takes from the plan it continues, so that its spec must not have them.
 PARTIES = ("silos", "hub")
 
 
@@ -395,13 +422,14 @@ def extended(
     Parameters
     ----------
     spec : str or mapping
-        TOML text, or its tables: ``system`` and ``calendar``, and others that differ from the
+        TOML text, or its tables: ``system``, ``calendar``, and those tables that differ from the
         earlier spec (``federation``, ``columns``, ``norm``, ``helper``).
     earlier : DeployedPlan
+        The plan that is continued.
     broadcast : bytes
-        The earlier hub's last broadcast; empty if there is none.
+        The last broadcast of the earlier plan; empty if there is none.
     fresh : bool
-        True to start without the earlier model.
+        True to start without the earlier plan's model.
 
     Returns
     -------
@@ -414,9 +442,9 @@ def extended(
 
     Notes
     -----
-    Guarantee: as in the new plan's certificate. For a person who is in both plans, as in the entry
-    of `also` that names the earlier plan. The start is computed from a broadcast and costs no
-    further privacy.
+    Guarantee: as in the new plan's certificate. For a person who is in both plans, the certificate
+    has an entry of `also` that names the earlier plan. The model from which silos start is computed
+    from a broadcast, so its use costs no further privacy.
     """
     tables = tables_of(spec)
     for key in PARTIES:
@@ -425,8 +453,10 @@ def extended(
     for key in ("system", "calendar"):
         if key not in tables:
             raise InputError(f"the spec must have a table {key}: it is what an extension changes")
-    document = document_of(_fitting({**_before(earlier, tables), **tables}, tables))
-    # The plan is derived first without a start, to see whether the earlier model can be its start.
+    document = document_of(
+        _without_unused_keys({**_earlier_tables(earlier, tables), **tables}, tables)
+    )
+    # Derive the plan without a start first, to check whether it can start from the earlier model.
     no_start_reason = no_start(document, checked(document, {}).plan, earlier)
     if not broadcast:
         no_start_reason = no_start_reason or "no-release"
@@ -438,8 +468,11 @@ def extended(
     return checked(msgspec.structs.replace(document, extends=extends), {})
 
 
-def _before(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, Any]:
-    """Rebuild the tables of an earlier plan's spec, except ``system`` and ``calendar``."""
+def _earlier_tables(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, Any]:
+    """Rebuild the tables of an earlier plan's spec, except ``system`` and ``calendar``.
+
+    ``new`` are the tables of the new spec.
+    """
     document = earlier.document
     federation = {"name": document.name, "least": document.least, "explore": document.explore}
     federation |= {} if document.influence is None else {"influence": document.influence}
@@ -459,30 +492,33 @@ def _before(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, Any]:
     return tables | schema
 
 
-def _fitting(tables: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove keys of the earlier spec that have no meaning for the new protocol."""
+def _without_unused_keys(tables: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables without keys of the earlier spec that the new protocol does not use.
+
+    ``new`` are the tables of the new spec, which stay as they are.
+    """
     protocol = tables["system"].get("protocol", "silo-ldp")
     federation = dict(tables.get("federation", {}))
     if "federation" not in new:
         unused_key = "influence" if protocol in (*ADDED_UP, "central") else None
         for key in (unused_key, None if protocol in ADDED_UP else "sum"):
             federation.pop(key, None)
-    fitted = {**tables, "federation": federation}
+    used_tables = {**tables, "federation": federation}
     needs_helper = protocol in ADDED_UP and federation.get("sum") != "masks"
     if "helper" not in new and not needs_helper:
-        fitted.pop("helper", None)
-    return fitted
+        used_tables.pop("helper", None)
+    return used_tables
 
 
 def _table(party: Any) -> dict[str, str]:
-    """Rebuild a party's table of a spec."""
+    """Rebuild the table of a spec that defines a party."""
     return {"name": party.name, "sign": party.sign.hex(), "open": party.open.hex()}
 
 
 def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
-    """Return the plan and the last broadcast of a silo's or the hub's folder.
+    """Return the plan and the last broadcast in the folder of a silo or of the hub.
 
-    The broadcast is empty before the first release.
+    The broadcast is empty bytes before the first release.
 
     Raises
     ------
@@ -505,7 +541,9 @@ def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
 def check_room(
     ledger: Ledger, dataset: str, plan: DeployedPlan, ceiling: tuple[float, float] | None = None
 ) -> None:
-    """Refuse a plan that would exceed the ceiling of a dataset, given what was spent already.
+    """Raise InputError if a whole plan would exceed the ceiling of a dataset.
+
+    The charges that the ledger has already are counted.
 
     Parameters
     ----------
@@ -513,22 +551,23 @@ def check_room(
     dataset : str
     plan : DeployedPlan
     ceiling : tuple of (float, float), optional
-        (epsilon, delta). By default the ledger's.
+        (epsilon, delta). By default the ceiling in the ledger.
 
     Raises
     ------
     InputError
-        If there is no ceiling, or the charge of the whole plan exceeds it.
+        If there is no ceiling, or all charges with the charge of the whole plan exceed it.
     """
     limits = ceiling or ledger.ceiling(dataset)
     if limits is None:
         raise InputError(f'no ceiling is set for dataset "{dataset}": --epsilon and --delta')
     epsilon, delta = limits
+    # Charges of this plan's releases are parts of the whole plan's charge, so they are left out.
+    # Second charges of this plan, after records were lost, are counted in addition.
     charges = [c for c in ledger.charges(dataset) if c.plan != plan.digest]
-    # Second charges of this plan, after records were lost, are added to the whole plan's charge.
     charges += [c for c in ledger.charges(dataset) if c.plan == plan.digest and c.release < 1]
     charges.append(charge_of(plan.executed, plan.digest, dataset, -1))
-    spent = together(charges, delta)
+    spent = epsilon_of_charges(charges, delta)
     if spent > epsilon * (1.0 + 1e-9):
         raise InputError(
             f'with this plan dataset "{dataset}" would have spent epsilon {spent:.4g} at delta '
@@ -538,13 +577,22 @@ def check_room(
 
 
 def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
-    """Create the folder of a plan that continues the plan in ``old``, with the same secret.
+    """Create a party's folder for a plan, with the secret of its folder of the earlier plan.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The new folder.
+    plan : DeployedPlan
+        The plan that continues an earlier one.
+    old : str or Path
+        The party's folder of the earlier plan.
 
     Raises
     ------
     InputError
         If ``old`` does not hold the plan that is continued, or has a different broadcast of the
-        release that the new plan starts from.
+        release from which the new plan starts.
     """
     target, old_folder = Path(folder), Path(old)
     earlier, extends = plan.earlier, plan.document.extends
@@ -552,6 +600,7 @@ def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
         raise InputError("the plan continues no other; join it without --extends")
     if load(old_folder / PLAN).digest != earlier.digest:
         raise InputError(f"{old_folder} is of another plan than the one that this plan continues")
+    # A silo and the hub have the earlier broadcasts; the helper has none to compare with.
     if extends.start:
         name = party_of(earlier, read_secret(old_folder / SECRET))
         if earlier.document.helper is None or name != earlier.document.helper.name:
@@ -569,7 +618,7 @@ def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
 
 
 def _check_start(start: bytes, before: Path, earlier: DeployedPlan) -> None:
-    """Refuse a start that differs from a folder's broadcast of the same release."""
+    """Raise InputError if a start differs from the same release's broadcast in an old folder."""
     release = earlier.wire.read(start).release
     last = last_broadcast(before)[1]
     if last and earlier.wire.read(last).release == release and last != start:
@@ -594,17 +643,18 @@ def join(
     folder : str or Path
     plan_file : str or Path
     ceiling : tuple of (float, float), optional
-        (epsilon, delta) of a silo's dataset. By default the ledger's.
+        (epsilon, delta) of a silo's dataset. By default the ceiling in the ledger.
     dataset : str, optional
-        The entry of the ledger. By default "records", or the dataset of ``extends``.
+        The dataset in the ledger. By default "records", or the dataset of ``extends``.
     ledger : str or Path, optional
         A ledger that several folders share. By default the ledger in the folder, or the ledger of
         ``extends``.
     extends : str or Path, optional
-        The folder of the plan that this one continues. The new folder gets its secret, and charges
-        its ledger and dataset.
+        The party's folder of the plan that this plan continues. The new folder gets its secret, and
+        uses its ledger and dataset.
     second_ledger : bool
-        True to charge a different ledger or dataset than the earlier plan. The ledger records this.
+        True to charge a different ledger or dataset than the earlier plan did. The ledger records
+        this.
 
     Returns
     -------
@@ -614,9 +664,9 @@ def join(
     Raises
     ------
     InputError
-        If the plan does not verify, a silo has no ceiling, its ledger is not the one that the
-        folder or the earlier plan charges, or a continued plan would exceed the ceiling. Nothing
-        is written then, except the secret of a new folder.
+        If the plan does not verify, a silo has no ceiling, its ledger is not the ledger of the
+        folder or of the earlier plan, or a plan that continues another would exceed the ceiling.
+        Nothing is written then, except the secret of a new folder.
     """
     target, plan = Path(folder), load(plan_file)
     if extends is not None:
@@ -628,6 +678,7 @@ def join(
             f"the plan continues {plan.earlier.digest.hex()[:16]}; name its folder by --extends, "
             "or its ledger by --ledger"
         )
+    # The ledger is the one of this folder's note, else of the earlier folder, else a new one.
     note = remembered(target)
     if note is None and extends is not None and not second_ledger:
         note = remembered(extends) or LedgerNote("records", Path(extends) / LEDGER)
@@ -657,7 +708,7 @@ def join(
 
 
 def _check_charged(ledger: Ledger, dataset: str, earlier: DeployedPlan) -> None:
-    """Refuse a ledger without any charge of an earlier plan."""
+    """Raise InputError if a dataset in a ledger has no charge of an earlier plan."""
     if not any(charge.plan == earlier.digest for charge in ledger.charges(dataset)):
         raise InputError(
             f'dataset "{dataset}" of {ledger.path} has no charge of the plan that this one '

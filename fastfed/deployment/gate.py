@@ -1,7 +1,7 @@
 """The hub's limits on connections: their number, and the time until a request is answered.
 
-uvicorn counts and times only requests. This module counts connections from the moment they are
-accepted, also during their TLS handshake.
+The web server uvicorn limits only requests. This module limits connections from the moment they are
+accepted, including their TLS handshake.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """The open connections of a hub, oldest first.
+    """The set of a hub's open connections, whose size is limited.
 
     ``context`` is the hub's TLS context; None if a proxy terminates TLS.
     """
 
-    #: Deadline in seconds, from accepting a connection or its last answer to its next answer.
+    #: Seconds that a connection has until an answer, since it was accepted or last answered.
     seconds = WHOLE
 
     def __init__(self) -> None:
         self.context: ssl.SSLContext | None = None
+        #: Maximum number of open connections.
         self.most = files_for(3, 256)
         #: Number of connections that may be accepted before the first of them is counted.
         self.backlog = max(1, self.most // 8)
+        #: The open connections, oldest first; a dict is used as an ordered set.
         self.open: dict[Guarded, None] = {}
+        #: Creates a connection of this gate, as asyncio requests it.
         self.protocol = partial(Guarded, self)
 
     def admit(self, connection: Guarded) -> None:
-        """Count a connection; if there are too many, drop the oldest that is not being answered."""
+        """Count a new connection; if there are too many, drop the oldest one without a request."""
         if len(self.open) >= self.most:
-            idle = (
-                connection_waiting
-                for connection_waiting in self.open
-                if not connection_waiting.answering
-            )
+            idle = (other for other in self.open if not other.answering)
             next(idle, next(iter(self.open))).drop()
         self.open[connection] = None
 
@@ -55,18 +54,19 @@ class Guarded(H11Protocol):
     def __init__(self, gate: Gate, **keys: Any) -> None:
         super().__init__(**keys)
         self._gate = gate
-        #: Data that arrive before uvicorn has the transport.
+        #: Data that have arrived before `_begin` was called.
         self._early = b""
+        #: True once uvicorn handles the connection, after the TLS handshake.
         self._ready = False
 
     @property
     def answering(self) -> bool:
-        """True while a complete request is answered."""
+        """True while a request that has arrived completely is being answered."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     def connection_made(self, transport: Any) -> None:
-        """Count the connection, start its deadline, and begin TLS."""
+        """Count the connection, start its deadline, and start the TLS handshake."""
         self._tcp_transport = transport
         self._gate.admit(self)
         self.connections.add(self)
@@ -78,7 +78,7 @@ class Guarded(H11Protocol):
         self._handshake = self.loop.create_task(self._secure(transport, self._gate.context))
 
     async def _secure(self, transport: Any, context: ssl.SSLContext) -> None:
-        """Do the TLS handshake, then pass the connection to uvicorn."""
+        """Do the TLS handshake, then let uvicorn handle the connection; drop it on failure."""
         try:
             secured = await self.loop.start_tls(
                 transport, self, context, server_side=True, ssl_handshake_timeout=self._gate.seconds
@@ -93,30 +93,30 @@ class Guarded(H11Protocol):
             self.data_received(self._early)
 
     def _begin(self, transport: Any) -> None:
-        """Pass the connection to uvicorn."""
+        """Let uvicorn handle the connection from now on."""
         self._ready = True
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data to uvicorn, or store them until it has the transport."""
+        """Pass data to uvicorn, or keep them until `_begin` is called."""
         if self._ready:
             super().data_received(data)
         else:
             self._early += data
 
     def handle_events(self) -> None:
-        """Process requests that have arrived; drop a connection that breaks the protocol."""
+        """Process the requests that have arrived; drop a connection that violates HTTP."""
         try:
             super().handle_events()
         except h11.LocalProtocolError:
-            # A bad request arrived while an earlier one is being answered.
+            # A bad request arrived while an earlier request is being answered.
             self.drop()
         except Exception as error:
             self.logger.error(failure(error)[1])
             self.drop()
 
     def on_response_complete(self) -> None:
-        """Start the deadline of the next request."""
+        """Restart the deadline, for the next request."""
         self._deadline.cancel()
         self._deadline = self.loop.call_later(self._gate.seconds, self.drop)
         super().on_response_complete()
@@ -133,7 +133,7 @@ class Guarded(H11Protocol):
         self.connections.discard(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting a connection that was closed."""
+        """Stop counting the connection, which was closed."""
         self._forget()
         if self._ready:
             super().connection_lost(exc)
@@ -147,7 +147,10 @@ class Guarded(H11Protocol):
 
 
 class Seldom(logging.Filter):
-    """Log each message at most once a minute, and failed system calls without a traceback."""
+    """Filter that passes each log message at most once a minute.
+
+    Failed system calls are logged without their traceback.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,6 +173,6 @@ _SELDOM = Seldom()
 
 
 def quiet() -> None:
-    """Limit how often messages are logged that any client can cause."""
+    """Limit the logging of messages that any client can cause, such as failed handshakes."""
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(_SELDOM)

@@ -1,10 +1,12 @@
-"""The hub of a deployment: it collects reports and broadcasts releases.
+"""The hub of a deployment: it collects the silos' reports and broadcasts releases.
 
-Its state is the fold of a hash-chained log: all entries applied in order. For each release the hub
-*opens* one set of reports, that is, it fixes which reports are added up: all reports or, after the
-grace period, the reports that have arrived. The set is written to the log before
-its sum is computed, so a hub that is killed in between computes the same sum after a restart.
-Reading the log recomputes every sum.
+For each release the hub *opens* one set of reports: it fixes which silos' reports are added up.
+These are the reports of all silos or, after the grace period, the reports that have arrived. The
+hub then broadcasts the sum of the set.
+
+The hub's state is computed from a log, a chain of hashed entries, by applying all entries in order.
+A set is written to the log before its sum is computed, so a hub that is killed in between computes
+the same sum after a restart. Reading the log recomputes every sum.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from fastfed.deployment.guard import (
     Fit,
     check_range,
     check_records,
+    hub_sees_reports,
     nodes_of,
     sum_of,
-    visible,
 )
 from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import summary
@@ -41,16 +43,18 @@ from fastfed.protocols.protocol import SEND_BATCH, Report
 from fastfed.protocols.secure_sum import Decoder
 from fastfed.protocols.server import Server
 
-#: Seconds that a restarted hub waits at least for silos that have not joined again.
+#: Minimum number of seconds that a restarted hub waits for the silos' first messages.
 PATIENCE = 60.0
 
 
 class BrokenLog(Refused):
-    """Raised for a log whose broadcasts are not the sums of its reports."""
+    """Raised if a broadcast in the hub's log is not the sum of the reports in the log."""
 
 
 class Hub(Speaker):
-    """Run the hub as a state machine.
+    """Run the hub as a state machine, which does no input or output.
+
+    Each method returns a `Step`: log entries to store, and messages to send afterwards.
 
     Parameters
     ----------
@@ -68,57 +72,60 @@ class Hub(Speaker):
     ) -> None:
         super().__init__(deployed, deployed.document.hub.name, secret)
         self._sealing = SealedNoise(secret, deployed.digest, self.name)
-        # True if reports are exact sums of records. Simulated records are not in fixed point.
+        # True if reports are exact sums of records in fixed point, as the hub then checks. Records
+        # of a simulation, which passes its own noise source, are not in fixed point.
         self._exact = noise is None and self.plan.protocol.noise_by == "server"
-        self._server = self._serving(noise)
+        self._server = self._make_server(noise)
         self._range, self._chain_summary = self._limits(), summary(deployed)
         influence = deployed.document.influence
         self._cap = None if influence is None else Cap(self.plan, influence)
-        self._detector = Alarm(self.plan) if visible(self.plan) else None
+        self._detector = Alarm(self.plan) if hub_sees_reports(self.plan) else None
         # ---- State saved in the store: survives a restart.
         #: Names of the parties that have joined, and indices of the silos that have left.
         self.joined: set[str] = set()
-        self.left: set[int] = set()
+        self.left_silos: set[int] = set()
         #: (release, silo) -> the bytes of the silo's report.
         self.reports: dict[tuple[int, int], bytes] = {}
-        #: (release, silo) -> the silo's signed message about its report and the last broadcast.
+        #: (release, silo) -> the silo's `Seen` message: digests of its report and last broadcast.
         self.seen: dict[tuple[int, int], bytes] = {}
-        #: (release, silo) -> the silo's session, 32 bytes.
+        #: (release, silo) -> the silo's session: 32 bytes on which pairwise masks depend.
         self.sessions: dict[tuple[int, int], bytes] = {}
         #: Release -> the set of reports that was opened.
         self.sets: dict[int, Opened] = {}
-        #: Release -> the helper's answer, as bytes.
+        #: Release -> the helper's answer, which holds the sum of the helper's shares.
         self.answers: dict[int, bytes] = {}
         #: Release -> the bytes of the broadcast.
         self.broadcasts: dict[int, bytes] = {}
+        #: Contradictions between messages, and silos that do not fit the others.
         self.alarms: list[str] = []
         #: Why the plan has ended early; empty while it runs.
         self.ended = ""
-        # ---- Recomputed from the log.
+        # ---- State recomputed from the log.
         #: Sum of the reports of each release, (releases, s).
         self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
         #: Release -> its broadcast, of the last release only; it may not be durable yet.
         self._broadcast_cache: dict[int, bytes] = {}
-        #: Release -> how well its silos fit each other, of the last release only.
+        #: Release -> how well each silo fits the others, of the last release only.
         self._fits_cache: dict[int, list[Fit]] = {}
         #: Silo name -> releases in which its report was scaled down to the plan's cap.
         self.capped: dict[str, set[int]] = {}
         # ---- State of this process: empty after a restart.
-        #: Silos that repeat this nonce are running now.
+        #: The hub sends this nonce to silos. A silo that repeats it is running now.
         self._nonce = os.urandom(16)
-        #: Silo -> the last release that it has, for silos that have joined since the restart.
+        #: Silo -> the last release that it has, for silos that have sent a `Join` since the
+        #: restart.
         self._silo_release: dict[int, int] = {}
-        #: Time of the first tick after a silo has joined; None before.
+        #: Time of the first tick after a silo has sent a `Join`; None before.
         self._first_join: float | None = None
-        #: Release -> a broadcast of this hub that its log has lost, as a silo returned it.
+        #: Release -> a broadcast of this hub that its restored log lacks, as a silo returned it.
         self._lost_broadcasts: dict[int, bytes] = {}
-        #: The number of sets that the helper says it has opened; None before it has joined.
+        #: Number of releases that the helper has answered; None before its first message.
         self._helper_opened: int | None = None
-        #: Release -> entries of a set that the helper has opened and this hub's log has lost.
+        #: Release -> entries of a set that the helper has added up and this restored log lacks.
         self._lost_sets: dict[int, tuple[wire.Entry, ...]] = {}
 
-    def _serving(self, noise: NoiseSource | None) -> Any:
-        """Create the object that computes releases from reports."""
+    def _make_server(self, noise: NoiseSource | None) -> Any:
+        """Create the object that computes a release from a set of reports."""
         if self.plan.secure is not None:
             return Decoder(self.plan.secure)
         return Server(self.plan, self._sealing.source if noise is None else noise)
@@ -128,7 +135,7 @@ class Hub(Speaker):
     def handle(self, data: bytes, now: float) -> Step:
         """Process a message of a silo or of the helper.
 
-        A silo may also return a broadcast of this hub.
+        A silo may also return a broadcast that this hub made before its log was restored.
 
         Raises
         ------
@@ -138,9 +145,9 @@ class Hub(Speaker):
         kinds = ("join", "report", "seen", "set", "leave", "sessions", "broadcast")
         envelope = self.wire.read(data, kinds)
         if envelope.kind == "join":
-            return self._join(envelope, data, now)
+            return self._answer_join(envelope, data, now)
         if envelope.kind == "broadcast":
-            return self._reminded(envelope, data)
+            return self._take_returned_broadcast(envelope, data)
         helper = self.deployed.document.helper
         if envelope.kind == "set":
             if helper is None or envelope.sender != helper.name:
@@ -148,13 +155,13 @@ class Hub(Speaker):
             return self._store_answer(envelope, data)
         silo = self._silo(envelope)
         if envelope.kind == "sessions":
-            return self._session(silo, envelope, data)
+            return self._store_session(silo, envelope, data)
         if envelope.kind == "report":
-            return self._report(silo, envelope, data)
+            return self._store_report(silo, envelope, data)
         if envelope.kind == "seen":
-            return self._seen_by(silo, envelope, data)
+            return self._store_seen(silo, envelope, data)
         self.wire.body(envelope, wire.Leave)
-        return self._leave(silo, data)
+        return self._store_leave(silo, data)
 
     def _silo(self, envelope: Envelope) -> int:
         """Return the index of the silo that sent a message."""
@@ -162,42 +169,50 @@ class Hub(Speaker):
             raise Refused(f"a {envelope.kind} must come from a silo, got one of {envelope.sender}")
         return self.deployed.index(envelope.sender)
 
-    def _join(self, envelope: Envelope, data: bytes, now: float) -> Step:
-        """Answer a party's `Join` with what it has missed."""
+    def _answer_join(self, envelope: Envelope, data: bytes, now: float) -> Step:
+        """Answer a party's `Join` with the messages that the party has missed.
+
+        To the helper, these are its later answers and the open set. To a silo, they are the
+        broadcasts that it does not have, and a receipt: the list of its reports that the hub has.
+        """
         body = self.wire.body(envelope, wire.Join)
-        self.deployed.check_agreed(envelope.sender, body.agreed)
+        self.deployed.check_countersignature(envelope.sender, body.agreed)
         join_write = (
             () if envelope.sender in self.joined else (Write("join", envelope.sender, data),)
         )
         if envelope.sender not in self.deployed.silos:
             self._helper_opened = max(envelope.release, self._helper_opened or 0)
-            # A restored helper gets back its later answers before it may open a new set.
+            # A helper that was restored must get its later answers before it adds up a new set.
             later_answers = (
                 data for k, data in sorted(self.answers.items()) if k > envelope.release
             )
             repeated_answers = (Message(envelope.sender, answer) for answer in later_answers)
-            return Step(join_write, (*repeated_answers, *self._questions()))
+            return Step(join_write, (*repeated_answers, *self._requests_to_helper()))
         silo = self.deployed.index(envelope.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {envelope.sender} must have 16 bytes")
-        self._says(envelope.sender, body.time, body.after)
+        self._store_clock_reading(envelope.sender, body.time, body.after)
         is_running = body.nonce == self._nonce
         if is_running and (body.after or not body.time):
-            # The silo has also read this hub's time, so this hub can compute the silo's time.
+            # Count a silo that sends its clock time only if it has also read this hub's clock time.
             self._silo_release[silo] = envelope.release
-        # Send broadcasts first: the silo need not report a release that was opened without it.
+        # Send broadcasts before the receipt: the silo then knows which sets exclude its report.
         missed_broadcasts = (
-            () if silo in self.left else range(envelope.release + 1, len(self.broadcasts) + 1)
+            () if silo in self.left_silos else range(envelope.release + 1, len(self.broadcasts) + 1)
         )
-        answers = [self._news(envelope.sender, k, self.broadcasts[k]) for k in missed_broadcasts]
+        answers = [
+            self._news_message(envelope.sender, k, self.broadcasts[k]) for k in missed_broadcasts
+        ]
         clocks = self.own_time(now), body.time
-        answers.append(self._receipt(silo, b"" if is_running else body.nonce, clocks=clocks))
+        answers.append(
+            self._receipt_message(silo, b"" if is_running else body.nonce, clocks=clocks)
+        )
         if silo not in self._silo_release:
-            # A silo that repeats the nonce is running now: an old message cannot hold it.
-            answers.append(self._receipt(silo, self._nonce))
+            # Ask the silo to repeat the hub's nonce, which no old message of the silo can hold.
+            answers.append(self._receipt_message(silo, self._nonce))
         return Step(join_write, tuple(answers))
 
-    def _receipt(
+    def _receipt_message(
         self,
         silo: int,
         nonce: bytes = b"",
@@ -205,56 +220,62 @@ class Hub(Speaker):
         left: bool = False,
         clocks: tuple[float, float] = (0.0, 0.0),
     ) -> Message:
-        """Make a receipt: the reports that the hub has of a silo, and whether it expects more.
+        """Make a receipt for a silo: which of its reports the hub has, and why it takes no more.
 
         Parameters
         ----------
         silo : int
+            Index of the silo.
         nonce : bytes
-            The silo's nonce, in answer to its `Join`; or the hub's, which the silo must repeat.
+            The nonce of the silo's `Join` that is answered, or the hub's nonce for the silo to
+            repeat; empty in an answer to a report.
         more : tuple of (release, digest)
-            Reports that become durable with this step.
+            Reports that are stored by the same step.
         left : bool
-            True if the silo leaves with this step.
+            True if the same step records that the silo leaves.
         clocks : tuple of float
-            The hub's time, and the silo's time that it answers.
+            The hub's clock time, and the silo's clock time in the message that is answered.
         """
         complete = {
             k: digest(data)
             for (k, i), data in self.reports.items()
             if i == silo and (k, i) in self.seen
         }
-        ended = self.ended or ("the silo has left" if left or silo in self.left else "")
+        ended = self.ended or ("the silo has left" if left or silo in self.left_silos else "")
         reports = tuple(sorted({**complete, **dict(more)}.items()))
         body = wire.Receipt(silo, reports, nonce, ended, *clocks)
-        return Message(self.deployed.silos[silo], self.made(len(self.broadcasts), body))
+        return Message(self.deployed.silos[silo], self.signed(len(self.broadcasts), body))
 
-    def _report(self, silo: int, envelope: Envelope, data: bytes) -> Step:
-        """Check and store a silo's report; raise an alarm for a second one of the release."""
+    def _store_report(self, silo: int, envelope: Envelope, data: bytes) -> Step:
+        """Check and store a silo's report; raise an alarm if the silo has sent a different one."""
         release, label = envelope.release, f"report {envelope.release} of {envelope.sender}"
         if not 1 <= release <= self.plan.releases:
             raise Refused(f"{label} must be of release 1..{self.plan.releases}")
         previous = self.reports.get((release, silo))
         if previous is not None:
             if previous == data:
-                return Step((), (self._receipt(silo),))
+                return Step((), (self._receipt_message(silo),))
             text = f"{envelope.sender} sent two reports of release {release}"
             return Step((Write("alarm", text, text.encode()),), problem=text)
-        if silo in self.left or self.ended:
+        if silo in self.left_silos or self.ended:
             raise Refused(
                 f"{label} comes after {'the plan has ended' if self.ended else 'it has left'}"
             )
         if envelope.sender not in self.joined:
             raise Refused(f"{envelope.sender} must join before it reports")
-        values = self._checked(envelope, label)
+        # Refuse impossible values before they are stored.
+        values = self._decrypt_report(envelope, label)
         if self._exact:
             check_records(self.plan, values, release, label)
         complete = ((release, digest(data)),) if (release, silo) in self.seen else ()
-        receipt = self._receipt(silo, more=complete)
+        receipt = self._receipt_message(silo, more=complete)
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
 
-    def _seen_by(self, silo: int, envelope: Envelope, data: bytes) -> Step:
-        """Store a silo's signed message to the other silos: its report, and the last broadcast."""
+    def _store_seen(self, silo: int, envelope: Envelope, data: bytes) -> Step:
+        """Store a silo's `Seen`: its signed statement, to the other silos, of what it has sent.
+
+        It holds the digests of the silo's report and of the last broadcast that the silo has.
+        """
         release, label = (
             envelope.release,
             f"what {envelope.sender} has seen at release {envelope.release}",
@@ -264,32 +285,32 @@ class Hub(Speaker):
             raise Refused(f"{label} must be of a release of the plan, after a broadcast before it")
         if len(body.report) != KEY or len(body.head) != (KEY if body.last else 0):
             raise Refused(f"{label} must have digests of {KEY} bytes")
-        if silo in self.left or self.ended or envelope.sender not in self.joined:
+        if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{label} comes from a silo that takes no part")
         if (release, silo) in self.seen:
-            return Step((), (self._receipt(silo),))
+            return Step((), (self._receipt_message(silo),))
         return Step((Write("seen", f"{release}/{silo}", data),))
 
-    def _reported(self, release: int, silo: int) -> bool:
-        """Return True if the hub has the silo's report of a release, and its `Seen` of it."""
+    def _has_reported(self, release: int, silo: int) -> bool:
+        """Return True if the hub has a silo's report of a release and the matching `Seen`."""
         report = self.reports.get((release, silo))
-        return report is not None and self._complete(release, silo, digest(report))
+        return report is not None and self._is_complete(release, silo, digest(report))
 
-    def _complete(self, release: int, silo: int, report: bytes) -> bool:
-        """Return True if the hub has the report with this digest, and the silo's `Seen` of it."""
+    def _is_complete(self, release: int, silo: int, report: bytes) -> bool:
+        """Return True if the hub has the report with this digest and the matching `Seen`."""
         seen_data = self.seen.get((release, silo))
         if seen_data is None or digest(self.reports.get((release, silo), b"")) != report:
             return False
         return self.wire.body(self.wire.read(seen_data), wire.Seen).report == report
 
-    def _news(self, silo: str, release: int, broadcast: bytes) -> Message:
-        """Make the message to one silo: a broadcast, with the `Seen` of every silo in its set."""
+    def _news_message(self, silo: str, release: int, broadcast: bytes) -> Message:
+        """Make a broadcast message to one silo, with the `Seen` of every silo in the set."""
         entries = self.sets[release].entries
         seen = tuple(self.seen.get((release, entry.silo), b"") for entry in entries)
-        return Message(silo, self.made(release, wire.News(broadcast, seen)))
+        return Message(silo, self.signed(release, wire.News(broadcast, seen)))
 
-    def _checked(self, envelope: Envelope, who: str) -> np.ndarray:
-        """Decrypt the values of a report; Refused if no records can give them."""
+    def _decrypt_report(self, envelope: Envelope, who: str) -> np.ndarray:
+        """Decrypt the values of a report (s,); raise Refused if no records can give them."""
         body = self.wire.body(envelope, wire.Report)
         if self.deployed.shared != bool(body.sealed):
             raise Refused(
@@ -298,7 +319,7 @@ class Hub(Speaker):
         silo = self.deployed.index(envelope.sender)
         context = share_context(self.deployed, silo, envelope.release, TO_HUB)
         try:
-            plain = self.identity.opened(body.values, context)
+            plain = self.identity.decrypt(body.values, context)
         except InputError:
             raise Refused(f"{who} must be encrypted to the hub of the plan") from None
         if self.deployed.words:
@@ -307,36 +328,39 @@ class Hub(Speaker):
         check_range(values, self._range.report(envelope.release), who)
         return values
 
-    def _session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
-        """Store a silo's session of a release. Once all have arrived, answer with the list."""
+    def _store_session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
+        """Store a silo's session of a release. If all silos have sent theirs, answer with the list.
+
+        Only the first session that a silo sends for a release counts.
+        """
         release, label = envelope.release, f"session {envelope.release} of {envelope.sender}"
         body = self.wire.body(envelope, wire.Sessions)
         if not self.deployed.masked or not 1 <= release <= self.plan.releases:
             raise Refused(f"{label} is of no release whose sums are under masks")
         if len(body.values) != 1 or len(body.values[0]) != KEY:
             raise Refused(f"{label} must be one of {KEY} bytes")
-        if silo in self.left or self.ended or envelope.sender not in self.joined:
+        if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{label} comes from a silo that takes no part")
         previous = self.sessions.get((release, silo))
         sessions = {(release, silo): body.values[0], **self.sessions}
         values = tuple(sessions.get((release, i), b"") for i in range(self.plan.silos))
         writes = () if previous else (Write("session", f"{release}/{silo}", data),)
         if all(values):
-            answer = self.made(release, wire.Sessions(values))
+            answer = self.signed(release, wire.Sessions(values))
             return Step(writes, (Message(envelope.sender, answer),))
         changed = previous is not None and previous != body.values[0]
         problem = f"{envelope.sender} told another session of release {release} before"
         return Step(writes, problem=problem if changed else "")
 
-    def _leave(self, silo: int, data: bytes) -> Step:
-        """Record that a silo leaves."""
-        receipt = self._receipt(silo, left=True)
-        if silo in self.left:
+    def _store_leave(self, silo: int, data: bytes) -> Step:
+        """Record that a silo leaves, and answer with a receipt that says so."""
+        receipt = self._receipt_message(silo, left=True)
+        if silo in self.left_silos:
             return Step((), (receipt,))
         return Step((Write("leave", str(silo), data),), (receipt,))
 
     def _store_answer(self, envelope: Envelope, data: bytes) -> Step:
-        """Store the helper's answer: the total of a set that it opened."""
+        """Check and store the helper's answer: the sum of its shares of a set."""
         release = envelope.release
         previous, own_set = self.answers.get(release), self.sets.get(release)
         if previous is not None:
@@ -347,7 +371,8 @@ class Hub(Speaker):
         body = self.wire.body(envelope, Opened)
         not_broadcast = len(self.broadcasts) < release <= self.plan.releases
         if own_set is None and not_broadcast and len(body.entries) >= self.deployed.document.least:
-            # The helper opened this set before the hub's log was restored, and opens no other.
+            # The helper answered this set before the hub's log was restored, and answers no other
+            # set of the release. The hub opens it again in `_reopen_lost_set`.
             check_entries(body.entries, self.plan.silos, f"the helper's set {release}")
             self._lost_sets[release] = body.entries
             return Step()
@@ -358,10 +383,10 @@ class Hub(Speaker):
         self.wire.words(body.total, f"the helper's total of release {release}")
         return Step((Write("answer", str(release), data),))
 
-    def _reminded(self, envelope: Envelope, data: bytes) -> Step:
-        """Remember a broadcast that this hub made before its log was restored from a backup.
+    def _take_returned_broadcast(self, envelope: Envelope, data: bytes) -> Step:
+        """Accept a broadcast of this hub that a silo returns, if the hub's log was restored.
 
-        The hub opens exactly the same set again, once all of its reports have arrived again.
+        The hub opens the same set again when all reports of the set have arrived again.
         """
         release = envelope.release
         if envelope.sender != self.name or not 1 <= release <= self.plan.releases:
@@ -381,9 +406,12 @@ class Hub(Speaker):
     # ---- sets of reports -------------------------------------------------------------------------
 
     def tick(self, now: float) -> Step:
-        """Open the next set when it is due, then broadcast its sum."""
+        """Open the next set when it is due; once it is stored, broadcast its sum.
+
+        After a restore from a backup, sets that the log has lost are opened again first.
+        """
         if self._silo_release:
-            # The clock may have been set back since.
+            # The minimum, since the clock may have been set back.
             self._first_join = now if self._first_join is None else min(self._first_join, now)
         if self.ended:
             return Step()
@@ -392,26 +420,27 @@ class Hub(Speaker):
             return Step()
         if release not in self.sets:
             if release in self._lost_broadcasts or release in self._lost_sets:
-                return self._reopening(release)
-            later = any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
+                return self._reopen_lost_set(release)
+            later_lost = any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
             helper = self.deployed.document.helper
-            if helper is not None and (later or (self._helper_opened or 0) >= release):
-                return Step((), (Message(helper.name, self.made(release, Opened(()))),))
-            # Without a helper, the silos send the broadcasts in between.
-            return Step() if later else self._opening(release, now)
+            if helper is not None and (later_lost or (self._helper_opened or 0) >= release):
+                # Ask the helper, by an empty set, which set of this release it has answered.
+                return Step((), (Message(helper.name, self.signed(release, Opened(()))),))
+            # If a later broadcast was lost, a silo will return the broadcast of this release.
+            return Step() if later_lost else self._open_next_set(release, now)
         if self.deployed.shared and release not in self.answers:
-            return Step((), self._questions())
-        impossible = self._beyond(release)
-        if impossible:
-            return Step((Write("ended", "", impossible.encode()),), problem=impossible)
+            return Step((), self._requests_to_helper())
+        why_impossible = self._why_sum_impossible(release)
+        if why_impossible:
+            return Step((Write("ended", "", why_impossible.encode()),), problem=why_impossible)
         data = self._broadcast(release)
-        present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left)
-        sends = tuple(self._news(name, release, data) for name in present)
-        # Write the alarm first: a hub that is killed after it computes the same alarm again.
-        return Step((*self._suspicion(release), Write("broadcast", str(release), data)), sends)
+        present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left_silos)
+        sends = tuple(self._news_message(name, release, data) for name in present)
+        # The alarm comes before the broadcast: a hub killed in between computes both again.
+        return Step((*self._misfit_alarm(release), Write("broadcast", str(release), data)), sends)
 
-    def _beyond(self, release: int) -> str:
-        """Return why a sum modulo 2^64 cannot come from honest silos; empty if it can."""
+    def _why_sum_impossible(self, release: int) -> str:
+        """Return why the sum of a secure sum cannot come from honest silos; empty if it can."""
         if not self.deployed.words:
             return ""
         body = self.wire.body(self.wire.read(self._broadcast(release)), Broadcast)
@@ -419,14 +448,14 @@ class Hub(Speaker):
             values = self.wire.floats(body.values, f"the sum of release {release}")
             check_range(values, self._range.broadcast(release), f"the sum of release {release}")
         except Refused as refused:
-            # A silo that is restored with the hub reports under a second list of sessions.
+            # If hub and silo were both restored, the silo's masks may use other sessions.
             masks = ", or hub and silo were restored and masks differ"
             cause = f"a silo has sent what no records are{masks if self.deployed.masked else ''}"
             return f"{refused}; {cause}: no sum can tell which"
         return ""
 
-    def _suspicion(self, release: int) -> tuple[Write, ...]:
-        """Return an alarm about the silo that fits the others least, if it is suspicious."""
+    def _misfit_alarm(self, release: int) -> tuple[Write, ...]:
+        """Return an alarm about the silo that fits the others least, if its score is too high."""
         if self._detector is None or (fit := self._detector.worst(self._fits(release))) is None:
             return ()
         text = (
@@ -437,7 +466,7 @@ class Hub(Speaker):
         return (Write("alarm", text, text.encode()),)
 
     def _fits(self, release: int) -> list[Fit]:
-        """Measure how well the silos of a release fit each other; cached."""
+        """Compute how well each silo's reports fit the other silos' reports; cached."""
         if self._detector is None or not release:
             return []
         if release not in self._fits_cache:
@@ -447,65 +476,75 @@ class Hub(Speaker):
         return self._fits_cache[release]
 
     def _reports_by_release(self, release: int) -> dict[int, dict[int, np.ndarray]]:
-        """Return the reports in the sets up to a release, before capping, by release and silo."""
+        """Return the values of the reports that make up the sums of a release, before capping.
+
+        The keys are release and silo. With a tree, a prefix sum has reports of several releases.
+        """
         reports: dict[int, dict[int, np.ndarray]] = {}
         for k in nodes_of(self.plan, release):
             reports[k] = {}
             for entry in self.sets[k].entries:
                 envelope = self.wire.read(self.reports[k, entry.silo])
-                reports[k][entry.silo] = self._checked(envelope, "a report")
+                reports[k][entry.silo] = self._decrypt_report(envelope, "a report")
         return reports
 
-    def _reopening(self, release: int) -> Step:
-        """Open again a set that the restored log has lost, once its reports are complete."""
+    def _reopen_lost_set(self, release: int) -> Step:
+        """Open again a set that the restored log lacks, once the hub has all of its reports."""
         entries = self._lost_sets.get(release, ())
         if release in self._lost_broadcasts:
             entries = self.wire.body(
                 self.wire.read(self._lost_broadcasts[release]), Broadcast
             ).entries
-        complete = (self._complete(release, e.silo, e.digest) for e in entries)
+        complete = (self._is_complete(release, e.silo, e.digest) for e in entries)
         if not entries or not all(complete):
             return Step()
-        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
+        return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
-    def _settled(self, now: float) -> bool:
-        """Return True once every silo has joined since the restart, or has had time to join.
+    def _silos_could_join(self, now: float) -> bool:
+        """Return True once every silo has sent a `Join` since the restart, or had time to.
 
-        The time counts from the first silo that joins: before that, the hub may be cut off. A silo
-        may have a broadcast that this hub's log has lost, which arrives after its `Join`. A silo
-        that claims one and never sends it delays the hub only until this time is over.
+        Only then does the hub open a set: a silo may have a broadcast that this hub's restored log
+        lacks. The time starts with the first `Join`, since before that the hub may have no network.
+        A silo that claims to have such a broadcast but does not send it delays the hub only until
+        the time is over.
         """
-        active = {i for i in range(self.plan.silos) if i not in self.left}
-        wait = max(PATIENCE, self.deployed.document.calendar.grace)
+        active = {i for i in range(self.plan.silos) if i not in self.left_silos}
+        wait_seconds = max(PATIENCE, self.deployed.document.calendar.grace)
         no_lost_broadcasts = all(
             last <= len(self.broadcasts) for last in self._silo_release.values()
         )
-        time_is_over = self._first_join is not None and now >= self._first_join + wait
+        time_is_over = self._first_join is not None and now >= self._first_join + wait_seconds
         helper_joined = not self.deployed.shared or self._helper_opened is not None
         # Waiting for the helper costs nothing: no release is possible without it.
         return helper_joined and (
             time_is_over or (no_lost_broadcasts and active <= self._silo_release.keys())
         )
 
-    def _opening(self, release: int, now: float) -> Step:
-        """Open the set of a release once all silos have reported, or the grace period is over."""
-        if not self._settled(now):
+    def _open_next_set(self, release: int, now: float) -> Step:
+        """Open the set of a release when all silos have reported or the grace period is over.
+
+        End the plan if too many silos have left.
+        """
+        if not self._silos_could_join(now):
             return Step()
-        active = [i for i in range(self.plan.silos) if i not in self.left]
+        active = [i for i in range(self.plan.silos) if i not in self.left_silos]
         if len(active) < self.deployed.document.least:
             reason = f"fewer than {self.deployed.document.least} silos take part"
             return Step((Write("ended", "", reason.encode()),))
-        reporting = [i for i in range(self.plan.silos) if self._reported(release, i)]
-        members = [i for i in reporting if i not in self.left]
+        reporting = [i for i in range(self.plan.silos) if self._has_reported(release, i)]
+        members = [i for i in reporting if i not in self.left_silos]
         calendar = self.deployed.document.calendar
         grace_is_over = now >= calendar.closes[release - 1] + calendar.grace
         if len(members) < self.deployed.document.least or not (grace_is_over or members == active):
             return Step()
         entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in members)
-        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
+        return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
-    def _questions(self) -> tuple[Message, ...]:
-        """Ask the helper for the total of the open set, with the shares encrypted to the helper."""
+    def _requests_to_helper(self) -> tuple[Message, ...]:
+        """Make the message that asks the helper to add up its shares of the open set, if needed.
+
+        The message passes on the shares, which silos have encrypted to the helper.
+        """
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
         opened_set = self.sets.get(release)
         if helper is None or opened_set is None or release in self.answers:
@@ -515,46 +554,50 @@ class Hub(Speaker):
             envelope = self.wire.read(self.reports[release, entry.silo])
             shares.append(self.wire.body(envelope, wire.Report).sealed)
         body = Opened(opened_set.entries, tuple(shares))
-        return (Message(helper.name, self.made(release, body)),)
+        return (Message(helper.name, self.signed(release, body)),)
 
     def _broadcast(self, release: int) -> bytes:
-        """Compute the broadcast of a set from the log alone; cached."""
+        """Compute the signed broadcast of a release from the log's entries only; cached."""
         if release not in self._broadcast_cache:
             opened_set = self.sets[release]
             previous_digest = digest(self.broadcasts[release - 1]) if release > 1 else b""
-            values = packed(self._combined(release, opened_set))
+            values = packed(self._compute_release(release, opened_set))
             body = Broadcast(
                 values, opened_set.entries, previous_digest, self.answers.get(release, b"")
             )
-            self._broadcast_cache = {release: self.made(release, body)}
+            self._broadcast_cache = {release: self.signed(release, body)}
         return self._broadcast_cache[release]
 
-    def _combined(self, release: int, opened: Opened) -> np.ndarray:
-        """Compute the released statistics (s,) of a set."""
+    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+        """Compute the released statistics (s,) from the reports of a set.
+
+        A secure sum adds up encoded reports modulo 2^64. Otherwise the reports are sums in float64,
+        which may be capped, and to which the hub adds noise under a central protocol.
+        """
         rows = []
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            rows.append(self._checked(envelope, f"report {release} of {envelope.sender}"))
+            rows.append(self._decrypt_report(envelope, f"report {release} of {envelope.sender}"))
         if isinstance(self._server, Decoder):
             return self._server.add(self._total(release, rows))
         if self.plan.protocol.bits:
             shuffler_output = shuffled(self.plan, release, self._total(release, rows))
             return self._server.combine([shuffler_output]).values
         silos = [entry.silo for entry in opened.entries]
-        rows = [self._capped(row, release, i) for i, row in zip(silos, rows, strict=True)]
+        rows = [self._cap_report(row, release, i) for i, row in zip(silos, rows, strict=True)]
         reports = [
             Report(release, self.plan.dimension, row, i) for i, row in zip(silos, rows, strict=True)
         ]
         self._totals[release - 1] = sum_of(rows)
         if self.plan.protocol.noise_by == "server":
-            for node, sums in self._hidden(release).items():
-                self._sealing.hides(node, sums)
+            for node, sums in self._sums_hidden(release).items():
+                self._sealing.set_hidden_sums(node, sums)
         return self._server.combine(reports, silos).values
 
     def _total(self, release: int, rows: list[np.ndarray]) -> np.ndarray:
-        """Add up the words of a set modulo 2^64, with the helper's total if there is a helper.
+        """Add up encoded reports (s,) modulo 2^64, and the helper's total if there is a helper.
 
-        Pairwise masks cancel in the sum.
+        Pairwise masks cancel in this sum, and the random parts of the two shares of a report.
         """
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         if self.deployed.shared:
@@ -564,31 +607,38 @@ class Hub(Speaker):
             total = total + row
         return total
 
-    def _capped(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
-        """Scale a report down to the plan's cap, if the plan has one, and record where."""
+    def _cap_report(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
+        """Scale a report down to the plan's cap, if it has one; record releases that are scaled."""
         if self._cap is None:
             return values
-        within_cap, scaled = self._cap.held(values, release, silo)
+        within_cap, scaled = self._cap.cap_report(values, release, silo)
         if scaled:
             self.capped.setdefault(self.deployed.silos[silo], set()).add(release)
         return within_cap
 
-    def _hidden(self, release: int) -> dict[int, bytes]:
-        """Return the sums that the hub's noise hides in a release, by node."""
+    def _sums_hidden(self, release: int) -> dict[int, bytes]:
+        """Return the sums that the hub's noise hides in a release, by node of the tree."""
         if self.plan.protocol.randomizer == SEND_BATCH:
             return hidden_by(self.plan, release, self._totals[:release])
-        # Silos send p-sums: the noise hides their total.
+        # Silos send sums of nodes themselves, so the noise hides the total of these reports.
         return {release: packed(self._totals[release - 1])}
 
     # ---- state -----------------------------------------------------------------------------------
 
     def fold(self, write: Write) -> None:
-        """Apply an entry of the log; BrokenLog if it does not follow from the earlier entries."""
+        """Apply an entry of the log to the state.
+
+        Raises
+        ------
+        BrokenLog
+            If a set or a broadcast does not follow from the earlier entries.
+        """
         kind, key, value = write
+        # Sums are recomputed here, so a log whose broadcasts are not these sums is noticed.
         if kind == "join":
             self.joined.add(key)
         elif kind == "leave":
-            self.left.add(int(key))
+            self.left_silos.add(int(key))
         elif kind == "report":
             release, _, silo = key.partition("/")
             self.reports[int(release), int(silo)] = value
@@ -617,18 +667,19 @@ class Hub(Speaker):
             self.ended = value.decode()
 
     def _missing(self, release: int) -> list[int]:
-        """Return the silos without a session, if sessions are missing, else without a report."""
-        present = [i for i in range(self.plan.silos) if i not in self.left]
+        """Return the silos whose session or, if all sessions are there, whose report is missing."""
+        present = [i for i in range(self.plan.silos) if i not in self.left_silos]
         without_session = [i for i in present if (release, i) not in self.sessions]
         if self.deployed.masked and without_session:
             return without_session
-        return [i for i in present if not self._reported(release, i)]
+        return [i for i in present if not self._has_reported(release, i)]
 
     def _others(self) -> list[str]:
+        """Return the names of the silos."""
         return list(self.deployed.silos)
 
     def _waits(self, now: float) -> dict[str, Any]:
-        """Report what the hub waits for if the time is ``now``."""
+        """Return what the hub waits for at time ``now``, as a row of `progress.WAITS`."""
         release, document = len(self.broadcasts) + 1, self.deployed.document
         names, helper = self.deployed.silos, document.helper
         if self.ended or release > self.plan.releases:
@@ -653,8 +704,8 @@ class Hub(Speaker):
             return state("reports-again", [names[i] for i in missing])
         if lost_releases:
             return state("broadcast-again", names)
-        if not self._settled(now):
-            active = [i for i in range(len(names)) if i not in self.left]
+        if not self._silos_could_join(now):
+            active = [i for i in range(len(names)) if i not in self.left_silos]
             return state("unheard", [names[i] for i in active if i not in self._silo_release])
         has_session = [(release, i) in self.sessions for i in range(len(names))]
         if self.deployed.masked and not all(has_session):
@@ -663,9 +714,9 @@ class Hub(Speaker):
         return state("too-few" if grace_is_over else "reports", [names[i] for i in missing])
 
     def status(self, now: float | None = None) -> dict[str, object]:
-        """Report the hub's state as plain data that holds no values of reports.
+        """Return the hub's state as plain data without values of reports.
 
-        With ``now`` (seconds since 1970), ``waits`` says what the hub is waiting for.
+        If ``now`` (seconds since 1970) is given, the key ``waits`` says what the hub waits for.
         """
         release = len(self.broadcasts) + 1
         waits = release <= self.plan.releases and not self.ended
@@ -673,7 +724,7 @@ class Hub(Speaker):
         return {
             "plan": self.deployed.digest.hex(),
             "joined": sorted(self.joined),
-            "left": [names[i] for i in sorted(self.left)],
+            "left": [names[i] for i in sorted(self.left_silos)],
             "released": len(self.broadcasts),
             "releases": self.plan.releases,
             "next_close": self.deployed.document.calendar.closes[release - 1] if waits else None,
@@ -681,14 +732,19 @@ class Hub(Speaker):
             "alarms": list(self.alarms),
             "ended": self.ended,
             **({} if now is None else {"waits": self.waits(now)}),
-            **self._guarded(),
+            **self._guard_status(),
             **self._chain_summary,
         }
 
-    def _guarded(self) -> dict[str, object]:
-        """Report how far theta moves without each silo, what the alarm detects, and who was capped.
+    def _guard_status(self) -> dict[str, object]:
+        """Return the entries of the status about false reports.
 
-        ``alarm_sees`` has the last two fields of `Fit`.
+        Returns
+        -------
+        dict
+            ``moves``: silo -> distance that theta moves if the silo is left out. ``alarm_sees``:
+            silo -> the last two fields of `Fit`, the sizes of false reports that the alarm detects.
+            ``capped``: silo -> releases in which its report was scaled down.
         """
         release, names = len(self.broadcasts), self.deployed.silos
         status: dict[str, object] = {}

@@ -1,6 +1,7 @@
-"""Which plans can be deployed, what their certificates take on trust, and the parties of each kind.
+"""Which plans can be deployed, and what a deployment needs to know about each type of plan.
 
-A new kind is one file with its parties and the checks of its plans, and one entry of `KINDS`.
+To deploy a new type of plan, add a file with its parties and the checks of its plans, and an entry
+of `KINDS`.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ if TYPE_CHECKING:
 
 #: Protocols that the parties of this package run.
 SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
-#: Values of ``system.algorithm`` in a spec.
+#: Values of ``system.algorithm`` in a spec that can be deployed.
 SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch", "fed-svt")
-#: Protocols that add up reports modulo 2^64, so that nobody sees a single silo's report.
+#: Protocols with secure sums: nobody sees a single silo's report.
 ADDED_UP = ("secure-sum", "shuffle-vector")
 _DEVICES = (
     "its guarantee is for what leaves a user's own device, and a silo that draws the noise for its "
@@ -57,7 +58,7 @@ _BASELINE = (
     "it is a baseline of simulations, whose parties keep no state on disk; "
     'system.algorithm = "fed-svt" and "fed-dp-ope-stoch" do'
 )
-#: Reasons why a system or protocol is not deployed, for those that have one.
+#: System or protocol -> why it cannot be deployed, for messages.
 REFUSED = {
     "shuffle-amplified": (
         "its account is of one replaced record in pairs (epsilon, delta) of single nodes, with no "
@@ -74,52 +75,55 @@ REFUSED = {
 #: How secure sums hide reports: in two shares, for hub and helper, or under pairwise masks.
 SUMS = ("shares", "masks")
 
-#: Conditions that a deployment takes on trust in addition to the conditions of its system.
+#: Conditions that a deployment's certificate states in addition to its system's conditions.
 KEPT = Condition(
-    "every silo keeps its state and its secret to itself: with both the secret and the messages "
-    "the noise can be removed (taken on trust)",
+    "no silo reveals its state or its secret: whoever has both the secret and the messages of a "
+    "silo can remove its noise (taken on trust)",
     True,
 )
 DELAYED = Condition(
-    "a record may come later than others for reasons that are in it: it then leaves one batch for "
-    "another, which costs no more than replacing it (docs/deployment.md)",
+    "when a record comes may depend on the record: if it comes later, it moves from one batch to "
+    "another, which costs no more than its replacement (docs/deployment.md)",
     True,
 )
 APART = Condition(
-    "hub and helper do not put together what they know (taken on trust; what holds if they do is "
-    "under `also`)",
+    "hub and helper do not share what they know (taken on trust; `also` states what holds if they "
+    "do)",
     True,
 )
 SPLIT = Condition(
-    "hub and helper, between them the shuffler, do not put together what they know (taken on "
-    "trust: together they would read the counts of single silos, of which nothing is proven); "
-    "silos draw the noise bits of their users, of as many as a batch may have",
+    "hub and helper, which together are the shuffler, do not share what they know (taken on trust: "
+    "otherwise they could read the counts of single silos, for which nothing is proven); each silo "
+    "draws the noise bits for as many users as a batch may have",
     True,
 )
 MASKED = Condition(
-    "the masks' keys are agreed by X25519 and known to the two silos of each alone, and masks of "
-    "ChaCha20 made of them are taken for random; the plan has every silo's true keys (taken on "
-    "trust)",
+    "each key of masks is known only to its two silos, which agree on it by X25519; masks derived "
+    "from it by ChaCha20 are assumed to be random; the plan has every silo's true public keys "
+    "(taken on trust)",
     True,
 )
 #: A silo learns from at most `ROOM` times as many people as its plan has rounds.
 ROOM = 64
 COUNTED = Condition(
-    f"no silo has more than {ROOM} times as many people to learn from as system.horizon: further "
-    "people are not learned from, which would depend on who came before (taken on trust)",
+    f"no silo has more than {ROOM} times system.horizon people to learn from (taken on trust): it "
+    "would not learn from further people, so what it learns would depend on who came before",
     True,
 )
-#: Replaces the caveat about the random bits of a simulation.
+#: Caveat that replaces a simulation's caveat about its random bits.
 EXACT_BITS = (
-    "the exact value is for ideal draws; noise bits are drawn exactly, roundings are decided by "
-    "32-bit words, which moves a record by at most 2^-32 of a level"
+    "the exact epsilon is for exact draws; noise bits are drawn exactly, but records are rounded "
+    "by 32-bit random words, which changes a record by at most 2^-32 of an encoding level"
 )
-#: First words of a mechanism's condition about masks, which APART, SPLIT or MASKED replaces.
+#: First words of a simulation's condition about masks, which APART, SPLIT or MASKED replaces.
 _MASKS = "the masks' keys"
 
 
 def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
-    """Return the conditions of a linear bandit's deployment, by how its sums are hidden."""
+    """Return the conditions that a linear bandit's deployment adds to its certificate.
+
+    They depend on how its reports are hidden: by a helper, by masks, or not at all.
+    """
     conditions = (DELAYED, COUNTED)
     if added_up(plan) and helper:
         return *conditions, SPLIT if plan.protocol.bits else APART
@@ -127,20 +131,26 @@ def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
 
 
 def with_conditions(found: Certificate, own: tuple[Condition, ...]) -> Certificate:
-    """Replace the conditions and caveats of a simulation in a certificate by a deployment's."""
-    others = [c for c in found.conditions if not c.text.startswith(_MASKS)]
+    """Return a certificate with the conditions ``own`` of a deployment added to it.
+
+    Conditions and caveats that hold for simulations only are replaced.
+    """
+    kept_conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
     caveats = tuple(EXACT_BITS if c == DRAWS else c for c in found.caveats)
-    return msgspec.structs.replace(found, conditions=(*others, *own), caveats=caveats)
+    return msgspec.structs.replace(found, conditions=(*kept_conditions, *own), caveats=caveats)
 
 
 def linear_rounds(plan: Plan) -> Plan:
-    """Return the plan if it can be deployed; raise InputError otherwise."""
+    """Return a linear bandit's plan unchanged; raise InputError if it cannot be deployed."""
     check_supported(check_plan(plan))
     return plan
 
 
 def charged_bits(plan: Plan) -> tuple[float, float] | None:
-    """Return (requested epsilon, charged epsilon) of noise bits; None for other noise."""
+    """Return (requested epsilon, charged epsilon) of a plan with noise bits; None for other noise.
+
+    Requested is the epsilon of the plan's budget, charged is the epsilon that ledgers count.
+    """
     events: Any = released(plan)
     if plan.protocol.bits and plan.releases:
         return events[0].budget.epsilon, charges.charge_of_bits(events[0])[0]
@@ -148,12 +158,14 @@ def charged_bits(plan: Plan) -> tuple[float, float] | None:
 
 
 def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Split a spec's table ``system`` into the algorithm, its protocol and its keys.
+    """Split a spec's table ``system`` into algorithm, protocol and the algorithm's keys.
+
+    Keys that every deployment needs are set to their only value.
 
     Raises
     ------
     InputError
-        If the system, protocol or schedule is not deployed.
+        If the system, protocol or schedule cannot be deployed.
     """
     keys = dict(table)
     name = _chosen("system.algorithm", keys.pop("algorithm", SYSTEMS[0]), SYSTEMS)
@@ -165,7 +177,7 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
             )
         return name, "silo-ldp-prefix", keys
     if name == "robin":
-        # Nothing is known about the silos' data, so features and rewards must be clipped.
+        # The silos' data have no known bounds, so features and rewards must be clipped.
         if not (keys.setdefault("clip", True) and keys.setdefault("private", True)):
             raise InputError("system.clip and system.private must be true in a deployment of robin")
         return name, "private-mean", keys
@@ -181,7 +193,7 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
 
 
 def _chosen(key: str, value: Any, known: tuple[str, ...]) -> str:
-    """Return the value if it is deployed; raise InputError, with the reason if known, if not."""
+    """Return a key's value; raise InputError, with the reason if known, if it is not deployed."""
     reason = REFUSED.get(value) if isinstance(value, str) else None
     if reason is not None:
         raise InputError(f'{key} "{value}" is not deployed: {reason}')
@@ -189,12 +201,15 @@ def _chosen(key: str, value: Any, known: tuple[str, ...]) -> str:
 
 
 def added_up(plan: Plan) -> bool:
-    """Return True if reports are added up modulo 2^64, so that only their sum is seen."""
+    """Return True if a plan uses secure sums: only the sum of the silos' reports is seen."""
     return plan.secure is not None or plan.protocol.bits
 
 
 def check_supported(plan: Plan) -> None:
-    """Refuse a plan that the parties of this package cannot run, or cannot run privately."""
+    """Raise InputError if a linear bandit's plan cannot be deployed, or not with its guarantee.
+
+    The error lists all reasons.
+    """
     claim, protocol = plan.privacy, plan.protocol
     if (
         claim is None
@@ -214,7 +229,8 @@ def check_supported(plan: Plan) -> None:
         "a score function": plan.score is not None,
         "another policy than ucb": plan.policy != "ucb",
         "no clipping": plan.clip is None,
-        # A late record would change the public counts of two batches.
+        # With an intercept, the sums of a batch reveal its number of records. A late record would
+        # change two of these numbers.
         "a public intercept": plan.clip is not None and plan.clip.constant > 0.0,
         "a user of several batches": claim.max_participations != 1,
         "a user of several silos, whose ledgers do not know of each other": claim.silos_met != 1,
@@ -249,8 +265,10 @@ def _delays_covered(plan: Plan) -> bool:
     elif plan.factor is not None:
         encoder = plan.factor.encoder
     else:
-        # Trees and Toeplitz factors have no negative entry.
+        # Trees and Toeplitz factors have no negative entry, so all inner products are positive.
         return True
+    # A record that moves from leaf i to leaf j changes the encoder's columns i and j. If their
+    # inner product is negative, the change is larger than the sum of the squared columns.
     products = encoder.T @ encoder
     return bool((products >= -1e-12 * products.max()).all())
 
@@ -264,25 +282,29 @@ def _late_bits_covered(plan: Plan) -> bool:
 
 
 def check_sum(way: Any, protocol: str, helper: bool) -> None:
-    """Refuse a helper, or the lack of one, that does not fit ``federation.sum``.
+    """Raise InputError if a helper, or its absence, does not fit ``federation.sum`` of a spec.
 
-    A plan file stores only whether there is a helper.
+    Later, only the presence of a helper matters: a plan file does not store ``federation.sum``.
     """
     if way is not None and protocol not in ADDED_UP:
         raise InputError(f'federation.sum has no meaning for protocol "{protocol}"; leave it out')
     if protocol in ADDED_UP:
-        chosen = choice("federation.sum", "shares" if way is None else way, SUMS)
-        if chosen == "shares" and not helper:
+        sum_method = choice("federation.sum", "shares" if way is None else way, SUMS)
+        if sum_method == "shares" and not helper:
             raise InputError(
                 f'protocol "{protocol}" needs a helper; where no third party exists, say '
                 'sum = "masks" under federation'
             )
-        if chosen == "masks" and helper:
+        if sum_method == "masks" and helper:
             raise InputError('sum = "masks" has no use for a helper; leave its table out')
 
 
 def check_least(plan: Plan, least: int, masked: bool) -> None:
-    """Refuse a minimum number of silos that is too small for the plan's sums or its noise."""
+    """Raise InputError if ``least``, the minimum number of silos in a release, is too small.
+
+    Masks cancel only in the sum over all silos. Noise bits have enough variance only if enough
+    silos contribute theirs.
+    """
     if masked and least != plan.silos:
         raise InputError(
             f"least must be all {plan.silos} silos where sums are under masks, which cancel only "
@@ -304,16 +326,16 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
 Executed = Plan | PhasePlan | FrankWolfePlan | SparseVectorPlan
 
 
-#: Conditions of the joint account of several plans: for plans that protect people, and for plans
-#: that protect silos.
+#: Conditions of the joint guarantee of a plan and the plans that it continues: for plans that
+#: protect persons, and for plans that protect silos.
 SAME_PEOPLE = Condition(
-    "a person is learned from at most once in each plan; who is in one of them alone has that "
-    "plan's guarantee (taken on trust)",
+    "each plan learns from a person at most once (taken on trust); a person who is in one plan "
+    "only has the guarantee of that plan",
     True,
 )
 SAME_SILOS = Condition(
-    "a silo is one and the same in all of the plans, whatever it holds in each: all that it ever "
-    "holds is protected at once",
+    "the unit is a silo with all data that it has in any of the plans: all of its data may be "
+    "replaced at once",
     True,
 )
 
@@ -325,23 +347,24 @@ class Kind:
     Parameters
     ----------
     rounds : callable
-        Maps a plan to its fixed rounds, a `Plan`. InputError if it cannot be deployed privately.
+        Maps a plan to a `Plan` with its schedule of releases. Raises InputError if the plan cannot
+        be deployed privately.
     message_size : callable
-        Maps a plan to the count of numbers in a message.
+        Maps a plan to the count of numbers in a report.
     conditions : callable
-        Maps a plan, and whether it has a helper, to the conditions that its deployment adds to
-        the conditions of its system.
+        Maps (plan, whether it has a helper) to the conditions that the deployment adds to the
+        certificate.
     charged : callable
-        Maps a plan to (requested epsilon, charged epsilon) if the charge may be more than the
-        certificate, and else to None.
+        Maps a plan to (requested epsilon, charged epsilon), if a ledger may charge more than the
+        certificate states; else to None.
     silo, hub : str
-        Module and class of its parties.
+        The classes of the parties, as "module.class".
     linear : bool
-        True for linear bandits, which may have columns of records and ``explore``.
+        True for linear bandits.
     experts : bool
         True if silos learn the losses of all experts.
     same : Condition
-        The condition of the joint account of a plan and the plans that it continues.
+        The condition of the joint guarantee of a plan and the plans that it continues.
     """
 
     rounds: Callable[[Any], Plan]
@@ -356,13 +379,13 @@ class Kind:
 
 
 def _imported(path: str) -> Any:
-    """Import an object of a module that imports this one, when it is needed."""
+    """Return an object by "module.name"; it is imported late, to avoid an import cycle."""
     module, name = path.split(".")
     return getattr(importlib.import_module(f"fastfed.deployment.{module}"), name)
 
 
 def _of_experts(message_size: Callable[[Any], int], silo: str, hub: str) -> Kind:
-    """Create the kind of a plan with experts."""
+    """Create the `Kind` of a type of plan with experts."""
     return Kind(
         rounds=lambda plan: _imported("experts.rounds")(plan),
         message_size=message_size,
@@ -408,7 +431,7 @@ KINDS: dict[type, Kind] = {
 
 
 def kind_of(plan: object) -> Kind:
-    """Return the kind of a plan; InputError if plans of this type are not deployed."""
+    """Return the kind of a plan; raise InputError if plans of its type cannot be deployed."""
     kind = KINDS.get(type(plan))
     if kind is None:
         raise InputError("the plan file must hold a plan that is deployed, and its problem")
@@ -416,7 +439,7 @@ def kind_of(plan: object) -> Kind:
 
 
 def acted_on(deployed: DeployedPlan) -> Any:
-    """Return the model that a silo of the plan acts on before its first release."""
+    """Return the model by which silos of a plan choose actions before its first release."""
     return _imported(deployed.kind.silo).starts(deployed)
 
 
@@ -428,20 +451,20 @@ def silo_of(
     dataset: str = "records",
     **more: Any,
 ) -> SiloParty:
-    """Create a silo of any kind of plan, see `SiloParty`."""
+    """Create a silo of any kind of plan; see `SiloParty` for the parameters."""
     silo: SiloParty = _imported(deployed.kind.silo)(deployed, name, secret, ledger, dataset, **more)
     return silo
 
 
 def hub_of(deployed: DeployedPlan, secret: bytes, **more: Any) -> Hub:
-    """Create the hub of any kind of plan, see `Hub`."""
+    """Create the hub of any kind of plan; see `Hub` for the parameters."""
     hub: Hub = _imported(deployed.kind.hub)(deployed, secret, **more)
     return hub
 
 
 #: Maximum number of releases: a receipt lists all of them in one message.
 MOST_RELEASES = 10_000
-#: Maximum horizon of fed-dp-ope-stoch, whose trees are derived whenever a plan is loaded.
+#: Maximum horizon of fed-dp-ope-stoch, whose trees are computed whenever a plan file is loaded.
 MOST_LOSSES = 2**20
 #: Maximum number of releases with an optimal factor: computing it takes a second at every load.
 MOST_FACTORISED = 512
@@ -457,15 +480,16 @@ def check_sizes(
     dimension: int,
     closes: int | None = None,
 ) -> None:
-    """Refuse a plan that is too large to be derived, before any array of its size is allocated.
+    """Raise InputError if a plan is too large, before any array of its size is allocated.
 
-    ``closes`` is the number of periods in a plan file's calendar, which must be the number of
+    ``closes`` is the number of periods in a plan file's calendar, which must equal the number of
     releases; None for a spec.
     """
     most = MOST_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
     integer("system.horizon", horizon, at_least=1, at_most=most)
     config = _entry(algorithm).check(keys)
     refuse_delay(getattr(config, "delay", None))
+    # The number of releases, as far as it is known before the plan is built.
     releases = closes or 0
     if algorithm == "fed-svt":
         releases = max(releases, horizon // config.phase_length)
@@ -497,11 +521,11 @@ def check_sizes(
 
 
 def _batches(config: Config, problem: ProblemSpec) -> int:
-    """Return the number of batches of a linear bandit; 0 if only the whole plan determines it."""
+    """Return the number of batches of a linear bandit; 0 if only the built plan has it."""
     if getattr(config, "every_round", False):
         return problem.horizon
     if isinstance(config.batch_size, int):
-        # Without allocating an array of all rounds.
+        # `config.batches` would allocate an array of all rounds.
         return problem.horizon // config.batch_size if config.batch_size > 0 else 0
     if config.batch_size == "theorem" or getattr(config, "share", None) is not None:
         return 0
@@ -509,7 +533,7 @@ def _batches(config: Config, problem: ProblemSpec) -> int:
 
 
 def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
-    """Describe the problem of a deployment: its sizes, and no bounds on data but by clipping.
+    """Describe the problem of a deployment: its sizes. Data are bounded only by clipping.
 
     Returns
     -------
@@ -537,7 +561,7 @@ def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
 def derived(
     algorithm: str, keys: dict[str, Any], silos: int, horizon: int, dimension: int
 ) -> Executed:
-    """Derive a plan from choices on this machine.
+    """Derive a plan from the choices of a document, with the numbers computed on this machine.
 
     Parameters
     ----------
@@ -560,14 +584,14 @@ _CANONICAL = msgspec.msgpack.Encoder(order="deterministic")
 
 @lru_cache(maxsize=64)
 def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
-    """Derive a plan; cached, since a process loads the same plan many times."""
+    """Derive a plan, as `derived` does, from encoded keys; cached."""
     keys_given = msgspec.msgpack.decode(keys)
     entry = _entry(algorithm)
     problem = problem_of(algorithm, *sizes)
     all_keys = resolved(algorithm, keys_given, problem)
     for key, value in keys_given.items():
-        # Not !=, for which 1, 1.0 and true are the same.
         expected = all_keys.get(key)
+        # Compare encodings: for != the values 1, 1.0 and true would be equal.
         if _CANONICAL.encode(expected) != _CANONICAL.encode(value):
             raise InputError(
                 f"the plan file's {key} must be {show(expected)} beside its other keys, got "
@@ -577,19 +601,19 @@ def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
 
 
 def _entry(algorithm: str) -> Algorithm:
-    """Return the registry's entry of an algorithm that is deployed."""
+    """Return the registry entry of an algorithm that can be deployed."""
     return {**ALGORITHMS, **EXPERTS}[choice("system.algorithm", algorithm, SYSTEMS)]
 
 
 def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, Any]:
-    """Return every key of an algorithm as plain data, including defaults.
+    """Return all keys of an algorithm with their values, including defaults, as plain data.
 
-    A plan file names all values, because defaults may change in a later version. It has no
-    ``delay``, a key of simulations only.
+    A plan file stores all values, because defaults may change in a later version of fastfed. It
+    has no ``delay``, a key of simulations only.
     """
     entry = _entry(algorithm)
     encoded = _CANONICAL.encode(msgspec.to_builtins(entry.settled(entry.check(keys), problem)))
-    # As a plan file stores them: tuples become lists.
+    # Decode again, to get the values as from a plan file: tuples become lists.
     all_keys: dict[str, Any] = msgspec.msgpack.decode(encoded)
     all_keys.pop("delay", None)
     return all_keys
@@ -617,12 +641,13 @@ def certified(
 def affordable(
     algorithm: str, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
 ) -> dict[str, Any]:
-    """Return all keys of a system, with an epsilon whose charge is at most the requested one.
+    """Return all keys of a system, with epsilon so small that ledgers charge at most its value.
 
-    The certificate may use a different pair (mu^2, told) for each batch. A ledger stores one pair
-    for a plan, so for noise bits in unequal batches it charges more: by about 10^-4 of epsilon. For
-    private means, which it charges as a Gaussian mechanism, it is some hundredths of epsilon. The
-    system is then built for an epsilon that is smaller by that much.
+    A ledger may charge more for a plan than the plan's certificate states, for two reasons. For
+    noise bits in unequal batches, the certificate may use a different pair (mu^2, failure) for each
+    batch, while the ledger stores one pair for the plan: the charge is about 10^-4 of epsilon
+    higher. Private means are charged as a Gaussian mechanism, some hundredths of epsilon higher.
+    In both cases the system is built for an epsilon that is smaller by that much.
     """
     entry = _entry(algorithm)
     requested = None

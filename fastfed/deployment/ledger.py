@@ -1,13 +1,14 @@
 """Files of a party: the log of its writes and, for a silo, the ledger of its privacy budgets.
 
-Writes are rows of an insert-only SQLite table, each durable before the next. A party's state is the
-fold of its writes in order, so a restart repeats the fold. No write is ever changed: writing the
-same one again does nothing, and a different value under the same key is refused.
+**Log.** A write is a row of an SQLite table that only grows; each row is synced to disk before the
+next. A party computes its state by applying all writes in order, also after a restart. No write is
+ever changed: repeating a write does nothing, and a different value under the same key is refused.
 
-The budget of a dataset is what all plans have spent on it, below a ceiling. A release is charged
-before its report is sealed. Charges are squared GDP parameters, which add up over releases and over
-plans. A plan with binomial noise is charged as a Gaussian mechanism, whose guarantee it has except
-with some probability, and for that probability. All charges are for the relation *replace*.
+**Ledger.** It records, for each dataset of a silo, a ceiling (epsilon, delta) and all charges: the
+privacy costs of releases, over all plans. A release is charged before its report is made. The cost
+of a release is a squared GDP parameter mu^2, since these add up over releases and plans. A plan
+with binomial noise is charged as a Gaussian mechanism whose guarantee it has except with a small
+failure probability, which is charged as well. All charges are for the relation *replace*.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CREATE TABLE IF NOT EXISTS writes (
 
 
 class Write(NamedTuple):
-    """One entry of a log. A (kind, key) has the same value for ever."""
+    """One entry of a party's log. The value of a (kind, key) never changes."""
 
     kind: str
     key: str
@@ -48,14 +49,20 @@ class Write(NamedTuple):
 
 
 class Conflict(InputError):
-    """Raised for a different value under an existing key; nothing was written."""
+    """Raised for a write whose key exists with a different value; nothing was written."""
 
 
 class Store(Protocol):
     """Interface of a store of writes."""
 
     def write(self, write: Write) -> bool:
-        """Store a write durably; False if it is there already. Conflict for a different value."""
+        """Store a write; return False if it was stored before.
+
+        Raises
+        ------
+        Conflict
+            If a different value is stored under the same key.
+        """
         ...
 
     def writes(self) -> Iterator[Write]:
@@ -68,22 +75,23 @@ class Store(Protocol):
 
 
 def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sqlite3.Connection:
-    """Open or create a party's SQLite file, with durable writes and permissions of its owner only.
+    """Open or create a party's SQLite file: synced at each commit, and for its owner only.
 
     Parameters
     ----------
     path : str
+        The file, or ":memory:".
     schema : str
         SQL that creates missing tables.
     tables : set of str
         Tables that an existing file must have.
     alone : bool
-        True to let no other process open the file at the same time.
+        True to lock the file, so that no other process can open it.
     """
     if path != ":memory:":
         # SQLite gives its other files the mode of the database file.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    # The owner of the connection has a lock, so only one thread uses it at a time.
+    # Several threads may use the connection: a `Process` has a lock around each use.
     db = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, timeout=0.5 if alone else 30.0
     )
@@ -105,7 +113,7 @@ def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sql
 
 @contextmanager
 def damage_named(path: str | Path) -> Iterator[None]:
-    """Replace SQLite's errors for a damaged file or a full disk by messages that name the file."""
+    """Convert SQLite's errors for a damaged file or a full disk to errors that name the file."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -118,7 +126,7 @@ def damage_named(path: str | Path) -> Iterator[None]:
 
 
 def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
-    """Refuse a file that does not have the tables of a party's log, or of a ledger."""
+    """Raise InputError if a file has other tables than a party's log (or than a ledger)."""
     try:
         table_names = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
     except sqlite3.OperationalError:
@@ -137,7 +145,7 @@ def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
 
 
 def chained(before: bytes, write: Write) -> bytes:
-    """Hash a write together with the hash ``before`` of all earlier ones."""
+    """Return the SHA-256 of a write and of ``before``, the hash of all earlier writes."""
     hasher = hashlib.sha256(before)
     for part in (write.kind.encode(), write.key.encode(), write.value):
         hasher.update(len(part).to_bytes(8, "big") + part)
@@ -145,7 +153,7 @@ def chained(before: bytes, write: Write) -> bytes:
 
 
 class _Chain:
-    """Access to a table of `LOG`, in which each write has the hash of all writes up to it."""
+    """Access to the table `LOG`: each write is stored with the hash of all writes up to it."""
 
     def __init__(self, db: sqlite3.Connection, name: str) -> None:
         self._db, self._name = db, name
@@ -165,14 +173,14 @@ class _Chain:
         )
 
     def value(self, kind: str, key: str) -> bytes | None:
-        """Return the value that was written under a key; None if there is none."""
+        """Return the value stored under a (kind, key); None if there is none."""
         row = self._db.execute(
             "SELECT value FROM writes WHERE kind = ? AND key = ?", (kind, key)
         ).fetchone()
         return None if row is None else row[0]
 
     def writes(self) -> Iterator[Write]:
-        """Iterate over all writes in order; InputError if the chain of hashes is broken."""
+        """Iterate over all writes in order; raise InputError where the chain of hashes breaks."""
         head, entry = bytes(32), 0
         rows = self._db.execute("SELECT kind, key, value, chain FROM writes ORDER BY number")
         try:
@@ -188,7 +196,7 @@ class _Chain:
 
 
 class SqliteStore:
-    """Store writes in an SQLite file (WAL, synchronous = FULL, mode 0600), chained by SHA-256.
+    """Store writes in an SQLite file, with a chain of SHA-256 hashes that shows changes.
 
     Parameters
     ----------
@@ -215,7 +223,7 @@ class SqliteStore:
         self._db.close()
 
     def write(self, write: Write) -> bool:
-        """Store a write durably; False if it is there already. Conflict for a different value."""
+        """Store a write; return False if it was stored before; see `Store.write`."""
         stored = self._chain.value(write.kind, write.key)
         if stored is not None:
             if stored != write.value:
@@ -230,13 +238,13 @@ class SqliteStore:
         Raises
         ------
         InputError
-            If the chain of hashes is broken: a write was changed or removed.
+            If the chain of hashes is broken, because a write was changed or removed.
         """
         return self._chain.writes()
 
 
 def read_writes(path: str | Path) -> list[Write]:
-    """Read all writes from a copy of a party's file; an empty list if there is no file.
+    """Read all writes of a party's log, without locking the file; empty if there is no file.
 
     Raises
     ------
@@ -260,7 +268,7 @@ class MemoryStore:
         self._values = {write[:2]: write.value for write in self._writes}
 
     def write(self, write: Write) -> bool:
-        """Store a write; False if it is there already. Conflict for a different value."""
+        """Store a write; return False if it was stored before; see `Store.write`."""
         stored = self._values.get(write[:2])
         if stored is not None:
             if stored != write.value:
@@ -280,9 +288,9 @@ class MemoryStore:
 
 # ---- the budget ----------------------------------------------------------------------------------
 
-#: Sums of charges are multiplied by this factor, which covers the rounding of additions.
+#: Sums of charges are multiplied by this factor, which covers rounding errors.
 _UP = 1.0 + 1e-12
-#: Kinds of entries in a ledger's chain, besides ceilings and charges.
+#: Kinds of entries in a ledger's chain, in addition to "ceiling" and "charge".
 _IDENTITY, _SECOND = "ledger", "second ledger"
 
 SCHEMA = f"""{LOG}
@@ -293,7 +301,7 @@ CREATE TABLE IF NOT EXISTS charges (
     told REAL NOT NULL, report BLOB NOT NULL, pure REAL NOT NULL DEFAULT 0,
     PRIMARY KEY (dataset, plan, release));
 """
-#: Updates a ledger of a version that had no pure charges.
+#: Adds the column that ledgers of earlier versions lack.
 _LATER = "ALTER TABLE charges ADD COLUMN pure REAL NOT NULL DEFAULT 0"
 TABLES = {"ceilings", "charges"}
 
@@ -301,41 +309,44 @@ TABLES = {"ceilings", "charges"}
 class Charge(NamedTuple):
     """The privacy cost of one release of one plan to the users of one dataset.
 
+    The release is mu-GDP except with a failure probability. It may also satisfy pure epsilon-DP.
+
     Parameters
     ----------
     dataset : str
     plan : bytes
         SHA-256 of the plan file.
     release : int
-        From 1; negative for a second charge of the whole plan, after records were lost.
+        From 1. Negative for a second charge of the whole plan, after records were lost.
     mu2 : float
-        Squared GDP parameter.
-    told : float
-        Probability of the event in which ``mu2`` does not hold.
+        mu^2, the squared GDP parameter.
+    failure : float
+        Failure probability of the mu-GDP guarantee, which is added to delta.
     report : bytes
         SHA-256 of the silo's report; empty if there is none.
     pure : float
-        An epsilon that holds with delta = 0; 0 if there is none.
+        The epsilon of pure DP (delta = 0); 0 if there is no such guarantee.
     """
 
     dataset: str
     plan: bytes
     release: int
     mu2: float
-    told: float = 0.0
+    failure: float = 0.0
     report: bytes = b""
     pure: float = 0.0
 
 
 class OverBudget(InputError):
-    """Raised for a charge that the ceiling does not allow; nothing was written."""
+    """Raised for a charge that exceeds the ceiling; nothing was written."""
 
 
 class Ledger:
-    """Record the charges on the datasets of one silo, in a separate SQLite file.
+    """The ceilings and charges of one silo's datasets, in an SQLite file.
 
-    Entries form a hash chain, which begins with a random identity. The identity and an earlier
-    head of the chain show whether a file is this ledger, and whether it is an older copy of it.
+    Entries form a chain of hashes, which begins with random bytes, the ledger's identity. The
+    identity shows whether a file is the expected ledger. The hash of the last entry that a silo has
+    noted (the head) shows whether the file is an older copy of the ledger.
 
     Parameters
     ----------
@@ -359,7 +370,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str | Path) -> Ledger:
-        """Read a ledger into memory. The file is not changed, nor opened for writing.
+        """Read a ledger into memory, without opening its file for writing.
 
         Raises
         ------
@@ -380,13 +391,13 @@ class Ledger:
         return ledger
 
     def _attach(self, db: sqlite3.Connection, path: str) -> None:
-        """Use an open connection; add the column that earlier versions do not have."""
+        """Set the attributes for an open connection; add the column that earlier versions lack."""
         self._db, self.path, self._chain = db, path, _Chain(db, path)
         if "pure" not in {row[1] for row in db.execute("PRAGMA table_info(charges)")}:
             db.execute(_LATER)
 
     def _start_chain(self) -> None:
-        """Start the chain, and add to it the entries of a ledger of an earlier version."""
+        """Start the chain with a new identity and, in an old ledger, with the entries it has."""
         self._chain.add(Write(_IDENTITY, "", os.urandom(16)))
         for row in self._db.execute("SELECT * FROM ceilings ORDER BY dataset").fetchall():
             self._append("ceiling", row)
@@ -394,25 +405,25 @@ class Ledger:
             self._append("charge", row)
 
     def _append(self, kind: str, values: Sequence[Any]) -> None:
-        """Add an entry to the chain, within a transaction."""
+        """Add an entry to the chain; the caller must have started a transaction."""
         count = self._db.execute("SELECT max(number) FROM writes").fetchone()[0]
         self._chain.add(Write(kind, str(count), msgspec.msgpack.encode(values)))
 
     def _check(self) -> None:
-        """Refuse a file whose ceilings or charges differ from those in its chain."""
+        """Raise InputError if the tables differ from the ceilings and charges in the chain."""
         ceilings, charges = {}, []
         for kind, _, value in self._chain.writes():
             if kind == "ceiling":
-                dataset, *ends = msgspec.msgpack.decode(value)
-                ceilings[dataset] = tuple(ends)
+                dataset, *epsilon_and_delta = msgspec.msgpack.decode(value)
+                ceilings[dataset] = tuple(epsilon_and_delta)
             elif kind == "charge":
                 charges.append(
                     msgspec.msgpack.decode(
                         value, type=tuple[str, bytes, int, float, float, bytes, float]
                     )
                 )
-        tables = {row[0]: row[1:] for row in self._db.execute("SELECT * FROM ceilings")}
-        if ceilings != tables or sorted(charges) != sorted(
+        stored = {row[0]: row[1:] for row in self._db.execute("SELECT * FROM ceilings")}
+        if ceilings != stored or sorted(charges) != sorted(
             self._db.execute("SELECT * FROM charges")
         ):
             raise InputError(
@@ -422,7 +433,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Hold the write lock during a transaction: a second silo may charge the same ledger."""
+        """Run a block in a transaction with the write lock: silos may share a ledger."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -445,22 +456,22 @@ class Ledger:
 
     @property
     def head(self) -> bytes:
-        """Hash of all entries."""
+        """Hash of all entries, which changes with every entry."""
         return self._chain.head
 
     def had_head(self, head: bytes) -> bool:
-        """Return True if this is the head of the chain, or was an earlier head."""
+        """Return True if ``head`` is the present head of the chain, or was its head before."""
         query = "SELECT count(*) FROM writes WHERE chain = ?"
         return bool(self._db.execute(query, (head,)).fetchone()[0])
 
     def add_second(self, dataset: str, plan: bytes) -> None:
-        """Record that an earlier plan was charged elsewhere, so this is a second ledger."""
+        """Record that the plan before ``plan`` was charged to a different ledger or dataset."""
         with self._transaction():
             if (dataset, plan) not in self.second_ledgers():
                 self._append(_SECOND, (dataset, plan))
 
     def second_ledgers(self) -> list[tuple[str, bytes]]:
-        """List (dataset, plan) of the plans whose earlier plan was charged elsewhere."""
+        """List (dataset, plan) of plans whose earlier plan is charged to a different ledger."""
         writes = self._chain.writes()
         return [
             msgspec.msgpack.decode(w.value, type=tuple[str, bytes])
@@ -469,12 +480,12 @@ class Ledger:
         ]
 
     def set_ceiling(self, dataset: str, epsilon: float, delta: float) -> None:
-        """Set the ceiling of a dataset; every change is recorded in the chain.
+        """Set the ceiling (epsilon, delta) of a dataset, and record it in the chain.
 
         Raises
         ------
         InputError
-            If a value is out of range, or the ceiling is below what was spent.
+            If a value is out of range, or more than this epsilon has been spent already.
         """
         epsilon = number("epsilon", epsilon, above=0)
         delta = number("delta", delta, above=0, below=1)
@@ -490,9 +501,9 @@ class Ledger:
                 self._append("ceiling", row)
 
     def ceiling(self, dataset: str) -> tuple[float, float] | None:
-        """Return the ceiling (epsilon, delta) of a dataset; None if it has none.
+        """Return the ceiling (epsilon, delta) of a dataset; None if it is not set.
 
-        Without a ceiling nothing may be spent.
+        A dataset without a ceiling cannot be charged.
         """
         row = self._db.execute(
             "SELECT epsilon, delta FROM ceilings WHERE dataset = ?", (dataset,)
@@ -507,7 +518,7 @@ class Ledger:
         return [Charge(*row) for row in rows]
 
     def charged(self, dataset: str, plan: bytes, release: int) -> Charge | None:
-        """Return the charge of one release; None if it was not charged."""
+        """Return the recorded charge of one release; None if there is none."""
         row = self._db.execute(
             "SELECT * FROM charges WHERE dataset = ? AND plan = ? AND release = ?",
             (dataset, plan, release),
@@ -522,9 +533,15 @@ class Ledger:
     def epsilon(
         self, dataset: str, delta: float | None = None, more: Charge | None = None
     ) -> float:
-        """Compute the epsilon spent on a dataset, with one charge ``more`` if it is given.
+        """Compute the epsilon that all charges on a dataset have spent.
 
-        By default at the ceiling's delta.
+        Parameters
+        ----------
+        dataset : str
+        delta : float, optional
+            The delta at which epsilon is computed. By default the ceiling's delta.
+        more : Charge, optional
+            A further charge that is counted, too.
         """
         if delta is None:
             ceiling = self.ceiling(dataset)
@@ -534,17 +551,17 @@ class Ledger:
         charges = {(c.plan, c.release): c for c in self.charges(dataset)}
         if more is not None:
             charges.setdefault((more.plan, more.release), more)
-        return together(charges.values(), delta)
+        return epsilon_of_charges(charges.values(), delta)
 
     def allows(self, charge: Charge) -> bool:
-        """Return True if a charge is recorded already, or fits under the ceiling."""
+        """Return True if a charge is recorded already, or fits under the dataset's ceiling."""
         ceiling = self.ceiling(charge.dataset)
         if ceiling is None:
             return False
         return self.epsilon(charge.dataset, more=charge) <= ceiling[0] * (1.0 + 1e-9)
 
-    def _over(self, charge: Charge) -> str:
-        """Return why a charge does not fit, and how large the ceiling would have to be."""
+    def _over_budget_text(self, charge: Charge) -> str:
+        """Return the error text for a charge above the ceiling, with the epsilon that is needed."""
         release, dataset = charge.release, charge.dataset
         spending = f"release {release}"
         if release < 0:
@@ -559,12 +576,12 @@ class Ledger:
         return f"{text}: join the same plan with {room}, or leave"
 
     def charge(self, charge: Charge) -> None:
-        """Record a charge durably. Recording the same charge again changes nothing.
+        """Record a charge. Recording the same charge again changes nothing.
 
         Raises
         ------
         OverBudget
-            If it does not fit under the ceiling.
+            If the charge exceeds the ceiling.
         InputError
             If the release was charged for a different report.
         """
@@ -573,17 +590,17 @@ class Ledger:
             if recorded is not None and recorded != charge:
                 raise InputError(f"release {charge.release} was charged for another report")
             if recorded is None and not self.allows(charge):
-                raise OverBudget(self._over(charge))
+                raise OverBudget(self._over_budget_text(charge))
             if recorded is None:
                 self._db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", charge)
                 self._append("charge", charge)
 
 
-def together(charges: Iterable[Charge], delta: float) -> float:
-    """Compute the epsilon of charges at delta.
+def epsilon_of_charges(charges: Iterable[Charge], delta: float) -> float:
+    """Compute the epsilon of a composition of charges at delta.
 
-    It is the smaller of two values: the epsilon of the sum of all ``mu2``, and the sum of the pure
-    epsilons plus the epsilon of the other charges.
+    It is the smaller of two bounds. The first composes all charges by their ``mu2``. The second
+    adds the pure epsilons of charges that have one, and composes only the other charges by ``mu2``.
     """
     all_charges = list(charges)
     not_pure = [c for c in all_charges if not c.pure]
@@ -595,20 +612,23 @@ def together(charges: Iterable[Charge], delta: float) -> float:
 
 
 def _gaussian(charges: list[Charge], delta: float) -> float:
-    """Compute epsilon of the sum of ``mu2`` at delta, which must exceed the sum of ``told``."""
+    """Compute the epsilon of charges by the sum of their ``mu2``, at delta.
+
+    It is infinite if delta does not exceed the sum of the failure probabilities.
+    """
     if not any(c.mu2 for c in charges):
         return 0.0
     mu2 = math.fsum(c.mu2 for c in charges) * _UP
-    delta_left = delta - math.fsum(c.told for c in charges) * _UP
-    return _epsilon(math.sqrt(mu2), delta_left) if delta_left > 0.0 else math.inf
+    delta_remaining = delta - math.fsum(c.failure for c in charges) * _UP
+    return _epsilon(math.sqrt(mu2), delta_remaining) if delta_remaining > 0.0 else math.inf
 
 
-#: Cached, since a silo at its ceiling needs the same number at every tick.
+#: Epsilon of a mu-GDP mechanism at delta. Cached: a silo at its ceiling asks at every tick.
 _epsilon = lru_cache(maxsize=256)(gaussian_epsilon)
 
 
 def spent_lines(ledger: Ledger) -> list[dict[str, Any]]:
-    """Report the ceiling and what was spent of each dataset, as plain data."""
+    """Return, for each dataset, its ceiling and the epsilon spent on it, as plain data."""
     lines, second_ledgers = [], ledger.second_ledgers()
     for dataset in ledger.datasets():
         ceiling = ledger.ceiling(dataset)

@@ -1,9 +1,12 @@
-"""The model that a deployed silo acts on: from broadcasts of its plan, and of an earlier plan.
+"""The model by which a deployed silo chooses actions, and plans that continue an earlier plan.
 
-A document that continues an earlier plan holds the whole earlier document, so that every party can
-recompute both certificates. If silos start from the earlier model, it also holds the earlier hub's
-last broadcast. The exported model is computed from broadcasts only, never from data that stays at
-the silo.
+A model is computed from the last broadcast of a plan (noisy sums of all silos' records). If the
+plan continues an earlier one, the earlier plan's last broadcast is added to it.
+
+The document of a plan that continues an earlier plan holds the whole earlier document, so that
+every party can recompute both certificates. If silos start from the earlier model, it also holds
+the broadcast of that model. Exported models are computed from broadcasts only, never from data that
+stays at the silo.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from fastfed._validate import InputError, choice
 from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.kinds import Executed, acted_on
-from fastfed.deployment.ledger import together as added_up
+from fastfed.deployment.ledger import epsilon_of_charges
 from fastfed.deployment.schema import Schema
 from fastfed.deployment.wire import Broadcast, check_entries
 from fastfed.experts import ALGORITHMS as EXPERTS
@@ -34,7 +37,17 @@ if TYPE_CHECKING:
 
 
 class Played(NamedTuple):
-    """An estimate with its radii, and the regularised sums (s,) that it is computed from."""
+    """What actions are chosen by: an estimate, its radii, and the sums it is computed from.
+
+    Parameters
+    ----------
+    sums : ndarray, shape (s,)
+        The sums of x y and x x^T, with the regularizer added to the diagonal.
+    estimate : Estimate
+        theta_hat and V^-1 of these sums.
+    radius, second : float
+        The confidence radius, and the additional radius of errors in V^-1 norm (docs/radius.md).
+    """
 
     sums: np.ndarray
     estimate: Estimate
@@ -43,21 +56,22 @@ class Played(NamedTuple):
 
 
 class Model(Acting):
-    """Act on the last broadcast and, with a start, also on the last broadcast of an earlier plan.
+    """Choose actions by the last broadcast and, with a start, by an earlier plan's model as well.
 
     Parameters
     ----------
     plan : Plan
     start : Played, optional
-        The model that the earlier plan acted on at its end. Before the first release of this plan
-        it is used alone.
+        The last model of the earlier plan. Until the first release of this plan, actions are chosen
+        by it alone; then its sums are added to the sums of the last release.
 
     Notes
     -----
-    V and u of both plans are added. Let u - V theta* = S + e in each plan, with
-    ||S||_{V^-1} <= radius and ||e|| <= second (docs/radius.md). S' V^-1 S is jointly convex and
-    homogeneous of degree 1, so for the sum the squared radii add up. The second radii add up, and
-    so do the probabilities that a radius is too small.
+    V and u (the sums of x x^T and x y) of the two plans are added. In each plan, u - V theta* =
+    S + e with ||S||_{V^-1} <= radius and ||e|| <= second (docs/radius.md). S' V^-1 S is jointly
+    convex and homogeneous of degree 1, so the squared radii of the two plans add up to the squared
+    radius of the sum. The second radii add up, and so do the probabilities that a radius is too
+    small.
     """
 
     def __init__(self, plan: Plan, start: Played | None = None) -> None:
@@ -66,14 +80,14 @@ class Model(Acting):
         self._played = self._added(np.zeros(plan.statistic_size), 0)
 
     def adopt(self, values: np.ndarray, release: int) -> None:
-        """Act on the sums of a release from now on."""
+        """Use the sums (s,) of a release from now on."""
         self._played = self._added(values, release)
         self.release = release
-        # Plans are lazy, so a radius depends on the release alone.
+        # In a lazy plan the radius changes only at releases, so the round of the release is enough.
         self.round = self.plan.end(release)
 
     def _added(self, values: np.ndarray, release: int) -> Played:
-        """Compute the model from the sums of a release, and from the start if there is one."""
+        """Compute the model from the sums (s,) of a release, plus the sums of the start."""
         shift = self._refresh(values, release)
         from_release = Played(
             self._regularised(values, release, shift),
@@ -91,7 +105,7 @@ class Model(Acting):
         return Played(sums, estimate, radius, self.start.second + from_release.second)
 
     def _regularised(self, values: np.ndarray, release: int, shift: float) -> np.ndarray:
-        """Add to the sums what `_refresh` adds to the diagonal of V."""
+        """Return the sums (s,) with the same regularizer and shift as `_refresh` adds to V."""
         plan, k = self.plan, self.plan.entry(release)
         regularizer = float(plan.regularizer[k])
         if plan.radius.direct:
@@ -114,8 +128,8 @@ class Model(Acting):
         """Choose one of K rows (K, d); return its index and features."""
         plan, (_, estimate, radius, second) = self.plan, self._played
         if plan.ranking < 1.0:
-            # With the sums of an earlier plan, the bound of this plan does not say what may be
-            # chosen. A slack of 1 is always allowed.
+            # The slack of this plan is proven only for its own sums. With the sums of an earlier
+            # plan added, use 1, which is always valid.
             slack = self._slack if estimate is self._estimate else 1.0
             sieve = plan.reward_limit, slack, plan.ranking
             return estimate.select_sieved(features, radius, second, *sieve)
@@ -123,7 +137,7 @@ class Model(Acting):
 
     @property
     def played(self) -> Played:
-        """The estimate, radii and sums that are used now."""
+        """The estimate, radii and sums by which actions are chosen now."""
         return self._played
 
     @property
@@ -133,7 +147,8 @@ class Model(Acting):
 
     @property
     def gram(self) -> np.ndarray:
-        """V, (d, d), with its regularizer and shift, up to rounding."""
+        """V, (d, d), including regularizer and shift, up to rounding."""
+        # w is a matrix W with W^T W = V^-1.
         root = np.linalg.inv(self._played.estimate.w)
         gram: np.ndarray = root @ root.T
         return gram
@@ -149,12 +164,12 @@ def diagonal(dimension: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Decision:
-    """An action for one person. It is durable before the application receives it.
+    """An action for one person. It is stored before the application receives it.
 
     Parameters
     ----------
     id : str
-        Identifies the decision when its reward is reported.
+        Identifies the decision when the application passes on its reward.
     action : int
         Index of the chosen row.
     propensity : float
@@ -164,7 +179,7 @@ class Decision:
     learns : bool
         True if its reward may enter a report.
     name : str
-        With columns of records, the name of the action, whose index in the catalogue is ``action``.
+        If the plan has a catalogue of actions, the name of the action, else empty.
     """
 
     id: str
@@ -203,17 +218,17 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """The stored end of a decision.
+    """The stored end of a decision: its reward, or that it has none.
 
     Parameters
     ----------
     leaf : int
-        The leaf that its reward entered; 0 for none.
+        The leaf (sums of one period) that the reward entered; 0 for none.
     reward : float or None
     time : float
-        Seconds since 1970.
+        When the decision ended, in seconds since 1970.
     why : str
-        Why it entered no leaf: "late", "unused" or "cancelled"; else empty.
+        Why the reward entered no leaf: "late", "unused" or "cancelled"; else empty.
     """
 
     leaf: int
@@ -229,17 +244,16 @@ MOST = 16
 
 
 class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The part of a document about the plan that it continues.
+    """The part of a document that describes the plan it continues.
 
     Parameters
     ----------
     document : bytes
-        The earlier document.
+        The earlier document, encoded.
     start : bytes
-        The earlier hub's broadcast whose model silos start from, and to which later releases are
-        added; empty for none.
+        The broadcast of the earlier plan from whose model silos start; empty for none.
     why : str
-        Why there is no start, as a key of `REASONS`; empty if there is one.
+        Why silos do not start from the earlier model, as a key of `REASONS`; empty if they do.
     """
 
     document: bytes
@@ -250,7 +264,7 @@ class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 # ---- verification --------------------------------------------------------------------------------
 
 
-#: Word in a document -> why a plan that continues an earlier one does not start from its model.
+#: Value of `Extension.why` -> why silos do not start from the earlier plan's model.
 REASONS = {
     "requested": "a start without the earlier model was requested",
     "no-release": "the earlier plan had no release yet",
@@ -260,10 +274,10 @@ REASONS = {
 
 
 def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
-    """Return why the earlier model cannot be a plan's start (a key of `REASONS`); empty if it can.
+    """Return why silos cannot start from the earlier model (a key of `REASONS`); empty if they can.
 
-    Its sums are released, so their use costs no privacy. But it must be a model of the same
-    parameter theta: features must be the same, and coded and clipped in the same way.
+    The use of released sums costs no privacy. But the two plans must have the same parameter theta:
+    the same features, coded and clipped in the same way.
     """
     _check_kinds(document, earlier)
     if document.schema != earlier.document.schema:
@@ -272,19 +286,19 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
 
 
 def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
-    """Refuse plans of different kinds, which protect or learn different things."""
-    others = ("robin", *EXPERTS)
-    kinds = {a if a in others else "" for a in (document.algorithm, earlier.document.algorithm)}
+    """Raise InputError if the plans are of different kinds: they protect or learn other things."""
+    special_kinds = ("robin", *EXPERTS)
+    algorithms = (document.algorithm, earlier.document.algorithm)
+    kinds = {a if a in special_kinds else "" for a in algorithms}
     if len(kinds) > 1:
         raise InputError(
-            "a plan continues one of its own kind alone: of robin, of fed-svt, of "
-            "fed-dp-ope-stoch, or of linear bandits; what others protect or learn is something "
-            "else, so make a plan of its own"
+            "a plan can continue only a plan of the same kind (robin, fed-svt, fed-dp-ope-stoch or "
+            "linear bandits), since others protect or learn something else; make a new plan"
         )
 
 
 def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
-    """Refuse a chain of too many plans, before any of them is derived."""
+    """Raise InputError for a chain of more than `MOST` plans, before any of them is derived."""
     plans, current = 1, document
     while current.extends is not None:
         plans += 1
@@ -294,7 +308,14 @@ def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
 
 
 def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> None:
-    """Refuse an earlier plan with different parties, and a start that does not fit both plans."""
+    """Check that a plan can continue an earlier one.
+
+    Raises
+    ------
+    InputError
+        If the plans have different parties or kinds, if the start does not fit both plans, or if
+        the new calendar begins too early.
+    """
     extends, old = document.extends, earlier.document
     assert extends is not None
     _check_kinds(document, earlier)
@@ -303,6 +324,7 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
         raise InputError(
             "a plan that continues another must have its parties, with the same names and keys"
         )
+    # A plan with a start may begin only when the release of the start has closed.
     earliest, reason = old.calendar.start, no_start(document, plan, earlier)
     if extends.start:
         if reason or extends.why:
@@ -324,7 +346,7 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
 
 
 def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
-    """Return the release of a start, and its model; Refused if it is not a valid broadcast."""
+    """Return the release and the model of a start; raise InputError if it is no valid broadcast."""
     envelope = earlier.wire.read(extends.start, ("broadcast",))
     if (
         envelope.sender != earlier.document.hub.name
@@ -344,7 +366,7 @@ def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
 
 
 def earlier_model(deployed: DeployedPlan) -> Any:
-    """Return the model at the end of the plan that this one continues; None without a start."""
+    """Return the earlier plan's model from which silos start; None if there is none."""
     earlier, extends = deployed.earlier, deployed.document.extends
     if earlier is None or extends is None or not extends.start:
         return None
@@ -352,18 +374,18 @@ def earlier_model(deployed: DeployedPlan) -> Any:
 
 
 def model_at_start(deployed: DeployedPlan) -> Model:
-    """Create the model of a linear bandit before the first release."""
+    """Create the model by which a linear bandit's silo chooses actions before the first release."""
     before = earlier_model(deployed)
     return Model(deployed.plan, before.played if before is not None else None)
 
 
 def plan_depth(deployed: DeployedPlan) -> int:
-    """Return the number of plans in the chain that ends with this one."""
+    """Return the number of plans in a chain: this plan, and all plans that it continues."""
     return 1 + (plan_depth(deployed.earlier) if deployed.earlier is not None else 0)
 
 
 def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
-    """List the plans of the chain that ends with this one, oldest first."""
+    """List a plan and all plans that it continues, oldest first."""
     before = chain(deployed.earlier) if deployed.earlier is not None else []
     return [*before, deployed]
 
@@ -371,8 +393,8 @@ def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
 # ---- certificates --------------------------------------------------------------------------------
 
 
-def together(plan: Executed, earlier: DeployedPlan) -> float:
-    """Compute the epsilon of a person or silo in all plans of a chain, at the plan's delta.
+def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
+    """Compute the epsilon of a person (or silo) in all plans of a chain, at the plan's delta.
 
     Notes
     -----
@@ -382,12 +404,14 @@ def together(plan: Executed, earlier: DeployedPlan) -> float:
     claim = plan.privacy
     assert claim is not None and claim.budget is not None
     plans = (plan, *(executed.executed for executed in chain(earlier)))
-    return added_up([charge_of(executed, b"", "", -1) for executed in plans], claim.budget.delta)
+    return epsilon_of_charges(
+        [charge_of(executed, b"", "", -1) for executed in plans], claim.budget.delta
+    )
 
 
 def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan) -> Certificate:
-    """Add to a plan's certificate an entry for the plan and all plans before it together."""
-    epsilon = together(plan, earlier)
+    """Add to a plan's certificate an entry: the guarantee of the plan and all earlier plans."""
+    epsilon = epsilon_of_chain(plan, earlier)
     if not math.isfinite(epsilon):
         raise InputError("the plans together have no finite epsilon at this delta; take a larger")
     previous = chain(earlier)
@@ -409,7 +433,7 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
 
 
 def summary(deployed: DeployedPlan) -> dict[str, Any]:
-    """Summarise the plans before this one for status and export; empty if there are none."""
+    """Describe the plans that a plan continues, for status and export; empty if there are none."""
     earlier, extends = deployed.earlier, deployed.document.extends
     if earlier is None or extends is None:
         return {}
@@ -421,7 +445,7 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
             "start": release,
             "why_no_start": REASONS.get(extends.why, ""),
             "epsilon": [guarantee.epsilon for guarantee in exact if guarantee is not None],
-            "epsilon_together": together(deployed.executed, earlier),
+            "epsilon_together": epsilon_of_chain(deployed.executed, earlier),
         }
     }
 
@@ -430,7 +454,7 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
 
 
 def model_of(party: SiloParty) -> dict[str, Any]:
-    """Export the model that a silo acts on.
+    """Export the model by which a silo chooses actions, as plain data.
 
     Parameters
     ----------
@@ -442,12 +466,12 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         ``format``, ``federation``, ``plan`` (its SHA-256), ``release``, ``releases``,
         ``certificate``, and:
 
-        - ``schema``: ``norm`` and ``columns``. A row is clipped to the ranges of the columns and
-          then divided by the norm. With columns of records also ``records``, which says how a
-          record becomes a row.
-        - ``theta``, (d,). For experts, their weights.
+        - ``schema``: ``norm`` and ``columns``. A row of features is clipped to the ranges of the
+          columns and then divided by the norm. If the plan has columns of records, also
+          ``records``: how a record becomes a row.
+        - ``theta``, (d,). For plans with experts, the experts' weights.
         - ``V``, (d, d), with regularizer and shift. None for plans in phases or with experts.
-        - ``extends``, if the plan continues an earlier one. The model then uses both plans.
+        - ``extends``, if the plan continues an earlier one: the plans that the model uses.
 
     Raises
     ------
@@ -456,7 +480,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
 
     Notes
     -----
-    Guarantee: as in the certificate, since the model is computed from broadcasts only.
+    Guarantee: as in the certificate, since the model depends on records only through broadcasts.
     """
     if not party.model.release and party.model.start is None:
         raise InputError(f"silo {party.name} has no model yet: no release has reached it")

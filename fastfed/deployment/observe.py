@@ -1,7 +1,7 @@
 """Metrics and logs for operators: Prometheus text, and JSON lines.
 
-Neither has values of records. A silo's metrics count its records (open, clipped). Nobody outside
-may see these counts, so they are served on the silo's machine only.
+Neither contains values of records. A silo's metrics contain counts of records (such as open or
+clipped ones), which nobody outside the silo may see. They are served on the silo's machine only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def hub_numbers(hub: Hub, now: float) -> dict[str, float]:
 
 
 def waiting_seconds(waits: dict[str, Any], now: float) -> float:
-    """Return the seconds that a party has waited for something that is due; 0 if nothing is."""
+    """Return how many seconds a party has waited for something that is due; 0 if nothing is due."""
     return 0.0 if waits["since"] is None else max(0.0, now - waits["since"])
 
 
@@ -54,11 +54,11 @@ def silo_numbers(silo: SiloProcess) -> dict[str, float]:
     numbers: dict[str, float] = {
         "releases_total": party.plan.releases,
         "released": party.model.release,
-        "releases_waited_for": max(0, party.done - party.model.release),
+        "releases_waited_for": max(0, party.closed_leaves - party.model.release),
         "waiting_seconds": waiting_seconds(party.waits(now), now),
         "clock_off_seconds": silo.clock_off,
         "reports_sealed": len(party.sealed),
-        "releases_without": len(party.without),
+        "releases_without": len(party.unreported),
         "reports_lost": len(party.lost),
         "decisions": len(party.decisions),
         "open_decisions": len(party.decisions) - len(party.ended),
@@ -81,25 +81,25 @@ def silo_numbers(silo: SiloProcess) -> dict[str, float]:
 HELP = {
     "releases_total": "Releases of the plan.",
     "released": "The last release: made by the hub, or acted on by the silo.",
-    "silos_waited_for": "Silos whose report of a release that has closed has not come.",
-    "waiting_seconds": "How long the party has waited for what is due; /status names it.",
-    "clock_off_seconds": "By how much the machine's clock is off, while it is not what counts.",
-    "alarms": "Contradictions, and silos that do not fit the others; any is too many.",
+    "silos_waited_for": "Silos whose report of a period that is over has not arrived.",
+    "waiting_seconds": "Seconds that the party has waited for what is due; /status names it.",
+    "clock_off_seconds": "Error of the machine's clock while the clock is ignored; else 0.",
+    "alarms": "Contradictions between messages, and silos that do not fit the others.",
     "ended": "1 if the plan has ended.",
-    "capped_reports": "Reports that were held to the influence of one silo.",
-    "releases_waited_for": "Releases that are closed here and that the hub has not made.",
-    "reports_sealed": "Reports made.",
+    "capped_reports": "Reports that were scaled down to the allowed influence of one silo.",
+    "releases_waited_for": "Periods that the silo has closed and the hub has not released.",
+    "reports_sealed": "Reports that the silo has made.",
     "releases_without": "Releases closed without a report of this silo.",
-    "reports_lost": "Reports that the hub has and this silo's state has not; recover.",
+    "reports_lost": "Reports that the hub has and this silo's state lacks; run recover.",
     "decisions": "Decisions so far.",
     "open_decisions": "Decisions without a reward.",
-    "clipped_features": "Records whose features were scaled to the norm.",
-    "clipped_rewards": "Records whose reward was held to its range.",
+    "clipped_features": "Records whose features were clipped to the norm.",
+    "clipped_rewards": "Records whose reward was clipped to its range.",
     "stopped": "1 if the silo sends nothing any more.",
-    "problem": "1 if the last round could not do what was due, such as for the ceiling.",
-    "epsilon_ceiling": "The dataset's ceiling, at its delta.",
-    "epsilon_spent": "Spent on the dataset, over all plans.",
-    "epsilon_left": "The ceiling less what was spent; epsilons do not add up, so a guide only.",
+    "problem": "1 if the last round could not do what was due, such as charge the ledger.",
+    "epsilon_ceiling": "Ceiling of the dataset's epsilon, at the ceiling's delta.",
+    "epsilon_spent": "Epsilon spent on the dataset by all plans, at the ceiling's delta.",
+    "epsilon_left": "Ceiling minus spent epsilon; a guide only, since epsilons do not add up.",
 }
 
 
@@ -117,26 +117,28 @@ def prometheus(kind: str, numbers: dict[str, float]) -> str:
 
 
 class Metrics(Bounded, HTTPServer):
-    """Serve `GET /metrics` of a silo on the loopback address, and nothing else.
+    """Serve a silo's metrics at `GET /metrics` on the loopback address.
 
     Parameters
     ----------
     silo : SiloProcess
     port : int
-        With 0 the system chooses a free port, which ``server_port`` then has.
+        0 for a free port that the system chooses; the attribute ``server_port`` has its number.
     """
 
     def __init__(self, silo: SiloProcess, port: int) -> None:
         if not isinstance(silo, SiloProcess):
             raise InputError("metrics are those of a silo")
-        super().__init__(("127.0.0.1", integer("port", port, at_least=0, at_most=65535)), _of(silo))
+        super().__init__(
+            ("127.0.0.1", integer("port", port, at_least=0, at_most=65535)), _handler_for(silo)
+        )
 
     def start(self) -> None:
-        """Serve in a thread until `shutdown`."""
+        """Serve in a new thread until `shutdown` is called."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
-def _of(silo: SiloProcess) -> type[LocalHandler]:
+def _handler_for(silo: SiloProcess) -> type[LocalHandler]:
     """Create the class that handles requests for a silo's metrics."""
 
     class Handler(LocalHandler):
@@ -158,9 +160,9 @@ def _of(silo: SiloProcess) -> type[LocalHandler]:
 
 # ---- logs ----------------------------------------------------------------------------------------
 
-#: Messages of a dialer when the hub stops answering, and when it answers again.
+#: Messages of a `Dialer` when the hub stops answering, and when it answers again.
 UNREACHABLE, REACHED = "the hub cannot be reached", "the hub is reached again"
-#: First words of a message -> the name of its event.
+#: First words of a message, and the name of its event in the log.
 EVENTS = (
     (UNREACHABLE, "unreachable"),
     (REACHED, "reached"),
@@ -174,18 +176,21 @@ _NUMBER = re.compile(r"[-+]?\d[\w.+-]*|\bnan\b|\binf\b", re.IGNORECASE)
 
 
 def masked(text: str) -> str:
-    """Replace the numbers in a message by #, since they may come from a report."""
+    """Replace all numbers in a message by #, since they may be values of a report."""
     return _NUMBER.sub("#", text)
 
 
 class JsonLog:
-    """Write a line of JSON for each event: time, party, event, and public numbers of the plan.
+    """Write one line of JSON for each event: time, party, event, and further fields.
 
     Parameters
     ----------
     stream : file
+        Open for writing text.
     party : str
+        Name of the party.
     clock : callable, default time.time
+        Returns seconds since 1970.
     """
 
     def __init__(self, stream: IO[str], party: str, clock: Clock = time.time) -> None:
@@ -193,7 +198,7 @@ class JsonLog:
         self._lock, self._last_state = threading.Lock(), dict[str, Any]()
 
     def event(self, event: str, **fields: Any) -> None:
-        """Write one line. Fields must be names and public numbers."""
+        """Write one line. Fields may hold names and public numbers only."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
         line = {"time": now, "party": self._party, "event": event, **fields}
         with self._lock:
@@ -201,12 +206,15 @@ class JsonLog:
             self._stream.flush()
 
     def __call__(self, text: str) -> None:
-        """Write a message about the network, without its numbers."""
+        """Write a message about the network, with its numbers masked."""
         events = (event for start, event in EVENTS if text.startswith(start))
         self.event(next(events, "problem"), text=masked(text))
 
     def look(self, process: Process) -> None:
-        """Write what has changed since the last call, such as releases, reports and stops."""
+        """Write an event for each part of the party's state that changed since the last call.
+
+        Such parts are releases, sealed reports, alarms, and what the party waits for.
+        """
         party: Any = process.party
         waits = party.waits(process.now())
         state: dict[str, Any] = {"stopped": bool(getattr(party, "stopped", ""))}
@@ -227,14 +235,14 @@ class JsonLog:
 
 
 class JsonHandler(logging.Handler):
-    """Pass a logger's records to a `JsonLog`, without numbers and tracebacks."""
+    """Pass the records of Python's logging to a `JsonLog`, without numbers and tracebacks."""
 
     def __init__(self, log: JsonLog) -> None:
         super().__init__()
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; for an exception only its type."""
+        """Write one log record; of an exception only its type."""
         fields = (
             {}
             if not record.exc_info or not record.exc_info[0]

@@ -1,6 +1,8 @@
-"""What silo, hub and helper share: steps, clocks, and the process that runs a party on disk.
+"""What silo, hub and helper have in common: steps, clocks, and the process that runs a party.
 
-All writes of a step are durable, in order, before its first message is sent.
+A *party* is a silo, the hub or the helper. A party's logic is a state machine without input and
+output: it returns a `Step`, which holds writes (entries to store) and messages. A `Process` makes
+all writes of a step durable, in order, before it sends the first message.
 """
 
 from __future__ import annotations
@@ -24,14 +26,18 @@ if TYPE_CHECKING:
 
 
 class Message(NamedTuple):
-    """A signed message and the name of the party that it is for."""
+    """A signed message, and the name of the party that it is addressed to."""
 
     to: str
     data: bytes
 
 
-class Said(NamedTuple):
-    """A sender's clock reading: its clock showed ``time`` after the reader's showed ``after``."""
+class ClockReading(NamedTuple):
+    """What a message states about its sender's clock.
+
+    The sender read ``time`` on its clock after it had received a message in which the receiver's
+    clock showed ``after`` (0 if it has received none).
+    """
 
     name: str
     time: float
@@ -39,9 +45,9 @@ class Said(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a party's process does next: make the writes durable in order, then send the messages.
+    """What a party's process must do: first store the writes in order, then send the messages.
 
-    ``problem`` says what was wrong, for the log and the status; empty if nothing was.
+    ``problem`` describes an error for the log and the status; empty if there is none.
     """
 
     writes: tuple[Write | Charge, ...] = ()
@@ -50,76 +56,76 @@ class Step(NamedTuple):
 
 
 class Party(Protocol):
-    """Interface of a party: a state machine whose durable state is the fold of its writes.
+    """Interface of a party: a state machine whose stored state is computed from its writes.
 
-    `handle` and `tick` do not change the durable state; only `fold` does. They may change the state
-    of this process, which a party requests again after a restart.
+    Only `fold` changes the stored state; `handle` and `tick` return the writes that do. They may
+    change state that is in memory only, which messages of other parties restore after a restart.
     """
 
     name: str
-    #: Seconds by which this machine's clock is ahead of the others' (negative: behind).
+    #: Seconds by which this machine's clock is ahead of other parties' clocks (negative: behind).
     ahead: float
-    #: The clock reading of the last message's sender, if it had one.
-    clock_said: Said | None
-    #: See `Speaker.asked`.
-    asked: float | None
+    #: The clock reading in the last message that was handled, if it had one.
+    clock_reading: ClockReading | None
+    #: See `Speaker.unanswered_since`.
+    unanswered_since: float | None
 
     def handle(self, data: bytes, now: float) -> Step:
-        """Process a message; Refused if it is not accepted."""
+        """Process a message; raise Refused if it is not accepted."""
         ...
 
     def tick(self, now: float) -> Step:
-        """Do what is due at a time. Called again until it returns no writes."""
+        """Return the step that is due at time ``now``. Called again until it has no writes."""
         ...
 
     def fold(self, write: Write) -> None:
-        """Apply a durable write to the state."""
+        """Apply a stored write to the state."""
         ...
 
 
 class Speaker:
-    """Base of the parties: name, keys, signed messages and clock."""
+    """Base class of the parties: plan, name, keys, signed messages and clock."""
 
     def __init__(self, deployed: DeployedPlan, name: str, seed: bytes) -> None:
         self.deployed, self.name = deployed, name
         self.plan, self.wire = deployed.plan, deployed.wire
         self.identity: Identity = deployed.identity(name, seed)
-        #: See `SteadyClock.ahead`. Of this machine's time and the others', the earlier counts.
+        #: See `SteadyClock.ahead`. If clocks differ, the earlier time counts.
         self.ahead = 0.0
-        self.clock_said: Said | None = None
-        #: Start of the first call to the hub that no answer was accepted for; 0 if the last call
-        #: failed, None if one was accepted since.
-        self.asked: float | None = None
+        self.clock_reading: ClockReading | None = None
+        #: Time of the first call to the hub since the last accepted answer. 0 if the last call
+        #: failed; None if there was no call since the last accepted answer.
+        self.unanswered_since: float | None = None
 
     @cached_property
     def agreement(self) -> bytes:
-        """Countersignature of the plan by this party, sent with every `Join`."""
-        return self.deployed.agreed(self.identity)
+        """This party's signature of the plan, which it sends with every `Join`."""
+        return self.deployed.countersignature(self.identity)
 
-    def made(self, release: int, body: Body) -> bytes:
+    def signed(self, release: int, body: Body) -> bytes:
         """Encode and sign a message of this party."""
-        return self.wire.made(self.identity, self.name, release, body)
+        return self.wire.signed(self.identity, self.name, release, body)
 
     def unanswered(self, now: float) -> bool:
-        """Return True if the last call failed, or has waited for more than `LATE` seconds."""
-        return self.asked is not None and now > self.asked + LATE
+        """Return True if the hub has not answered for `LATE` seconds, or the last call failed."""
+        return self.unanswered_since is not None and now > self.unanswered_since + LATE
 
     def own_time(self, now: float) -> float:
-        """Convert ``now``, the time that counts, to the time of this machine's clock."""
+        """Convert ``now``, the corrected time, to the time that this machine's clock shows."""
         return now + max(self.ahead, 0.0)
 
-    def _says(self, sender: str, time: float, after: float) -> None:
-        """Store the clock reading of a message; Refused for a time that no clock can show."""
+    def _store_clock_reading(self, sender: str, time: float, after: float) -> None:
+        """Store the clock reading of a message; raise Refused for an impossible time."""
         for seconds in (time, after):
             if not 0.0 <= seconds < LATEST:
                 raise Refused(f"the time of {sender} must be in seconds since 1970, got {seconds}")
-        self.clock_said = Said(sender, time, after) if time else None
+        self.clock_reading = ClockReading(sender, time, after) if time else None
 
     def waits(self, now: float) -> dict[str, Any]:
-        """Report what this party waits for and since when, as a row of `progress.WAITS`.
+        """Return what this party waits for and since when, as a row of `progress.WAITS`.
 
-        If the clocks differ and only this machine's clock says that something is due, the party
-        waits for the clocks.
+        If something is due by this machine's clock but not by the other parties' clocks, the party
+        waits for the clocks to agree.
         """
         waits_now, waits_later = self._waits(now), self._waits(now + abs(self.ahead))
         idle = waits_now["state"] == "open" or (
@@ -130,49 +136,51 @@ class Speaker:
         return waits_now | clocks_differ(waits_later["since"], self._others())
 
     def _waits(self, now: float) -> dict[str, Any]:
-        """Report what this party waits for if the time is ``now``."""
+        """Return what this party waits for at time ``now``, as a row of `progress.WAITS`."""
         raise NotImplementedError
 
     def _others(self) -> list[str]:
-        """Return the names of the parties that this one exchanges messages with."""
+        """Return the names of the parties with which this party exchanges messages."""
         return [self.deployed.document.hub.name]
 
     def _limits(self) -> Limits:
-        """Return the ranges that values in this plan's messages can have."""
+        """Return the largest values that messages of this plan may have."""
         return Range(self.plan)
 
 
 # ---- on disk -------------------------------------------------------------------------------------
 
 Clock = Callable[[], float]
-#: A jump of the wall clock by more than DOUBTED seconds is ignored at first. It is believed once it
+#: A jump of the wall clock by more than DOUBTED seconds is ignored at first. It is accepted once it
 #: has stayed the same for BELIEVED seconds.
 DOUBTED, BELIEVED = 30.0, 600.0
-#: Seconds that an answer may take before the status says that the party waits for it.
+#: Seconds after which the status says that the party waits for an answer.
 LATE = 5.0
-#: Times in messages must be below this one, which is far beyond every calendar.
+#: Upper limit of clock times in messages, in seconds since 1970; no calendar comes near it.
 LATEST = 2.0**40
 
 
-def passed() -> float:
-    """Return monotonic seconds, including time when the machine was suspended where possible."""
+def monotonic_seconds() -> float:
+    """Return monotonic seconds, which go on while the machine sleeps if the system supports it."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class SteadyClock:
-    """A wall clock that ignores short-lived jumps and is never later than the others' clocks.
+    """A wall clock that ignores short-lived jumps, and is never later than other parties' clocks.
 
-    Closing a leaf cannot be undone, so a single wrong clock must not close one.
+    A silo closes the sums of a period when the period is over, which cannot be undone. So a single
+    wrong clock must not close them.
 
-    - A jump is a reading that differs from the last reading plus the monotonic time since. It is
-      ignored: the clock continues from the last reading. The wall clock is believed again once the
-      jump has stayed the same for `BELIEVED` seconds, or once it agrees with the other clocks.
-    - Other parties put their time into messages that they sign. If this clock is certainly more
-      than `DOUBTED` seconds ahead of the median of their clocks, their time counts. So a silo
-      closes a leaf when both its clock and the hub's may say that the period is over. A hub ends a
-      grace period when its clock and the clocks of half of the silos may say so. A clock that is
-      behind is not corrected.
+    - A jump is a difference between the wall clock and the last reading plus the monotonic time
+      since then. It is ignored: the clock continues from the last reading. The wall clock is
+      accepted again when the jump has stayed the same for `BELIEVED` seconds, or when the wall
+      clock agrees with the other parties' clocks.
+    - Other parties put their clock times into signed messages. If this clock is certainly more than
+      `DOUBTED` seconds ahead of the median of their clocks, the median is used instead. So a silo
+      closes a period only if the period may be over by its own clock and by the hub's clock. A hub
+      ends a grace period only if it may be over by the hub's clock and by half of the silos'
+      clocks. A clock that is behind is not corrected.
 
     Parameters
     ----------
@@ -182,22 +190,23 @@ class SteadyClock:
         Returns seconds since any fixed point; never decreases.
     """
 
-    def __init__(self, wall: Clock = time.time, monotonic: Clock = passed) -> None:
+    def __init__(self, wall: Clock = time.time, monotonic: Clock = monotonic_seconds) -> None:
         self._wall, self._monotonic = wall, monotonic
         self._lock = threading.Lock()
         self._last_reading, self._read_at = wall(), monotonic()
         self._jump, self._jump_since = 0.0, self._read_at
-        #: Party -> lower and upper bound of its time minus this machine's monotonic time, and the
-        #: monotonic time of the message that it had read.
+        #: Party -> (lower bound, upper bound, monotonic time). The bounds are for the party's clock
+        #: minus this machine's monotonic time. The time is when this machine sent the message that
+        #: the party had read.
         self._others: dict[str, tuple[float, float, float]] = {}
-        #: Seconds by which the wall clock is off while it is ignored; else 0.
+        #: Error of the wall clock in seconds while it is ignored; else 0.
         self.off = 0.0
-        #: Seconds by which this clock is ahead of the others' (negative: behind) if that is more
-        #: than `DOUBTED`; else 0.
+        #: Seconds by which this clock is ahead of the other parties' clocks (negative: behind), if
+        #: the difference is more than `DOUBTED`; else 0.
         self.ahead = 0.0
 
     def __call__(self) -> float:
-        """Return seconds since 1970."""
+        """Return the corrected time in seconds since 1970."""
         with self._lock:
             wall, at = self._wall(), self._monotonic()
             reading = self._steady(wall, at)
@@ -205,31 +214,30 @@ class SteadyClock:
             self.off = self._jump or self.ahead
             return reading - max(self.ahead, 0.0)
 
-    def heard(self, said: Said) -> None:
-        """Update the bounds on another party's clock.
+    def add_reading(self, reading: ClockReading) -> None:
+        """Update the bounds on another party's clock from a reading in its message.
 
-        The other clock was read after this one showed ``said.after`` and before now. That gives two
-        bounds on the other clock, which are as far apart as the message and its answer took. A
-        message that answers an earlier question than the last one was delayed or sent again, and
-        changes nothing.
+        The other clock was read after this clock showed ``reading.after`` and before now. This
+        gives a lower and an upper bound, which differ by the round-trip time. A reading that
+        answers an older message than the last reading did was delayed or replayed, and is ignored.
         """
         with self._lock:
-            at = self._monotonic()
-            elapsed = self._last_reading + (at - self._read_at) - said.after
-            if not said.after or elapsed < -1.0:
-                # The sender has read no message of this party, or this clock was set back since.
+            now = self._monotonic()
+            elapsed = self._last_reading + (now - self._read_at) - reading.after
+            if not reading.after or elapsed < -1.0:
+                # The sender has read no message of this party, or this clock was set back.
                 return
             elapsed = max(elapsed, 0.0)
-            asked_at = at - elapsed
-            if said.name in self._others and asked_at < self._others[said.name][2] - 1.0:
+            sent_at = now - elapsed
+            if reading.name in self._others and sent_at < self._others[reading.name][2] - 1.0:
                 return
-            self._others[said.name] = said.time - at, said.time - at + elapsed, asked_at
+            self._others[reading.name] = reading.time - now, reading.time - now + elapsed, sent_at
 
     def _ahead(self, reading: float, at: float) -> float:
-        """Return the seconds by which a reading is ahead of the others' median clock.
+        """Return the seconds by which a reading is ahead of the other parties' median clock.
 
-        Differences up to `DOUBTED` seconds count as 0. Of two other clocks, the one that differs
-        less counts.
+        ``at`` is the monotonic time of the reading. Differences up to `DOUBTED` seconds count as 0.
+        Of the two middle clocks of an even number, the clock that differs less counts.
         """
         differences = [0.0] if not self._others else []
         for least, most, _ in self._others.values():
@@ -240,7 +248,7 @@ class SteadyClock:
         return max(lower, 0.0) or min(upper, 0.0)
 
     def _agrees(self, reading: float, at: float) -> bool:
-        """Return True if the others' median clock certainly shows this, up to `DOUBTED` seconds."""
+        """Return True if a reading certainly agrees with most other clocks, up to `DOUBTED` s."""
         bounds = [
             (reading - at - least, reading - at - most) for least, most, _ in self._others.values()
         ]
@@ -248,7 +256,7 @@ class SteadyClock:
         return bool(errors) and errors[len(errors) // 2] <= DOUBTED
 
     def _steady(self, wall: float, at: float) -> float:
-        """Return this machine's time without short-lived jumps."""
+        """Return the wall clock without short-lived jumps; ``at`` is the monotonic time."""
         expected = self._last_reading + (at - self._read_at)
         jump = wall - expected
         if abs(jump) > DOUBTED and not self._agrees(wall, at):
@@ -261,16 +269,16 @@ class SteadyClock:
 
 
 class Process:
-    """Run one party on a store; safe to call from several threads.
+    """Run one party, and store its writes; several threads may use it.
 
     Parameters
     ----------
     party : Party
-        A new party, to which all writes in the store are applied.
+        A new party. All writes in the store are applied to it.
     store : Store
-        The writes of this party under this plan.
+        The stored writes of this party under this plan.
     ledger : Ledger, optional
-        The ledger that is charged; for silos only.
+        The ledger in which charges are recorded; for silos only.
     clock : callable, optional
         Returns seconds since 1970. By default a `SteadyClock`.
 
@@ -290,7 +298,7 @@ class Process:
         self.party, self.store, self.ledger = party, store, ledger
         self.clock: Clock = SteadyClock() if clock is None else clock
         self._lock = threading.RLock()
-        #: What the last tick could not do, such as charge above a ceiling; empty if it did all.
+        #: What the last tick could not do, such as charge more than the ceiling; empty if nothing.
         self.problem = ""
         digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
         store.write(Write("plan", "", digest + party.name.encode()))
@@ -298,7 +306,7 @@ class Process:
             party.fold(write)
 
     def turn(self) -> threading.RLock:
-        """Return the lock to hold while reading the party of a running process."""
+        """Return the lock that must be held to read the party of a running process."""
         return self._lock
 
     def close(self) -> None:
@@ -308,24 +316,24 @@ class Process:
                 files.close()
 
     def status(self) -> dict[str, object]:
-        """Return the party's status, with ``clock_off`` in seconds while the clock is ignored."""
+        """Return the party's status; ``clock_off`` is the error of an ignored clock in seconds."""
         party: Any = self.party
         status: dict[str, object] = party.status(self.now())
         return status | ({"clock_off": self.clock_off} if self.clock_off else {})
 
     @property
     def clock_off(self) -> float:
-        """Seconds by which this machine's clock is off while it is ignored; else 0."""
+        """Error of this machine's clock in seconds while the clock is ignored; else 0."""
         return float(getattr(self.clock, "off", 0.0))
 
     def now(self) -> float:
-        """Return the time that counts, and tell the party how far ahead this machine's clock is."""
+        """Return the corrected time, and set the party's `ahead` to the clock's error."""
         now = self.clock()
         self.party.ahead = getattr(self.clock, "ahead", 0.0)
         return now
 
-    def done(self, step: Step) -> tuple[Message, ...]:
-        """Make the writes of a step durable; return its messages, which may then be sent."""
+    def make_durable(self, step: Step) -> tuple[Message, ...]:
+        """Store the writes of a step; return its messages, which may then be sent."""
         for write in step.writes:
             if isinstance(write, Charge):
                 assert self.ledger is not None
@@ -335,33 +343,39 @@ class Process:
         return step.messages
 
     def handle(self, data: bytes) -> tuple[Step, tuple[Message, ...]]:
-        """Process a message. If it is Refused, no state changes.
+        """Process a message. If it is refused, no state changes.
 
-        Returns the step, and the messages to send: the messages of the step and of the steps that
-        became possible by it. Messages that only repeat a question wait for the next `tick`, so
-        that two parties do not answer each other for ever.
+        Returns
+        -------
+        step : Step
+            The party's step for this message.
+        messages : tuple of Message
+            The messages to send: those of the step, and of the due steps that it made possible.
+            Messages that repeat earlier ones wait for the next `tick`; otherwise two parties would
+            answer each other for ever.
         """
         with self._lock:
             try:
                 step = self.party.handle(data, self.now())
             finally:
                 # Use the clock reading even if the message is refused because clocks differ.
-                clock_reading, self.party.clock_said = self.party.clock_said, None
+                clock_reading, self.party.clock_reading = self.party.clock_reading, None
                 if clock_reading is not None and isinstance(self.clock, SteadyClock):
-                    self.clock.heard(clock_reading)
-            messages = self.done(step)
-            return step, (*messages, *self._ticked()[0])
+                    self.clock.add_reading(clock_reading)
+            messages = self.make_durable(step)
+            return step, (*messages, *self._run_due_steps()[0])
 
     def tick(self) -> tuple[Message, ...]:
         """Do everything that is due now; return the messages to send."""
         with self._lock:
-            sent, last = self._ticked()
-            self.problem = last.problem or self._clock_problem()
-            # The last step repeats unconfirmed messages, so messages made just now are in both.
-            return (*sent, *(message for message in last.messages if message not in sent))
+            new_messages, last_step = self._run_due_steps()
+            self.problem = last_step.problem or self._clock_problem()
+            # The last step repeats all unconfirmed messages, which includes the new ones.
+            repeated = (message for message in last_step.messages if message not in new_messages)
+            return (*new_messages, *repeated)
 
     def _clock_problem(self) -> str:
-        """Return a text that this machine's clock is ignored; empty if it is not."""
+        """Return a warning that this machine's clock is ignored; empty if it is used."""
         if not self.clock_off:
             return ""
         return (
@@ -369,18 +383,21 @@ class Process:
             "time counts: set it, see clock_off in the status"
         )
 
-    def _ticked(self) -> tuple[tuple[Message, ...], Step]:
-        """Run steps until one writes nothing; return the earlier steps' messages and that step."""
+    def _run_due_steps(self) -> tuple[tuple[Message, ...], Step]:
+        """Run due steps until a step has no writes.
+
+        Return the messages of the steps that had writes, and the last step.
+        """
         messages: tuple[Message, ...] = ()
         while True:
             step = self.party.tick(self.now())
             if not step.writes:
                 return messages, step
-            messages += self.done(step)
+            messages += self.make_durable(step)
 
 
 class SiloProcess(Process):
-    """Run a silo on disk and serve its local application."""
+    """Run a silo, and serve the calls of its application."""
 
     party: SiloParty
 
@@ -392,39 +409,39 @@ class SiloProcess(Process):
         record: object = None,
         among: object = None,
     ) -> Decision:
-        """Choose an action for one person, see `SiloParty.decide`; durable on return."""
+        """Choose an action for one person, and store the decision; see `SiloParty.decide`."""
         with self._lock:
             now = self.now()
             step, decision = self.party.decide(actions, now, subject, record=record, among=among)
-            self.done(step)
+            self.make_durable(step)
             return decision
 
     def reward(self, name: str, reward: float) -> None:
-        """Record the reward of a decision, see `SiloParty.reward`; durable on return."""
+        """Store the reward of a decision; see `SiloParty.reward`."""
         with self._lock:
-            self.done(self.party.reward(name, reward, self.now()))
+            self.make_durable(self.party.reward(name, reward, self.now()))
 
     def outcome(self, name: str, value: object) -> None:
-        """Record the outcome of a decision, see `SiloParty.outcome`; durable on return."""
+        """Store the outcome of a decision; see `SiloParty.outcome`."""
         with self._lock:
-            self.done(self.party.outcome(name, value, self.now()))
+            self.make_durable(self.party.outcome(name, value, self.now()))
 
     def losses(self, name: str, losses: object) -> None:
-        """Record the losses of all experts, see `ExpertSilo.losses`; durable on return."""
+        """Store the losses of all experts at a decision; see `ExpertSilo.losses`."""
         with self._lock:
-            self.done(self.party.losses(name, losses, self.now()))
+            self.make_durable(self.party.losses(name, losses, self.now()))
 
     def cancel(self, name: str) -> None:
-        """End a decision without a reward; durable on return."""
+        """End a decision without a reward; see `SiloParty.cancel`."""
         with self._lock:
-            self.done(self.party.cancel(name, self.now()))
+            self.make_durable(self.party.cancel(name, self.now()))
 
     def leave(self) -> None:
-        """Leave the federation; the next message tells the hub."""
+        """Leave the federation; the hub learns this from the silo's next message."""
         with self._lock:
-            self.done(self.party.leave())
+            self.make_durable(self.party.leave())
 
     def recover(self) -> None:
-        """Recover from reports that this silo's state has lost, see `SiloParty.recover`."""
+        """Recover from lost reports; see `SiloParty.recover`."""
         with self._lock:
-            self.done(self.party.recover())
+            self.make_durable(self.party.recover())

@@ -1,7 +1,8 @@
 """Parties of plans in phases (`robin`): silos send estimates, and the hub releases a private mean.
 
-Everything else is as in `SiloParty` and `Hub`: the calendar closes phases, a record enters the one
-phase in which its reward became known, reports are charged and sealed, and sets are opened once.
+Everything else is as in `SiloParty` and `Hub`: the calendar's periods are phases, a record enters
+the phase in which its reward became known, reports are charged and sealed, and the hub opens one
+set of reports for each release.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from fastfed.protocols.serverless import (
     last_round,
 )
 
-#: Conditions that this deployment takes on trust in addition to the conditions of its system.
+#: Conditions that the deployment's certificate states in addition to its system's conditions.
 ATTENDED = Condition(
     "whether and when a silo reports, is away or leaves does not depend on its records (taken on "
-    "trust); the estimate of a silo that is missing counts as 0",
+    "trust); the estimate of a silo that does not report counts as 0",
     True,
 )
 LATE = Condition(
-    "a record may come late, or never, for reasons that are in it: all that a silo holds is "
-    "protected at once",
+    "a record may come late or never, for reasons that depend on the record: the guarantee is for "
+    "all data of a silo at once",
     True,
 )
-#: The conditions that are added to the certificate.
+#: All conditions that are added to the certificate.
 CONDITIONS = LATE, ATTENDED
 
 
@@ -53,15 +54,15 @@ CONDITIONS = LATE, ATTENDED
 
 
 def rounds(plan: PhasePlan) -> Plan:
-    """Return the rounds of a plan; InputError if it cannot be deployed."""
+    """Return the schedule of a plan in phases; raise InputError if it cannot be deployed."""
     return outline(check_phases(plan))
 
 
 def outline(plan: PhasePlan) -> Plan:
-    """Outline a plan in phases as a plan with fixed rounds, in which a release ends a phase.
+    """Return a `Plan` with the same schedule as a plan in phases: a release ends each phase.
 
-    The first release ends the initial phases, and the outline has their numbers. It has no noise:
-    the noise is in `PhasePlan.means`.
+    The first release ends all initial phases. Regularizer and radius are those of the initial
+    phases. The noise is not in this `Plan` but in `PhasePlan.means`.
     """
     ends = tuple(last_round(phase) for phase in plan.releasing)
     longest = max(b - a for a, b in zip((0, *ends), ends, strict=False))
@@ -71,7 +72,7 @@ def outline(plan: PhasePlan) -> Plan:
 
 
 def check_phases(plan: PhasePlan) -> PhasePlan:
-    """Refuse a plan in phases that the parties of this package cannot run."""
+    """Return a plan in phases; raise InputError, with all reasons, if it cannot be deployed."""
     check_phase_plan(plan)
     local = plan.local
     refused = {
@@ -94,22 +95,25 @@ def check_phases(plan: PhasePlan) -> PhasePlan:
 
 # ---- parties -------------------------------------------------------------------------------------
 
-#: Laplace noise beyond this many scales is refused; it occurs once in 10^17 numbers.
+#: Values with Laplace noise of more than this many scales are refused. Honest noise exceeds it
+#: once in 10^17 numbers.
 _SCALES = 40.0
 
 
 class PhaseModel(Acting):
-    """Act on the silo's records in the initial phases, and then only on the last model.
+    """Choose actions by a local UCB policy in the initial phases, and then by the last broadcast.
+
+    In the initial phases, the policy uses only the silo's own records.
 
     Parameters
     ----------
     plan : Plan
         The policy of the initial phases.
     start : ndarray, shape (d,), optional
-        The last model of an earlier plan, which is used in the initial phases instead.
+        The last model of an earlier plan, used greedily in the initial phases instead.
     """
 
-    #: There is no V: a model is a vector.
+    #: `Model.gram` is V, which these plans do not have: a model is a vector theta.
     gram = None
 
     def __init__(self, plan: Plan, start: np.ndarray | None = None) -> None:
@@ -120,11 +124,11 @@ class PhaseModel(Acting):
         self.learned(np.zeros(plan.statistic_size), 0)
 
     def learned(self, sums: np.ndarray, records: int) -> None:
-        """Set the sums (s,) and the number of the silo's records, used until the first model."""
+        """Set the sums (s,) and the number of the silo's records, for the local policy."""
         self._sums, self.round, self._stale = sums, records, True
 
-    def _own(self) -> Estimate:
-        """Compute the ridge estimate of the silo's records."""
+    def _local_estimate(self) -> Estimate:
+        """Return the ridge estimate of the silo's records; cached until the next record."""
         if self._stale:
             regularizer = float(self.plan.regularizer[0])
             self._estimate, _ = Estimate.of_sums(self.plan.dimension, self._sums, regularizer)
@@ -135,10 +139,10 @@ class PhaseModel(Acting):
         """Choose one of K rows (K, d); return its index and features."""
         if self.has_model:
             return self._estimate.select(features, 0.0, 0.0)
-        return self._own().select(features, self._radius(), self._second_bonus)
+        return self._local_estimate().select(features, self._radius(), self._second_bonus)
 
     def adopt(self, values: np.ndarray, release: int) -> None:
-        """Act greedily on a model (d,) from now on."""
+        """Choose actions greedily by a model theta (d,) from now on."""
         self._estimate = self._greedy(values)
         self.release, self._stale = release, False
 
@@ -148,7 +152,7 @@ class PhaseModel(Acting):
         return self.release > 0 or self.start is not None
 
     def _greedy(self, values: np.ndarray) -> Estimate:
-        """Create an estimate with theta = values (d,) and no uncertainty."""
+        """Create an estimate with this theta (d,) and no exploration bonus."""
         estimate = Estimate(self.plan.dimension, 1.0)
         estimate.w[:], estimate.theta[:] = 0.0, values
         return estimate
@@ -156,21 +160,24 @@ class PhaseModel(Acting):
     @property
     def theta(self) -> np.ndarray:
         """The estimate theta_hat, (d,)."""
-        return (self._estimate if self.has_model else self._own()).theta.copy()
+        return (self._estimate if self.has_model else self._local_estimate()).theta.copy()
 
 
 class MeanRange:
-    """The ranges of estimates, which may be any finite numbers, and of models."""
+    """The `Limits` of messages with estimates, which may be any finite numbers, and with models."""
 
     def __init__(self, plan: PhasePlan) -> None:
         self._plan = plan
 
     def report(self, release: int) -> np.ndarray:
-        """Return infinite limits (d,): a refusal would reveal an estimate; the mean clips it."""
+        """Return infinite limits (d,).
+
+        To refuse an estimate would reveal something about it; the private mean clips estimates.
+        """
         return np.full(self._plan.dimension, math.inf)
 
     def broadcast(self, release: int) -> np.ndarray:
-        """Return the largest absolute values in a model (d,): a mean in its range plus noise."""
+        """Return the largest absolute values in a model (d,): a clipped mean plus noise."""
         mean = self._plan.means[release - 1]
         limit = mean.rotated_bound + 2.0 * mean.rotated_radius
         limit += _SCALES * mean.noise_stds["mean"] / math.sqrt(2.0)
@@ -178,7 +185,7 @@ class MeanRange:
 
 
 class _Points:
-    """Compute statistics of records, without noise."""
+    """Compute the statistics of records; there is nothing to randomize in these plans."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -191,28 +198,28 @@ class _Points:
 
 
 def of_phases(deployed: DeployedPlan) -> PhasePlan:
-    """Return the executed plan in phases."""
+    """Return the executed plan, typed as a plan in phases."""
     return cast(PhasePlan, deployed.executed)
 
 
-def _starting(deployed: DeployedPlan) -> PhaseModel:
-    """Create the model that a silo acts on in the initial phases."""
+def _model_at_start(deployed: DeployedPlan) -> PhaseModel:
+    """Create the model by which a silo chooses actions in the initial phases."""
     earlier = earlier_model(deployed)
     return PhaseModel(of_phases(deployed).local, earlier.theta if earlier is not None else None)
 
 
 class PhaseSilo(SiloParty):
-    """Run a silo of a plan in phases: it sends an estimate of each phase, without noise.
+    """Run a silo of a plan in phases, which reports an estimate for each phase, without noise.
 
     Notes
     -----
-    Guarantee: as in the plan's certificate, for all that the silo holds, if the hub is trusted. A
-    phase without records is reported too, with an estimate of 0.
+    Guarantee: as in the plan's certificate, for all data of the silo, if the hub is trusted. A
+    phase without records is reported as well, with an estimate of 0.
     """
 
     model: PhaseModel  # type: ignore[assignment]
 
-    starts = staticmethod(_starting)
+    starts = staticmethod(_model_at_start)
 
     def _limits(self) -> MeanRange:
         return MeanRange(self._phases)
@@ -225,40 +232,43 @@ class PhaseSilo(SiloParty):
         return of_phases(self.deployed)
 
     def fold(self, write: Write) -> None:
-        """Apply a durable write to the state."""
+        """Apply a stored write to the state."""
         super().fold(write)
         if write.kind == "ended" and not self.model.release and self.ended[write.key].leaf:
             self.model.learned(self._leaf_sums.sum(axis=0), self.model.round + 1)
 
     def status(self, now: float | None = None) -> dict[str, object]:
-        """Report the state as `SiloParty.status` does, without theta before the first model.
+        """Return the state as `SiloParty.status` does, but theta = None before the first release.
 
-        Until then theta is an estimate from the silo's records, which is not shown.
+        Before it, theta is computed from the silo's records without noise, so it is not shown.
         """
         return super().status(now) | ({} if self.model.has_model else {"theta": None})
 
     def report(self, release: int) -> bytes:
-        """Make the report of a phase, an estimate. The same records give the same bytes."""
+        """Make the report of a phase: the least-squares estimate (d,) of its records, or zeros.
+
+        The same records give the same bytes.
+        """
         d = self.plan.dimension
         (values,) = linalg.least_squares(self._leaf_sums[release - 1][None], d)
         if not np.isfinite(values).all():
             values = np.zeros(d)
-        return self.reported(release, values)
+        return self.encrypt_report(release, values)
 
 
 class PhaseHub(Hub):
-    """Run the hub of a plan in phases: it releases private means of estimates.
+    """Run the hub of a plan in phases, which releases a private mean of the silos' estimates.
 
     Notes
     -----
-    Guarantee: as in the plan's certificate, against all who read the models. The mean is always
-    over all silos of the plan, so it has the certified noise even if silos are missing.
+    Guarantee: as in the plan's certificate, against everybody who reads the models. The mean is
+    always over all silos of the plan: a missing silo counts with an estimate of 0.
     """
 
     def _limits(self) -> MeanRange:
         return MeanRange(self._phases)
 
-    def _serving(self, noise: NoiseSource | None) -> Averager:
+    def _make_server(self, noise: NoiseSource | None) -> Averager:
         # Estimates are not sums of records in fixed point.
         self._exact = False
         return Averager(self._phases, self._sealing.source if noise is None else noise)
@@ -267,15 +277,18 @@ class PhaseHub(Hub):
     def _phases(self) -> PhasePlan:
         return of_phases(self.deployed)
 
-    def _combined(self, release: int, opened: Opened) -> np.ndarray:
-        """Compute the model (d,) of a set; a silo outside it counts with an estimate of 0."""
+    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+        """Compute the model (d,) of a release: the private mean of the estimates in its set.
+
+        A silo without a report counts with an estimate of 0.
+        """
         estimates = np.zeros((self.plan.silos, self.plan.dimension))
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            estimates[entry.silo] = self._checked(
+            estimates[entry.silo] = self._decrypt_report(
                 envelope, f"report {release} of {envelope.sender}"
             )
-        self._sealing.hides(release, digest(packed(estimates)))
+        self._sealing.set_hidden_sums(release, digest(packed(estimates)))
         phase = self._phases.releasing[release - 1]
         local_estimates = [LocalEstimate(phase, row, i) for i, row in enumerate(estimates)]
         model: np.ndarray = self._server.combine(local_estimates).values

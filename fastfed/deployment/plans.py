@@ -1,11 +1,13 @@
 """Plan files: a federation's choices, which every party verifies and signs.
 
-`compile_plan` turns a spec and the parties' public keys into a `DeployedPlan`. Its document has one
-canonical encoding, and so one SHA-256. It holds choices: an algorithm and its keys, the parties,
-the calendar and the columns. `load` derives everything else from the choices: protocol, plan,
-conditions and certificate. Linear algebra may round differently on two machines, so a document also
-holds the numbers of the plan. All parties execute these numbers, and `load` refuses numbers that do
-not follow from the choices.
+`compile_plan` turns a spec (TOML), which includes the parties' public keys, into a `DeployedPlan`.
+Its `Document` holds the choices: an algorithm with its keys, the parties, the calendar and the
+columns. It has only one valid encoding, and so one SHA-256. `load` reads a plan file and derives
+everything else from the choices: protocol, noise, conditions and certificate.
+
+Linear algebra may round differently on two machines, so a document also holds the numbers of the
+plan, such as the noise's standard deviation. All parties use these numbers, and `load` refuses
+numbers that do not follow from the choices.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ from fastfed.deployment.kinds import (
     system_keys,
 )
 from fastfed.deployment.schema import Schema, check_schema
-from fastfed.deployment.seal import KEY, Identity, can_be_written_to, digest, verified
+from fastfed.deployment.seal import KEY, Identity, digest, is_encryption_key, verified
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.privacy.account import SAME
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan
 
-#: Format of plan files.
+#: Version of the format of plan files.
 FORMAT = 2
 HUB, HELPER = "hub", "helper"
 #: The end of the year 9999, in seconds since 1970.
@@ -71,19 +73,19 @@ class Party(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """When leaves close, in seconds since 1970 (UTC).
+    """The periods of a plan. Times are in seconds since 1970 (UTC).
 
     Parameters
     ----------
     start : int
-        Nothing is learned from decisions before this time.
+        Start of the first period. Nothing is learned from earlier decisions.
     closes : tuple of int
-        Leaf k holds the rewards that became known before ``closes[k - 1]`` and not before the
-        previous close. Increasing.
+        Ends of the periods 1..K, increasing. A reward that becomes known in period k enters leaf k,
+        the sums that silos report for release k.
     grace : int
-        Seconds after a close until its release is opened without the silos that have not reported.
+        Seconds after the end of a period during which the hub waits for missing reports.
     reward_deadline : int
-        Seconds after a decision until its reward is no longer learned from.
+        Seconds after a decision after which its reward is not learned from.
     """
 
     start: int
@@ -92,11 +94,14 @@ class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     reward_deadline: int
 
     def period(self, now: float) -> int:
-        """Return the number, from 1, of the period that ``now`` is in; K + 1 after the last."""
+        """Return the number of the period that ``now`` is in, from 1; K + 1 after the last period.
+
+        A time before the start counts as in the first period.
+        """
         return 1 + sum(now >= close for close in self.closes)
 
     def closed(self, now: float) -> int:
-        """Return the number of periods that are over."""
+        """Return the number of periods that are over at time ``now``."""
         return self.period(now) - 1
 
 
@@ -119,20 +124,20 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     keys : dict
         Every key of the algorithm with its value, including defaults.
     numbers : dict
-        The numbers of the plan by name, as computed by the party that compiled it (`codec`).
+        The numbers of the plan by name, as computed by the party that compiled it (see `codec`).
     silos, hub, helper : Party
-        Names and public keys.
+        Names and public keys. The helper may be None.
     calendar : Calendar
     schema : Schema
         Columns, actions and reward.
     least : int
-        The minimum number of silos in a release.
+        The minimum number of silos whose reports a release adds up.
     explore : float
-        Probability of a uniformly random action.
+        Probability with which a silo chooses a uniformly random action.
     extends : Extension, optional
         The plan that this one continues.
     influence : float, optional
-        Cap on one silo's report, see `guard.Cap`.
+        How much one silo's report can add to a sum, in (0, 1]; see `guard.Cap`.
     """
 
     format: int
@@ -148,7 +153,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     schema: Schema
     least: int
     explore: float
-    # Optional fields: trailing fields that are None are not encoded.
+    # Optional fields. If the last fields are None, they are not encoded.
     extends: model.Extension | None = None
     influence: float | None = None
 
@@ -158,7 +163,7 @@ _SCHEMA = Document.__struct_fields__.index("schema")
 
 
 def spelled(document: Document) -> bytes:
-    """Encode a document canonically, without trailing fields that are None."""
+    """Return the one valid encoding of a document, without last fields that are None."""
     fields = list(msgspec.structs.astuple(document))
     fields[_SCHEMA] = document.schema.spelled
     while fields[-1] is None:
@@ -167,7 +172,7 @@ def spelled(document: Document) -> bytes:
 
 
 def read_document(data: bytes) -> Document:
-    """Decode a document; InputError if the encoding is not the canonical one."""
+    """Decode a document; raise InputError if the bytes are not its one valid encoding."""
     document: Document = _decoded(data, Document)
     if spelled(document) != data:
         raise InputError("the plan file is not in canonical form")
@@ -175,7 +180,7 @@ def read_document(data: bytes) -> Document:
 
 
 def _decoded(data: bytes, kind: Any) -> Any:
-    """Decode bytes of a plan file as a type; InputError if they are damaged or of format 1."""
+    """Decode a part of a plan file; raise InputError if it is damaged or of format 1."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -200,10 +205,10 @@ class DeployedPlan:
     document : Document
         The choices that the parties agree on.
     plan : Plan
-        The schedule of releases. For linear bandits this is the plan that is executed. For plans in
-        phases or with experts it is an outline of ``executed`` with fixed rounds.
+        The schedule of releases. For linear bandits this is ``executed``. For plans in phases or
+        with experts, it is an outline of ``executed`` that has the same schedule.
     signatures : dict of str to bytes
-        Countersignatures, by party.
+        Name of a party -> its countersignature, that is, its signature of the document.
     """
 
     document: Document
@@ -212,35 +217,35 @@ class DeployedPlan:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the document, which is part of every message."""
+        """SHA-256 of the document, which identifies the plan in every message."""
         return digest(spelled(self.document))
 
     @cached_property
     def wire(self) -> Wire:
-        """Encoder and decoder of this plan's messages."""
+        """The encoder and decoder of this plan's messages."""
         keys = {party.name: party.sign for party in self.parties}
         return Wire(self.digest, keys, self.kind.message_size(self.executed))
 
     @cached_property
     def executed(self) -> Executed:
-        """The plan that is executed, from which certificate and charges are computed."""
+        """The plan that the parties execute; certificate and charges are computed from it."""
         return _executed(self.document)
 
     @cached_property
     def problem(self) -> ProblemSpec | ExpertProblem:
-        """Sizes of the problem, and the bounds on the data that clipping enforces."""
+        """The sizes of the problem, and the bounds on the data that clipping ensures."""
         document = self.document
         sizes = len(document.silos), document.horizon, len(document.schema.columns)
         return problem_of(document.algorithm, *sizes)
 
     @property
     def kind(self) -> Kind:
-        """The kind of the plan: how it differs from plans of other systems."""
+        """The kind of the plan, which names its party classes and its conditions."""
         return kind_of(self.executed)
 
     @cached_property
     def parties(self) -> tuple[Party, ...]:
-        """All parties: silos in order, hub, helper."""
+        """All parties: the silos in order, the hub, and the helper if there is one."""
         helper = (self.document.helper,) if self.document.helper else ()
         return (*self.document.silos, self.document.hub, *helper)
 
@@ -251,7 +256,7 @@ class DeployedPlan:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """The certificate of the federation, derived from its plan and the plans before it."""
+        """The privacy certificate, computed from this plan and the plans that it continues."""
         certificate = certified(self.executed, self.problem, self.document.helper is not None)
         return (
             model.with_earlier(certificate, self.executed, self.earlier)
@@ -270,25 +275,31 @@ class DeployedPlan:
 
     @property
     def shared(self) -> bool:
-        """True if silos send shares of a secure sum, to hub and helper."""
+        """True if silos split their reports into shares, for the hub and the helper."""
         return self.document.helper is not None
 
     @property
     def words(self) -> bool:
-        """True if reports are added up modulo 2^64, so that only their sum is seen."""
+        """True if reports are words modulo 2^64 of a secure sum, of which only the sum is seen."""
         return added_up(self.plan)
 
     @property
     def masked(self) -> bool:
-        """True if reports are hidden by pairwise masks, and there is no helper."""
+        """True if pairwise masks hide the reports of a secure sum, without a helper."""
         return self.words and self.document.helper is None
 
     def index(self, name: str) -> int:
-        """Return the index of a silo; InputError if no silo has that name."""
+        """Return the index of a silo; raise InputError if no silo has that name."""
         return self.silos.index(choice("silo", name, self.silos))
 
     def identity(self, name: str, seed: bytes) -> Identity:
-        """Derive a party's keys from its secret; InputError if the secret is not the party's."""
+        """Derive a party's keys from its secret, and check them against its public keys.
+
+        Raises
+        ------
+        InputError
+            If there is no such party, or the secret belongs to a different party.
+        """
         party = {p.name: p for p in self.parties}.get(name)
         if party is None:
             raise InputError(f"the plan has no party {show(name)}")
@@ -297,35 +308,35 @@ class DeployedPlan:
             raise InputError(f"the secret is not that of {name}: its public keys are others")
         return identity
 
-    def agreed(self, identity: Identity) -> bytes:
-        """Sign the plan: the countersignature of a party, 64 bytes."""
+    def countersignature(self, identity: Identity) -> bytes:
+        """Return a party's countersignature: its signature of this plan, 64 bytes."""
         return identity.sign(_AGREED + self.digest)
 
     def countersigned(self, name: str, identity: Identity) -> DeployedPlan:
-        """Return the plan with one more countersignature."""
-        self.check_agreed(name, signature := self.agreed(identity))
+        """Return a copy of this plan to which a party's countersignature is added."""
+        self.check_countersignature(name, signature := self.countersignature(identity))
         return DeployedPlan(self.document, self.plan, {**self.signatures, name: signature})
 
-    def check_agreed(self, name: str, signature: bytes) -> None:
-        """Refuse a countersignature that is not this party's signature of this plan."""
-        if signature and self._agreed.get(name) == signature:
+    def check_countersignature(self, name: str, signature: bytes) -> None:
+        """Raise InputError if a countersignature is not the party's signature of this plan."""
+        if signature and self._verified_signatures.get(name) == signature:
             return
         party = {p.name: p for p in self.parties}.get(name)
         if party is None or not verified(party.sign, signature, _AGREED + self.digest):
             raise InputError(f"the countersignature of {show(name)} is not one of this plan")
-        self._agreed[name] = signature
+        self._verified_signatures[name] = signature
 
     @cached_property
-    def _agreed(self) -> dict[str, bytes]:
-        """Verified countersignatures by party, cached since every `Join` holds one."""
+    def _verified_signatures(self) -> dict[str, bytes]:
+        """Countersignatures that were verified, by party. Cached: every `Join` holds one."""
         return {}
 
     def as_bytes(self) -> bytes:
-        """Encode the plan file."""
+        """Return the content of the plan file: the document and the countersignatures."""
         return _ENCODER.encode([spelled(self.document), dict(sorted(self.signatures.items()))])
 
     def save(self, path: str | Path) -> None:
-        """Write the plan file, whole or not at all."""
+        """Write the plan file. A crash leaves the old file or the new one, never a part."""
         target = Path(path)
         draft = target.with_name(target.name + ".new")
         with open(draft, "wb") as file:
@@ -339,7 +350,7 @@ class DeployedPlan:
 
 
 def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
-    """Compile a spec to a plan, which is then distributed to all parties as a file.
+    """Compile a spec to a plan, whose file is then sent to all parties.
 
     Parameters
     ----------
@@ -360,7 +371,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
 
 
 def tables_of(spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Parse the tables of a spec."""
+    """Parse a spec in TOML to its tables; copy a spec that is a mapping."""
     if not isinstance(spec, str):
         return dict(spec)
     try:
@@ -370,7 +381,7 @@ def tables_of(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def document_of(tables: Mapping[str, Any]) -> Document:
-    """Build the document of a spec's tables, before it is checked as a whole."""
+    """Build a document from the tables of a spec; `checked` then verifies it as a whole."""
     check_plain("spec", tables)
     _only(
         "spec",
@@ -411,7 +422,7 @@ def document_of(tables: Mapping[str, Any]) -> Document:
         schema,
         federation.get("least", len(silos)),
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
-        influence=guard.asked(federation.get("influence")),
+        influence=guard.checked_influence(federation.get("influence")),
     )
 
 
@@ -432,7 +443,11 @@ def _party(name: str, table: Mapping[str, Any]) -> Party:
 
 
 def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
-    """Build the calendar of a spec from dates, a period, or the seconds of one round."""
+    """Build the calendar of a plan from the table ``calendar`` of a spec.
+
+    The ends of periods are given as dates (``closes``), or computed from the seconds of a period or
+    of one round.
+    """
     _only("calendar", table, ("start", "closes", "period", "round", "grace", "reward_deadline"))
     start = _seconds("calendar.start", table.get("start"))
     given_keys = [key for key in ("closes", "period", "round") if key in table]
@@ -444,11 +459,12 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
     if given_keys == ["closes"]:
         closes = [_seconds("calendar.closes", date) for date in table["closes"]]
     else:
-        (way,) = given_keys
-        if not isinstance(table[way], int):
-            raise InputError(f"calendar.{way} must be whole seconds, got {show(table[way])}")
-        length = integer(f"calendar.{way}", table[way], at_least=1)
-        closes = [start + length * (plan.end(k) if way == "round" else k) for k in releases]
+        (key,) = given_keys
+        if not isinstance(table[key], int):
+            raise InputError(f"calendar.{key} must be whole seconds, got {show(table[key])}")
+        seconds = integer(f"calendar.{key}", table[key], at_least=1)
+        closes = [start + seconds * (plan.end(k) if key == "round" else k) for k in releases]
+    # By default, a reward may take the longest period, and the grace time is the shortest period.
     periods = np.maximum(np.diff([start, *closes]), 1)
     deadline = table.get("reward_deadline", int(periods.max(initial=0)))
     return Calendar(
@@ -460,7 +476,7 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
 
 
 def _seconds(name: str, value: Any) -> int:
-    """Convert a date, or a number of seconds, to seconds since 1970."""
+    """Convert a date with a time zone, or a number of seconds, to seconds since 1970."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise InputError(
@@ -493,7 +509,7 @@ def load(source: str | Path | bytes) -> DeployedPlan:
     ------
     InputError
         If it is not a plan file, if its numbers give a larger epsilon than it claims, or if a
-        countersignature is not the party's.
+        countersignature is not valid.
     """
     if not isinstance(source, bytes):
         try:
@@ -508,10 +524,17 @@ def load(source: str | Path | bytes) -> DeployedPlan:
 
 
 def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan:
-    """Derive and verify the plan of a document; InputError if its choices do not fit together."""
+    """Derive the plan of a document, and verify it.
+
+    Raises
+    ------
+    InputError
+        If the document's choices contradict each other, if its numbers give a larger epsilon than
+        it claims, or if a countersignature is not valid.
+    """
     if document.format != FORMAT:
         raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
-    # Free text must not be able to forge lines in a terminal or a certificate.
+    # Free text must be one printable line, so that it cannot imitate other output.
     line("federation.name", document.name)
     check_plain("columns", msgspec.to_builtins(document.schema))
     _check_parties(document)
@@ -524,17 +547,18 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     deployed = DeployedPlan(document, rounds, dict(signatures))
     if deployed.earlier is not None:
         model.check_extension(document, rounds, deployed.earlier)
-    # The certificate is computed from the executed numbers, so it can refute the claim.
+    # The certificate is computed from the document's numbers, so it may show that the claim is
+    # false.
     exact, claimed = deployed.certificate.exact, deployed.certificate.claimed
     if exact is None or claimed is None or exact.epsilon > claimed.epsilon * (1.0 + SAME):
         raise InputError(f"the plan's numbers give {show(exact)}, but it claims {show(claimed)}")
     for name, signature in signatures.items():
-        deployed.check_agreed(name, signature)
+        deployed.check_countersignature(name, signature)
     return deployed
 
 
 def _executed(document: Document) -> Executed:
-    """Derive the plan from a document's choices and put the document's numbers into it."""
+    """Derive a plan from a document's choices, with the numbers that the document stores."""
     keys = _with_earlier_defaults(document.keys)
     algorithm, _, keys = system_keys({"algorithm": document.algorithm, **keys})
     sizes = len(document.silos), document.horizon, len(document.schema.columns)
@@ -544,7 +568,10 @@ def _executed(document: Document) -> Executed:
 
 
 def _with_earlier_defaults(keys: dict[str, Any]) -> dict[str, Any]:
-    """Add the values that keys of later versions have for a plan file of an earlier version."""
+    """Add the keys that a plan file of an earlier version lacks, with the values it implied.
+
+    Such a file has the key ``tie_bonus`` but not the key ``sieve``.
+    """
     if "tie_bonus" not in keys or "sieve" in keys:
         return keys
     earlier: dict[str, Any] = {"sieve": 1.0}
@@ -558,7 +585,7 @@ def _with_earlier_defaults(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_parties(document: Document) -> None:
-    """Refuse parties whose names or keys are not distinct and well formed."""
+    """Raise InputError unless the parties' names and keys are well formed and all different."""
     names = [p.name for p in (*document.silos, document.hub)]
     names += [document.helper.name] if document.helper else []
     for name in names:
@@ -579,13 +606,13 @@ def _check_parties(document: Document) -> None:
     if any(len(key) != KEY for key in keys):
         raise InputError(f"public keys must have {KEY} bytes")
     for party in (*document.silos, document.hub, document.helper):
-        if party is not None and not can_be_written_to(party.open):
+        if party is not None and not is_encryption_key(party.open):
             raise InputError(f"the key `open` of {party.name} is no X25519 key in its usual form")
     integer("number of silos", len(document.silos), at_least=1, at_most=MOST_SILOS)
 
 
 def _check_document(document: Document, plan: Plan) -> None:
-    """Refuse a calendar, a schema or numbers of silos that do not fit the plan."""
+    """Raise InputError if the helper, ``least``, calendar or schema do not fit the plan."""
     if document.helper is not None and not added_up(plan):
         raise InputError(f'protocol "{plan.protocol.id}" has no use for a helper')
     least = integer("least", document.least, at_least=1, at_most=plan.silos)

@@ -1,7 +1,7 @@
-"""What each party waits for, since when, and who can end the wait and how.
+"""What each party can wait for, and how a person can end the wait.
 
-`status` shows this for a plan that makes no progress. `WAITS` is the complete table, which
-docs/deployment.md shows. A test reaches each of its rows.
+The status of a party has a row of the table `WAITS`, so that it explains why a plan makes no
+progress. docs/deployment.md shows the table, and a test reaches each row.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 
 
 class Wait(NamedTuple):
-    """One row of the table: what a party waits for, and what a person can do to end the wait."""
+    """What a party waits for, and what a person can do to end the wait."""
 
     what: str
     do: str
 
 
 CLOCK = Wait(
-    "clocks that agree: its own and those of the others differ, and the earlier time counts",
+    "clocks that agree: its clock differs from the other parties' clocks, and the earlier time "
+    "counts",
     "compare the time of these machines, and set the clock that is wrong",
 )
-#: Party -> state -> row of the table.
+#: Type of party -> state -> what a party in this state waits for.
 WAITS: dict[str, dict[str, Wait]] = {
     "hub": {
         "over": Wait("nothing: all releases are out", "make a plan that continues this one"),
@@ -29,11 +30,11 @@ WAITS: dict[str, dict[str, Wait]] = {
         "open": Wait("the end of the release's period", "nothing is due"),
         "clock": CLOCK,
         "unheard": Wait(
-            "silos that it has not heard from since it was started, so that it opens no second set",
-            "start the silos, or wait until the grace period after the first of them is over",
+            "the first message of each silo since it was started, so that it opens no second set",
+            "start the silos, or wait until the grace period after the first message is over",
         ),
         "sessions": Wait(
-            "the sessions of silos, without which no masks cancel",
+            "the sessions of silos, without which masks do not cancel",
             "start these silos; if one is gone for good, make a new plan",
         ),
         "reports": Wait(
@@ -45,11 +46,11 @@ WAITS: dict[str, dict[str, Wait]] = {
             "start these silos; if too many are gone for good, make a new plan",
         ),
         "reports-again": Wait(
-            "the reports of a set that it opened before its log was restored",
-            "start these silos; if one has given its report up, make a new plan",
+            "the reports of a set that it had opened before its log was restored",
+            "start these silos; if one has lost its report, make a new plan",
         ),
         "broadcast-again": Wait(
-            "a broadcast that it made before its log was restored",
+            "a broadcast that it had made before its log was restored",
             "start the silos that have it; if nobody has it, make a new plan",
         ),
         "helper": Wait(
@@ -60,16 +61,15 @@ WAITS: dict[str, dict[str, Wait]] = {
     "silo": {
         "over": Wait("nothing: all releases are out", "join a plan that continues this one"),
         "stopped": Wait(
-            "nothing: it sends nothing any more and acts on its last model",
+            "nothing: it sends nothing any more, and uses its last model",
             "`stopped` says why; talk to the other parties",
         ),
         "hub": Wait(
-            "an answer of the hub: none has come since this silo was started, or none comes any "
-            "more",
+            "an answer of the hub: there was none since this silo was started, or to its last call",
             "start the hub, or check its address, its certificate and the network",
         ),
         "recover": Wait(
-            "a person: the hub has reports that this silo's state does not know",
+            "a person: the hub has reports of this silo that the silo's state does not have",
             "restore the newest state, or run `fastfed deploy recover`",
         ),
         "sessions": Wait(
@@ -77,15 +77,15 @@ WAITS: dict[str, dict[str, Wait]] = {
             "look at the hub's status: a silo is missing there",
         ),
         "ceiling": Wait(
-            "room under the ceiling of its ledger",
+            "a higher ceiling: the next release would exceed the ceiling of its ledger",
             "ask the privacy officer for a larger ceiling (`join --epsilon`), or leave",
         ),
         "release": Wait(
             "the next release, which the hub opens",
-            "look at the hub's status: it says whom it waits for",
+            "look at the hub's status: it names the parties it waits for",
         ),
         "given-up": Wait(
-            "the next release, which can only be without this silo: its report was lost with its "
+            "the next release, to which this silo cannot contribute: its report was lost with its "
             "state",
             "look at the hub's status; if the hub waits for this silo, make a new plan",
         ),
@@ -96,14 +96,14 @@ WAITS: dict[str, dict[str, Wait]] = {
         "over": Wait("nothing: all sets are open", "nothing"),
         "set": Wait(
             "the hub's next set of reports",
-            "look at the hub's status: it says whom it waits for",
+            "look at the hub's status: it names the parties it waits for",
         ),
         "hub": Wait(
-            "an answer of the hub: none comes",
+            "an answer of the hub",
             "start the hub, or check its address, its certificate and the network",
         ),
         "alarm": Wait(
-            "nothing: it was asked for two sets of one release",
+            "nothing: the hub requested two sets of one release",
             "stop, keep all folders, and talk to the other parties",
         ),
     },
@@ -113,23 +113,23 @@ WAITS: dict[str, dict[str, Wait]] = {
 def waiting(
     party: str, state: str, release: int, since: float | None, who: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Describe what a party waits for as plain data.
+    """Return a row of `WAITS`, with its details, as plain data for a status.
 
     Parameters
     ----------
     party, state : str
         Keys of `WAITS`.
     release : int
-        The next release; 0 for none.
+        The release that the party waits for; 0 for none.
     since : float or None
         When the wait began, in seconds since 1970; None if nothing is due.
     who : iterable of str
-        Names of the parties that it waits for.
+        Names of the parties on which it waits.
 
     Returns
     -------
     dict
-        ``state``, ``for``, ``release``, ``since``, ``who``, ``do``.
+        ``state``, ``for`` and ``do`` (the texts of the row), ``release``, ``since``, ``who``.
     """
     row = WAITS[party][state]
     return {
@@ -143,8 +143,8 @@ def waiting(
 
 
 def clocks_differ(since: float | None, who: Iterable[str]) -> dict[str, Any]:
-    """Describe the wait of a party whose clock says that something is due, while others' do not.
+    """Return the entries of `waiting` that change if the party waits for clocks to agree.
 
-    It replaces keys of `waiting`.
+    This is the case if something is due by the party's clock, but not by the other clocks.
     """
     return {"state": "clock", "for": CLOCK.what, "since": since, "who": list(who), "do": CLOCK.do}

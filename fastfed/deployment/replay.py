@@ -1,8 +1,9 @@
-"""Rehearse a deployment with past records: their decisions and delayed rewards.
+"""Rehearse a deployment with past records, as if the persons came now.
 
-The time span of a file is mapped to the plan's calendar, so a year may pass in a minute. Each row
-is one decision, made with the model at its time. Its reward follows after the row's delay. A replay
-is not a simulation: it releases data of real people, and the ledger is charged.
+The time span of a table is mapped to the plan's calendar, so a year of records may be replayed in a
+minute. Each row is one decision, made with the silo's model at that time. Its reward follows after
+the delay that the row states. A replay is not a simulation: it releases data of real people, and
+the ledger is charged.
 """
 
 from __future__ import annotations
@@ -20,23 +21,26 @@ from fastfed.deployment.party import SiloProcess
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.shell import FULL
 
-#: Seconds until an action that the silo refused is tried again.
+#: Seconds until a decision or outcome that the silo refused is tried again.
 AGAIN = 0.5
 
 
 class Times(NamedTuple):
-    """Seconds since 1970 when a case is decided, and when its outcome becomes known."""
+    """When the decision of a case is made, and when its outcome becomes known.
+
+    Both are in seconds since 1970.
+    """
 
     came: float
     known: float
 
 
 def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Times]:
-    """Map the times of a source's cases to the plan's calendar.
+    """Return the times of a source's cases, mapped to the plan's calendar.
 
-    Without a column of times, cases are spread evenly, in the order of the table, from the
-    calendar's start to the last time whose outcome still enters a leaf. This depends only on the
-    number of cases, not on their values.
+    Without a column of times, cases are spread evenly in the order of the table: from the
+    calendar's start until the last time at which an outcome still enters a period. These times
+    depend on the number of cases only, not on their values.
 
     Parameters
     ----------
@@ -65,6 +69,7 @@ def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Tim
             )
         moments = [start + available * (i + 0.5) / len(cases) for i in range(len(cases))]
         return [Times(moment, moment + source.delay) for moment in moments]
+    # Map [begin, until) of the table linearly to the plan's calendar.
     begin, until = span(source)
     scale = (end - start) / (until - begin)
     mapped = []
@@ -78,37 +83,38 @@ def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Tim
 
 
 def _similar(cases: Sequence[Case]) -> int:
-    """Return the number of persons whose texts differ from others only in how they are written."""
+    """Return the number of persons whose identifying texts are nearly the same as another's."""
     persons = {case.subject for case in cases}
     forms = Counter(map(_rough_form, persons))
     return sum(forms[_rough_form(person)] > 1 for person in persons)
 
 
 def _rough_form(person: str) -> str:
-    """Return the letters and digits of a text in lower case, without leading zeros."""
+    """Return only the letters and digits of a text, in lower case and without leading zeros."""
     return "".join(c for c in person.casefold() if c.isalnum()).lstrip("0")
 
 
 def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[str, Any]:
-    """Predict what a replay of these cases would do, as plain data without values of records.
+    """Count what a replay of these cases would do, without revealing values of records.
 
     Returns
     -------
     dict
         - ``rows``: the number of cases.
-        - ``subjects``: the number of persons; None without `Source.subject`, because then every
-          row counts as another person, whoever it is.
-        - ``similar_subjects``: persons whose texts differ from those of others only in upper and
-          lower case, blanks, signs or leading zeros, and who may be the same.
-        - ``learned``: cases whose outcome is known in time. With `Source.action` this is an upper
-          bound, because an outcome is used only if the same action is chosen.
-        - ``too_late``, ``repeated`` (the subject came before), ``no_outcome``: cases that are not
-          learned from.
-        - ``dropped``: all cases that are not learned from.
-        - ``beyond_cap``: cases beyond the number that the radii are computed for.
-        - ``missing``, ``clipped``: the number of such cells by column.
+        - ``subjects``: the number of persons. None without `Source.subject`, because every row then
+          counts as a different person.
+        - ``similar_subjects``: the number of persons who may be the same as others, because their
+          texts differ only in upper and lower case, spaces, punctuation or leading zeros.
+        - ``learned``: the number of cases whose outcome is known in time. With `Source.action` it
+          is an upper bound, because an outcome is used only if the model chooses the same action.
+        - ``too_late``, ``repeated`` (a case of the same person came before), ``no_outcome``: the
+          numbers of cases that are not learned from for these reasons.
+        - ``dropped``: the number of all cases that are not learned from.
+        - ``beyond_cap``: the number of cases in excess of ``caps``.
+        - ``missing``, ``clipped``: column -> number of missing or clipped cells.
         - ``periods``: the number of decisions in each period of the calendar.
-        - ``caps``: the number in each period that the radii are computed for.
+        - ``caps``: the number of decisions in each period for which the plan's confidence radii are
+          valid.
     """
     records, calendar = plan.document.schema.records, plan.document.calendar
     assert records is not None
@@ -123,6 +129,7 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
     subjects: set[str] = set()
     periods = [0] * releases
     beyond_cap = too_late = learned = no_outcome = repeated = 0
+    # Go through the cases in the order of time, with the same rules as the silo.
     for when, case in sorted(zip(times(plan, source, cases), cases, strict=True), key=_when):
         period = calendar.period(when.came)
         if period > releases or case.subject in subjects:
@@ -160,15 +167,15 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
 
 
 def _when(pair: tuple[Times, Case]) -> float:
-    """Return the time of a decision, to sort by."""
+    """Return the time of a decision, as a sort key."""
     return pair[0].came
 
 
 class Replay:
     """Replay past records to a silo, each at its time.
 
-    The replay of a silo that was stopped resumes: subjects identify the decisions that are in its
-    state already, and events that are overdue happen at once.
+    A replay that was stopped can be resumed: decisions that the silo has already made are found by
+    their subjects, and overdue events happen at once.
 
     Parameters
     ----------
@@ -182,8 +189,8 @@ class Replay:
         self._silo, self._cases = silo, list(cases)
         party = silo.party
         self._times = times(party.deployed, source, self._cases)
-        #: Heap of (time, row, decision id). The event is the outcome of that decision or, if the id
-        #: is empty, a decision to be made.
+        #: Heap of events (time, row, decision id). An event is the outcome of this decision or, if
+        #: the id is empty, the decision of this row.
         self._events: list[tuple[float, int, str]] = []
         decisions_of: dict[bytes, deque[str]] = defaultdict(deque)
         for name, decided in party.decisions.items():
@@ -207,29 +214,29 @@ class Replay:
         return self._events[0][0] if self._events else float("inf")
 
     def act(self, now: float) -> None:
-        """Do all events that are due.
+        """Pass all due events to the silo.
 
         Raises
         ------
         InputError
-            If the silo refuses an event, which is tried again at the next call.
+            If the silo refuses an event. The next call tries the event again.
         """
         while self.due <= now:
             _, row, name = self._events[0]
             case = self._cases[row]
             if name:
-                # The application may have ended the decision already.
+                # The silo's application may have ended this decision.
                 if name not in self._silo.party.ended:
                     self._end(name, case)
                 heapq.heappop(self._events)
             else:
-                # Wait for recovery: nothing would be learned from decisions before it.
+                # If the silo must be recovered first, wait: it would not learn from this decision.
                 self._silo.party.check_recovered()
                 decision = self._silo.decide(record=case.record, subject=case.subject)
                 heapq.heapreplace(self._events, (self._times[row].known, row, decision.id))
 
     def _end(self, name: str, case: Case) -> None:
-        """Report the outcome if the file has it for the chosen action; else cancel the decision."""
+        """Pass on the outcome of the chosen action; cancel the decision if the table lacks it."""
         party = self._silo.party
         action = party.deployed.document.schema.action(party.decisions[name].action)
         outcome = case.by.get(action) if case.by else case.outcome
@@ -239,7 +246,7 @@ class Replay:
             self._silo.outcome(name, outcome)
 
     def run(self, stop: threading.Event, say: Callable[[str], None] = print) -> None:
-        """Run until no events remain or `stop` is set; report each refusal of the silo once."""
+        """Replay until no events remain or `stop` is set; ``say`` gets each refusal once."""
         last_problem = ""
         while self.left and not stop.is_set():
             wait = min(max(self.due - self._silo.clock(), 0.0), AGAIN)

@@ -1,9 +1,12 @@
 """How a record becomes features and a reward: the columns, actions and outcome of a plan.
 
-A plan for raw rows only has columns with ranges (`Schema`). A plan for records also declares the
-columns of the silos' tables (`Variable`), the actions (`Catalogue`) and the reward of an outcome
-(`Outcome`). All of this is declared in the spec; nothing is learned from data. Errors about a
-record name its column and range, but never a value, which is personal data.
+There are two kinds of plans. With raw rows, the application computes a row of features for each
+action, and the plan has only the columns' ranges (`Schema`). With records, the application passes a
+person's values by column name. The plan then also declares the columns of records (`Variable`), the
+actions (`Catalogue`) and how an outcome becomes a reward (`Outcome`).
+
+All of this is declared in the spec, and nothing is estimated from data. Errors about a record name
+its column and range, but never a value, which is personal data.
 """
 
 from __future__ import annotations
@@ -28,13 +31,14 @@ from fastfed._validate import (
 )
 
 KINDS = ("number", "category", "flag")
+#: Codes that mean yes and no by default.
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
-#: Maximum number of codes of a column or actions of a catalogue; maximum features of a row.
+#: Maximum number of codes of a column, and of actions; maximum number of features of a row.
 MOST, WIDEST = 1000, 100_000
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One feature: its name, its declared range, and its unit for readers."""
+    """One feature of a row: its name, its declared range, and its unit (for readers)."""
 
     name: str
     low: float
@@ -46,7 +50,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 def private_reward(name: str, value: object) -> float:
-    """Return a reward as a finite number; the InputError does not quote it."""
+    """Return a reward as a finite number; an InputError does not quote the value."""
     try:
         return reward_number(name, value)
     except InputError:
@@ -54,7 +58,7 @@ def private_reward(name: str, value: object) -> float:
 
 
 def private_array(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Return value as an array of finite numbers; the InputError does not quote it."""
+    """Return a value as an array of finite numbers; an InputError does not quote the value."""
     try:
         return array(name, value, shape=shape)
     except (InputError, RecursionError) as error:
@@ -67,7 +71,7 @@ def private_array(name: str, value: object, shape: tuple[int | None, ...]) -> np
 
 
 class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A declared column of records.
+    """A declared column of records, and the features that its values become.
 
     Parameters
     ----------
@@ -75,13 +79,13 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         Key of the column in a record.
     kind : {"number", "category", "flag"}
         A number is scaled from [low, high] to ``to``. A flag becomes one end of ``to``. A category
-        has one feature for each code, which is 1 for the value's code and else 0.
+        is one-hot encoded: one feature for each code.
     low, high : float
         Public range of a number, in ``unit``.
     unit : str
-        For readers.
+        Shown to readers.
     codes : tuple of str
-        Codes of a category. For a flag, the codes that mean yes, then those that mean no.
+        Codes of a category. For a flag, first the codes that mean yes, then those that mean no.
     yes : int
         For a flag, the number of codes that mean yes.
     to : (float, float)
@@ -91,9 +95,9 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     fill : float, str or None
         Replaces a missing value: a number in ``unit``, or a code.
     marked : bool
-        True for an additional feature that is 1 if the value is missing, else 0. A missing value
-        without ``fill`` sets the other features to 0. Without ``marked`` and ``fill`` it is
-        refused.
+        True for an additional feature that is 1 if the value is missing, else 0. If a value is
+        missing and there is no ``fill``, the other features are then 0. A column without
+        ``marked`` and ``fill`` refuses missing values.
     """
 
     name: str
@@ -110,7 +114,7 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Columns of the features that it becomes."""
+        """The columns of the features that this column becomes."""
         if self.kind == "category":
             columns = [Column(f"{self.name}={code}", 0.0, 1.0) for code in self.codes]
         else:
@@ -122,7 +126,7 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @property
     def largest(self) -> float:
-        """Largest squared norm of its features."""
+        """Largest squared norm of this column's features."""
         largest_known = 1.0 if self.kind == "category" else max(end * end for end in self.to)
         if not self.marked:
             return largest_known
@@ -133,18 +137,19 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @property
     def range(self) -> str:
-        """Its allowed values, as text."""
+        """The allowed values, as a text for messages."""
         if self.kind == "number":
             return f"{self.low:g} to {self.high:g}" + (f" {self.unit}" if self.unit else "")
         return "one of " + ", ".join(self.codes[:20]) + (", ..." if len(self.codes) > 20 else "")
 
     def features(self, value: object) -> list[float]:
-        """Compute the features of one cell.
+        """Compute the features of one value of this column.
 
         Raises
         ------
         InputError
-            If the value cannot be read, or is missing or outside and the column refuses that.
+            If the value cannot be read, or if it is missing or outside the range and the column
+            refuses that.
         """
         if not is_missing(value, self.codes):
             features = self._known(value)
@@ -166,7 +171,11 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return [*(empty if filled is None else filled), *([1.0] if self.marked else [])]
 
     def _known(self, value: object) -> list[float] | None:
-        """Compute the features of a value; None if it is outside the range and is not clipped."""
+        """Compute the features of a value that is not missing, without the missing flag.
+
+        Return None if the value is not a number, or is outside the range and is not clipped, or is
+        an unknown code.
+        """
         if self.kind == "number":
             as_float = as_number(value)
             if as_float is None or (
@@ -183,26 +192,27 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return [float(i == index) for i in range(len(self.codes))]
 
     def clipped(self, value: object) -> bool:
-        """Return True if a cell is a number outside the range."""
+        """Return True if a value is a number outside the range."""
         as_float = None if self.kind != "number" or is_missing(value) else as_number(value)
         return as_float is not None and not self.low <= as_float <= self.high
 
 
 class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The actions, and how an action and a record become a row.
+    """The actions, and how an action and a record become a row of features.
 
     Parameters
     ----------
     names : tuple of str
-        The actions.
+        Names of the actions.
     features : tuple of tuple of float
-        Features of each action. The row of an action is their outer product with the record's
-        features. If empty, each action has a separate block of the row, and so a separate linear
-        model.
+        Features of each action. The row of an action is the outer product of its features and the
+        record's features. If empty, each action has a separate block of the row, and so a separate
+        linear model.
     constant : float
-        Appended to the record's features as an intercept of each action; 0 for none.
+        A constant that is appended to the record's features: an intercept of each action. 0 for
+        none.
     shared : float
-        Appended to every row as one intercept of all actions; 0 for none.
+        A constant that is appended to every row: one intercept for all actions. 0 for none.
     """
 
     names: tuple[str, ...]
@@ -212,7 +222,7 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     @property
     def matrix(self) -> np.ndarray:
-        """The features of the actions, (K, p)."""
+        """The features of the K actions, (K, p); the identity if ``features`` is empty."""
         return np.array(self.features) if self.features else np.eye(len(self.names))
 
     def columns(self, context: Sequence[Column]) -> tuple[Column, ...]:
@@ -227,7 +237,7 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
             part = f"feature {j}" if self.features else self.names[j]
             least, most = float(column.min()), float(column.max())
             for context_column in context_columns:
-                # + 0.0 turns -0.0 into 0.0: the two differ in the encoding of a plan file.
+                # Adding 0.0 turns -0.0 into 0.0, which has a different encoding in a plan file.
                 ends = [
                     a * b for a in (least, most) for b in (context_column.low, context_column.high)
                 ]
@@ -239,7 +249,7 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return tuple(columns)
 
     def rows(self, context: Sequence[float], offered: Sequence[int]) -> np.ndarray:
-        """Compute the rows (K, d) of the offered actions for a record's features."""
+        """Compute the rows (K, d) of the offered actions, given the features of a record."""
         features = [*context, self.constant] if self.constant else [*context]
         rows = np.kron(self.matrix[list(offered)], np.array(features)[None, :])
         if self.shared:
@@ -248,7 +258,7 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The column of outcomes, and how an outcome becomes a reward in [0, 1].
+    """The column of outcomes, and how its values become rewards in [0, 1].
 
     Parameters
     ----------
@@ -265,7 +275,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     codes : tuple of (str, float)
         For coded outcomes, each code and its reward.
     correct : tuple of (str, str)
-        Each code and the correct action for it. The reward is 1 for this action, else 0.
+        Each code and the action that is correct for it. The reward is 1 for this action, else 0.
     """
 
     column: str
@@ -296,7 +306,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
                     f'outcome "{self.column}" must be one of {known}, got another value'
                 )
             return float(table[index][1]) if self.codes else float(table[index][1] == action)
-        # A click may be written as a truth value.
+        # A click may be given as true or false.
         click = matched(value, ("false", "true"))
         number_value = as_number(value) if click is None else float(click)
         if number_value is None or (
@@ -312,7 +322,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The columns of records, the actions, and the rewards of outcomes."""
+    """The part of a schema about records: columns, actions, and the rewards of outcomes."""
 
     variables: tuple[Variable, ...]
     actions: Catalogue
@@ -320,12 +330,12 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Columns of a row."""
+        """The columns of a row of features."""
         return self.actions.columns([c for variable in self.variables for c in variable.columns])
 
     @property
     def width(self) -> int:
-        """Number of features of a row, computed without creating them."""
+        """Number of features of a row, computed without listing them."""
         context = sum(
             (len(v.codes) if v.kind == "category" else 1) + v.marked for v in self.variables
         )
@@ -340,7 +350,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return math.sqrt(action_square * context_square + self.actions.shared**2)
 
     def context(self, record: Mapping[str, Any]) -> list[float]:
-        """Compute the features of a record; InputError names a column that does not fit."""
+        """Compute the features of a record; an InputError names the column that does not fit."""
         if not isinstance(record, Mapping):
             raise InputError("record must be values by column name, got something else")
         names = {variable.name for variable in self.variables}
@@ -353,7 +363,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         ]
 
     def offered(self, among: object) -> list[int]:
-        """Return the indices of the actions that may be chosen: those named, or all for None."""
+        """Return the indices of the actions named in ``among``; of all actions if it is None."""
         if among is None:
             return list(range(len(self.actions.names)))
         if isinstance(among, str) or not isinstance(among, Sequence) or not among:
@@ -369,10 +379,10 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How rows become features: values are clipped to column ranges, then divided by ``norm``.
+    """How rows become features: values are clipped to the columns' ranges and divided by ``norm``.
 
-    Ranges and norm are declared, never taken from data. With ``records``, rows are computed from
-    records.
+    Ranges and norm are declared, not estimated from data. With ``records``, rows are computed from
+    records first.
     """
 
     columns: tuple[Column, ...]
@@ -381,15 +391,15 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def spelled(self) -> tuple[Any, ...]:
-        """Fields as a plan file stores them: without ``records`` if there are none.
+        """The fields as a plan file stores them: without ``records`` if it is None.
 
-        Plan files of versions without columns of records thus stay valid.
+        Plan files of early versions, which had no records, so remain valid.
         """
         fields = (self.columns, self.norm, self.records)
         return fields if self.records is not None else fields[:-1]
 
     def features(self, actions: object) -> np.ndarray:
-        """Compute the features (K, d) of the offered rows.
+        """Clip and scale the offered rows to features, (K, d).
 
         Raises
         ------
@@ -404,9 +414,23 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return coded
 
     def offer(self, actions: object, record: Any, among: object) -> tuple[np.ndarray, list[int]]:
-        """Compute the features (K, d) of offered rows, or of actions for a record.
+        """Compute the features of the offered actions of one decision.
 
-        Returns the features, and the index of each row's action.
+        Parameters
+        ----------
+        actions : rows of numbers, shape (K, columns), or None
+            The rows of the actions, for a plan without records.
+        record : mapping or None
+            The values by column name, for a plan with records.
+        among : sequence of str, optional
+            With a record: the names of the offered actions. By default all actions.
+
+        Returns
+        -------
+        ndarray, shape (K, d)
+            The features.
+        list of int
+            The index of each row's action.
         """
         if self.records is None:
             if record is not None or among is not None:
@@ -425,32 +449,32 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return self.records.actions.names[index] if self.records is not None else ""
 
     def reward(self, outcome: object, action: int) -> float:
-        """Compute the reward of an action of the catalogue from its outcome."""
+        """Compute the reward of an action, given by its index, from its outcome."""
         if self.records is None:
             raise InputError("this plan declares no outcome: give the reward, in [0, 1]")
         return self.records.outcome.reward(outcome, self.action(action))
 
 
-#: Largest absolute value of the ends of ranges; its inverse is the smallest norm. Products and
-#: squares of features are then finite, so that no record within the ranges gives NaN.
+#: Largest absolute value of the limits of ranges; its inverse is the smallest norm and width. So
+#: products and squares of features are finite, and no record gives NaN.
 FARTHEST = 1e50
 _WITHIN = f"; its ends are at most {FARTHEST:g} in size"
 
 
 def is_range(low: float, high: float) -> bool:
-    """Return True for two numbers low < high that are safe to scale features with."""
+    """Return True if low < high, and both are within limits that are safe for scaling."""
     return -FARTHEST <= low < high <= FARTHEST and high - low >= 1.0 / FARTHEST
 
 
 def check_columns(columns: Sequence[Column]) -> None:
-    """Refuse columns without a valid range."""
+    """Raise InputError for a column without a valid range."""
     for column in columns:
         if not is_range(column.low, column.high):
             raise InputError(f"column {show(column.name)} must have a range low < high{_WITHIN}")
 
 
 def check_schema(schema: Schema) -> None:
-    """Refuse a schema whose columns are not those that its records become."""
+    """Raise InputError for an invalid schema, or columns that do not fit its records."""
     check_columns(schema.columns)
     number("norm", schema.norm, at_least=1.0 / FARTHEST, at_most=FARTHEST)
     if schema.records is not None:
@@ -461,7 +485,7 @@ def check_schema(schema: Schema) -> None:
 
 
 def check_records(records: Records) -> None:
-    """Refuse declarations that contradict themselves."""
+    """Raise InputError for invalid or contradictory declarations of columns, actions or reward."""
     names = [variable.name for variable in records.variables]
     _check_names("columns", names)
     for variable in records.variables:
@@ -480,6 +504,7 @@ def check_records(records: Records) -> None:
         )
     if outcome.column in names:
         raise InputError(f'reward.column "{outcome.column}" must not be a feature as well')
+    # A reward is given by codes, by correct actions or, if by neither, by a range of numbers.
     ways = [bool(outcome.codes), bool(outcome.correct)]
     if all(ways):
         raise InputError("reward must have one of codes and correct, got both")
@@ -494,13 +519,13 @@ def check_records(records: Records) -> None:
 
 
 def _check_names(where: str, names: Sequence[str]) -> None:
-    """Refuse names that are empty, not distinct, or too many."""
+    """Raise InputError for names that are empty, not distinct, or too many."""
     if not 1 <= len(names) <= MOST or not all(names) or len(set(names)) < len(names):
         raise InputError(f"{where} must be 1 to {MOST} different names, got {show(list(names))}")
 
 
 def _check_variable(where: str, variable: Variable) -> None:
-    """Refuse a column of records whose declaration is not consistent."""
+    """Raise InputError for an invalid or contradictory declaration of a column of records."""
     choice(f"{where}: kind", variable.kind, KINDS)
     if not is_range(*variable.to):
         raise InputError(

@@ -1,9 +1,10 @@
-"""What a party derives from its secret: signatures, encryption keys and sealed noise.
+"""What a party derives from its secret: signatures, encryption keys and *sealed* noise.
 
-Noise is a function of the secret, the plan, the party, the node and the sums that it hides. A party
-that is restarted, restored or copied thus draws the same noise for the same sums, and independent
-noise for different sums. Two messages about one node are then either the same message, or a
-composition that the ledger charges. Noise never cancels in their difference.
+Sealed noise is a pseudorandom function of the secret, the plan, the party, the node (a partial sum
+in the tree of releases) and the exact sums that the noise hides. A party that is restarted,
+restored from a backup or copied thus draws the same noise for the same sums, and independent noise
+for different sums. So two messages about one node are either equal, or a composition of two
+mechanisms, which the ledger charges. Noise never cancels in their difference.
 
 Needs the package `cryptography` (the extra ``deploy``).
 """
@@ -49,12 +50,12 @@ KEY = 32
 
 
 def digest(data: bytes) -> bytes:
-    """Compute SHA-256."""
+    """Return the SHA-256 of data, 32 bytes."""
     return hashlib.sha256(data).digest()
 
 
 def keyed_digest(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
-    """Compute keyed BLAKE2b of parts for one purpose, 32 bytes.
+    """Return the keyed BLAKE2b of a list of parts, 32 bytes; ``purpose`` separates its uses.
 
     Each part is preceded by its length, so different lists of parts give different inputs.
     """
@@ -65,7 +66,7 @@ def keyed_digest(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
 
 
 def keystream(key: bytes, count: int) -> bytes:
-    """Return the first ``count`` bytes of ChaCha20 under a key that has no other use."""
+    """Return the first ``count`` bytes of ChaCha20's keystream; use a key for one stream only."""
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
     return cipher.encryptor().update(bytes(count))
 
@@ -94,22 +95,33 @@ class Identity:
         )
 
     def sign(self, data: bytes) -> bytes:
-        """Sign data by Ed25519, 64 bytes."""
+        """Return the Ed25519 signature of data, 64 bytes."""
         return self._sign.sign(data)
 
-    def opened(self, sealed: bytes, context: bytes) -> bytes:
-        """Decrypt what `sealed_to` encrypted to this party in this context; else InputError."""
+    def decrypt(self, sealed: bytes, context: bytes) -> bytes:
+        """Decrypt data that `encrypted_to` encrypted to this party.
+
+        Raises
+        ------
+        InputError
+            If the data were encrypted to a different party or in a different context, or changed.
+        """
         try:
-            theirs = X25519PublicKey.from_public_bytes(sealed[:KEY])
-            key = _shared(self._open.exchange(theirs), sealed[:KEY], self.public[1])
+            sender_key = X25519PublicKey.from_public_bytes(sealed[:KEY])
+            key = _shared(self._open.exchange(sender_key), sealed[:KEY], self.public[1])
             return ChaCha20Poly1305(key).decrypt(bytes(12), sealed[KEY:], context)
         except (InvalidTag, ValueError):
             raise InputError("what was encrypted to this party cannot be opened") from None
 
     def agreed_with(self, public: bytes, context: bytes) -> bytes:
-        """Derive the key that this party shares with the owner of an X25519 key in one context.
+        """Derive the key that this party and the owner of a public key share in one context.
 
-        Both parties derive the same key. InputError if the public key is not valid.
+        Both parties derive the same key from the other party's X25519 public key.
+
+        Raises
+        ------
+        InputError
+            If the public key is not valid.
         """
         public_keys = b"".join(sorted((self.public[1], public)))
         try:
@@ -119,8 +131,8 @@ class Identity:
         return _derived(secret, b"fastfed masks" + public_keys, context)
 
 
-def can_be_written_to(public: bytes) -> bool:
-    """Return True for an X25519 public key in canonical form that can agree on a secret."""
+def is_encryption_key(public: bytes) -> bool:
+    """Return True for a canonical X25519 public key to which data can be encrypted."""
     if len(public) != KEY or public[-1] & 0x80:
         return False
     try:
@@ -132,21 +144,22 @@ def can_be_written_to(public: bytes) -> bool:
     return True
 
 
-def sealed_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> bytes:
-    """Encrypt data to a party's X25519 key, with an ephemeral key pair derived from ``seed``.
+def encrypted_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> bytes:
+    """Encrypt data to a party's X25519 public key, with an ephemeral key pair derived from a seed.
 
-    The same seed and data give the same bytes, so a message can be made again. The seed must be
-    secret and must not be used for different data.
+    The same seed and data give the same bytes, so a party can make the same message again. The seed
+    must be secret, and must not be used for different data. ``context`` is authenticated:
+    decryption needs the same bytes.
     """
     pair = X25519PrivateKey.from_private_bytes(keyed_digest(seed, b"fastfed pair"))
-    public_own = pair.public_key().public_bytes_raw()
-    key = _shared(pair.exchange(X25519PublicKey.from_public_bytes(public)), public_own, public)
+    ephemeral_key = pair.public_key().public_bytes_raw()
+    key = _shared(pair.exchange(X25519PublicKey.from_public_bytes(public)), ephemeral_key, public)
     # The key is used only once, so the nonce may be constant.
-    return public_own + ChaCha20Poly1305(key).encrypt(bytes(12), data, context)
+    return ephemeral_key + ChaCha20Poly1305(key).encrypt(bytes(12), data, context)
 
 
 def _shared(secret: bytes, first: bytes, second: bytes) -> bytes:
-    """Derive the key of a key exchange, bound to both public keys."""
+    """Derive an encryption key from the secret of a key exchange and both public keys."""
     return _derived(secret, b"fastfed" + first + second)
 
 
@@ -167,12 +180,12 @@ def verified(public: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def uniform_below(count: int, entropy: Callable[[int], bytes]) -> int:
-    """Draw a uniform integer in [0, count), by rejection."""
+    """Draw a uniform integer in [0, count) by rejection; ``entropy(n)`` returns n random bytes."""
     bits = count.bit_length()
     while True:
-        drawn = int.from_bytes(entropy(8), "big") >> (64 - bits)
-        if drawn < count:
-            return drawn
+        candidate = int.from_bytes(entropy(8), "big") >> (64 - bits)
+        if candidate < count:
+            return candidate
 
 
 # ---- noise ---------------------------------------------------------------------------------------
@@ -205,7 +218,7 @@ def make_secret(path: str | Path) -> bytes:
 
 
 def read_secret(path: str | Path) -> bytes:
-    """Read a secret; InputError if others can read the file, or if its length is wrong."""
+    """Read a secret; raise InputError if others can read the file, or if its length is wrong."""
     target = Path(path)
     if not target.exists():
         raise InputError(
@@ -223,30 +236,35 @@ def read_secret(path: str | Path) -> bytes:
 
 
 class _Stream:
-    """Random bytes of one draw: read in order, or at a position of a long uniform."""
+    """The random bytes of one draw, as the exact samplers of `fastfed._sampling` read them.
+
+    Calls return bytes in order. `further` returns more bits of one uniform number, which an exact
+    sampler requests if the first bits do not decide a comparison.
+    """
 
     def __init__(self, key: bytes) -> None:
-        self._key, self._at, self._bytes = key, 0, b""
+        self._key, self._position, self._bytes = key, 0, b""
 
     def __call__(self, count: int) -> bytes:
         """Return the next ``count`` bytes."""
-        end = self._at + count
+        end = self._position + count
         if end > len(self._bytes):
             self._bytes = keystream(self._key, max(2 * end, 4096))
-        drawn = self._bytes[self._at : end]
-        self._at = end
-        return drawn
+        next_bytes = self._bytes[self._position : end]
+        self._position = end
+        return next_bytes
 
     def further(self, index: int, start: int, count: int) -> bytes:
-        """Return ``count`` more bytes of uniform ``index``, from bit ``start`` on."""
+        """Return ``count`` more bytes of uniform number ``index``, from its bit ``start`` on."""
         place = (part.to_bytes(8, "big") for part in (index, start))
         return keystream(keyed_digest(self._key, _MORE, *place), count)
 
 
 class SealedNoise:
-    """Draw the noise of one party of a deployment: always the same noise for the same sums.
+    """Draw the noise of one party of a deployment: the same noise for the same sums.
 
-    Draws are ideal, so releases are exact (docs/exact.md).
+    Draws are exact samples, without floating-point error (docs/exact.md). `set_hidden_sums` must
+    be called for a node before its noise is drawn.
 
     Parameters
     ----------
@@ -260,12 +278,13 @@ class SealedNoise:
     Notes
     -----
     Guarantee: without the secret, draws for different (node, sums) cannot be distinguished from
-    independent ideal draws, if BLAKE2b and ChaCha20 cannot be distinguished from random functions.
+    independent exact samples, if BLAKE2b and ChaCha20 cannot be distinguished from random
+    functions.
     """
 
     @property
     def exact(self) -> bool:
-        """True: draws are ideal."""
+        """True: draws are exact samples."""
         return True
 
     def __init__(self, secret: bytes, plan: bytes, owner: str) -> None:
@@ -277,15 +296,15 @@ class SealedNoise:
 
     @property
     def source(self) -> NoiseSource:
-        """This object as a `NoiseSource`. It has only the draws that deployed protocols use."""
+        """This object, typed as a `NoiseSource`: it has only the draws that deployments use."""
         return cast(NoiseSource, self)
 
-    def hides(self, node: int, sums: bytes) -> None:
-        """Set the sums that the noise of a node hides; required before the noise is drawn."""
+    def set_hidden_sums(self, node: int, sums: bytes) -> None:
+        """Set the exact sums that the noise of a node hides, as bytes."""
         self._hidden[node] = sums
 
     def key(self, purpose: bytes, silo: int, node: int) -> bytes:
-        """Derive the key of one draw."""
+        """Derive the key of one draw from all that the noise depends on."""
         if node not in self._hidden:
             raise InputError(f"the noise of node {node} was asked for before its sums were known")
         place = silo.to_bytes(8, "big"), node.to_bytes(8, "big")
@@ -293,18 +312,21 @@ class SealedNoise:
         return keyed_digest(self._secret, purpose, *parts)
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
-        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
+        """Draw the d + d (d + 1) / 2 standard normals of one node: first d for the sums of x y."""
         size = dimension + dimension * (dimension + 1) // 2
         return Normals(size, _Stream(self.key(_NOISE, silo, node)))
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
-        """Draw the normals of `ideal` as float64, for display only."""
+        """Return the normals of `ideal` rounded to float64, for display only."""
         return self.ideal(silo, node, dimension).values
 
     def coins(
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
-        """Draw Bin(n, 1/2) - n/2 exactly for each entry of one node, modulo 2^64, as uint64."""
+        """Draw Bin(n, 1/2) - n/2 exactly for each entry of one node, as uint64 modulo 2^64.
+
+        ``trials`` are the numbers n for the bias, off-diagonal and diagonal entries.
+        """
         stream = _Stream(self.key(_NOISE, silo, node))
         binomials = fair_binomials(entries(dimension, trials), stream)
         return np.array([k % 2**64 for k in binomials], dtype=np.uint64)
@@ -316,15 +338,14 @@ class SealedNoise:
         return np.array(centred, dtype=np.int64) / 4.0
 
     def rounding(self, silo: int, node: int, number: int, count: int) -> np.ndarray:
-        """Draw uniform 32-bit integers (count,) that round record ``number`` for one node."""
+        """Draw the uniform 32-bit integers (count,) that round one record for one node."""
         key = keyed_digest(self.key(_ROUND, silo, node), _MORE, number.to_bytes(8, "big"))
         return np.frombuffer(keystream(key, 4 * count), dtype="<u4").astype(np.uint32)
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
-        """Draw uniform numbers in (0, 1) (count,) for the rotation of a release.
+        """Draw uniform numbers in (0, 1), (count,), for the random rotation of a release.
 
-        They hide nothing, and do not depend on the data: the certificate assumes this of a
-        rotation.
+        They do not depend on the data, as the certificate assumes for the rotation.
         """
         place = purpose.to_bytes(8, "big"), release.to_bytes(8, "big")
         key = keyed_digest(self._secret, _PUBLIC, self._plan, self._owner, *place)
@@ -333,45 +354,45 @@ class SealedNoise:
         return uniforms
 
     def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
-        """Draw ideal uniform numbers (count,) that choose the ranges of one mean."""
+        """Draw exact uniform numbers (count,) that choose the ranges of one private mean."""
         return Uniforms(count, _Stream(self.key(_NOISE, purpose, release)))
 
     def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
-        """Draw ideal standard Laplace noise (count,) for one mean."""
+        """Draw exact standard Laplace noise (count,) for one private mean."""
         return Laplaces(count, _Stream(self.key(_NOISE, purpose, release)))
 
     def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
-        """Draw ideal standard Laplace noise (count,) for the scores of one exchange."""
+        """Draw exact standard Laplace noise (count,) for the experts' scores of one exchange."""
         return Laplaces(count, _Stream(self.key(_NOISE, silo, release)))
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
-        """Draw a random order (count,) of one silo's losses in a phase; independent of the data."""
+        """Draw a random order (count,) of a silo's losses in a phase, independent of the data."""
         place = silo.to_bytes(8, "big"), phase.to_bytes(8, "big")
         key = keyed_digest(self._secret, _SAMPLE, self._plan, self._owner, *place)
         return np.argsort(np.frombuffer(keystream(key, 8 * count), dtype="<u8"), kind="stable")
 
     def session(self, silo: int, node: int) -> bytes:
-        """Derive 32 bytes that change with the sums a node hides, and reveal nothing about them."""
+        """Derive 32 bytes that depend on the sums of a node, but reveal nothing about them."""
         return self.key(_SESSION, silo, node)
 
     def pad(self, silo: int, node: int, size: int) -> tuple[np.ndarray, bytes]:
-        """Draw uniform words (size,) that split a message into shares, and an encryption seed."""
+        """Draw the helper's share of a row, uniform words (size,), and a seed to encrypt it."""
         key = self.key(_PAD, silo, node)
         words = np.frombuffer(keystream(key, 8 * size), dtype="<u8").astype(np.uint64)
         return words, keyed_digest(key, b"fastfed sealing")
 
     def report_seed(self, silo: int, release: int, data: bytes) -> bytes:
-        """Derive a seed to encrypt a report with: the same seed for the same data."""
+        """Derive the seed to encrypt a report with; the same data give the same seed."""
         place = silo.to_bytes(8, "big"), release.to_bytes(8, "big")
         return keyed_digest(self._secret, _REPORT, self._plan, self._owner, *place, data)
 
 
 def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
-    """Return the sums that each node drawn for a release hides, by the node's number.
+    """Return the sums that are hidden by the noise of a release, by the number of the node.
 
-    A node of a tree hides the sum of its leaves only. So the noise of a node that contains two
-    leaves stays the same if a record moves from one of them to the other. Without a tree, the noise
-    of release k belongs to the sums of leaves 1..k.
+    The noise of a node of a tree hides the sum of the leaves below it. So if a record moves from
+    one of these leaves to another, the noise stays the same. Without a tree, the noise of release k
+    hides the sums of all leaves 1..k.
 
     Parameters
     ----------
@@ -384,17 +405,18 @@ def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
     Returns
     -------
     dict of int to bytes
+        Node -> the encoded sums.
     """
 
-    def node(level: int) -> bytes:
+    def node_sums(level: int) -> bytes:
         return _exact(leaves[release - (1 << level) : release].sum(axis=0))
 
     if plan.secure is None and plan.release == "tree":
-        return {release: node(aggregation.node_level(release))}
+        return {release: node_sums(aggregation.node_level(release))}
     if plan.secure is None and plan.release == "honaker":
         first_node = aggregation.honaker_number(release)
         levels = range(aggregation.node_level(release) + 1)
-        return {first_node + level: node(level) for level in levels}
+        return {first_node + level: node_sums(level) for level in levels}
     return {release: _exact(leaves[:release])}
 
 

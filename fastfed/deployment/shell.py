@@ -1,8 +1,8 @@
-"""The network of a deployment: the hub listens, silos and the helper connect to it.
+"""The network of a deployment: the hub listens, and silos and the helper connect to it.
 
-One POST carries one message; its answer carries the hub's messages to the sender. Lost messages are
-repeated, because a party's `tick` repeats every message that was not answered. A silo's application
-uses a Unix socket in the silo's folder.
+One POST request carries one message; the response carries the hub's messages to the sender. Lost
+messages are repeated, because a party's `tick` returns every message that was not answered. A
+silo's application uses a Unix socket in the silo's folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from fastfed.deployment.observe import (
 from fastfed.deployment.party import Process, SiloProcess
 
 PATH = "/v1/messages"
-#: Seconds between two ticks, and seconds for a hub to finish its answers when it is stopped.
+#: Seconds between two ticks of a party, and seconds that a hub takes to finish its answers when it
+#: is stopped.
 EVERY, FINISH = 5.0, 2
 #: Maximum number of bytes of an application's request, and of the silo's answer.
 REQUEST, ANSWER = 1 << 24, 1 << 28
@@ -58,9 +59,9 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 class HubApp:
     """Serve the hub as an ASGI application: POST /v1/messages, GET /status, GET /metrics.
 
-    The answer to a message is 200 with the messages for the sender, 400 if it is refused, 409 if it
-    contradicts an earlier message, 413 if it is too large, 503 if the disk is full, and 500 for a
-    program error, which is written to the log.
+    The HTTP status of the answer to a message is 200 (with the hub's messages to the sender), 400
+    if the message is refused, 409 if it contradicts an earlier message, 413 if it is too large, 503
+    if the disk is full, and 500 for a program error, which is written to the log.
     """
 
     def __init__(self, process: Process, log: JsonLog | None = None) -> None:
@@ -105,7 +106,7 @@ class HubApp:
         try:
             answer = await asyncio.to_thread(self.answer, data)
         except (InputError, *FULL) as error:
-            # If the disk is full, the sender repeats the message.
+            # After 503 (the disk is full), the sender repeats the message.
             status, problem = failure(error)
             answer = (
                 status,
@@ -125,7 +126,7 @@ class HubApp:
         return party
 
     def answer(self, data: bytes) -> tuple[int, bytes, bytes]:
-        """Process a message durably; return status, content type and body of the answer."""
+        """Process and store a message; return status, content type and body of the answer."""
         step, messages = self.process.handle(data)
         if step.problem:
             return 409, b"text/plain; charset=utf-8", step.problem.encode()
@@ -134,23 +135,23 @@ class HubApp:
         return 200, b"application/msgpack", msgspec.msgpack.encode(answers)
 
     def status(self) -> dict[str, Any]:
-        """Report what the hub has and waits for; see `Hub.status`."""
+        """Return the hub's status; see `Hub.status`."""
         return self.process.status()
 
     def metrics(self) -> str:
-        """Format the hub's numbers for Prometheus; none is derived from single records."""
+        """Return the hub's metrics as Prometheus text; none depends on a single record."""
         numbers = hub_numbers(self._hub, self.process.now())
         return prometheus("hub", numbers | {"clock_off_seconds": self.process.clock_off})
 
 
 def local(host: str) -> bool:
-    """Return True for a loopback address."""
+    """Return True if a host is a loopback address."""
     return host in ("localhost", "127.0.0.1", "::1")
 
 
 @contextmanager
 def _pem(*files: str | None) -> Iterator[None]:
-    """Name the files in the error if they are not a certificate and its key."""
+    """Convert an error of a block that loads certificates to one that names the files."""
     try:
         yield
     except OSError as error:
@@ -174,7 +175,7 @@ def client_context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSL
     Raises
     ------
     InputError
-        If a file is not of that type.
+        If a file is not a certificate or key in PEM format.
     """
     with _pem(ca, cert, key):
         context = ssl.create_default_context(cafile=ca)
@@ -193,7 +194,7 @@ def listening(
     client_ca: str | None = None,
     log: JsonLog | None = None,
 ) -> Any:
-    """Create uvicorn's configuration for a hub; see `serve`."""
+    """Create the configuration of the web server uvicorn for a hub; see `serve`."""
     if not isinstance(process.party, Hub):
         raise InputError(f"{process.party.name} is not the hub of its plan")
     if cert is None and not local(host):
@@ -223,7 +224,7 @@ def listening(
         config.load()
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The gate starts TLS, so that it also counts connections during their handshake.
+        # The gate does the TLS handshake itself, so that it counts connections during it.
         gate.context, config.ssl = config.ssl, None
     quiet()
     return config
@@ -241,18 +242,18 @@ def serve(
 ) -> None:
     """Run the hub until `stop` is set or, without `stop`, until a signal arrives.
 
-    Without a certificate it listens on a loopback address only, where a proxy can terminate TLS.
+    Without a certificate, it listens on a loopback address only, where a proxy can terminate TLS.
 
     Parameters
     ----------
     process : Process
-        The hub's.
+        The process of the hub.
     host, port : str and int
     cert, key : str, optional
         Files of the hub's certificate and key.
     client_ca : str, optional
-        File of a certificate authority. With it, clients must have a certificate that it issued
-        (mutual TLS); other authorities, including the system's authorities, are not accepted.
+        File of a certificate authority. If given, clients must have a certificate of this authority
+        (mutual TLS). No other authority is accepted, not even those of the system.
     log : JsonLog, optional
     stop : threading.Event, optional
 
@@ -266,12 +267,15 @@ def serve(
     import uvicorn
 
     class Server(uvicorn.Server):
+        """uvicorn's server, which also ends when `stop` is set."""
+
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             for listener in (
                 open_socket for server in self.servers for open_socket in server.sockets
             ):
-                # Few connections are accepted at a time. As many may wait as the system allows.
+                # uvicorn's backlog limits how many connections are accepted at a time. The queue
+                # of connections that wait should still be as long as the system allows.
                 with listener.dup() as queue:
                     queue.listen()
 
@@ -285,7 +289,7 @@ def serve(
 
 
 def address_of(hub: str) -> SplitResult:
-    """Split a hub's address; InputError if it is not a valid one."""
+    """Split the address (URL) of a hub into its parts; raise InputError if it is not valid."""
     try:
         parts = urlsplit(hub)
         is_valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -297,7 +301,7 @@ def address_of(hub: str) -> SplitResult:
 
 
 class Dialer:
-    """Carry a party's messages to the hub, and the hub's answers back.
+    """The connection of a silo or helper to the hub: carries its messages, and the hub's answers.
 
     Parameters
     ----------
@@ -333,7 +337,10 @@ class Dialer:
             self._context = client_context(ca, cert, key)
 
     def round(self) -> str:
-        """Tick once and carry all messages; return what went wrong, empty if nothing did."""
+        """Tick the party once, send its messages, and process the hub's answers.
+
+        Return the last error as text; empty if there was none.
+        """
         messages, party = list(self.process.tick()), self.process.party
         problem = self.process.problem
         while messages:
@@ -346,7 +353,7 @@ class Dialer:
             for data in answers:
                 try:
                     step, more = self.process.handle(data)
-                    party.asked = None
+                    party.unanswered_since = None
                     problem = step.problem or problem
                     messages += more
                 except Exception as error:
@@ -354,18 +361,24 @@ class Dialer:
         return problem
 
     def _post(self, data: bytes) -> list[bytes]:
-        """Send one message and return the hub's answers; InputError with its text if it refuses."""
+        """Send one message; return the messages in the hub's answer.
+
+        Raises
+        ------
+        InputError
+            If the hub cannot be reached or refuses the message.
+        """
         party = self.process.party
-        if party.asked is None:
-            party.asked = self.process.now()
+        if party.unanswered_since is None:
+            party.unanswered_since = self.process.now()
         try:
             status, body = call(self.url, self._largest, data, self._context)
         except OSError as error:
-            party.asked = 0.0
+            party.unanswered_since = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None
         if status >= 500:
-            # From a proxy, or from a hub that cannot write to its disk.
-            party.asked = 0.0
+            # The answer is of a proxy, or of a hub that cannot write to its disk: count it as none.
+            party.unanswered_since = 0.0
         if status != 200:
             text = one_line(body.decode(errors="replace"))
             raise InputError(f"the hub answered {status}: {text}")
@@ -374,12 +387,12 @@ class Dialer:
         except msgspec.DecodeError:
             raise InputError("the hub's answer is no list of messages") from None
         if not answers:
-            party.asked = None
+            party.unanswered_since = None
         return answers
 
     @property
     def _largest(self) -> int:
-        """Maximum number of bytes of an answer: all broadcasts and a receipt."""
+        """Maximum number of bytes of an answer, which may hold all broadcasts and a receipt."""
         party: Any = self.process.party
         return int(party.wire.largest) * (party.plan.releases + 2)
 
@@ -390,16 +403,16 @@ class Dialer:
         say: Callable[[str], None] = print,
         look: Callable[[Process], None] | None = None,
     ) -> None:
-        """Carry messages every ``every`` seconds until `stop` is set.
+        """Run a round every ``every`` seconds until `stop` is set.
 
-        ``say`` is called with each new problem, and ``look`` after each round.
+        ``say`` is called with each new problem, and ``look`` with the process after each round.
         """
         last_problem = ""
         while not stop.is_set():
             try:
                 problem = self.round()
             except Exception as error:
-                # If the disk is full, nothing was sealed, and the next round tries again.
+                # If the disk is full, nothing was stored or sent, and the next round tries again.
                 problem = failure(error)[1]
             if problem and problem != last_problem:
                 say(problem)
@@ -414,7 +427,7 @@ class Dialer:
 # ---- the application of a silo -------------------------------------------------------------------
 
 
-#: Path -> the keys that a request may have. "id" is required if it is listed.
+#: Path of a request -> the keys that its JSON object may have. "id" is required if it is listed.
 KEYS = {
     "/decide": ("actions", "subject", "record", "among"),
     "/reward": ("id", "reward"),
@@ -426,11 +439,32 @@ KEYS = {
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request to /decide, /reward, /outcome or one of the other paths of `KEYS`."""
+    """Answer a request of a silo's application.
+
+    Parameters
+    ----------
+    silo : SiloProcess
+    path : str
+        One of `KEYS`, such as "/decide".
+    given : dict
+        The keys of the request.
+
+    Returns
+    -------
+    dict
+        The decision, the exported model, the last broadcast or, for all other paths, the silo's
+        status.
+
+    Raises
+    ------
+    InputError
+        If the path or a key is unknown, or the silo refuses.
+    """
     keys = KEYS.get(path)
     if keys is None:
         raise InputError(f"there is no {path[:40]}")
-    # If a misspelled "subject" were ignored, a person could be counted twice.
+    # Refuse unknown keys: if a misspelled "subject" were ignored, a person could be learned from
+    # twice.
     for key in given:
         if key not in keys:
             takes = f"takes {', '.join(keys)}" if keys else "takes no keys"
@@ -474,13 +508,13 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
 
 
 class Application(SocketServer):
-    """Serve a silo's application through a Unix socket that only its owner can use.
+    """Server for a silo's application, on a Unix socket that only the socket's owner can use.
 
     Parameters
     ----------
     silo : SiloProcess
     path : str or Path
-        The socket. A socket that an earlier process left behind is replaced.
+        The socket. A socket that an earlier process has left there is replaced.
     """
 
     def __init__(self, silo: SiloProcess, path: str | Path) -> None:
@@ -488,7 +522,7 @@ class Application(SocketServer):
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """Parse the body of a request, a JSON object."""
+    """Parse the body of a request, a JSON object; an empty body is an empty object."""
     try:
         request = parsed(json.loads, body or b"{}")
     except InputError as error:
@@ -505,7 +539,7 @@ def _handler(silo: SiloProcess) -> type[LocalHandler]:
     """Create the class that handles requests to a silo."""
 
     class Handler(LocalHandler):
-        """Answer POST with JSON."""
+        """Answers POST requests with JSON."""
 
         def do_POST(self) -> None:
             try:
@@ -519,7 +553,7 @@ def _handler(silo: SiloProcess) -> type[LocalHandler]:
 
 
 class SiloClient:
-    """Client of a silo for an application in Python.
+    """Client through which an application in Python uses a silo.
 
     Parameters
     ----------
@@ -531,14 +565,14 @@ class SiloClient:
         self._path = str(path)
 
     def call(self, what: str, **given: Any) -> dict[str, Any]:
-        """Send a request to one of the paths of `KEYS`.
+        """Send a request to the silo, and return its answer; see `answers`.
 
         Parameters
         ----------
         what : str
-            The path without its slash, such as "decide".
+            One of the paths in `KEYS` without its slash, such as "decide".
         **given
-            The request's keys.
+            The keys of the request.
 
         Returns
         -------
@@ -547,7 +581,7 @@ class SiloClient:
         Raises
         ------
         InputError
-            With the silo's message if it refuses, and for values that are not plain data.
+            If the silo refuses (with its message), or a value is not plain data.
         OSError
             If the silo cannot be reached.
         """

@@ -1,12 +1,18 @@
-"""A silo of a deployment: it makes decisions, learns their rewards, and sends one report a release.
+"""A silo of a deployment: it makes decisions, learns their rewards, and sends reports to the hub.
+
+A plan's calendar has K periods. A *record* is a decision with its reward. The sums of all records
+whose reward became known in period k are *leaf* k. When period k is over, the silo closes leaf k
+and sends its *report* of release k. The hub answers with its *broadcast* of release k: the noisy
+sums of all silos, which the silo's model then uses.
 
 Invariants (docs/deployment.md):
 
-- A report is made once for each release, and is durable before its first byte is sent.
-- The noise of a report is a function of the sums that it hides.
-- A record enters exactly one leaf (the sums of one period): the leaf of the period in which its
-  reward became known.
-- A release is charged to the ledger before its report is sealed.
+- A report is *sealed* (stored for good) before its first byte is sent. There is one report for each
+  release.
+- The noise of a report is a function of the sums that it hides, so the same sums give the same
+  report.
+- A record enters exactly one leaf.
+- The ledger (the silo's privacy budget) is charged for a release before its report is sealed.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from fastfed._random import NoiseSource
 from fastfed._validate import InputError, is_line
 from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.guard import check_range, visible
+from fastfed.deployment.guard import check_range, hub_sees_reports
 from fastfed.deployment.ledger import Charge, Ledger, Write
 from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
 from fastfed.deployment.party import Message, Speaker, Step
@@ -37,9 +43,9 @@ from fastfed.deployment.seal import (
     KEY,
     SealedNoise,
     digest,
+    encrypted_to,
     hidden_by,
     keyed_digest,
-    sealed_to,
     uniform_below,
 )
 from fastfed.deployment.sums import (
@@ -57,12 +63,14 @@ from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
 _SUBJECT = b"fastfed subject"
-#: The reason in `SiloParty.without` for a report that was given up.
+#: The reason in `SiloParty.unreported` for a report that could not be recovered.
 LOST = "lost with the state it was made of"
 
 
 class SiloParty(Speaker):
-    """Run one silo as a state machine.
+    """Run one silo as a state machine, which does no input or output.
+
+    Each method returns a `Step`: entries to store, and messages to send afterwards.
 
     Parameters
     ----------
@@ -73,9 +81,9 @@ class SiloParty(Speaker):
     secret : bytes
         32 bytes that only this silo has.
     ledger : Ledger
-        The silo's privacy budget. The state machine only reads it.
+        The silo's privacy budget, which this object only reads: a `Step` holds the charges.
     dataset : str
-        The ledger's entry to which this silo's records belong.
+        The dataset in the ledger that is charged for this silo's records.
     noise : NoiseSource, optional
         By default `SealedNoise` of the secret. Pass ``SeededNoise`` only to simulate.
     entropy : callable, optional
@@ -108,44 +116,47 @@ class SiloParty(Speaker):
         self.model: Model = self.starts(deployed)
         #: Decision id -> the stored decision.
         self.decisions: dict[str, Decided] = {}
-        #: Decision id -> how the decision ended.
+        #: Decision id -> its reward, or why it has none.
         self.ended: dict[str, Ended] = {}
-        #: Release -> the bytes of this silo's report.
+        #: Release -> the bytes of this silo's report of it.
         self.sealed: dict[int, bytes] = {}
-        #: Sessions of all silos, for pairwise masks.
+        #: Sessions of all silos: 32 bytes for each release, on which pairwise masks depend.
         self.sessions = Sessions(deployed, self.index)
         #: Release that this silo will never report -> the reason.
-        self.without: dict[int, str] = {}
+        self.unreported: dict[int, str] = {}
         #: Release -> the bytes of the hub's broadcast.
         self.broadcasts: dict[int, bytes] = {}
+        #: Contradictions in the hub's messages. After the first, this silo sends nothing.
         self.alarms: list[str] = []
-        #: Why the silo has left; empty while it takes part.
-        self.left = ""
-        #: Exact sums of each leaf, (releases, s).
+        #: Why the silo has left the federation; empty while it takes part.
+        self.leave_reason = ""
+        #: Exact sums of each leaf, (releases, s), where s is the length of one record's statistic.
         self._leaf_sums = np.zeros((self.plan.releases, self.plan.statistic_size))
-        #: Decisions whose reward may be learned from; features and rewards that were clipped.
+        #: Numbers of decisions that may be learned from, of clipped features and clipped rewards.
         self._learning_count = self.clipped_features = self.clipped_rewards = 0
-        #: Keyed digests of the persons who were counted.
+        #: Keyed digests of all persons for whom a decision was made.
         self._subjects: set[bytes] = set()
         # ---- State of this process: empty after a restart.
-        #: The hub's receipt repeats this nonce, which shows that the receipt is new.
+        #: This process sends the nonce to the hub. A receipt that repeats it is no old message.
         self._nonce = entropy(16)
-        #: True once the hub has sent a new receipt.
+        #: True once the hub has answered with this process's nonce.
         self._hub_answered = False
-        #: Releases for which the hub has this silo's report, and its count of releases.
+        #: Releases of which the hub has this silo's report.
         self._hub_has: set[int] = set()
+        #: Number of releases that the hub has broadcast; None before its first answer.
         self._hub_released: int | None = None
-        #: The hub's nonce, to be repeated in the next `Join`; the time of its last receipt.
+        #: The hub's nonce, which the next `Join` repeats, and the clock time in its last receipt.
         self._hub_nonce, self._hub_time = b"", 0.0
-        #: Release -> digest of a report that was sent, but that is not in this silo's state.
+        #: Release -> digest of a report that this silo sent before its state was restored from a
+        #: backup, and that the restored state does not have.
         self.lost: dict[int, bytes] = {}
         #: Why the hub takes no more reports of this silo; empty while it does.
-        self.over = ""
+        self.hub_refusal = ""
 
     def _randomizer(self) -> Any:
-        """Create the object that makes reports of leaf sums or records, before its first report.
+        """Create a new object that computes reports from leaf sums, or from records.
 
-        Its ``point(x, y)`` computes the statistic of a record.
+        Its method ``point(x, y)`` computes the statistic of one record, (s,).
         """
         if self.plan.protocol.bits:
             return Counter(self.plan, self.index, self._noise)
@@ -164,9 +175,9 @@ class SiloParty(Speaker):
         record: object = None,
         among: object = None,
     ) -> tuple[Step, Decision]:
-        """Choose an action for one person.
+        """Choose an action for one person with the model of the last release.
 
-        Any number of decisions may wait for their rewards.
+        Any number of decisions may be open, that is, without a reward.
 
         Parameters
         ----------
@@ -175,9 +186,9 @@ class SiloParty(Speaker):
         now : float
             Seconds since 1970.
         subject : str or int, optional
-            Identifies the person; not empty. A number counts as the text of its digits. The plan
-            learns from each person once: later decisions for the same person are made as usual,
-            but nothing is learned from them. Only a keyed digest of the subject is stored.
+            Identifies the person; not empty. The number 7 and the text "7" are the same person. The
+            plan learns from each person once: later decisions for the same person are made as
+            usual, but nothing is learned from them. Only a keyed digest of the subject is stored.
         record : mapping, optional
             Values by column name, instead of ``actions``, if the plan has columns of records.
         among : sequence of str, optional
@@ -186,68 +197,68 @@ class SiloParty(Speaker):
         Returns
         -------
         step : Step
-            The write that makes the decision durable.
+            The entry that stores the decision.
         decision : Decision
-            The action, its propensity and the id by which the reward is reported.
+            The action, its propensity, and the id that `reward` takes.
 
         Raises
         ------
         InputError
-            If the rows do not fit the schema.
+            If the actions or the record do not fit the plan's schema.
 
         Notes
         -----
-        A silo that must be recovered acts on its last model and learns nothing.
+        While reports are `lost`, the silo decides with its last model and learns nothing.
         """
         schema = self.deployed.document.schema
         features, offered = schema.offer(actions, record, among)
         explore = self.deployed.document.explore
         chosen_row, x_chosen = self.model.select(features)
         count = len(features)
+        # Explore: with probability `explore` take a uniformly random row instead of the model's.
         draw = int.from_bytes(self._entropy(8), "big") >> 11
-        greedy = chosen_row
+        model_row = chosen_row
         if draw * 2.0**-53 < explore:
             chosen_row = uniform_below(count, self._entropy)
             x_chosen = features[chosen_row]
-        propensity = explore / count + (1.0 - explore) * (chosen_row == greedy)
+        propensity = explore / count + (1.0 - explore) * (chosen_row == model_row)
         subject_digest = b"" if subject is None else self.digest_of(subject)
-        came_before = subject is not None and self._came_before(subject)
+        is_repeat_visit = subject is not None and self._is_repeat_visit(subject)
         stored = Decided(
             offered[chosen_row],
             float(propensity),
             self.model.release,
-            self._admits(now) and not came_before and not self.lost,
+            self._may_be_learned(now) and not is_repeat_visit and not self.lost,
             self.own_time(now),
             packed(np.array(x_chosen, dtype=np.float64)),
             digest(packed(features))[:16],
             subject_digest,
         )
-        name = self._entropy(8).hex()
+        decision_id = self._entropy(8).hex()
         public_fields = stored.action, stored.propensity, stored.model, stored.learns
-        decision = Decision(name, *public_fields, schema.action(stored.action))
-        return Step((Write("decision", name, wire.encoded(stored)),)), decision
+        decision = Decision(decision_id, *public_fields, schema.action(stored.action))
+        return Step((Write("decision", decision_id, wire.encoded(stored)),)), decision
 
     def digest_of(self, subject: str | int) -> bytes:
-        """Compute the keyed digest of a person (text, or a whole number read as text): 16 bytes.
+        """Compute the 16-byte keyed digest that identifies a person in this silo's state.
 
-        Nothing else about the person's identity is stored.
+        The text is normalised first: spaces and the encoding of accented letters do not matter.
         """
         text = self._subject_text(subject)
-        # The same person may be written with a blank more, or with other codes of accented letters.
         return self._keyed_subject(plain_name("subject", text))
 
     def _keyed_subject(self, text: str) -> bytes:
-        """Compute the keyed digest of a text in NFC."""
+        """Compute the keyed digest of a text, which must be in Unicode's normal form NFC."""
         return keyed_digest(self._secret, _SUBJECT, text.encode())[:16]
 
-    def _came_before(self, subject: str | int) -> bool:
-        """Return True for a person of an earlier decision."""
-        # Earlier versions stored the digest of the text as it was written.
+    def _is_repeat_visit(self, subject: str | int) -> bool:
+        """Return True if an earlier decision was made for this person."""
+        # Earlier versions of fastfed stored the digest of the text without normalising spaces.
         as_written = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
         return not self._subjects.isdisjoint((self.digest_of(subject), as_written))
 
     def _subject_text(self, subject: str | int) -> str:
-        """Return a subject as text; raise InputError if it is none."""
+        """Convert a subject to text; raise InputError if it is not text or a whole number."""
         if isinstance(subject, (int, np.integer)) and not isinstance(subject, bool):
             subject = str(int(subject))
         if not isinstance(subject, str) or not subject.strip() or not is_line(subject):
@@ -257,44 +268,53 @@ class SiloParty(Speaker):
             )
         return subject
 
-    def _admits(self, now: float) -> bool:
+    def _may_be_learned(self, now: float) -> bool:
         """Return True if a decision made now may be learned from.
 
-        Up to a limit, this depends on the calendar alone. If it depended on a count of earlier
-        decisions, one person's arrival would change whether later persons are learned from, and
-        the privacy account does not cover that. The limit is `ROOM` times the horizon: beyond it
-        sums would no longer be exact.
+        Up to a limit, the answer depends on the calendar only. If it depended on the number of
+        earlier decisions, one person's arrival would decide whether later persons are learned from,
+        which the privacy account does not cover. The limit is `ROOM` times the horizon: with more
+        records, floating-point sums would no longer be exact.
         """
         start, end = (
             self.deployed.document.calendar.start,
             self.deployed.document.calendar.closes[-1],
         )
-        # If clocks differ, either of them may be the one that is right.
+        # This machine's clock and the other parties' clocks may differ: accept the time of either.
         in_calendar = any(start <= time < end for time in (now, self.own_time(now)))
-        room = self._learning_count < self.plan.most_records(self.plan.releases)
-        return in_calendar and room and not self.left
+        below_limit = self._learning_count < self.plan.most_records(self.plan.releases)
+        return in_calendar and below_limit and not self.leave_reason
 
     def reward(self, name: str, reward: float, now: float) -> Step:
-        """Record the reward of a decision in the leaf of the current period.
+        """Record the reward of a decision, and add it to the leaf of the current period.
 
-        A reward after the deadline, or of a decision that is not learned from, is stored and enters
-        no leaf. Reporting the same reward again changes nothing.
+        A reward after the deadline, or of a decision that is not learned from, is stored but enters
+        no leaf. Recording the same reward again changes nothing.
+
+        Parameters
+        ----------
+        name : str
+            The id of the decision.
+        reward : float
+        now : float
+            Seconds since 1970.
 
         Raises
         ------
         InputError
-            If the silo must be recovered, if the decision is unknown, or if it ended differently.
+            If reports are `lost`, if there is no such decision, or if it was cancelled or has a
+            different reward.
         """
         self.check_recovered()
         y = private_reward("reward", reward)
-        decided = self._decided(name)
+        decided = self._decision(name)
         previous = self.ended.get(name)
         if previous is not None:
             if previous.reward == y and previous.why != "cancelled":
                 return Step()
             raise InputError(f"decision {name} has ended already, otherwise")
         calendar = self.deployed.document.calendar
-        leaf = self._leaf(now)
+        leaf = self._open_leaf(now)
         is_late = now > decided.time + calendar.reward_deadline
         reason = (
             "late" if is_late else "" if decided.learns and leaf <= self.plan.releases else "unused"
@@ -303,28 +323,29 @@ class SiloParty(Speaker):
         return Step((Write("ended", name, wire.encoded(ended)),))
 
     def outcome(self, name: str, value: object, now: float) -> Step:
-        """Record the outcome of a decision; the plan's schema turns it into a reward."""
-        action = self._decided(name).action
+        """Convert an outcome to a reward, as the plan's schema declares, and record it."""
+        action = self._decision(name).action
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
 
     def losses(self, name: str, losses: object, now: float) -> Step:
-        """Raise InputError: only plans with experts take the losses of all experts."""
+        """Raise InputError, since this plan has no experts; `ExpertSilo` overrides this method."""
         raise InputError("this plan has no experts: give the reward")
 
-    def _leaf(self, now: float) -> int:
-        """Return the leaf that a reward enters if it becomes known now: one that is still open.
+    def _open_leaf(self, now: float) -> int:
+        """Return the number of the leaf that a reward enters if it becomes known now.
 
-        A leaf is closed once it is charged. The charge names the digest of its report, so a silo
-        that is killed between charge and seal must be able to make the same report again.
+        It is the leaf of the current period or, if that is closed, the first open leaf after it. A
+        leaf is closed as soon as the ledger has its charge. The charge holds the digest of the
+        leaf's report, so a silo that is killed after charging must be able to make that report.
         """
-        last_closed = max(self.done, self.sessions.last)
-        while self._paid(last_closed + 1) is not None:
+        last_closed = max(self.closed_leaves, self.sessions.last)
+        while self._recorded_charge(last_closed + 1) is not None:
             last_closed += 1
         return max(self.deployed.document.calendar.period(now), last_closed + 1)
 
     def cancel(self, name: str, now: float) -> Step:
         """End a decision without a reward."""
-        self._decided(name)
+        self._decision(name)
         previous = self.ended.get(name)
         if previous is not None:
             if previous.why == "cancelled":
@@ -332,43 +353,50 @@ class SiloParty(Speaker):
             raise InputError(f"decision {name} has ended already, otherwise")
         return Step((Write("ended", name, wire.encoded(Ended(0, None, float(now), "cancelled"))),))
 
-    def _decided(self, name: str) -> Decided:
-        """Look up a decision; InputError if its id is unknown."""
+    def _decision(self, name: str) -> Decided:
+        """Return the stored decision with this id; raise InputError if there is none."""
         decision = self.decisions.get(name)
         if decision is None:
             raise InputError("there is no decision of that id")
         return decision
 
     def check_recovered(self) -> None:
-        """Raise InputError while the silo must be recovered: until then it learns nothing."""
-        if self.lost and not self.left:
+        """Raise InputError while reports are `lost`: the silo must be recovered first."""
+        if self.lost and not self.leave_reason:
             raise InputError(
                 f"the hub has reports of releases {sorted(self.lost)} that this silo's state does "
                 "not know: it was restored from a backup, or copied; recover it first"
             )
 
     def leave(self) -> Step:
-        """Leave the federation. `tick` tells the hub, whose later sets exclude this silo."""
+        """Leave the federation.
+
+        The next `tick` sends this to the hub, which then releases sums without this silo.
+        """
         return Step((Write("left", "", b"left"),))
 
     # ---- state -----------------------------------------------------------------------------------
 
     @property
-    def done(self) -> int:
-        """Number of leading leaves that are closed here: sealed, never to be reported, or lost."""
-        k = 0
-        while k + 1 in self.sealed or k + 1 in self.without:
-            k += 1
-        return max(k, max(self.lost, default=0))
+    def closed_leaves(self) -> int:
+        """Number of leaves 1, 2, ... that are closed: no reward enters them any more.
+
+        A leaf is closed if its report is sealed, will never be made, or is `lost`.
+        """
+        leaf = 0
+        while leaf + 1 in self.sealed or leaf + 1 in self.unreported:
+            leaf += 1
+        return max(leaf, max(self.lost, default=0))
 
     @property
     def stopped(self) -> str:
         """Why the silo no longer sends anything; empty while it takes part."""
-        return self.left or self.over or (self.alarms[0] if self.alarms else "")
+        return self.leave_reason or self.hub_refusal or (self.alarms[0] if self.alarms else "")
 
     def fold(self, write: Write) -> None:
         """Apply a durable write to the state."""
         kind, key, value = write
+        # The kinds are those of the writes that this class makes; others are ignored.
         if kind == "decision":
             self.decisions[key] = decision = msgspec.msgpack.decode(value, type=Decided)
             self._learning_count += decision.learns
@@ -377,12 +405,12 @@ class SiloParty(Speaker):
         elif kind == "ended":
             self.ended[key] = ended = msgspec.msgpack.decode(value, type=Ended)
             if ended.leaf:
-                aggregation.add(self._leaf_sums[ended.leaf - 1], self._point(key, ended))
+                aggregation.add(self._leaf_sums[ended.leaf - 1], self._record_statistic(key, ended))
         elif kind == "sealed":
             self.sealed[int(key)] = value
             self.lost.pop(int(key), None)
         elif kind == "without":
-            self.without[int(key)] = value.decode()
+            self.unreported[int(key)] = value.decode()
             self.lost.pop(int(key), None)
         elif kind == "broadcast":
             self.broadcasts[int(key)] = value
@@ -393,10 +421,10 @@ class SiloParty(Speaker):
         elif kind == "alarm":
             self.alarms.append(value.decode())
         elif kind == "left":
-            self.left = "the silo has left"
+            self.leave_reason = "the silo has left"
 
-    def _point(self, name: str, ended: Ended) -> np.ndarray:
-        """Compute the statistic of a record, (s,), after clipping."""
+    def _record_statistic(self, name: str, ended: Ended) -> np.ndarray:
+        """Clip the features and reward of a decision, and return their statistic, (s,)."""
         x = np.frombuffer(self.decisions[name].x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
         assert clip is not None and ended.reward is not None
@@ -406,11 +434,12 @@ class SiloParty(Speaker):
         return self._statistics.point(x, y)
 
     def _waits(self, now: float) -> dict[str, Any]:
-        """Report what this silo waits for if the time is ``now``."""
+        """Return what this silo waits for at time ``now``, as a row of `progress.WAITS`."""
         closes, release = self.deployed.document.calendar.closes, self.model.release + 1
         hub = self.deployed.document.hub.name
 
         def state(name: str, leaf: int, who: Sequence[str] = ()) -> dict[str, Any]:
+            # A wait begins when the leaf's period is over; leaf 0 means that nothing is due.
             since = float(closes[leaf - 1]) if 1 <= leaf <= len(closes) else None
             return waiting("silo", name, leaf, since, who)
 
@@ -420,30 +449,30 @@ class SiloParty(Speaker):
             return state("over", 0)
         if self.lost:
             return state("recover", min(self.lost))
-        leaf, closed_periods = self.done + 1, self.deployed.document.calendar.closed(now)
+        leaf, closed_periods = self.closed_leaves + 1, self.deployed.document.calendar.closed(now)
         if not self._hub_answered or self.unanswered(now):
             return state("hub", release if release <= closed_periods else 0, [hub])
         if leaf <= closed_periods:
             if leaf in self.sessions.foreign:
-                # The hub has a session of records that this silo's state does not hold any more.
+                # The hub has a session of records that this silo's restored state does not have.
                 return state("given-up", leaf, [self.name])
             if self.sessions.missing(leaf):
                 return state("sessions", leaf, [hub])
-            if leaf > self.model.release and not self._affords(leaf):
+            if leaf > self.model.release and not self._fits_ceiling(leaf):
                 return state("ceiling", leaf)
         if release <= closed_periods:
-            given_up = self.without.get(release, "") == LOST
+            given_up = self.unreported.get(release, "") == LOST
             return state("given-up" if given_up else "release", release, [hub])
         return waiting("silo", "open", release, None)
 
-    def _affords(self, release: int) -> bool:
-        """Return True if the release is charged already, or fits under the ledger's ceiling."""
-        return all(map(self.ledger.allows, self._charge(release)))
+    def _fits_ceiling(self, release: int) -> bool:
+        """Return True if a release has been charged, or its charge fits under the ceiling."""
+        return all(map(self.ledger.allows, self._missing_charge(release)))
 
     def status(self, now: float | None = None) -> dict[str, object]:
-        """Report the silo's state as plain data that holds no values of records.
+        """Return the silo's state as plain data without values of records.
 
-        With ``now`` (seconds since 1970), ``waits`` says what the silo is waiting for.
+        If ``now`` (seconds since 1970) is given, the key ``waits`` says what the silo waits for.
         """
         return {
             "plan": self.deployed.digest.hex(),
@@ -451,7 +480,7 @@ class SiloParty(Speaker):
             "model": self.model.release,
             "releases": self.plan.releases,
             "sealed": sorted(self.sealed),
-            "without": {str(k): reason for k, reason in sorted(self.without.items())},
+            "without": {str(k): reason for k, reason in sorted(self.unreported.items())},
             "open_decisions": len(self.decisions) - len(self.ended),
             "lost": sorted(self.lost),
             "stopped": self.stopped,
@@ -463,13 +492,14 @@ class SiloParty(Speaker):
     # ---- messages --------------------------------------------------------------------------------
 
     def _to_hub(self, release: int, body: wire.Body) -> Message:
-        return Message(self.deployed.document.hub.name, self.made(release, body))
+        """Sign a message about a release, addressed to the hub."""
+        return Message(self.deployed.document.hub.name, self.signed(release, body))
 
     def _join_messages(self, now: float) -> tuple[Message, ...]:
-        """Make the messages with this silo's nonce, and with the hub's if it sent one.
+        """Make a `Join` with this silo's nonce and, if the hub has sent its nonce, one with that.
 
-        The hub's answer to the first shows this silo that the hub is running now. The second shows
-        the hub that this silo is.
+        The hub's answer repeats this silo's nonce, and so proves that the hub is running now. The
+        second message repeats the hub's nonce, and so proves that this silo is running now.
         """
         clocks = self.own_time(now), self._hub_time
         nonces = (nonce for nonce in (self._nonce, self._hub_nonce) if nonce)
@@ -477,12 +507,12 @@ class SiloParty(Speaker):
         return tuple(self._to_hub(self.model.release, body) for body in bodies)
 
     def tick(self, now: float) -> Step:
-        """Seal reports of leaves whose period is over, and send what the hub has not confirmed.
+        """Seal the reports of periods that are over, and send what the hub has not confirmed.
 
-        A hub restored from a backup thus receives again the bytes that it lost. Nothing is sealed
-        until the hub has answered, or while the silo must be recovered.
+        A hub that was restored from a backup thus receives again the messages that it lost. No
+        report is sealed before the hub has answered this process, or while reports are `lost`.
         """
-        if self.left and not self.over:
+        if self.leave_reason and not self.hub_refusal:
             return Step((), (self._to_hub(0, wire.Leave()),))
         if self.stopped:
             return Step()
@@ -493,21 +523,21 @@ class SiloParty(Speaker):
             messages = (message for step in steps for message in step.messages)
             return Step(writes, (*self._join_messages(now), *messages))
         last_closed, step = self.deployed.document.calendar.closed(now), Step()
-        if self.done < min(last_closed, self.plan.releases):
-            step = self._close_next(self.done + 1)
+        if self.closed_leaves < min(last_closed, self.plan.releases):
+            step = self._close_next_leaf(self.closed_leaves + 1)
             if step.writes:
                 return step
             if self.lost:
                 return Step((), self._join_messages(now))
-        # Also while a leaf waits for sessions or budget, send again what the hub has lost.
+        # Even if this leaf cannot be closed yet, repeat what the hub does not have.
         return Step((), self._unconfirmed(now), step.problem)
 
     def _unconfirmed(self, now: float) -> tuple[Message, ...]:
-        """Make the messages that the hub may not have, and ask it which reports it has."""
+        """Make the messages that the hub may not have, and a `Join`, which asks what it has."""
         hub = self.deployed.document.hub.name
         hub_released = self.model.release if self._hub_released is None else self._hub_released
         # A restored hub may have lost sessions that other silos are waiting for.
-        unanswered = [k for k in self.sessions.told if k > hub_released or self.sessions.missing(k)]
+        unanswered = [k for k in self.sessions.sent if k > hub_released or self.sessions.missing(k)]
         messages = [
             message for k in sorted(unanswered) for message in self._send_session(k).messages
         ]
@@ -522,28 +552,32 @@ class SiloParty(Speaker):
         ]
         return (*messages, *self._join_messages(now))
 
-    def _close_next(self, release: int) -> Step:
-        """Close the next leaf, whose period is over; with masks, its sessions must come first."""
+    def _close_next_leaf(self, release: int) -> Step:
+        """Close a leaf whose period is over.
+
+        If reports are masked, the masks depend on the sessions of all silos. The silo then first
+        sends its session, and closes the leaf when the hub has sent all sessions.
+        """
         if self.sessions.missing(release):
             return self._send_session(release)
         if self._session_changed(release):
             return self._alarm(f"records of release {release} changed after its session was sent")
-        lost_digest = self._charged_but_lost(release)
+        lost_digest = self._lost_report_digest(release)
         if lost_digest is not None:
             self.lost[release] = lost_digest
             return Step()
-        return self._close(release)
+        return self._close_leaf(release)
 
-    def _close(self, release: int) -> Step:
-        """Charge a leaf and seal its report.
+    def _close_leaf(self, release: int) -> Step:
+        """Charge a release to the ledger, and seal its report.
 
-        If the hub has opened the release without this silo, charge the leaf and send no report.
+        If the hub has already released the sums without this silo, charge but make no report.
         """
         already_opened = release <= self.model.release
         data = b"" if already_opened else self.report(release)
-        charges = self._charge(release, digest(data) if data else b"")
+        charges = self._missing_charge(release, digest(data) if data else b"")
         if not all(map(self.ledger.allows, charges)):
-            # Later releases wait too: their cost is computed as if this one had been charged.
+            # Later releases wait too: a charge is the cost in addition to all earlier releases.
             return Step(problem=f"release {release} is more than the ceiling of the budget allows")
         if already_opened:
             return Step((*charges, Write("without", str(release), b"opened without this silo")))
@@ -552,127 +586,153 @@ class SiloParty(Speaker):
         )
 
     def _report_messages(self, release: int, report: bytes) -> tuple[Message, ...]:
-        """Make two messages: the digest of a report, which all silos get, then the report."""
+        """Make two messages for the hub: a `Seen`, which it passes on to all silos, and the report.
+
+        The `Seen` holds the digests of the report and of the last broadcast that this silo has.
+        """
         last_release = min(self.model.release, release - 1)
         head = digest(self.broadcasts[last_release]) if last_release else b""
         seen = self._to_hub(release, wire.Seen(digest(report), last_release, head))
         return seen, Message(self.deployed.document.hub.name, report)
 
-    def _charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
-        """Return the charge of a release as a tuple, empty if the ledger has it already."""
-        charged = self._paid(release)
+    def _missing_charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
+        """Return a tuple with the charge of a release, or an empty tuple if it is in the ledger."""
+        recorded = self._recorded_charge(release)
         charge = charge_of(
             self.deployed.executed, self.deployed.digest, self.dataset, release, report
         )
-        return () if charged is not None else (charge,)
+        return () if recorded is not None else (charge,)
 
-    def _paid(self, release: int) -> Charge | None:
-        """Look up the charge of a release in the ledger."""
+    def _recorded_charge(self, release: int) -> Charge | None:
+        """Return the charge of a release from the ledger; None if there is none."""
         return self.ledger.charged(self.dataset, self.deployed.digest, release)
 
-    def _charged_but_lost(self, release: int) -> bytes | None:
-        """Return the digest of a report that was charged but that this state does not give.
+    def _lost_report_digest(self, release: int) -> bytes | None:
+        """Return the digest of a charged report that this silo cannot make any more; else None.
 
-        A silo that is killed between charge and seal makes its report again. If the bytes then
-        differ, the state was restored from a backup, and the charged report may have been sent.
+        A silo that is killed after charging and before sealing makes the same report again. If the
+        report has different bytes now, the state was restored from a backup, and the charged report
+        may have been sent.
         """
-        charge = self._paid(release)
-        if charge is None or not charge.report or release in self.sealed or release in self.without:
+        charge = self._recorded_charge(release)
+        if (
+            charge is None
+            or not charge.report
+            or release in self.sealed
+            or release in self.unreported
+        ):
             return None
         return charge.report if digest(self.report(release)) != charge.report else None
 
-    def _lost_by_ledger(self) -> dict[int, bytes]:
-        """Return digests of charged reports that this state does not give and the hub has not."""
+    def _lost_report_digests(self) -> dict[int, bytes]:
+        """Return the digests of lost reports, by release, that are known only from the ledger."""
         last_lost = max(self.lost, default=self.plan.releases)
         later_releases = (
             k for k in range(last_lost + 1, self.plan.releases + 1) if not self.sessions.missing(k)
         )
-        charged = ((k, self._charged_but_lost(k)) for k in later_releases)
-        return {k: report for k, report in charged if report is not None}
+        digests = ((k, self._lost_report_digest(k)) for k in later_releases)
+        return {k: report for k, report in digests if report is not None}
 
     def report(self, release: int) -> bytes:
-        """Make the report of a release. The same records give the same bytes."""
-        self._hide(release)
+        """Make the signed report of a release. The same records give the same bytes."""
+        self._set_hidden_sums(release)
         leaf_sums, randomizer = self._leaf_sums[:release], self._randomizer()
         if isinstance(randomizer, Counter):
+            # Counts of bits, which a secure sum hides.
             return self._secure_report(release, randomizer.row(release, self._records()))
         if isinstance(randomizer, Sharer):
+            # Integer sums with a share of the noise, which a secure sum hides.
             return self._secure_report(release, randomizer.row(leaf_sums))
+        # Otherwise a new randomizer goes through all releases up to this one; only the report of
+        # the last one is used.
         for leaf in leaf_sums:
             randomizer.add(leaf)
             values = randomizer.report().values
-        if visible(self.plan):
+        if hub_sees_reports(self.plan):
             # The hub refuses values beyond the range. Clipping after the noise costs no privacy.
             limit = self._range.report(release)
             values = np.clip(values, -limit, limit)
-        return self.reported(release, values)
+        return self.encrypt_report(release, values)
 
-    def reported(self, release: int, values: np.ndarray, share: bytes = b"") -> bytes:
-        """Encrypt values to the hub as a report. The same values give the same bytes."""
+    def encrypt_report(self, release: int, values: np.ndarray, share: bytes = b"") -> bytes:
+        """Encrypt the values of a report to the hub, and sign the report.
+
+        ``share`` is the helper's share of a secure sum, encrypted to the helper. The same values
+        give the same bytes.
+        """
         plain = packed(values)
         context = share_context(self.deployed, self.index, release, TO_HUB)
         seed = self._sealing.report_seed(self.index, release, plain)
-        encrypted_values = sealed_to(self.deployed.document.hub.open, plain, context, seed)
-        return self.made(release, wire.Report(encrypted_values, share))
+        encrypted_values = encrypted_to(self.deployed.document.hub.open, plain, context, seed)
+        return self.signed(release, wire.Report(encrypted_values, share))
 
-    def _hide(self, release: int) -> None:
-        """Pass to the noise source the sums that a report and its session hide."""
+    def _set_hidden_sums(self, release: int) -> None:
+        """Tell the noise source which sums the noise of a release hides: noise depends on them."""
         if self.plan.protocol.bits:
-            self._sealing.hides(release, hidden_of(self.plan, release, self._records()))
+            self._sealing.set_hidden_sums(release, hidden_of(self.plan, release, self._records()))
             return
         for k in range(1, release + 1):
             for node, sums in hidden_by(self.plan, k, self._leaf_sums[:k]).items():
-                self._sealing.hides(node, sums)
+                self._sealing.set_hidden_sums(node, sums)
 
     def _records(self) -> list[Record]:
-        """Return all records that entered a leaf."""
+        """Return all records that entered a leaf, numbered by their decisions."""
         ended = ((n, name, self.ended.get(name)) for n, name in enumerate(self.decisions, 1))
-        return [Record(n, e.leaf, self._point(name, e)) for n, name, e in ended if e and e.leaf]
+        return [
+            Record(n, e.leaf, self._record_statistic(name, e))
+            for n, name, e in ended
+            if e and e.leaf
+        ]
 
     def _secure_report(self, release: int, row: np.ndarray) -> bytes:
-        """Make the report of a row that no party may see: in two shares, or under masks."""
+        """Make a report whose values no party may see: split into two shares, or masked."""
         if not self.deployed.masked:
-            return self.reported(release, *in_shares(self, self.index, release, row, self._sealing))
+            return self.encrypt_report(
+                release, *in_shares(self, self.index, release, row, self._sealing)
+            )
         masks = PairMasks(self.deployed, self.index, self.identity)
         mask = masks.at(release, len(row), self.sessions.lists[release])
-        return self.reported(release, row + mask)
+        return self.encrypt_report(release, row + mask)
 
     def _session_changed(self, release: int) -> bool:
-        """Return True if records changed after the session of a release was sent.
+        """Return True if records changed after this silo's session of a release was sent.
 
-        One mask would then cover two different reports.
+        The same mask could then hide two different reports, and their difference would be visible.
         """
         if not self.deployed.masked:
             return False
-        self._hide(release)
+        self._set_hidden_sums(release)
         session = self._sealing.session(self.index, release)
         return session != self.sessions.lists[release][self.index]
 
     def _session(self, release: int) -> bytes:
-        """Return this silo's session of a release, 32 bytes."""
-        session = self.sessions.told.get(release)
+        """Return this silo's session of a release: 32 bytes derived from the sums of its report."""
+        session = self.sessions.sent.get(release)
         if session is None:
-            self._hide(release)
+            self._set_hidden_sums(release)
             session = self._sealing.session(self.index, release)
         return session
 
     def _send_session(self, release: int) -> Step:
-        """Close a leaf and send its session. Repeated until the hub sends all silos' sessions."""
-        session, already_sent = self._session(release), release in self.sessions.told
+        """Store and send this silo's session of a release, which closes the leaf.
+
+        Called again until the hub has sent the sessions of all silos.
+        """
+        session, already_sent = self._session(release), release in self.sessions.sent
         writes = () if already_sent else (Write("session", str(release), session),)
         return Step(writes, (self._to_hub(release, wire.Sessions((session,))),))
 
     def _take_sessions(self, release: int, body: wire.Sessions) -> Step:
-        """Store the hub's list of all silos' sessions."""
-        if release not in self.sessions.told and not (
+        """Check and store a list of all silos' sessions, sent by the hub."""
+        if release not in self.sessions.sent and not (
             release in self.lost and self.sessions.missing(release)
         ):
             return Step()
-        writes, problem = self.sessions.heard(release, body, self._session(release))
+        writes, problem = self.sessions.check_list(release, body, self._session(release))
         return self._alarm(problem) if problem else Step(writes)
 
     def handle(self, data: bytes, now: float) -> Step:
-        """Process a message of the hub: a receipt, a list of sessions, or news with a broadcast.
+        """Process a message of the hub: a receipt, a list of sessions, or news (a broadcast).
 
         Raises
         ------
@@ -686,16 +746,16 @@ class SiloParty(Speaker):
                 f"of {envelope.sender}"
             )
         if envelope.kind == "receipt":
-            return self._receipt(envelope.release, self.wire.body(envelope, Receipt), now)
+            return self._handle_receipt(envelope.release, self.wire.body(envelope, Receipt), now)
         self._check_closed(envelope.release, envelope.kind, now)
         if envelope.kind == "sessions":
             return self._take_sessions(envelope.release, self.wire.body(envelope, wire.Sessions))
-        return self._news(envelope.release, self.wire.body(envelope, wire.News))
+        return self._handle_news(envelope.release, self.wire.body(envelope, wire.News))
 
     def _check_closed(self, release: int, what: str, now: float) -> None:
         """Refuse a message about a release whose period is still open.
 
-        Records still enter that release, so no report, set or list of sessions can exist.
+        Records still enter that leaf, so nobody can have a report, set or session of this silo.
         """
         last_closed = max(self.deployed.document.calendar.closed(now), *self.sealed, 0)
         if release > last_closed:
@@ -704,8 +764,11 @@ class SiloParty(Speaker):
                 "clocks of hub and silo differ, or the hub lies"
             )
 
-    def _news(self, release: int, body: wire.News) -> Step:
-        """Check that all silos have the same broadcasts, then process the new one."""
+    def _handle_news(self, release: int, body: wire.News) -> Step:
+        """Check that the hub sent all silos the same broadcasts, then process the new one.
+
+        The `Seen` messages in the news are signed by the silos, so the hub cannot change them.
+        """
         envelope = self.wire.read(body.broadcast, ("broadcast",))
         if (envelope.sender, envelope.release) != (self.deployed.document.hub.name, release):
             raise Refused(f"the news of release {release} must hold the hub's broadcast of it")
@@ -719,32 +782,32 @@ class SiloParty(Speaker):
                 self.deployed.index(seen_envelope.sender),
                 self.wire.body(seen_envelope, wire.Seen),
             )
-            own_broadcast = self.broadcasts.get(seen.last)
+            this_broadcast = self.broadcasts.get(seen.last)
             if seen_envelope.release != release:
                 raise Refused(
                     f"the news of release {release} is about release {seen_envelope.release}"
                 )
-            if own_broadcast is not None and digest(own_broadcast) != seen.head:
+            if this_broadcast is not None and digest(this_broadcast) != seen.head:
                 return self._alarm(
                     f"the hub sent {seen_envelope.sender} another broadcast of release "
                     f"{seen.last} than this silo"
                 )
             reports[silo] = seen.report
-        return self._broadcast(envelope, body.broadcast, reports)
+        return self._adopt_broadcast(envelope, body.broadcast, reports)
 
-    def _receipt(self, released: int, body: Receipt, now: float) -> Step:
-        """Compare the reports that the hub has with the reports of this silo."""
+    def _handle_receipt(self, released: int, body: Receipt, now: float) -> Step:
+        """Compare the hub's list of this silo's reports with the reports in this silo's state."""
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
         if any(not 1 <= k <= self.plan.releases or len(d) != KEY for k, d in body.reports):
             raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
         is_new = body.nonce == self._nonce
         if is_new:
-            self._says(self.deployed.document.hub.name, body.time, body.after)
+            self._store_clock_reading(self.deployed.document.hub.name, body.time, body.after)
             self._hub_time = body.time
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
         if is_new:
-            # A new receipt lists all that the hub has. Everything else is sent again.
+            # The receipt lists all reports that the hub has now. `tick` repeats the others.
             self._hub_answered, self._hub_has, self._hub_released = True, set(), released
             self._hub_nonce = b""
         elif len(body.nonce) == len(self._nonce):
@@ -757,16 +820,22 @@ class SiloParty(Speaker):
                 )
             if own_report is not None:
                 self._hub_has.add(release)
-            elif release not in self.without:
+            elif release not in self.unreported:
                 self.lost[release] = hub_digest
         if body.ended:
-            self.over = body.ended
+            self.hub_refusal = body.ended
         return Step()
 
-    def _broadcast(self, envelope: Envelope, data: bytes, reports: dict[int, bytes]) -> Step:
-        """Verify a broadcast and adopt its model.
+    def _adopt_broadcast(self, envelope: Envelope, data: bytes, reports: dict[int, bytes]) -> Step:
+        """Verify a broadcast, and store it so that its model is used.
 
-        ``reports`` maps each silo of the set to the digest of its report, which the silo signed.
+        Parameters
+        ----------
+        envelope : Envelope
+        data : bytes
+            The encoded envelope.
+        reports : dict of int to bytes
+            Silo -> the digest of its report, as the silo stated it in its signed `Seen`.
         """
         release, last = envelope.release, self.model.release
         if release in self.broadcasts:
@@ -785,27 +854,31 @@ class SiloParty(Speaker):
             return self._alarm(f"broadcast {release} is of too few silos")
         if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
             raise Refused(f"broadcast {release} holds reports that no silo signed")
-        if self.deployed.shared and (twice := self._opened_twice(release, body)):
+        if self.deployed.shared and (twice := self._helper_opened_twice(release, body)):
             return self._alarm(twice)
+        # Compare the set's entry of this silo, if it has one, with the report in this state.
         own_entries = [entry for entry in body.entries if entry.silo == self.index]
         own_report = self.sealed.get(release)
         if own_entries and own_report is not None and own_entries[0].digest != digest(own_report):
             return self._alarm(f"broadcast {release} holds another report than this silo sent")
         values = self.wire.floats(body.values, f"broadcast {release}")
         check_range(values, self._range.broadcast(release), f"broadcast {release}")
-        trial = copy.copy(self.model)
+        # Try on a copy: values that the model cannot use must not change the state.
+        trial_model = copy.copy(self.model)
         try:
-            trial.adopt(values, release)
+            trial_model.adopt(values, release)
         except environments.SimulationError as error:
             raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
-        if own_entries and own_report is None and release not in self.without:
+        # The set has a report of this silo that its state lacks: it was restored from a backup.
+        if own_entries and own_report is None and release not in self.unreported:
             self.lost[release] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))
 
-    def _opened_twice(self, release: int, body: Broadcast) -> str:
-        """Return an alarm text if the helper opened two sets of one release; else an empty text.
+    def _helper_opened_twice(self, release: int, body: Broadcast) -> str:
+        """Return an alarm text if the helper added up two sets of one release; else an empty text.
 
-        Each answer of the helper names the one before it.
+        Each answer of the helper holds the digest of its previous answer, so two answers to one
+        release break this chain.
 
         Raises
         ------
@@ -832,17 +905,20 @@ class SiloParty(Speaker):
         )
 
     def _alarm(self, text: str) -> Step:
-        """Stop: from now on send nothing and act on the last good model."""
+        """Return a step that raises an alarm: after it, the silo sends nothing.
+
+        The silo still makes decisions, with its last model.
+        """
         return Step((Write("alarm", text, text.encode()),), problem=text)
 
     def recover(self) -> Step:
-        """Recover from reports that were sent but are not in this silo's state.
+        """Recover from reports that were sent but are not in this silo's restored state.
 
-        If the same records are still here, the report is made again with the same bytes. If not,
-        the report is given up. A record may then be in two leaves, so the whole plan is charged a
-        second time, as release -k, where k is the last lost release. If more reports are lost
-        later, it is charged again. Reports that the hub has not received count as lost, too, if the
-        ledger has their charge.
+        If the state still has the records of a lost report, the report is made again with the same
+        bytes. If not, the release stays without a report of this silo. A record may then be in two
+        leaves, so the whole plan is charged a second time, under the release number -k, where k is
+        the last lost release. If reports are lost again later, the plan is charged again. A report
+        that the hub does not have, but that the ledger was charged for, is lost as well.
 
         Raises
         ------
@@ -850,21 +926,21 @@ class SiloParty(Speaker):
             If the hub has not sent the sessions of a lost release yet.
         """
         writes: list[Write | Charge] = []
-        lost_releases = self.lost | self._lost_by_ledger()
+        lost_releases = self.lost | self._lost_report_digests()
         second_charge = -max(lost_releases, default=0)
         for release in range(1, max(lost_releases, default=0) + 1):
-            if release in self.sealed or release in self.without:
+            if release in self.sealed or release in self.unreported:
                 continue
             lost_digest = lost_releases.get(release)
             no_sessions = self.sessions.missing(release)
             if lost_digest is not None and no_sessions and release not in self.sessions.foreign:
                 raise InputError(f"the hub has not sent the sessions of release {release} yet")
-            writes += self._charge(release, lost_digest or b"")
+            writes += self._missing_charge(release, lost_digest or b"")
             cannot_remake = lost_digest is None or no_sessions or self._session_changed(release)
             report = b"" if cannot_remake else self.report(release)
             if lost_digest is not None and digest(report) == lost_digest:
                 writes.append(Write("sealed", str(release), report))
             else:
-                writes += self._charge(second_charge) if lost_digest is not None else []
+                writes += self._missing_charge(second_charge) if lost_digest is not None else []
                 writes.append(Write("without", str(release), LOST.encode()))
         return Step(tuple(writes))

@@ -1,17 +1,20 @@
-"""Secure sums, which hide each silo's row: additive shares and their helper, masks, bit counts.
+"""Secure sums: only the sum of all silos' reports becomes known, not a single silo's report.
 
-**Shares.** A row is split into two uniform shares, one for the hub and one that only the helper can
-decrypt.
+A report is a *row* of words (integers modulo 2^64). It is hidden in one of two ways:
 
-**Masks** (X25519, HKDF, ChaCha20) need no third party. Every two silos agree on a key from their
-public keys in the plan file. Their mask is a function of that key, the release and the *sessions*
-of both silos. A session is a function of the sums that a silo's report hides. The hub passes it on
-to all silos before they report. Masks cancel only in the sum over all silos. A silo that has lost
-its state and its ledger, and makes a different report of the same release, has different masks.
+**Shares.** The silo splits its row into two shares, each uniformly random. One share goes to the
+hub. The other is encrypted to the *helper*, a third party, which adds up the shares of all silos.
 
-**Bit counts.** Permuted bits reveal only how many are ones. A secure sum of all silos' counts is
-therefore all that the shuffler of a vector sum reveals (zhou-chowdhury-2024, Algorithms 5-7).
-Counts are sent as words modulo 2^64.
+**Masks** need no third party. Every pair of silos derives a shared key from the public keys in the
+plan file (X25519, HKDF). Their mask is computed by ChaCha20 from this key, the release and the
+*sessions* of both silos. One silo of the pair adds the mask and the other subtracts it, so masks
+cancel only in the sum over all silos. A silo's session is 32 bytes derived from the sums of its
+report; the hub passes it on to all silos before they report. So if a silo loses its state and its
+ledger, and makes a different report of the same release, it uses different masks.
+
+**Bit counts.** The rows may be counts of random bits (zhou-chowdhury-2024, Algorithms 5-7). In the
+paper, a shuffler permutes all users' bits, which reveals only how many bits are ones. A secure sum
+of the silos' counts reveals the same, and replaces the shuffler.
 """
 
 from __future__ import annotations
@@ -33,9 +36,9 @@ from fastfed.deployment.seal import (
     Identity,
     SealedNoise,
     digest,
+    encrypted_to,
     keyed_digest,
     keystream,
-    sealed_to,
 )
 from fastfed.deployment.wire import Envelope, Opened, Refused, packed
 from fastfed.protocols.plan import Plan
@@ -43,7 +46,7 @@ from fastfed.protocols.protocol import Shuffled
 from fastfed.protocols.vector_sum import encoding_of, round_statistic
 
 _MASK = b"fastfed mask"
-#: First bytes of the context of data that are encrypted to the hub.
+#: First bytes of the encryption context of data that are encrypted to the hub.
 TO_HUB = b"hub"
 
 # ---- shares --------------------------------------------------------------------------------------
@@ -57,12 +60,12 @@ def in_shares(
     Parameters
     ----------
     speaker : Speaker
-        The silo.
+        The silo, which signs the helper's share.
     index, release : int
         The silo's index, and the release of the row.
     row : ndarray of uint64, shape (s,)
     sealing : SealedNoise
-        Draws the helper's share, as a function of the sums that the row hides.
+        Draws the helper's share. The same sums give the same share.
 
     Returns
     -------
@@ -75,13 +78,16 @@ def in_shares(
     helper = deployed.document.helper
     assert helper is not None
     pad, seed = sealing.pad(index, release, len(row))
-    helper_share = speaker.made(release, wire.Report(packed(pad)))
+    helper_share = speaker.signed(release, wire.Report(packed(pad)))
     context = share_context(deployed, index, release)
-    return row - pad, sealed_to(helper.open, helper_share, context, seed)
+    return row - pad, encrypted_to(helper.open, helper_share, context, seed)
 
 
 def share_context(deployed: DeployedPlan, silo: int, release: int, to: bytes = b"") -> bytes:
-    """Return the encryption context of a share for the helper or, with ``to``, of a report."""
+    """Return the bytes that bind an encrypted share to its plan, silo and release.
+
+    By default for a share to the helper. With ``to`` = `TO_HUB`, for a report to the hub.
+    """
     return to + deployed.digest + silo.to_bytes(8, "big") + release.to_bytes(8, "big")
 
 
@@ -89,7 +95,7 @@ def share_context(deployed: DeployedPlan, silo: int, release: int, to: bytes = b
 
 
 class PairMasks:
-    """Compute one silo's masks, one for each other silo.
+    """Compute the masks that one silo shares with each other silo.
 
     Parameters
     ----------
@@ -107,10 +113,10 @@ class PairMasks:
 
     Notes
     -----
-    Guarantee: without the secret of either silo, their masks are uniform and independent for
-    different releases and sessions, under the usual assumptions on X25519, HKDF, BLAKE2b and
-    ChaCha20. A false session from the hub makes the sum useless but reveals nothing: the two silos
-    then use different masks, both unknown to the hub.
+    Guarantee: to everybody except the two silos of a pair, their masks look uniform and independent
+    for different releases and sessions, under the usual assumptions on X25519, HKDF, BLAKE2b and
+    ChaCha20. If the hub passes on a false session, the two silos use different masks: the sum is
+    then useless, but reveals nothing.
     """
 
     def __init__(self, deployed: DeployedPlan, silo: int, identity: Identity) -> None:
@@ -122,10 +128,10 @@ class PairMasks:
         }
 
     def at(self, release: int, size: int, sessions: Sequence[bytes]) -> np.ndarray:
-        """Add up this silo's masks of a release modulo 2^64; uint64, (size,).
+        """Return the sum of this silo's masks of a release modulo 2^64, as uint64, (size,).
 
-        ``sessions`` are the sessions of all silos, in order. Of two silos, the silo with the
-        smaller index adds their mask, and the other silo subtracts it.
+        ``sessions`` are the sessions of all silos, in order. The silo with the smaller index in
+        a pair adds the pair's mask, and the other silo subtracts it.
         """
         total = np.zeros(size, dtype=np.uint64)
         for other, key in self._keys.items():
@@ -140,38 +146,43 @@ class PairMasks:
 
 
 class Sessions:
-    """The sessions that one silo has sent, and the lists of all silos' sessions it has received.
+    """The sessions of one silo: those that it has sent, and the lists that it has received.
+
+    A session is 32 bytes on which the masks of a release depend; a list has all silos' sessions.
 
     Attributes
     ----------
-    told : dict of int to bytes
-        Release -> this silo's session. Durable before it is sent; from then on the leaf is closed.
+    sent : dict of int to bytes
+        Release -> this silo's session. It is stored before it is sent. From then on the leaf is
+        closed: no record enters the sums of this release any more.
     lists : dict of int to tuple of bytes
-        Release -> the sessions of all silos, in order; durable.
+        Release -> the sessions of all silos, in order. Stored.
     foreign : set of int
-        Releases for which the hub has a session of this silo that this silo would not make. Empty
-        after a restart.
+        Releases for which the hub has a different session of this silo than this silo's state
+        gives, because the state was restored from a backup. Not stored: empty after a restart.
     """
 
     def __init__(self, deployed: DeployedPlan, silo: int) -> None:
         self._silo, self._count = silo, deployed.plan.silos
         self._releases = deployed.plan.releases
         self._masked = deployed.masked
-        self.told: dict[int, bytes] = {}
+        self.sent: dict[int, bytes] = {}
         self.lists: dict[int, tuple[bytes, ...]] = {}
         self.foreign: set[int] = set()
 
     @property
     def last(self) -> int:
-        """The last leaf whose session was sent: no record enters it any more."""
-        return max(self.told, default=0)
+        """The last leaf whose session was sent; 0 if there is none."""
+        return max(self.sent, default=0)
 
     def missing(self, release: int) -> bool:
-        """Return True if a report of this release needs sessions that have not arrived."""
+        """Return True if the report of a release needs the list of sessions, and it is not here."""
         return self._masked and 1 <= release <= self._releases and release not in self.lists
 
-    def heard(self, release: int, body: wire.Sessions, own: bytes) -> tuple[tuple[Write, ...], str]:
-        """Check a list of sessions from the hub.
+    def check_list(
+        self, release: int, body: wire.Sessions, own: bytes
+    ) -> tuple[tuple[Write, ...], str]:
+        """Check a list of all silos' sessions from the hub.
 
         Parameters
         ----------
@@ -179,14 +190,15 @@ class Sessions:
         body : wire.Sessions
             The list.
         own : bytes
-            This silo's session.
+            This silo's session of the release.
 
         Returns
         -------
         tuple of Write
-            The write that stores the list; empty if there is nothing to store.
+            The write that stores the list. Empty if it is stored already or has a different session
+            of this silo.
         str
-            What is wrong with the list; empty if nothing is.
+            An error if the hub has sent two different lists; else empty.
 
         Raises
         ------
@@ -210,10 +222,10 @@ class Sessions:
         return (Write("sessions", str(release), wire.encoded(body)),), ""
 
     def fold(self, write: Write) -> None:
-        """Apply a durable write: this silo's session, or a list of all silos'."""
+        """Apply a stored write: this silo's session, or the list of all silos' sessions."""
         release = int(write.key)
         if write.kind == "session":
-            self.told[release] = write.value
+            self.sent[release] = write.value
         else:
             self.lists[release] = wire.sessions_of(write.value)
 
@@ -222,7 +234,11 @@ class Sessions:
 
 
 class Helper(Speaker):
-    """Run the helper as a state machine.
+    """Run the helper of a secure sum as a state machine.
+
+    For each release, the hub sends the helper one set of shares, and the helper answers with their
+    sum. It answers only one set for each release: the difference of the sums of two sets could
+    reveal a single silo's report.
 
     Parameters
     ----------
@@ -238,15 +254,15 @@ class Helper(Speaker):
             raise Refused("the plan has no helper")
         super().__init__(deployed, helper.name, secret)
         # All of this state is saved in the store.
-        #: Release -> the bytes of the answer to its set.
+        #: Release -> the bytes of this helper's answer.
         self.answers: dict[int, bytes] = {}
-        #: Release -> the entries of its set.
+        #: Release -> the entries of the set that was answered: silos and digests of their reports.
         self.sets: dict[int, tuple[wire.Entry, ...]] = {}
         self.alarms: list[str] = []
         self._nonce = bytes(16)
 
     def _waits(self, now: float) -> dict[str, Any]:
-        """Report what the helper waits for if the time is ``now``."""
+        """Return what the helper waits for at time ``now``, as a row of `progress.WAITS`."""
         release, hub = len(self.answers) + 1, self.deployed.document.hub.name
         if self.alarms:
             return waiting("helper", "alarm", 0, None)
@@ -258,21 +274,25 @@ class Helper(Speaker):
         return waiting("helper", "set", release, since if now >= since else None, [hub])
 
     def tick(self, now: float) -> Step:
-        """Ask the hub for a set that needs the helper's total."""
+        """Send a `Join`, which the hub answers with the set that needs the helper's total."""
         body = wire.Join(self._nonce, self.agreement, self.own_time(now))
-        data = self.made(len(self.answers), body)
+        data = self.signed(len(self.answers), body)
         return Step((), (Message(self.deployed.document.hub.name, data),))
 
     def handle(self, data: bytes, now: float) -> Step:
-        """Add up the shares of a set that the hub names. The same set gives the same answer."""
+        """Process a message: a set from the hub, or an answer of this helper that the hub returns.
+
+        The answer to a set is the sum of its shares. The same set gives the same answer; a second
+        set of one release raises an alarm.
+        """
         envelope = self.wire.read(data, ("set",))
         if envelope.sender == self.name:
-            return self._reminded(envelope, data)
+            return self._take_returned_answer(envelope, data)
         if envelope.sender != self.deployed.document.hub.name:
             raise Refused(f"a set must be named by the hub, got one of {envelope.sender}")
         release, body = envelope.release, self.wire.body(envelope, Opened)
         if release in self.sets:
-            # A hub that was restored from a backup names no set, but asks which one was opened.
+            # A hub that was restored sends an empty set to ask which set was answered.
             if body.entries and self.sets[release] != body.entries:
                 text = f"the hub asked for a second set of release {release}"
                 return Step((Write("alarm", text, text.encode()),), problem=text)
@@ -280,7 +300,7 @@ class Helper(Speaker):
         if release != len(self.answers) + 1 or release > self.plan.releases:
             raise Refused(f"the next set must be of release {len(self.answers) + 1}, got {release}")
         total = self._total(envelope, body)
-        answer = self.made(release, Opened(body.entries, (), total, self._head))
+        answer = self.signed(release, Opened(body.entries, (), total, self._head))
         step = self._reply(answer)
         return step._replace(writes=(Write("answer", str(release), answer),))
 
@@ -289,8 +309,8 @@ class Helper(Speaker):
         """SHA-256 of the last answer; empty before the first."""
         return digest(self.answers[len(self.answers)]) if self.answers else b""
 
-    def _reminded(self, envelope: Envelope, data: bytes) -> Step:
-        """Store an answer that this helper gave before it was restored from a backup."""
+    def _take_returned_answer(self, envelope: Envelope, data: bytes) -> Step:
+        """Check and store an answer that this helper gave before it was restored from a backup."""
         release = envelope.release
         if release in self.answers:
             if self.answers[release] == data:
@@ -305,11 +325,11 @@ class Helper(Speaker):
         return Step((Write("answer", str(release), data),))
 
     def _reply(self, answer: bytes) -> Step:
-        """Send an answer to the hub."""
+        """Return the step that sends an answer to the hub."""
         return Step((), (Message(self.deployed.document.hub.name, answer),))
 
     def _total(self, envelope: Envelope, body: Opened) -> bytes:
-        """Decrypt and add up the helper's shares of a set."""
+        """Decrypt the helper's shares of a set, and return their sum modulo 2^64 as bytes."""
         release, label = envelope.release, f"the hub for release {envelope.release}"
         wire.check_entries(body.entries, self.plan.silos, label)
         least = self.deployed.document.least
@@ -319,8 +339,9 @@ class Helper(Speaker):
             )
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         for entry, sealed in zip(body.entries, body.sealed, strict=True):
+            # A share is a signed envelope, so the hub cannot replace it by a different one.
             name = self.deployed.silos[entry.silo]
-            decrypted = self.identity.opened(
+            decrypted = self.identity.decrypt(
                 sealed, share_context(self.deployed, entry.silo, release)
             )
             share = self.wire.read(decrypted, ("report",))
@@ -333,7 +354,7 @@ class Helper(Speaker):
         return packed(total)
 
     def fold(self, write: Write) -> None:
-        """Apply a durable write to the state."""
+        """Apply a stored write to the state."""
         if write.kind == "answer":
             release = int(write.key)
             self.answers[release] = write.value
@@ -344,11 +365,8 @@ class Helper(Speaker):
 
 # ---- counts of bits ------------------------------------------------------------------------------
 
-#: Counts less their mean are multiples of 1 / PARTS, because the mean of a noise bit is 1/4.
+#: Counts minus their mean are multiples of 1 / PARTS: a noise bit is one with probability 1/4.
 PARTS = 4
-
-
-# ---- counts --------------------------------------------------------------------------------------
 
 
 class Record(NamedTuple):
@@ -360,10 +378,11 @@ class Record(NamedTuple):
 
 
 def hidden_of(plan: Plan, release: int, records: Sequence[Record]) -> bytes:
-    """Compute a digest of what the noise of a release hides: the records of its node.
+    """Compute a digest of the records that the noise bits of a release hide.
 
-    It covers the records and not their sum, because two sets of records with the same sum are
-    rounded differently. It does not depend on the leaf that a record is in.
+    The digest is of the records, not of their sum: each record is rounded at random, so different
+    records with the same sum give different counts. It does not depend on which leaf of the node
+    a record is in.
     """
     records_of_node = sorted(
         (r.number, (r.point + 0.0).tobytes()) for r in _of_node(plan, release, records)
@@ -372,44 +391,46 @@ def hidden_of(plan: Plan, release: int, records: Sequence[Record]) -> bytes:
 
 
 def _of_node(plan: Plan, release: int, records: Sequence[Record]) -> list[Record]:
-    """Return the records of the node that a release completes."""
+    """Return the records below the node of the tree that a release completes."""
     first = release - (1 << plan.level(release))
     return [record for record in records if first < record.leaf <= release]
 
 
 class Counter:
-    """Compute one silo's counts: the number of ones among its bits, less the mean without data.
+    """Compute one silo's counts of one bits, minus their expectation without data.
+
+    The bits are randomly rounded records and noise bits.
 
     Parameters
     ----------
     plan : Plan
-        A plan whose data points are encoded as bits.
+        A plan whose records are encoded as bits.
     silo : int
         This silo's index.
     noise : NoiseSource
-        Draws the roundings and the noise bits.
+        Draws the random rounding and the noise bits.
 
     Notes
     -----
-    Guarantee: as in the plan's certificate, for the sum of rows over as many silos as the
-    certificate assumes. A single row has the noise of one silo only, so it is sent as shares or
-    under masks.
+    Guarantee: as in the plan's certificate, for the sum of the counts of as many silos as the
+    certificate assumes. The counts of a single silo have less noise, so they are sent only as
+    shares or masked.
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
         self.plan, self.silo, self.noise = plan, silo, noise
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute the statistic of a data point, (s,)."""
+        """Compute the statistic of one record, (s,)."""
         statistic = np.zeros(self.plan.statistic_size)
         linalg.accumulate(statistic, x, y)
         return statistic
 
     def row(self, release: int, records: Sequence[Record]) -> np.ndarray:
-        """Compute the counts of a release as words, uint64, (s,).
+        """Compute the counts of a release as words modulo 2^64, uint64, (s,).
 
-        Each record is rounded independently for each node. The number of noise bits is that for the
-        largest number of records in the node, whatever its actual number is.
+        Each record is rounded independently for each node of the tree. The number of noise bits
+        depends on the largest number of records that the node may have, not on the actual number.
         """
         plan, encoding = self.plan, encoding_of(self.plan)
         encoding_index, size = plan.encoding_at(release), plan.statistic_size
@@ -422,7 +443,7 @@ class Counter:
         return np.rint(PARTS * counts).astype(np.int64).view(np.uint64)
 
     def _rounding(self, release: int, record: Record) -> np.ndarray:
-        """Draw the words that round a record for the node of a release, uint32, (s,)."""
+        """Draw the random words that round a record for the node of a release, uint32, (s,)."""
         plan, size = self.plan, self.plan.statistic_size
         if isinstance(self.noise, SealedNoise):
             return self.noise.rounding(self.silo, release, record.number, size)
@@ -434,5 +455,5 @@ class Counter:
 
 
 def shuffled(plan: Plan, release: int, total: np.ndarray) -> Shuffled:
-    """Convert the sum of all rows modulo 2^64 to the output of a shuffler of all bits."""
+    """Convert the sum of all silos' rows modulo 2^64 to the output of a shuffler of all bits."""
     return Shuffled(release, plan.dimension, total.view(np.int64) / float(PARTS))

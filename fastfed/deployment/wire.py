@@ -1,8 +1,12 @@
 """Messages between silos, hub and helper: signed msgpack envelopes.
 
-An envelope names its plan, sender and release, and holds the body as bytes. Version, plan, kind,
-sender, size and signature are checked before any number of the body is decoded. Nothing is ever
+An envelope names its plan, sender and release, and holds the message's body as bytes. The receiver
+checks version, plan, kind, sender, size and signature before it decodes the body. Nothing is ever
 unpickled.
+
+In one release, each silo sends a `Seen` and its `Report` to the hub, which answers with a
+`Receipt`. The hub fixes the set of reports to add up (`Opened`), and sends the sum to all silos
+(`News`, which holds a `Broadcast`). `Join` starts or resumes a connection.
 """
 
 from __future__ import annotations
@@ -18,25 +22,28 @@ from fastfed.deployment.seal import KEY, Identity, digest, verified
 
 #: Version of the format; messages of a different version are refused.
 VERSION = 2
-#: First bytes of all signed data, so that these signatures are valid nowhere else.
+#: First bytes of all signed data, so that a signature is valid only for these messages.
 _CONTEXT = b"fastfed deployment message 2\0"
-#: Maximum number of bytes of an envelope without its body, and of a name.
-_AROUND, NAME = 512, 64
+#: Maximum numbers of bytes: of an envelope without its body, and of a party's name.
+_ENVELOPE_BYTES, NAME = 512, 64
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A party is running, has all broadcasts up to the envelope's release, and agrees to the plan.
+    """States that a party is running and agrees to the plan, and asks the hub what it has missed.
+
+    The envelope's release is the last broadcast that a silo has. For the helper, it is the last
+    release that the helper has answered.
 
     Parameters
     ----------
     nonce : bytes
-        16 random bytes. The answer repeats them, so an old answer cannot pass as new.
+        16 random bytes. The hub's receipt repeats them, so an old receipt cannot pass as new.
     agreed : bytes
-        The sender's countersignature of the plan.
+        The sender's signature of the plan.
     time : float
-        The sender's clock, in seconds since 1970; 0 if it is not given.
+        The sender's clock time, in seconds since 1970; 0 if it is not given.
     after : float
-        The hub's time in its last answer; 0 before the first.
+        The hub's clock time in the last receipt that the sender has; 0 before the first.
     """
 
     nonce: bytes
@@ -46,13 +53,14 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A silo's report of one release: its values, or the hub's share of them.
+    """A silo's report of one release or, with a helper, one share of it.
 
     Parameters
     ----------
     values : bytes
-        float64 or uint64, little endian, encrypted to the hub. In a share for the helper, which is
-        encrypted as a whole, they are not encrypted a second time.
+        The values, or the share, as float64 or uint64, little endian. Encrypted to the hub in a
+        report. A share for the helper is an envelope that is encrypted as a whole, so there the
+        values are not encrypted separately.
     sealed : bytes
         The helper's share, encrypted to the helper; empty without a helper.
     """
@@ -62,16 +70,19 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A silo's signed message to all others about a release, so that they need not trust the hub.
+    """A silo's statement to all other silos: which report it sent, and which broadcast it has.
+
+    The hub passes it on. The silo's signature shows the other silos if the hub has changed a
+    report, or has sent different broadcasts to different silos.
 
     Parameters
     ----------
     report : bytes
-        SHA-256 of the envelope of the silo's report.
+        SHA-256 of the envelope of the silo's report of this release.
     last : int
-        Release of the last broadcast that the silo had; 0 before the first.
+        Release of the last broadcast that the silo had received; 0 before the first.
     head : bytes
-        SHA-256 of that broadcast; empty before the first.
+        SHA-256 of the envelope of that broadcast; empty before the first.
     """
 
     report: bytes
@@ -80,7 +91,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class News(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A broadcast envelope, with the `Seen` envelopes of the silos in its set, in their order."""
+    """The hub's broadcast to a silo, with the `Seen` of every silo in its set, in order."""
 
     broadcast: bytes
     seen: tuple[bytes, ...]
@@ -94,17 +105,21 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The set of reports that a release is computed from. There is one for each release.
+    """The set of reports that a release is computed from. There is one set for each release.
+
+    The hub stores it in its log, and sends it to the helper, which answers with the same set and
+    the sum of its shares.
 
     Parameters
     ----------
     entries : tuple of Entry
+        The reports. Empty if the hub asks the helper which set it has answered.
     sealed : tuple of bytes
-        To the helper: its shares, in the order of ``entries``.
+        Only to the helper: the encrypted shares, in the order of ``entries``.
     total : bytes
-        From the helper: the sum of its shares.
+        Only from the helper: the sum of the shares.
     before : bytes
-        From the helper: SHA-256 of its answer to the previous release; empty at the first.
+        Only from the helper: SHA-256 of its answer to the previous release; empty at the first.
     """
 
     entries: tuple[Entry, ...]
@@ -114,14 +129,14 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The released statistics.
+    """The released statistics of all silos, which the hub sends to every silo.
 
     Parameters
     ----------
     values : bytes
-        float64, little endian.
+        The statistics (s,), float64, little endian.
     entries : tuple of Entry
-        The set of reports.
+        The set of reports that they are computed from.
     before : bytes
         SHA-256 of the previous broadcast's envelope; empty at the first.
     helper : bytes
@@ -135,21 +150,23 @@ class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The list of all reports that the hub has from one silo.
+    """The hub's list of all reports that it has from one silo.
 
     Parameters
     ----------
     silo : int
+        Index of the silo.
     reports : tuple of (int, bytes)
         Release, and SHA-256 of the report's envelope.
     nonce : bytes
-        The nonce of the `Join` that is answered; empty in an answer to a report.
+        The nonce of the `Join` that is answered, or the hub's nonce for the silo to repeat; empty
+        in an answer to a report.
     ended : str
         Why the hub takes no more reports of the silo; empty while it does.
     time : float
-        The hub's clock, in seconds since 1970; 0 if it is not given.
+        The hub's clock time, in seconds since 1970; 0 if it is not given.
     after : float
-        The silo's time in the `Join` that is answered.
+        The silo's clock time in the `Join` that is answered.
     """
 
     silo: int
@@ -161,23 +178,23 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Sessions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The sessions that the masks of a release depend on.
+    """Sessions: the bytes, derived from a silo's sums, on which the masks of a release depend.
 
     Parameters
     ----------
     values : tuple of bytes
-        32 bytes each: from a silo its session, from the hub the sessions of all silos in order.
+        32 bytes each. From a silo: its session only. From the hub: all silos' sessions, in order.
     """
 
     values: tuple[bytes, ...]
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A silo leaves the federation: later sets exclude it."""
+    """States that a silo leaves the federation; later sets of reports exclude it."""
 
 
 Body = Join | Report | Seen | News | Opened | Broadcast | Receipt | Sessions | Leave
-#: The kinds of messages by name.
+#: Kind of message, as in an envelope -> type of its body.
 KINDS: dict[str, type[Body]] = {
     "join": Join,
     "report": Report,
@@ -207,7 +224,8 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     sender : str
         The name of a party of the plan.
     release : int
-        From 1; in a `Join` the last broadcast that the sender has, or 0.
+        The release that the message is about, from 1. In a `Join`, the last release that the sender
+        has, or 0.
     body : bytes
         The body, as msgpack.
     signature : bytes
@@ -223,7 +241,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     signature: bytes = b""
 
     def signed_part(self) -> bytes:
-        """Encode the fields that are signed."""
+        """Encode all fields except the signature: the bytes that are signed."""
         return _CONTEXT + _ENCODER.encode(msgspec.structs.replace(self, signature=b""))
 
     def as_bytes(self) -> bytes:
@@ -247,30 +265,30 @@ class Wire:
     plan : bytes
         SHA-256 of the plan file.
     keys : mapping of str to bytes
-        Each party's name -> its Ed25519 public key.
+        Name of each party -> its Ed25519 public key.
     size : int
-        s, the count of numbers in one statistic. With the number of parties it bounds the size of
-        messages.
+        Count s of numbers in one statistic, which limits the size of messages.
     """
 
     def __init__(self, plan: bytes, keys: Mapping[str, bytes], size: int) -> None:
         self.plan, self._keys, self.size = plan, dict(keys), size
-        # A share for the helper is an encrypted envelope; a set holds one of each silo.
-        share = 8 * size + 2 * _AROUND
+        # Maximum bytes of each kind of message. A share for the helper is an encrypted envelope,
+        # and a set holds one share of each silo.
+        share = 8 * size + 2 * _ENVELOPE_BYTES
         self.limits = {
-            "join": _AROUND,
-            "report": 8 * size + share + _AROUND,
-            "seen": _AROUND,
-            "news": 16 * size + len(self._keys) * (128 + _AROUND) + 4 * _AROUND,
-            "set": len(self._keys) * (share + 64) + 8 * size + _AROUND,
-            "broadcast": 16 * size + len(self._keys) * 128 + 3 * _AROUND,
+            "join": _ENVELOPE_BYTES,
+            "report": 8 * size + share + _ENVELOPE_BYTES,
+            "seen": _ENVELOPE_BYTES,
+            "news": 16 * size + len(self._keys) * (128 + _ENVELOPE_BYTES) + 4 * _ENVELOPE_BYTES,
+            "set": len(self._keys) * (share + 64) + 8 * size + _ENVELOPE_BYTES,
+            "broadcast": 16 * size + len(self._keys) * 128 + 3 * _ENVELOPE_BYTES,
             "receipt": 1 << 20,
-            "leave": _AROUND,
-            "sessions": len(self._keys) * 64 + _AROUND,
+            "leave": _ENVELOPE_BYTES,
+            "sessions": len(self._keys) * 64 + _ENVELOPE_BYTES,
         }
         self.largest = max(self.limits.values())
 
-    def made(self, identity: Identity, sender: str, release: int, body: Body) -> bytes:
+    def signed(self, identity: Identity, sender: str, release: int, body: Body) -> bytes:
         """Encode and sign a message of one party."""
         kind = _KIND_OF[type(body)]
         unsigned = Envelope(VERSION, self.plan, kind, sender, release, _ENCODER.encode(body))
@@ -309,12 +327,12 @@ class Wire:
         if not verified(key, envelope.signature, envelope.signed_part()):
             raise Refused(f"the signature of the {envelope.kind} is not that of {envelope.sender}")
         if envelope.as_bytes() != data:
-            # A different encoding of the same message would have a different digest.
+            # Messages are compared by digest, so each message must have one encoding only.
             raise Refused(f"the {envelope.kind} of {envelope.sender} is not in canonical form")
         return envelope
 
     def body(self, envelope: Envelope, kind: type[B]) -> B:
-        """Decode the body of a checked envelope; Refused if it is malformed."""
+        """Decode the body of an envelope that `read` has checked; Refused if it is malformed."""
         try:
             decoded = msgspec.msgpack.decode(envelope.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -326,37 +344,37 @@ class Wire:
         return decoded
 
     def floats(self, data: bytes, who: str) -> np.ndarray:
-        """Decode a statistic (s,) of float64; Refused if its size is wrong or it is not finite."""
+        """Decode a statistic (s,) of float64; raise Refused if its size is wrong or it has NaN."""
         values = self._numbers(data, "<f8", who).astype(np.float64)
         if not np.isfinite(values).all():
             raise Refused(f"{who} must be finite, got NaN or infinity")
         return values
 
     def words(self, data: bytes, who: str) -> np.ndarray:
-        """Decode words (s,) of uint64; Refused if the size is wrong."""
+        """Decode words (s,) of uint64; raise Refused if the size is wrong."""
         return self._numbers(data, "<u8", who).astype(np.uint64)
 
     def _numbers(self, data: bytes, dtype: str, who: str) -> np.ndarray:
-        """Decode (s,) numbers of 64 bits; Refused if the size is wrong."""
+        """Decode (s,) numbers of 64 bits; raise Refused if the size is wrong."""
         if len(data) != 8 * self.size:
             raise Refused(f"{who} must have {8 * self.size} bytes of values, got {len(data)}")
         return np.frombuffer(data, dtype=dtype)
 
 
 def entry_of(silo: int, envelope: bytes) -> Entry:
-    """Create the entry of a silo's report in a set."""
+    """Create the entry of a set for a silo's report, given the report's envelope."""
     return Entry(silo, digest(envelope))
 
 
 def packed(values: np.ndarray) -> bytes:
-    """Encode numbers for messages: 64 bits each, little endian; -0.0 becomes 0.0."""
+    """Encode an array of 64-bit numbers as little-endian bytes; -0.0 becomes 0.0."""
     if values.dtype == np.float64:
         values = values + 0.0
     return np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<")).tobytes()
 
 
 def check_entries(entries: tuple[Entry, ...], silos: int, who: str) -> None:
-    """Refuse a set whose silos are not distinct and in increasing order."""
+    """Raise Refused unless the silos of a set are distinct and in increasing order."""
     numbers = [entry.silo for entry in entries]
     if numbers != sorted(set(numbers)) or not all(0 <= i < silos for i in numbers):
         raise Refused(f"the set of {who} must be of different silos in order, got {show(numbers)}")
@@ -365,7 +383,7 @@ def check_entries(entries: tuple[Entry, ...], silos: int, who: str) -> None:
 
 
 def sessions_of(data: bytes) -> tuple[bytes, ...]:
-    """Decode a stored list of sessions."""
+    """Decode a list of sessions that was stored by `encoded`."""
     return msgspec.msgpack.decode(data, type=Sessions).values
 
 

@@ -1,8 +1,9 @@
-"""Digests of all rows of a store, which detect damage by the disk.
+"""Digests of all rows of a store, which detect values that the disk has damaged.
 
-SQLite checks the structure of its file, not the values in it. The table ``digests`` has a digest of
-each row of all other tables, written in the same commit. Stores of earlier versions have no such
-table. They are read without this check, and the next run that writes into them adds the table.
+SQLite checks the structure of its file, but not the values. The table ``digests`` has a digest of
+each row of all other tables; it is written in the same transaction as the row. Stores of earlier
+versions of fastfed have no such table. They are read without this check, and the next run that
+writes into them adds the table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-#: The columns that form the key of each table.
+#: Table -> the columns that form its key.
 KEYS = {
     "meta": ("key",),
     "curves": ("position",),
@@ -38,7 +39,7 @@ def _tables(db: sqlite3.Connection) -> set[str]:
 
 
 def _rows(db: sqlite3.Connection, name: str, key: tuple[Any, ...] = ()) -> dict[str, bytes]:
-    """Return the digests of all rows of a table, or of the row with this key, as {key: digest}."""
+    """Compute the digests of all rows of a table, or of the row with this key, as {key: digest}."""
     names = KEYS[name]
     where = f" WHERE {' AND '.join(f'{n} = ?' for n in names)}" if key else ""
     digests = {}
@@ -50,7 +51,7 @@ def _rows(db: sqlite3.Connection, name: str, key: tuple[Any, ...] = ()) -> dict[
 
 
 def seal(db: sqlite3.Connection, names: Iterable[str] = KEYS) -> None:
-    """Compute and write the digests of all rows of these tables."""
+    """Compute and write the digests of all rows of the named tables."""
     db.execute(TABLE)
     existing = _tables(db)
     for name in names:
@@ -61,18 +62,18 @@ def seal(db: sqlite3.Connection, names: Iterable[str] = KEYS) -> None:
 
 
 def seal_row(db: sqlite3.Connection, name: str, *key: Any) -> None:
-    """Compute and write the digest of the row of a table with this key."""
+    """Compute and write the digest of one row, given its table and key."""
     for row, digest in _rows(db, name, key).items():
         db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", (name, row, digest))
 
 
 def sealed(db: sqlite3.Connection) -> bool:
-    """Return True if a store has digests."""
+    """Return True if a store has the table of digests."""
     return "digests" in _tables(db)
 
 
 def check(db: sqlite3.Connection) -> None:
-    """Compare all rows with their digests; do nothing if the store has no digests.
+    """Compare all rows with their stored digests; do nothing if the store has none.
 
     Raises
     ------

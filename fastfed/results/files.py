@@ -17,14 +17,14 @@ import numpy as np
 from fastfed._validate import InputError, check_plain, is_line, show
 
 # ---- Decoding ------------------------------------------------------------------------------------
-# A file may be damaged in ways that SQLite does not notice. So every value is checked when it is
-# read.
+# SQLite does not notice every kind of damage, so every value is checked when it is read.
 
 #: Errors that decoding a damaged value may raise.
 BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
-# The four classes below describe the JSON of a stored certificate, for the check of its types.
+# The four classes below describe the JSON of a stored certificate. msgspec checks the types of its
+# fields.
 
 
 class _Condition(msgspec.Struct):
@@ -33,7 +33,7 @@ class _Condition(msgspec.Struct):
 
 
 class _Guarantee(msgspec.Struct):
-    epsilon: float | None  # JSON has no infinity
+    epsilon: float | None  # None for infinity, which JSON does not have
     delta: float | None
 
 
@@ -55,16 +55,23 @@ class _Certificate(_Side, kw_only=True):
 
 
 def decode_certificate(value: str) -> dict[str, Any]:
-    """Return a stored certificate as plain data, after checking the types of all fields."""
+    """Decode a stored certificate to plain data, and check the types of all its fields."""
     msgspec.json.decode(value, type=_Certificate)
     certificate: dict[str, Any] = msgspec.json.decode(value)
     return certificate
 
 
 def decode_facts(value: str, checkpoints: int) -> dict[str, Any]:
-    """Return the stored facts of a curve: silos, dimension, bounds and notes.
+    """Decode and check the stored facts of a curve: silos, dimension, bounds and notes.
 
-    JSON has no infinity. A bound that is stored as null is infinite.
+    JSON has no infinity, so a bound that is stored as null is infinite.
+
+    Parameters
+    ----------
+    value : str
+        The facts, as JSON.
+    checkpoints : int
+        Number of values that each bound must have.
     """
     facts: dict[str, Any] = msgspec.json.decode(value)
     for name in ("silos", "dimension"):
@@ -80,7 +87,7 @@ def decode_facts(value: str, checkpoints: int) -> dict[str, Any]:
 
 
 def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of the table ``meta``, after checking the types that readers rely on."""
+    """Return the decoded table ``meta``, after a check of the types that readers rely on."""
     identity, rounds = meta["identity"], meta["rounds"]
     check_text(identity["name"])
     for number in (identity["horizon"], identity["silos"], *rounds):
@@ -95,7 +102,17 @@ def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_replicates(blobs: list[Any], kind: str, checkpoints: int) -> np.ndarray:
-    """Return one column of a curve, shape (R, checkpoints), from the blobs of R replicates."""
+    """Decode one quantity of a curve, such as regret: an array (R, checkpoints).
+
+    Parameters
+    ----------
+    blobs : list of bytes
+        The values of each replicate.
+    kind : str
+        NumPy type of the values, such as "<f8".
+    checkpoints : int
+        Number of values that each replicate must have.
+    """
     rows = [np.frombuffer(blob, kind) for blob in blobs]
     for row in rows:
         if len(row) != checkpoints or not np.isfinite(row).all():
@@ -104,21 +121,21 @@ def decode_replicates(blobs: list[Any], kind: str, checkpoints: int) -> np.ndarr
 
 
 def check_text(value: Any) -> str:
-    """Return ``value`` if it is text on one line, since certificates and tables print it."""
+    """Return ``value`` if it is text on one line; raise ValueError if not."""
     if not isinstance(value, str) or not is_line(value):
         raise ValueError(f"expected text, got {show(value)}")
     return value
 
 
 def check_whole(value: Any) -> int:
-    """Return ``value`` if it is an integer."""
+    """Return ``value`` if it is an integer; raise ValueError if not."""
     if not isinstance(value, int):
         raise ValueError(f"expected a whole number, got {show(value)}")
     return value
 
 
 def check_finite(value: Any) -> float:
-    """Return ``value`` as a float if it is a finite number."""
+    """Return ``value`` as a float if it is a finite number; raise ValueError if not."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {show(value)}")
     return float(value)
@@ -131,7 +148,7 @@ try:
 except ImportError:  # Windows. A second writer is not refused; SQLite still protects its file
     fcntl = None  # type: ignore[assignment]
 
-#: Errors of a full or failing disk, which no other input would avoid.
+#: Error numbers of a full or failing disk. They are not the user's mistakes, so not InputErrors.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -145,10 +162,10 @@ class LockHeld(Exception):
 
 @contextmanager
 def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file, which exists only while it is held.
+    """Hold a lock file during a block; the file exists only while it is held.
 
-    The system releases the lock when the process ends, even after kill -9. A lock file that such a
-    process left behind blocks no other process.
+    The system releases the lock when the process ends, even after kill -9. The file that then
+    remains does not block other processes.
 
     Parameters
     ----------
@@ -190,7 +207,7 @@ def _lock(path: Path, flags: int) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        # The previous holder may have removed the file after it was opened here.
+        # Between open and lock, the previous holder may have removed the file: then try again.
         if _is_same_file(descriptor, path):
             break
         os.close(descriptor)
@@ -201,32 +218,33 @@ def _lock(path: Path, flags: int) -> int:
 
 
 def holders(path: Path) -> list[str]:
-    """Return the names of the processes that hold locks of a file.
+    """Return a text such as "process 12 (python)" for each process that holds a lock of a file.
 
-    Return an empty list on systems without /proc/locks, which only Linux has.
+    Return an empty list on systems other than Linux, which have no /proc/locks.
     """
     names = {}
     with suppress(OSError):
         status = path.stat()
-        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        # A line has the process id, then device and inode; "->" marks a process that waits.
+        file_id = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
-            if device in fields and "->" not in fields:
-                number = fields[fields.index(device) - 1]
-                names[number] = _program(number)
-    return [f"process {number}{name}" for number, name in names.items()]
+            if file_id in fields and "->" not in fields:
+                process_id = fields[fields.index(file_id) - 1]
+                names[process_id] = _program(process_id)
+    return [f"process {process_id}{name}" for process_id, name in names.items()]
 
 
-def _program(number: str) -> str:
-    """Return the name of the program of a process in brackets, or "" if it is not known."""
+def _program(process_id: str) -> str:
+    """Return " (name)" with the name of a process's program; "" if it is not known."""
     try:
-        return f" ({Path(f'/proc/{number}/comm').read_text().strip()})"
+        return f" ({Path(f'/proc/{process_id}/comm').read_text().strip()})"
     except OSError:
         return ""
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
-    """Return True if the open file is still the file at this path."""
+    """Return True if an open file is still the file at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -234,7 +252,7 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def opener(private: bool) -> Callable[[str, int], int]:
-    """Return an ``opener`` for `open`. If ``private``, new files get the mode 0600."""
+    """Return an argument ``opener`` for `open`; if ``private``, new files get the mode 0600."""
 
     def open_file(path: str, flags: int) -> int:
         return os.open(path, flags, 0o600 if private else 0o666)
@@ -266,16 +284,16 @@ def replace_file(path: Path, data: bytes, private: bool = False) -> Path:
     OSError
         If the disk is full or fails.
     """
-    fresh = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.new")
     try:
-        with exclusive(fresh, wait=True):
-            with open(fresh, "wb", opener=opener(private)) as file:
-                if private and hasattr(os, "fchmod"):  # the lock created the file as readable
+        with exclusive(temporary, wait=True):
+            with open(temporary, "wb", opener=opener(private)) as file:
+                if private and hasattr(os, "fchmod"):  # the lock has created a readable file
                     os.fchmod(file.fileno(), 0o600)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(fresh, path)
+            os.replace(temporary, path)
     except OSError as error:
         raise write_error(path, error) from None
     return path
@@ -284,7 +302,7 @@ def replace_file(path: Path, data: bytes, private: bool = False) -> Path:
 def write_error(path: Path, error: OSError) -> Exception:
     """Return the exception to raise after a failed write.
 
-    This is an OSError for a full or failing disk, and an InputError for any other reason.
+    It is an OSError for a full or failing disk, and an InputError for any other cause.
     """
     if error.errno in FULL:
         return OSError(error.errno, error.strerror, str(path))

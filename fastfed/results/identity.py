@@ -1,27 +1,30 @@
 """Compare the identities of experiments.
 
-The identity of an experiment is the plain data that determine its results. A store can be extended
-if the identity of the new experiment only adds curves.
+The identity of an experiment is the part of its spec that determines its results, as plain data. A
+store of results can be extended by an experiment that only adds curves.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-#: Keys of an identity with an entry for each curve: a list of tables, or dicts keyed by label.
+#: Keys of an identity whose values have an entry for each curve. The value of "curves" is a list,
+#: the other values are dicts with the curves' labels as keys.
 OF_CURVES = ("curves", "packages", "accounts")
 
 
-def moves_of(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
-    """Return the position in ``now`` of every curve of ``before``.
+def positions_in(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
+    """Return the position in the identity ``now`` of every curve of the identity ``before``.
 
     Return None if ``now`` differs from ``before`` in more than added curves.
     """
-    rest = [{k: v for k, v in each.items() if k not in OF_CURVES} for each in (before, now)]
-    if rest[0] != rest[1]:
+    before_rest, now_rest = (
+        {k: v for k, v in identity.items() if k not in OF_CURVES} for identity in (before, now)
+    )
+    if before_rest != now_rest:
         return None
     positions = {curve["label"]: i for i, curve in enumerate(now["curves"])}
-    moves = []
+    new_positions = []
     for curve in before["curves"]:
         label = curve["label"]
         position = positions.get(label)
@@ -31,14 +34,14 @@ def moves_of(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
             before.get(key, {}).get(label) != now.get(key, {}).get(label) for key in OF_CURVES[1:]
         ):
             return None
-        moves.append(position)
-    return moves
+        new_positions.append(position)
+    return new_positions
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Return a text that names the keys, or the first curve, in which two identities differ."""
-    union = {**before, **now}
-    keys = [k for k in union if before.get(k) != now.get(k)]
+    all_keys = {**before, **now}
+    keys = [k for k in all_keys if before.get(k) != now.get(k)]
     if keys != ["curves"]:
         return ", ".join(keys) or "keys"
     curves_now = {curve["label"]: curve for curve in now["curves"]}

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 # ---- Counts over replicates ----------------------------------------------------------------------
 
-#: float64 represents all whole numbers up to this one.
+#: float64 represents all integers up to this one exactly.
 MAX_EXACT = 2.0**53
 
 
 def whole_bytes(bits: np.ndarray) -> np.ndarray:
-    """Return the number of bytes that hold these numbers of bits, rounded up, elementwise."""
+    """Convert numbers of bits to numbers of bytes, rounded up; elementwise."""
     return np.ceil(bits / 8.0)
 
 
@@ -33,11 +33,11 @@ def means(counts: np.ndarray) -> list[float]:
     A mean is an int if all replicates have the same count, at most 2^53. Otherwise it is a float.
     """
     first, mean = counts[0], counts.mean(axis=0)
-    agree = (counts == first).all(axis=0)
-    # Take an equal count itself, as the floating-point mean of equal counts may be rounded.
+    all_equal = (counts == first).all(axis=0)
+    # If all counts are equal, return the count: its floating-point mean may be rounded.
     return [
         (int(count) if count <= MAX_EXACT else float(count)) if equal else float(average)
-        for count, average, equal in zip(first, mean, agree, strict=True)
+        for count, average, equal in zip(first, mean, all_equal, strict=True)
     ]
 
 
@@ -58,11 +58,11 @@ class StoredCertificate(dict[str, Any], Displayed):
 
 @dataclass(frozen=True, repr=False)
 class CurveResult(Displayed):
-    """One curve: regret and messages of every replicate at the checkpoints, and its certificate.
+    """One curve of an experiment: regret and messages at the checkpoints, and its certificate.
 
-    R is the number of replicates and C the number of checkpoints. Properties such as ``bits_up``
-    are means over replicates: an int if all replicates have the same count, at most 2^53, and a
-    float otherwise.
+    R is the number of replicates, and C the number of checkpoints. Properties such as ``bits_up``
+    are means over replicates: an int if all replicates have the same count of at most 2^53, else a
+    float.
 
     Parameters
     ----------
@@ -83,20 +83,22 @@ class CurveResult(Displayed):
     certificate : dict
         The privacy certificate as plain data.
     events : dict
-        Number of events over all replicates, by name: indefinite V, clipped features, switches of
-        expert, ...
+        Name of an event (such as indefinite V, clipped features, switches of expert) -> how often
+        it happened in all replicates.
     agent_rounds_per_second : float, optional
         Speed of one thread; None if it was not measured.
     bounds : dict
-        Bounds by name, each a list of C numbers. A bound whose name begins with "synchronisations"
-        is on the number of synchronisations, any other on group regret. It is infinite where
-        theory gives no bound.
+        Name of a bound -> its C values. If the name begins with "synchronisations", it bounds the
+        number of synchronisations, otherwise group regret. It is infinite where theory gives no
+        bound.
     packages : dict
-        Package and version of each part (algorithm, environment, score) that a plug-in provides.
+        Part of the curve that a plug-in provides ("algorithm", "environment", "score") -> package
+        and version.
     made : dict
-        "version", "spec_digest" and "date" of a stored certificate.
+        "version", "spec_digest" and "date" of a stored certificate: which fastfed computed it, from
+        which spec, and when.
     about_records : tuple of str
-        Caveats that no certificate covers, if records are real; empty otherwise.
+        If records are real: warnings about them that no certificate contains. Else empty.
     """
 
     label: str
@@ -135,42 +137,42 @@ class CurveResult(Displayed):
 
     @property
     def synchronisations(self) -> float:
-        """Number of synchronisations in a replicate."""
+        """Number of synchronisations in a replicate, averaged over replicates."""
         return means(self.synchronisation_counts[:, -1:])[0]
 
     @property
     def synchronisations_curve(self) -> list[float]:
-        """Number of synchronisations up to each checkpoint, (C,)."""
+        """Number of synchronisations up to each checkpoint, (C,), averaged over replicates."""
         return means(self.synchronisation_counts)
 
     @property
     def bits_up(self) -> float:
-        """Bits that all silos send in a replicate."""
+        """Bits that all silos send in a replicate, averaged over replicates."""
         return means(self.bits_up_counts[:, -1:])[0]
 
     @property
     def bits_down(self) -> float:
-        """Bits that all silos receive in a replicate."""
+        """Bits that all silos receive in a replicate, averaged over replicates."""
         return means(self.bits_down_counts[:, -1:])[0]
 
     @property
     def bytes_up(self) -> float:
-        """Bytes that all silos send in a replicate, rounded up in each replicate."""
+        """Bytes that all silos send in a replicate: rounded up, then averaged."""
         return means(whole_bytes(self.bits_up_counts[:, -1:]))[0]
 
     @property
     def bytes_down(self) -> float:
-        """Bytes that all silos receive in a replicate, rounded up in each replicate."""
+        """Bytes that all silos receive in a replicate: rounded up, then averaged."""
         return means(whole_bytes(self.bits_down_counts[:, -1:]))[0]
 
     @property
     def bytes_curve(self) -> list[float]:
-        """Bytes that all silos send and receive up to each checkpoint, (C,)."""
+        """Bytes that all silos send and receive up to each checkpoint, (C,), on average."""
         return means(whole_bytes(self.bits_up_counts) + whole_bytes(self.bits_down_counts))
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes that all silos send and receive in a replicate."""
+        """Bytes that all silos send and receive in a replicate, averaged over replicates."""
         up, down = self.bits_up_counts[:, -1:], self.bits_down_counts[:, -1:]
         return means(whole_bytes(up) + whole_bytes(down))[0]
 
@@ -186,7 +188,7 @@ class CurveResult(Displayed):
 
     @property
     def counts(self) -> dict[str, np.ndarray]:
-        """Counts up to each checkpoint by name, each (R, C): synchronisations, bits and bytes."""
+        """Counts up to each checkpoint: name -> (R, C), for synchronisations, bits and bytes."""
         return {
             "synchronisations": self.synchronisation_counts,
             "bits_up": self.bits_up_counts,
@@ -235,9 +237,9 @@ class CurveResult(Displayed):
         return drawn
 
     def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
-        """Return the rows of `Results.to_records` for this curve.
+        """Return this curve's rows of `Results.to_records`.
 
-        They have no columns for the name and the horizon of the experiment.
+        They lack the keys "experiment" and "horizon".
         """
         return records(columns([self], level))
 
@@ -247,7 +249,7 @@ class CurveResult(Displayed):
 
     @property
     def dated_certificate(self) -> dict[str, Any]:
-        """The certificate with version, spec digest and date, as far as they are known."""
+        """The certificate, with version, spec digest and date if the store has them."""
         return StoredCertificate({**self.certificate, **self.made})
 
     def _as_results(self) -> Results:
@@ -286,9 +288,9 @@ class CurveResult(Displayed):
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Return the standard errors (C,) of the means over replicates of values (R, C).
+    """Return the standard error, (C,), of the mean over replicates of values (R, C).
 
-    They are NaN for a single replicate.
+    It is NaN for a single replicate.
     """
     n = len(values)
     if n < 2:
@@ -298,13 +300,13 @@ def standard_error(values: np.ndarray) -> np.ndarray:
 
 
 def total_events(replicates: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Return the number of events of each name, summed over replicates."""
+    """Add up the numbers of events over replicates: name -> number."""
     names = list(dict.fromkeys(name for events in replicates for name in events))
     return {name: sum(events.get(name, 0) for events in replicates) for name in names}
 
 
 class UnknownCurve(InputError, KeyError):
-    """Raised if there is no curve with a label."""
+    """Raised if no curve has the requested label."""
 
     __str__ = Exception.__str__  # KeyError quotes its message
 
@@ -353,35 +355,35 @@ class Results(Displayed):
     ) -> tuple[float, float]:
         """Compare the final group regret of two curves, replicate by replicate.
 
-        Curves of one experiment see the same contexts and reward noise. So the difference varies
-        much less between replicates than the regret of each curve.
+        All curves of an experiment have the same contexts and reward noise in a replicate. So the
+        difference varies much less between replicates than the regret of each curve does.
 
         Parameters
         ----------
         first, second : str
             Labels of the curves.
         per_silo : bool
-            Divide the regret of each curve by the number of silos of that curve.
+            True to divide the regret of each curve by that curve's number of silos.
 
         Returns
         -------
         mean, stderr : float
-            Mean of first - second over the replicates that both curves have, and its standard
-            error, which is NaN for a single replicate.
+            Mean of (first - second) over the replicates that both curves have, and its standard
+            error. The standard error is NaN for a single replicate.
 
         Raises
         ------
         UnknownCurve
-            If there is no curve with a label. It is a KeyError and an InputError.
+            If no curve has one of the labels. It is a KeyError and an InputError.
         """
-        a, b = self[first], self[second]
-        shared = sorted(set(a.replicates) & set(b.replicates))
-        finals = [
-            np.array([c.group_regret[c.replicates.index(r), -1] for r in shared])
-            / (c.silos if per_silo else 1)
-            for c in (a, b)
+        pair = self[first], self[second]
+        shared = sorted(set(pair[0].replicates) & set(pair[1].replicates))
+        final_regrets = [
+            np.array([curve.group_regret[curve.replicates.index(r), -1] for r in shared])
+            / (curve.silos if per_silo else 1)
+            for curve in pair
         ]
-        difference = finals[0] - finals[1]
+        difference = final_regrets[0] - final_regrets[1]
         stderr = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
         return float(difference.mean()), float(stderr)
 
@@ -397,9 +399,9 @@ class Results(Displayed):
         """Draw the curves into one pair of axes.
 
         Lines are means over replicates at the checkpoints. Bands extend by two standard errors on
-        each side. The colour of a curve does not depend on which curves are drawn, and equals its
-        colour in a report with one panel. On axes that already have curves, colours continue after
-        them. Panels and scales that the spec's figure asks for appear only in the report.
+        each side. The colour of a curve does not depend on which curves are drawn, and is the same
+        as in a report with one panel. On axes that already have curves, the new curves get the next
+        colours. Panels and scales that the spec's figure defines appear only in the report.
 
         Parameters
         ----------
@@ -412,10 +414,11 @@ class Results(Displayed):
             received), "bits_up", "bits_down", "bytes_up", "bytes_down". The default is the metric
             of the spec's figure, or "group_regret" if it has none.
         bounds : bool
-            Also draw the regret bounds that the figure asks for (``[[figure.line]]``). If it asks
-            for none, draw all stored bounds. Bounds are cut at three times the largest curve.
+            True to also draw regret bounds: those that the spec's figure lists
+            (``[[figure.line]]``) or, if it lists none, all stored bounds. Bounds are cut at three
+            times the largest curve.
         log : {"", "x", "y", "xy"}
-            Logarithmic axes.
+            Which axes are logarithmic.
         curves : iterable of str, optional
             Labels of the curves to draw; all curves by default.
 
@@ -436,11 +439,11 @@ class Results(Displayed):
         return drawn
 
     def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
-        """Return tidy rows as plain dicts.
+        """Return the results as a tidy table: a list of rows, each a dict of plain values.
 
         Keys are named as in ``fastfed results --json``, such as ``group_regret_mean``. ``round`` is
-        a checkpoint, and counts are up to this checkpoint. An unknown value is None, such as an
-        epsilon that is not proven, or the standard error of a single replicate.
+        a checkpoint, and counts are up to this checkpoint. An unknown value (such as an epsilon
+        that is not proven, or the standard error of a single replicate) is None.
 
         Parameters
         ----------
@@ -472,7 +475,7 @@ class Results(Displayed):
         Returns
         -------
         pandas.DataFrame
-            One row per record, with a column per key. An unknown number is NaN.
+            One row per record, with one column per key. An unknown number is NaN.
 
         Raises
         ------
@@ -482,7 +485,7 @@ class Results(Displayed):
         return frame(self._columns(level))
 
     def _columns(self, level: str) -> Columns:
-        """Return the columns of all curves, preceded by those of the experiment."""
+        """Return the columns of a table: name and horizon of the experiment, then of the curves."""
         of_curves = columns(self.curves, level)
         rows = len(of_curves.get("label", []))
         constants: dict[str, Any] = {"experiment": self.experiment, "horizon": self.horizon}
@@ -507,8 +510,8 @@ class Results(Displayed):
 
 
 # ---- Tidy tables ---------------------------------------------------------------------------------
-# Columns are named as in the JSON of ``fastfed results``. A pair such as {"mean", "stderr"} becomes
-# two columns, ``group_regret_mean`` and ``group_regret_stderr``.
+# Columns are named as in the JSON of ``fastfed results``. An object with "mean" and "stderr", such
+# as "group_regret", becomes the columns ``group_regret_mean`` and ``group_regret_stderr``.
 
 LEVELS = ("summary", "curves", "replicates")
 #: Events that have a column. The value is None for a curve that does not count the event.
@@ -524,7 +527,7 @@ Columns = dict[str, list[Any] | np.ndarray]
 
 
 def columns(curves: Iterable[CurveResult], level: str) -> Columns:
-    """Return the columns of all curves, with the rows of one curve below those of the previous."""
+    """Return the columns of a table of curves: first all rows of the first curve, and so on."""
     choice("level", level, LEVELS)
     parts = [_BY_LEVEL[level](curve) for curve in curves]
     names = dict.fromkeys(name for part in parts for name in part)
@@ -532,20 +535,20 @@ def columns(curves: Iterable[CurveResult], level: str) -> Columns:
 
 
 def _column(part: Columns, name: str) -> list[Any] | np.ndarray:
-    """Return a column of one curve; NaN in all rows if the curve does not have it."""
-    # Only bounds, which are numbers, are missing in some curves.
+    """Return a column of one curve; if the curve does not have it, NaN in all rows."""
+    # Only columns with bounds, which are numbers, can be missing.
     return part[name] if name in part else np.full(len(part["label"]), math.nan)
 
 
 def _concatenated(parts: list[list[Any] | np.ndarray]) -> list[Any] | np.ndarray:
-    """Return one column with the values of all parts."""
+    """Concatenate the parts of a column."""
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.concatenate(parts)
     return [value for part in parts for value in part]
 
 
 def records(columns: Columns) -> list[dict[str, Any]]:
-    """Return the rows of columns as dicts of plain values, with None for unknown values."""
+    """Convert columns to rows: dicts of plain values, with None for unknown values."""
     plain = [
         [_none_if_nan(v) for v in (values.tolist() if isinstance(values, np.ndarray) else values)]
         for values in columns.values()
@@ -554,15 +557,18 @@ def records(columns: Columns) -> list[dict[str, Any]]:
 
 
 def frame(columns: Columns) -> DataFrame:
-    """Return columns as a pandas DataFrame, with NaN for unknown numbers.
+    """Convert columns to a pandas DataFrame, with NaN for unknown numbers.
 
-    Raises InputError if pandas is missing.
+    Raises
+    ------
+    InputError
+        If pandas is not installed.
     """
     try:
         import pandas
     except ImportError:
         raise InputError(NO_PANDAS) from None
-    # Text is never unknown, so a list with None is a list of numbers.
+    # Texts are never unknown, so a list with None is a list of numbers.
     return pandas.DataFrame(
         {
             name: np.array(values, np.float64)
@@ -603,12 +609,12 @@ def summary(curve: CurveResult) -> dict[str, Any]:
 
 
 def _summary(curve: CurveResult) -> Columns:
-    """Return the columns of the level "summary", which have one row."""
+    """Return the columns of a curve for the level "summary", with one row."""
     return {name: [value] for name, value in summary(curve).items()}
 
 
 def _curves(curve: CurveResult) -> Columns:
-    """Return the columns of the level "curves": means and standard errors at the checkpoints."""
+    """Return the columns of a curve for the level "curves": one row per checkpoint."""
     table = _names(curve, len(curve.rounds))
     table["round"] = curve.rounds
     for name, divisor in _divisors(curve).items():
@@ -619,7 +625,7 @@ def _curves(curve: CurveResult) -> Columns:
 
 
 def _replicates(curve: CurveResult) -> Columns:
-    """Return the columns of the level "replicates": values of every replicate and checkpoint."""
+    """Return a curve's columns for the level "replicates": a row per replicate and checkpoint."""
     n_replicates, n_checkpoints = curve.group_regret.shape
     table = _names(curve, n_replicates * n_checkpoints)
     table["replicate"] = np.repeat(curve.replicates, n_checkpoints)
@@ -633,12 +639,12 @@ _BY_LEVEL = {"summary": _summary, "curves": _curves, "replicates": _replicates}
 
 
 def _names(curve: CurveResult, rows: int) -> Columns:
-    """Return columns with label, algorithm and protocol of a curve in each row."""
+    """Return the columns label, algorithm and protocol of a curve, with this number of rows."""
     return {name: [getattr(curve, name)] * rows for name in ("label", "algorithm", "protocol")}
 
 
 def _divisors(curve: CurveResult) -> dict[str, Any]:
-    """Return the divisor of group regret for each kind of regret; for the time average, rounds."""
+    """Return, for each kind of regret, by what group regret is divided: 1, silos or rounds."""
     return dict(zip(REGRETS, (1, curve.silos, curve.rounds), strict=True))
 
 

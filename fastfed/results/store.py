@@ -1,9 +1,9 @@
 """The store: one SQLite file in an output folder, with one row per curve and replicate.
 
-The tables ``meta``, ``curves`` and ``cells`` (one row per curve and replicate) hold results. They
-do not depend on how the work was divided between runs and processes. ``timings`` and ``runs`` hold
-times and versions. ``certified`` holds the date and the version of fastfed of each certificate.
-``digests`` holds a digest of every row.
+The tables ``meta``, ``curves`` and ``cells`` hold results: the experiment, its curves, and the
+values of each curve and replicate. They do not depend on how the work was divided between runs and
+processes. ``timings`` and ``runs`` hold times and versions. ``certified`` holds, for each
+certificate, its date and the version of fastfed. ``digests`` holds a digest of every row.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import fastfed
 from fastfed._validate import InputError
 from fastfed.results import digests, files
 from fastfed.results.files import LockHeld, exclusive, write_error
-from fastfed.results.identity import difference, moves_of
+from fastfed.results.identity import difference, positions_in
 from fastfed.results.results import CurveResult, Results, total_events
 
 FILE = "results.sqlite"
 
-#: Lock file of the writing process, which removes it when it ends.
+#: Lock file of the process that writes into the folder; it removes the file when it ends.
 LOCK = f".{FILE}.lock"
 
 #: SQLite's error codes for a full or failing disk.
@@ -44,10 +44,11 @@ FAILING = (
     sqlite3.SQLITE_IOERR_TRUNCATE,
     sqlite3.SQLITE_IOERR_SHMSIZE,
 )
-#: SQLite's error codes if another process holds its file for too long.
+#: SQLite's error codes if another process has locked the file for too long.
 WAITING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-#: Seconds to wait for other processes.
+#: Seconds to wait for locks of other processes.
 PATIENCE = 30.0
+#: Version of the format of stores.
 FORMAT = "4"
 
 SCHEMA = """
@@ -68,7 +69,7 @@ CREATE TABLE runs (
     fastfed TEXT NOT NULL, python TEXT NOT NULL, numpy TEXT NOT NULL, platform TEXT NOT NULL);
 """
 
-#: Version and date of each certificate in ``curves``. Stores of earlier versions lack this table.
+#: Table with version and date of each certificate in ``curves``; stores of old versions lack it.
 CERTIFIED = """
 CREATE TABLE IF NOT EXISTS certified (
     position INTEGER PRIMARY KEY, version TEXT NOT NULL, spec_digest TEXT NOT NULL,
@@ -78,7 +79,7 @@ CREATE TABLE IF NOT EXISTS certified (
 
 @dataclass(frozen=True)
 class CurveRow:
-    """One row of ``curves``: the data of a curve that do not depend on replicates."""
+    """One row of the table ``curves``: the data of a curve that are the same for all replicates."""
 
     label: str
     algorithm: str
@@ -89,7 +90,10 @@ class CurveRow:
 
 @dataclass(frozen=True)
 class ReplicateRow:
-    """One row of ``cells``: one replicate of one curve. Arrays have shape (C,), C checkpoints."""
+    """One row of the table ``cells``: one replicate of one curve.
+
+    Arrays have shape (C,), where C is the number of checkpoints.
+    """
 
     position: int
     replicate: int
@@ -102,9 +106,9 @@ class ReplicateRow:
 
 @dataclass(frozen=True)
 class RunRow:
-    """One row of ``runs``: a call that simulated replicates, with its time and versions.
+    """One row of the table ``runs``: a call that simulated replicates, with its time and versions.
 
-    ``seconds`` is the wall-clock time from opening the store to the last commit.
+    ``seconds`` is the wall-clock time from the opening of the store to the last commit.
     """
 
     seconds: float
@@ -117,7 +121,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class Effort:
-    """Cost of all committed replicates: thread-seconds, agent-rounds, and the list of runs."""
+    """Cost of all stored replicates: thread-seconds, agent-rounds, and the runs that made them."""
 
     thread_seconds: float
     agent_rounds: int
@@ -125,7 +129,7 @@ class Effort:
 
 
 def made_now(identity: dict[str, Any]) -> dict[str, str]:
-    """Return version, spec digest and date (UTC) for a certificate that is computed now.
+    """Return the version of fastfed, the spec digest and the date for a certificate computed now.
 
     Parameters
     ----------
@@ -135,7 +139,7 @@ def made_now(identity: dict[str, Any]) -> dict[str, str]:
     Returns
     -------
     dict
-        "version", "spec_digest" (the SHA-256 of the identity) and "date".
+        "version", "spec_digest" (the SHA-256 of the identity) and "date" (in UTC).
     """
     return {
         "version": fastfed.__version__,
@@ -145,7 +149,7 @@ def made_now(identity: dict[str, Any]) -> dict[str, str]:
 
 
 def _json(value: Any) -> str:
-    """Return JSON with sorted keys, so that equal values have equal text."""
+    """Encode a value as JSON with sorted keys, so that equal values have equal text."""
     return msgspec.json.encode(value, order="sorted").decode()
 
 
@@ -155,7 +159,7 @@ class StoreLocked(sqlite3.OperationalError):
 
 @contextmanager
 def _name_holder(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors for a locked store into a StoreLocked that names the other program."""
+    """Convert SQLite's errors for a locked store to a StoreLocked that names the other program."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -171,7 +175,7 @@ def _name_holder(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _name_damaged(path: Path) -> Iterator[None]:
-    """Turn errors from reading a damaged store into an InputError that names the store."""
+    """Convert errors from reading a damaged store to an InputError that names the store."""
     try:
         yield
     except InputError:
@@ -180,14 +184,14 @@ def _name_damaged(path: Path) -> Iterator[None]:
         if getattr(error, "sqlite_errorcode", None) in (*WAITING, *FAILING):
             raise
         reason = " ".join(str(error).split())
-        # Texts of TypeError and AttributeError speak of Python's objects, not of the store.
+        # Messages of TypeError and AttributeError are about Python objects, not about the store.
         if not reason or isinstance(error, (TypeError, AttributeError)):
             reason = "a row cannot be read"
         raise InputError(f"{path} is damaged, or no store of fastfed ({reason})") from None
 
 
 class Store:
-    """An open store. ``create_or_resume`` opens a store to write, ``open_existing`` to read."""
+    """An open store of results, created by ``create_or_resume`` or ``open_existing``."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, threads: int = 1) -> None:
         self._db = connection
@@ -203,14 +207,14 @@ class Store:
     ) -> Iterator[Store]:
         """Open the store of an experiment for writing, and create it if there is none.
 
-        If the experiment has more curves than an existing store, they are added. Results of the
-        existing curves are kept.
+        If the experiment has curves that an existing store lacks, they are added. Results of the
+        other curves stay.
 
         Parameters
         ----------
         folder : Path
-            The output folder, which is created if it does not exist. Only one process at a time
-            can write into it.
+            The output folder. It is created if it does not exist. Only one process at a time can
+            write into it.
         meta : dict
             Content of the table ``meta``; must have the key ``identity``.
         curves : sequence of CurveRow
@@ -231,21 +235,22 @@ class Store:
         folder_existed = folder.exists()
         with ExitStack() as stack:
             stack.enter_context(_name_holder(path))
-            # Results of real records are computed without noise, so only the user may read them.
+            # Results of real records are not private, so only this user may read them.
             private = any("about_records" in curve.facts for curve in curves)
             stack.enter_context(_hold(folder, private))
-            moves = _check_identity(folder, path, meta)
-            is_new = moves is None
-            if moves is None:
+            # Check again: another process may have created the store before the lock was held.
+            positions = _check_identity(folder, path, meta)
+            is_new = positions is None
+            if positions is None:
                 _create(folder, path, meta, curves, private)
-            elif len(moves) < len(curves):
+            elif len(positions) < len(curves):
                 with _name_damaged(path):
-                    _add_curves(path, moves, meta, curves)
+                    _add_curves(path, positions, meta, curves)
             try:
                 with _open(path, threads, curves, meta) as store:
                     yield store
             except MemoryError:
-                # If a run did not fit into memory, remove the new store, which has no results.
+                # The run did not fit into memory: if the store is new and empty, remove it.
                 if is_new and not _count_rows(path):
                     with suppress(OSError):
                         path.unlink()
@@ -280,7 +285,7 @@ class Store:
         connection = sqlite3.connect(f"{_uri(path)}?mode=ro", uri=True, timeout=PATIENCE)
         try:
             with _name_damaged(path):
-                # Check all tables in one transaction, since another process may be writing.
+                # Read all tables in one transaction, since another process may be writing.
                 connection.execute("BEGIN")
                 digests.check(connection)
                 connection.rollback()
@@ -290,34 +295,33 @@ class Store:
 
     @classmethod
     def done_in(cls, folder: Path, identity: dict[str, Any]) -> set[tuple[int, int]]:
-        """Return (position, replicate) of every committed row in a folder, without writing.
+        """Return which replicates of which curves a folder already has, without writing.
 
         Parameters
         ----------
         folder : Path
             The output folder.
         identity : dict
-            Identity of an experiment, which may have more curves than the store. Positions are
-            those of the curves in this identity.
+            Identity of an experiment, which may have more curves than the store.
 
         Returns
         -------
         set of (int, int)
-            The rows; empty if there is no store.
+            (position of the curve in this identity, replicate). Empty if there is no store.
 
         Raises
         ------
         InputError
             If the store holds a different experiment.
         """
-        moves = _check_identity(folder, folder / FILE, {"identity": identity})
-        if moves is None:
+        positions = _check_identity(folder, folder / FILE, {"identity": identity})
+        if positions is None:
             return set()
         with cls.open_existing(folder) as store:
-            return {(moves[position], replicate) for position, replicate in store.done()}
+            return {(positions[position], replicate) for position, replicate in store.done()}
 
     def done(self) -> set[tuple[int, int]]:
-        """Return (position of the curve, replicate) of every committed row."""
+        """Return (position of the curve, replicate) of every stored replicate."""
         with _name_damaged(self.path):
             rows = self._db.execute("SELECT position, replicate FROM cells")
             return {
@@ -328,42 +332,43 @@ class Store:
     def commit(
         self, rows: Iterable[ReplicateRow], seconds: float, agent_rounds: int, threads: int
     ) -> None:
-        """Commit the rows of one batch of replicates in one transaction.
+        """Store the results of one batch of replicates, in one transaction.
 
         Parameters
         ----------
         rows : iterable of ReplicateRow
             Results, one row per curve and replicate.
         seconds, agent_rounds : float, int
-            Time and number of agent-rounds of each row: the values of the batch divided by its
-            number of rows.
+            Time and number of agent-rounds per row: those of the batch divided by its number of
+            rows.
         threads : int
             Number of threads of the batch.
         """
         with self._db:
-            for c in rows:
+            for row in rows:
                 self._db.execute(
                     "INSERT OR IGNORE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (
-                        c.position,
-                        c.replicate,
-                        np.asarray(c.group_regret, "<f8").tobytes(),
-                        np.asarray(c.synchronisations, "<i8").tobytes(),
-                        np.asarray(c.bits_up, "<f8").tobytes(),
-                        np.asarray(c.bits_down, "<f8").tobytes(),
-                        _json(c.events),
+                        row.position,
+                        row.replicate,
+                        np.asarray(row.group_regret, "<f8").tobytes(),
+                        np.asarray(row.synchronisations, "<i8").tobytes(),
+                        np.asarray(row.bits_up, "<f8").tobytes(),
+                        np.asarray(row.bits_down, "<f8").tobytes(),
+                        _json(row.events),
                     ),
                 )
                 self._db.execute(
                     "INSERT OR IGNORE INTO timings VALUES (?, ?, ?, ?, ?)",
-                    (c.position, c.replicate, seconds, agent_rounds, threads),
+                    (row.position, row.replicate, seconds, agent_rounds, threads),
                 )
+                # The digests are in the same transaction as the rows.
                 for table in ("cells", "timings"):
-                    digests.seal_row(self._db, table, c.position, c.replicate)
+                    digests.seal_row(self._db, table, row.position, row.replicate)
             self._note_run()
 
     def _note_run(self) -> None:
-        """Write or update the row of this run; its time ends with the last commit."""
+        """Write or update the row of this run in the table ``runs``, with the time until now."""
         seconds = time.perf_counter() - self._opened
         if self._run is None:
             versions = (fastfed.__version__, platform.python_version(), np.__version__)
@@ -377,7 +382,7 @@ class Store:
         digests.seal_row(self._db, "runs", self._run)
 
     def effort(self) -> Effort:
-        """Return the cost of all committed replicates."""
+        """Return the cost of all stored replicates."""
         with _name_damaged(self.path):
             seconds, agent_rounds = self._db.execute(
                 "SELECT total(seconds * threads), coalesce(sum(agent_rounds), 0) FROM timings"
@@ -398,14 +403,14 @@ class Store:
             return files.check_meta({k: msgspec.json.decode(v) for k, v in rows})
 
     def results(self, replicates: int | None = None) -> Results:
-        """Return the results of all committed replicates, or of the first ``replicates``."""
+        """Return the results of all stored replicates, or of the first ``replicates`` of them."""
         with _name_damaged(self.path):
             return self._results(replicates)
 
     def _certified(self) -> dict[int, dict[str, str]]:
-        """Return version, digest and date of each certificate, by position of the curve.
+        """Return version, spec digest and date of each certificate, by the position of its curve.
 
-        Stores of earlier versions do not have them; return an empty dict.
+        Return an empty dict for a store of an earlier version, which does not have them.
         """
         query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'certified'"
         if not self._db.execute(query).fetchone()[0]:
@@ -421,10 +426,11 @@ class Store:
         }
 
     def _results(self, replicates: int | None) -> Results:
-        """Read the results for `results`, without its handling of damaged stores."""
+        """Read the results as `results` does, but do not convert errors of a damaged store."""
         meta = self.meta()
         identity = meta["identity"]
         rounds = np.array(meta["rounds"], np.int64)
+        # Only replicates below this number are read; by default all.
         limit = replicates if replicates is not None else 2**62
         provenance = self._certified()
         curves = []
@@ -479,7 +485,7 @@ class Store:
 
 
 def _count_rows(path: Path) -> int:
-    """Return the number of committed rows of the store at this path."""
+    """Return the number of stored replicates of all curves in the store at a path."""
     connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
         return int(connection.execute("SELECT count(*) FROM cells").fetchone()[0])
@@ -494,7 +500,8 @@ def _open(
     """Open a store for writing, and update the figure settings, facts and certificates in it."""
     connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
-        # Figure settings and certificates are not part of the identity. Store the newest.
+        # Figure settings and certificates are not part of the identity, so they may have changed
+        # since the store was created.
         with _name_damaged(path), connection:
             digests.check(connection)
             unsealed = not digests.sealed(connection)
@@ -502,7 +509,7 @@ def _open(
             provenance = tuple(made_now(meta["identity"]).values())
             for position, curve in enumerate(curves):
                 certificate = _json(curve.certificate)
-                # Keep the date of a certificate that does not change.
+                # A certificate that has not changed keeps its date.
                 connection.execute(
                     "DELETE FROM certified WHERE position = ? AND (version != ? OR EXISTS ("
                     "SELECT 1 FROM curves WHERE position = ? AND certificate != ?))",
@@ -529,9 +536,9 @@ def _open(
 
 @contextmanager
 def _hold(folder: Path, private: bool) -> Iterator[None]:
-    """Lock the output folder, so that no other process writes into it; create it if needed.
+    """Lock an output folder during a block, so that no other process writes into it.
 
-    If ``private``, a new folder is readable only for its owner.
+    The folder is created if it does not exist. If ``private``, only its owner can read it.
     """
     lock = folder / LOCK
     with ExitStack() as stack:
@@ -551,9 +558,14 @@ def _hold(folder: Path, private: bool) -> Iterator[None]:
 
 
 def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> list[int] | None:
-    """Return the position in this experiment of every curve of a store; None if there is no store.
+    """Return the position in this experiment of every curve of the store in a folder.
 
-    Raises InputError if the store holds a different experiment, or curves that this one lacks.
+    Return None if there is no store.
+
+    Raises
+    ------
+    InputError
+        If the store has a different experiment, or curves that this experiment lacks.
     """
     if not os.path.exists(path):
         return None
@@ -563,9 +575,9 @@ def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> list[int]
         now = msgspec.json.decode(_json(meta["identity"]))
         if before == now:
             return list(range(len(now.get("curves", ()))))
-        moves = moves_of(before, now)
-        if moves is not None:
-            return moves
+        positions = positions_in(before, now)
+        if positions is not None:
+            return positions
         name, keys = before.get("name"), difference(before, now)
     raise InputError(
         f'{folder} holds a different experiment ("{name}", different {keys}); '
@@ -574,30 +586,30 @@ def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> list[int]
 
 
 def _add_curves(
-    path: Path, moves: Sequence[int], meta: dict[str, Any], curves: Sequence[CurveRow]
+    path: Path, positions: Sequence[int], meta: dict[str, Any], curves: Sequence[CurveRow]
 ) -> None:
     """Add missing curves to a store, and move its curves to their positions in the experiment.
 
-    ``moves`` has the new position of every curve of the store.
+    ``positions`` has the new position of every curve that the store has.
     """
     connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
         with _name_damaged(path), connection:
             digests.check(connection)
-            if list(moves) != list(range(len(moves))):
+            if list(positions) != list(range(len(positions))):
                 for table in ("curves", "cells", "timings"):
-                    # Positions are keys, so first move all curves to unused (negative) positions.
+                    # Positions are keys: first move all curves to negative ones, which are unused.
                     connection.execute(f"UPDATE {table} SET position = -1 - position")
                     connection.executemany(
                         f"UPDATE {table} SET position = ? WHERE position = ?",
-                        [(new, -1 - old) for old, new in enumerate(moves)],
+                        [(new, -1 - old) for old, new in enumerate(positions)],
                     )
-            existing = set(moves)
+            existing = set(positions)
             connection.executemany(
                 "INSERT INTO curves VALUES (?, ?, ?, ?, ?, ?)",
                 [_curve_values(i, c) for i, c in enumerate(curves) if i not in existing],
             )
-            # The spec digest of certificates changes. `_open` writes the new one.
+            # With the new curves, the spec digest of all certificates changes: `_open` writes it.
             connection.execute("DROP TABLE IF EXISTS certified")
             connection.execute(
                 "UPDATE meta SET value = ? WHERE key = 'identity'", (_json(meta["identity"]),)
@@ -617,15 +629,15 @@ def _curve_values(position: int, curve: CurveRow) -> tuple[Any, ...]:
 def _create(
     folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[CurveRow], private: bool
 ) -> None:
-    """Create a new store: complete it under a temporary name, then rename it."""
-    fresh = folder / f".{FILE}.new"
+    """Create a new store: write it under a temporary name, then rename it."""
+    temporary = folder / f".{FILE}.new"
     try:
-        fresh.unlink(missing_ok=True)
-        # Create the file first, as SQLite gives its journals the mode of the file.
-        open(fresh, "xb", opener=files.opener(private)).close()
-        connection = sqlite3.connect(fresh)
+        temporary.unlink(missing_ok=True)
+        # Create the file before SQLite does, to set its mode; SQLite's journals get the same mode.
+        open(temporary, "xb", opener=files.opener(private)).close()
+        connection = sqlite3.connect(temporary)
         try:
-            # If this fails, the file is deleted. A journal on disk would remain.
+            # Keep the journal in memory: after a failure, a journal on disk would remain.
             connection.execute("PRAGMA journal_mode = MEMORY")
             with connection:
                 connection.executescript(SCHEMA)
@@ -639,25 +651,25 @@ def _create(
                 )
         finally:
             connection.close()
-        fresh.replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise write_error(folder, error) from None
     except sqlite3.Error as error:
         with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         if getattr(error, "sqlite_errorcode", None) in FAILING:
             raise
         raise InputError(f"cannot write to {folder}: {error}") from None
 
 
 def _read_meta(path: Path) -> dict[str, str]:
-    """Return the raw table ``meta``; raise InputError if the file is no store of this format."""
+    """Return the table ``meta``, not decoded; raise InputError if it is no store of this format."""
     try:
         meta = _select_meta(path, "ro")
     except (sqlite3.Error, *files.BROKEN) as error:
         if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise InputError(f"{path} is not a store of fastfed, or it is damaged") from None
-        # A process died during a commit. Opening the file for writing rolls that commit back.
+        # A process was killed during a commit. Opening the file for writing undoes that commit.
         try:
             meta = _select_meta(path, "rw")
         except sqlite3.Error as second_error:
@@ -671,13 +683,16 @@ def _read_meta(path: Path) -> dict[str, str]:
 
 
 def _uri(path: Path) -> str:
-    """Return the URI of a file for SQLite; `as_uri` would import HTTP and TLS on Python 3.14."""
+    """Return the URI of a file for SQLite.
+
+    It replaces `Path.as_uri`, which imports HTTP and TLS modules on Python 3.14.
+    """
     text = quote_from_bytes(os.fsencode(path.resolve().as_posix()), safe="/:")
     return f"file://{'' if text.startswith('/') else '/'}{text}"
 
 
 def _select_meta(path: Path, mode: str) -> dict[str, str]:
-    """Return the raw table ``meta`` of the file, opened in the SQLite mode "ro" or "rw"."""
+    """Return the table ``meta``, not decoded; ``mode`` is SQLite's "ro" or "rw"."""
     connection = sqlite3.connect(f"{_uri(path)}?mode={mode}", uri=True, timeout=PATIENCE)
     try:
         return dict(connection.execute("SELECT key, value FROM meta"))
@@ -686,7 +701,7 @@ def _select_meta(path: Path, mode: str) -> dict[str, str]:
 
 
 def _run_row(row: Sequence[Any]) -> RunRow:
-    """Return a row of the table ``runs``, checked."""
+    """Check the types of a row of the table ``runs``, and return it as a RunRow."""
     seconds, threads, *versions = row
     texts = map(files.check_text, versions)
     return RunRow(files.check_finite(seconds), files.check_whole(threads), *texts)

@@ -22,7 +22,7 @@ GROWING = {"batch_size": "growing", "batch_first": 2, "batch_ratio": 1.3}
 def totals(plan):
     """(mu^2, probability) charged for the first k releases, k = 1..K."""
     charges = [charge_of(plan.executed, b"", "d", k) for k in range(1, plan.plan.releases + 1)]
-    return np.cumsum([c.mu2 for c in charges]), np.cumsum([c.told for c in charges])
+    return np.cumsum([c.mu2 for c in charges]), np.cumsum([c.failure for c in charges])
 
 
 def noise_rows(plan):
@@ -158,4 +158,4 @@ def test_a_loss_of_experts_is_paid_for_by_the_first_release(algorithm):
     epsilon = gaussian_epsilon(math.sqrt(charged[0]), plan.certificate.exact.delta - told[0])
     assert epsilon >= plan.certificate.exact.epsilon * (1.0 - 1e-9)
     again = charge_of(plan.executed, b"", "d", -1)
-    assert (again.mu2, again.told) == (charged[0], told[0])
+    assert (again.mu2, again.failure) == (charged[0], told[0])

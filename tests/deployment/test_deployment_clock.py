@@ -13,8 +13,8 @@ from fastfed.deployment.ledger import Ledger, MemoryStore
 from fastfed.deployment.party import (
     BELIEVED,
     DOUBTED,
+    ClockReading,
     Process,
-    Said,
     SiloProcess,
     SteadyClock,
 )
@@ -119,9 +119,9 @@ def test_a_process_has_a_steady_clock_by_default():
 def hear(clock, hands, off=0.0, name="hub", took=0.0):
     """A party whose clock is off by so much answers at once; the answer takes so long."""
     asked = clock() + max(clock.ahead, 0.0)
-    said = Said(name, hands.wall + off, asked)
+    said = ClockReading(name, hands.wall + off, asked)
     hands.wait(took)
-    clock.heard(said)
+    clock.add_reading(said)
 
 
 def test_a_clock_that_is_set_right_is_believed_at_once_where_the_others_agree():
@@ -146,7 +146,7 @@ def test_clocks_that_are_all_set_at_once_are_believed_after_a_while(step):
             each.wait(5.0)
         times = [clock() + max(clock.ahead, 0.0) for clock in clocks]
         for i in (0, 1):
-            clocks[i].heard(Said(str(1 - i), times[1 - i], times[i]))
+            clocks[i].add_reading(ClockReading(str(1 - i), times[1 - i], times[i]))
     for each, clock in zip(hands, clocks, strict=True):
         assert clock() == pytest.approx(each.wall + step) and clock.off == 0.0
 
@@ -209,11 +209,11 @@ def test_an_old_message_that_comes_again_changes_nothing():
     """Also if the other clock was wrong when it was sent."""
     hands = Hands()
     clock = hands.clock()
-    old = Said("hub", hands.wall - 900.0, clock())
+    old = ClockReading("hub", hands.wall - 900.0, clock())
     for _ in range(10):
         hands.wait(BELIEVED / 2)
         hear(clock, hands)
-        clock.heard(old)
+        clock.add_reading(old)
         assert clock() == hands.wall and clock.off == 0.0
 
 
@@ -238,14 +238,14 @@ def test_what_was_said_before_a_clock_was_set_back_does_not_count():
     clock()
     hands.wait(BELIEVED)
     assert clock() == hands.wall
-    clock.heard(Said("hub", hands.wall - 3600.0, asked))
+    clock.add_reading(ClockReading("hub", hands.wall - 3600.0, asked))
     assert clock() == hands.wall and clock.off == 0.0
 
 
 def test_nothing_is_known_of_a_clock_that_has_read_nothing():
     hands = Hands()
     clock = hands.clock()
-    clock.heard(Said("hub", hands.wall - 3600.0, 0.0))
+    clock.add_reading(ClockReading("hub", hands.wall - 3600.0, 0.0))
     assert clock() == hands.wall and clock.off == 0.0
 
 
@@ -298,7 +298,7 @@ def test_a_silo_that_starts_with_a_clock_years_ahead_closes_nothing():
         made.now += 100.0
         made.settle()
     assert not silo.status()["stopped"] and silo.party.model.release == made.plan.plan.releases
-    assert list(silo.party.sealed) == [1, 2, 3, 4] and not silo.party.without
+    assert list(silo.party.sealed) == [1, 2, 3, 4] and not silo.party.unreported
 
 
 def test_a_hub_that_starts_with_a_clock_years_ahead_leaves_nobody_out():
@@ -347,12 +347,12 @@ def test_a_time_that_no_clock_can_show_is_refused(time):
     made = clocked()
     plan, hub = made.plan, made.processes["hub"]
     silo, mine = Identity(secret("silo0")), Identity(secret("hub"))
-    join = wire.Join(hub.party._nonce, plan.agreed(silo), time, 1.0)
+    join = wire.Join(hub.party._nonce, plan.countersignature(silo), time, 1.0)
     with pytest.raises(Refused, match="the time of silo0 must be in seconds since 1970"):
-        hub.handle(plan.wire.made(silo, "silo0", 0, join))
+        hub.handle(plan.wire.signed(silo, "silo0", 0, join))
     receipt = wire.Receipt(0, (), made.processes["silo0"].party._nonce, "", time)
     with pytest.raises(Refused, match="the time of hub must be in seconds since 1970"):
-        made.processes["silo0"].handle(plan.wire.made(mine, "hub", 0, receipt))
+        made.processes["silo0"].handle(plan.wire.signed(mine, "hub", 0, receipt))
 
 
 def test_a_message_that_is_refused_because_clocks_differ_says_so():
@@ -363,7 +363,7 @@ def test_a_message_that_is_refused_because_clocks_differ_says_so():
     now = made.now
     receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce, "", now, silo.clock())
     with pytest.raises(Refused, match="clocks of hub and silo differ"):
-        silo.handle(made.plan.wire.made(Identity(secret("hub")), "hub", 1, receipt))
+        silo.handle(made.plan.wire.signed(Identity(secret("hub")), "hub", 1, receipt))
     assert silo.status()["clock_off"] == pytest.approx(-900.0)
 
 
@@ -397,6 +397,6 @@ def test_a_silo_is_heard_once_the_hub_knows_its_time():
     hub.party._silo_release.clear()
     silo = Identity(secret("silo0"))
     for after, heard in ((0.0, False), (made.now, True)):
-        join = wire.Join(hub.party._nonce, plan.agreed(silo), made.now, after)
-        hub.handle(plan.wire.made(silo, "silo0", 0, join))
+        join = wire.Join(hub.party._nonce, plan.countersignature(silo), made.now, after)
+        hub.handle(plan.wire.signed(silo, "silo0", 0, join))
         assert (0 in hub.party._silo_release) == heard

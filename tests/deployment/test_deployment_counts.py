@@ -46,7 +46,7 @@ def sealed(name="silo0", secret=b"k" * 32):
 
 def row(plan, release, records, noise=None):
     noise = noise or sealed()
-    noise.hides(release, hidden_of(plan, release, records))
+    noise.set_hidden_sums(release, hidden_of(plan, release, records))
     return Counter(plan, 0, noise.source).row(release, records).view(np.int64) / 4.0
 
 
@@ -200,7 +200,7 @@ def test_the_certificate_keeps_the_trust_model_and_says_who_the_shuffler_is(prot
     found = plans.load(deployed(protocol).as_bytes()).certificate
     assert found.status == "proven" and found.model.startswith("shuffle: the shuffler")
     texts = [c.text for c in found.conditions]
-    assert any("between them the shuffler" in t for t in texts) == (protocol == BITS)
+    assert any("together are the shuffler" in t for t in texts) == (protocol == BITS)
     assert any("X25519" in t for t in texts) == (protocol == MASKED_BITS)
     assert any("drawn exactly" in c for c in found.caveats)
     assert not any("53-bit" in c for c in found.caveats)

@@ -22,7 +22,7 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment.demo import settle
 from fastfed.deployment.experts import ExpertHub, ExpertSilo
 from fastfed.deployment.kinds import SAME_PEOPLE, hub_of
-from fastfed.deployment.ledger import Charge, Ledger, together
+from fastfed.deployment.ledger import Charge, Ledger, epsilon_of_charges
 from fastfed.deployment.model import model_of
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.shell import answers
@@ -91,7 +91,7 @@ def test_a_spec_that_is_not_deployed_is_refused(keys, message):
 
 def test_a_plan_of_experts_continues_one_of_its_own_system_alone():
     tables = {"system": federation.spec()["system"], "calendar": {"start": 9000, "period": 100}}
-    with pytest.raises(InputError, match="its own kind alone"):
+    with pytest.raises(InputError, match="of the same kind"):
         folders.extended(tables, plan_of(), b"")
 
 
@@ -117,12 +117,12 @@ def test_one_charge_covers_a_loss_of_whichever_phase():
 def test_pure_charges_are_added_up_where_that_is_less_and_beside_others():
     few = [Charge("d", b"", k, 1.5, 0.0, b"", 1.0) for k in (1, 2)]
     other = Charge("d", b"", 3, 0.2, 1e-9)
-    assert together(few, 1e-6) == pytest.approx(2.0)
+    assert epsilon_of_charges(few, 1e-6) == pytest.approx(2.0)
     gaussian = gaussian_epsilon(math.sqrt(0.2), 1e-6 - 1e-9)
-    assert together([*few, other], 1e-6) == pytest.approx(2.0 + gaussian)
+    assert epsilon_of_charges([*few, other], 1e-6) == pytest.approx(2.0 + gaussian)
     many = [Charge("d", b"", k, 0.001, 0.0, b"", 0.05) for k in range(1, 1001)]
-    assert together(many, 1e-6) == pytest.approx(gaussian_epsilon(1.0, 1e-6))
-    assert together([], 1e-6) == 0.0
+    assert epsilon_of_charges(many, 1e-6) == pytest.approx(gaussian_epsilon(1.0, 1e-6))
+    assert epsilon_of_charges([], 1e-6) == 0.0
 
 
 def test_a_ledger_from_before_there_were_pure_charges_opens(tmp_path):
@@ -259,7 +259,7 @@ def test_places_are_as_many_as_the_phase_has_and_a_person_has_one():
 def test_noise_of_a_leaf_is_a_function_of_all_means_and_the_order_of_none():
     noises = [SealedNoise(b"k" * 32, b"p" * 32, "hub") for _ in "abc"]
     for noise, sums in zip(noises, (b"one", b"one", b"two"), strict=True):
-        noise.hides(1, sums)
+        noise.set_hidden_sums(1, sums)
     one, same, other = (noise.ideal_laplace(3, 1, 8).values for noise in noises)
     assert np.array_equal(one, same) and np.abs(one - other).min() > 0.0
     orders = [noise.sample(0, 4, 32) for noise in noises]
@@ -274,9 +274,9 @@ def test_means_that_no_losses_have_are_refused(bad):
     silo = federation.Identity(federation.secret("silo0"))
     values = np.zeros(plan.wire.size)
     values[0 if bad is not None else -1] = bad or 0.5
-    found = plan.wire.made(silo, "silo0", 1, Report(wire.packed(values)))
+    found = plan.wire.signed(silo, "silo0", 1, Report(wire.packed(values)))
     with pytest.raises(Refused):
-        hub._checked(plan.wire.read(found), "a report")
+        hub._decrypt_report(plan.wire.read(found), "a report")
 
 
 def test_a_broadcast_that_is_no_weights_is_refused():

@@ -77,7 +77,7 @@ def test_the_command_exports_from_a_running_silo_and_from_its_folder(tmp_path):
     hub = Identity(read_secret(tmp_path / "hub" / folders.SECRET))
     entries = tuple(wire.Entry(i, bytes(32)) for i in (1, 2))
     values = wire.packed(np.array([1.0, 2.0, 3.0, 0.5, 4.0]))
-    broadcast = plan.wire.made(hub, "hub", 1, wire.Broadcast(values, entries, b"", b""))
+    broadcast = plan.wire.signed(hub, "hub", 1, wire.Broadcast(values, entries, b"", b""))
     silo, output = folders.opened(tmp_path / "silo0"), tmp_path / "model.json"
     folder = str(tmp_path / "silo0")
 

@@ -18,7 +18,7 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import plans, wire
 from fastfed.deployment.folder import check_room, extended, last_broadcast
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.model import REASONS, Extension, model_of, together
+from fastfed.deployment.model import REASONS, Extension, epsilon_of_chain, model_of
 from fastfed.deployment.seal import Identity
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
@@ -147,7 +147,7 @@ def test_a_chain_of_three_plans_plays_the_sums_of_all():
     assert new.processes["silo1"].party.model.theta.tolist() == model.theta.tolist()
     status = new.processes["silo1"].party.status()["extends"]
     assert status["plans"] == [made.plan.digest.hex(), plan.digest.hex()]
-    assert status["epsilon_together"] > together(plan.plan, made.plan)
+    assert status["epsilon_together"] > epsilon_of_chain(plan.plan, made.plan)
 
 
 @pytest.mark.parametrize(
@@ -259,12 +259,12 @@ def test_a_plan_file_with_another_start_or_other_parties_is_refused():
     few = msgspec.structs.replace(honest, entries=honest.entries[:1])
     nan = msgspec.structs.replace(honest, values=wire.packed(np.full(9, np.nan)))
     starts = {
-        "signature": old.wire.made(silo, "hub", 2, honest),
-        "of the earlier plan's hub": old.wire.made(silo, "silo0", 2, honest),
-        "2 silos at least": old.wire.made(hub, "hub", 2, few),
-        "finite": old.wire.made(hub, "hub", 2, nan),
-        "another plan": plan.wire.made(hub, "hub", 2, honest),
-        "must be one of broadcast": old.wire.made(hub, "hub", 2, wire.Leave()),
+        "signature": old.wire.signed(silo, "hub", 2, honest),
+        "of the earlier plan's hub": old.wire.signed(silo, "silo0", 2, honest),
+        "2 silos at least": old.wire.signed(hub, "hub", 2, few),
+        "finite": old.wire.signed(hub, "hub", 2, nan),
+        "another plan": plan.wire.signed(hub, "hub", 2, honest),
+        "must be one of broadcast": old.wire.signed(hub, "hub", 2, wire.Leave()),
     }
     for message, start in starts.items():
         with pytest.raises(InputError, match=message):
@@ -289,7 +289,7 @@ def test_the_ledger_and_the_certificate_compose_both_plans(protocol):
     entry = plan.certificate.also[-1]
     assert made.plan.digest.hex()[:16] in entry.model and entry.status == "proven"
     found = entry.exact.epsilon
-    assert found == pytest.approx(together(plan.plan, made.plan), rel=1e-12)
+    assert found == pytest.approx(epsilon_of_chain(plan.plan, made.plan), rel=1e-12)
     # Independently: mu of each epsilon at delta, by bisection, and the root of their squares' sum.
     mu = math.hypot(mu_of(1.0), mu_of(0.5))
     assert found == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=2e-2)
@@ -318,7 +318,7 @@ def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_no
         InputError, match=r"would have spent epsilon 1\.1.* more than the ceiling 1;"
     ):
         check_room(ledger, "records", plan)
-    both = together(plan.plan, made.plan)
+    both = epsilon_of_chain(plan.plan, made.plan)
     check_room(ledger, "records", plan, (both * (1 + 1e-6), 1e-6))
     with pytest.raises(InputError, match="more than the ceiling"):
         check_room(ledger, "records", plan, (both * (1 - 1e-6), 1e-6))
@@ -353,7 +353,7 @@ def home(tmp_path_factory):
     hub = Identity(folders.read_secret(home / "hub" / folders.SECRET))
     entries = tuple(wire.Entry(i, bytes(32)) for i in (0, 1))
     body = wire.Broadcast(wire.packed(np.array([1.0, 2.0, 3.0, 0.5, 4.0])), entries, b"")
-    process.store.write(folders_write(plan.wire.made(hub, "hub", 1, body)))
+    process.store.write(folders_write(plan.wire.signed(hub, "hub", 1, body)))
     process.store.close()
     text = "[system]\nhorizon = 10\nbatch_size = 5\nepsilon = 0.5\ndelta = 1e-6\n"
     text += "[calendar]\nstart = 1970-01-01T00:30:00Z\nperiod = 100\n"
@@ -442,7 +442,7 @@ def test_leave_and_recover_are_commands(home):
     left = run("leave", home / "silo1")
     assert left.exit_code == 0 and json.loads(left.output)["stopped"] == "the silo has left"
     process = folders.opened(home / "silo1")
-    assert process.party.left
+    assert process.party.leave_reason
     process.store.close()
     refused = run("leave", home / "hub")
     assert refused.exit_code == 2 and "not the folder of a silo" in refused.output

@@ -258,7 +258,7 @@ def test_a_socket_carries_messages_and_nothing_else(tmp_path):
         for what in ("decide", "status", "leave", "export", "recover"):
             with pytest.raises(ValueError):
                 client.call(what)
-        assert not silo.party.left
+        assert not silo.party.leave_reason
         assert posted(path, b"\x81\xa1a\x01") == (400, b"what was carried is no list of messages")
         assert posted(path, b"", "/decide")[0] == 404
     with pytest.raises(InputError, match="cannot be reached"):
@@ -602,5 +602,5 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
         found = waits(lambda status: status["model"] == 1 and not status["stopped"])
     finally:
         network.stop()
-    calm = demo.calm_theta(tmp_path, plan, actions)
+    calm = demo.theta_without_failures(tmp_path, plan, actions)
     assert len(actions) == 9 and all(status["theta"] == calm for status in found)

@@ -17,10 +17,10 @@ from fastfed.deployment.guard import (
     Alarm,
     Cap,
     check_records,
+    hub_sees_reports,
     nodes_of,
     noise_squares,
-    records_of,
-    visible,
+    rounds_in_report,
 )
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import MemoryStore
@@ -43,11 +43,11 @@ class Liar(SiloParty):
         most = self._range.report(release)[:d]
         values[:d] = -0.99 * most if self.bias is None else self.bias
         if self.deployed.shared:
-            self._sealing.hides(release, b"a lie")
+            self._sealing.set_hidden_sums(release, b"a lie")
             return self._secure_report(
                 release, values.astype(np.int64).view(np.uint64) << np.uint64(40)
             )
-        return self.reported(release, values)
+        return self.encrypt_report(release, values)
 
 
 def group(lies=False, influence=None, bias=None, protocol="silo-ldp", releases=4, epsilon=100.0):
@@ -157,18 +157,18 @@ def test_an_honest_report_is_scaled_once_in_a_million(release):
         first_bound, second_bound = cap.bounds(k, 0)
         assert 0.35 * first_bound < bias.max() < first_bound
         assert 0.35 * second_bound < gram.max() < second_bound
-        assert not any(cap.held(honest + row, k, 0)[1] for row in noise[:200])
+        assert not any(cap.cap_report(honest + row, k, 0)[1] for row in noise[:200])
     assert BEYOND == 1e-6
 
 
 def test_a_prefix_of_tree_nodes_has_the_noise_of_all_of_them():
     plan = federation.deployed("silo-ldp-prefix", batches=7, dimension=3).plan
-    assert visible(plan) and [nodes_of(plan, k) for k in (1, 6, 7)] == [[1], [6], [7]]
+    assert hub_sees_reports(plan) and [nodes_of(plan, k) for k in (1, 6, 7)] == [[1], [6], [7]]
     assert [noise_squares(plan, k) for k in range(1, 8)] == [1, 1, 2, 1, 2, 2, 3]
-    assert [records_of(plan, k) for k in (1, 3, 7)] == [5, 15, 35]
+    assert [rounds_in_report(plan, k) for k in (1, 3, 7)] == [5, 15, 35]
     tree = federation.deployed(batches=7, dimension=3).plan
     assert [noise_squares(tree, k) for k in (1, 6, 7)] == [1.0] * 3
-    assert [records_of(tree, k) for k in (1, 4, 6, 7)] == [5, 20, 10, 5]
+    assert [rounds_in_report(tree, k) for k in (1, 4, 6, 7)] == [5, 20, 10, 5]
 
 
 def full(packed, d=3):
@@ -180,7 +180,7 @@ def full(packed, d=3):
 def test_what_is_beyond_is_scaled_to_the_bound_and_keeps_its_direction():
     plan = federation.deployed(dimension=3).plan
     values = np.array([-1e5, 2e5, 0.0, 9e5, -1e5, 3e5, 1e5, 0.0, 2e5])
-    held, scaled = Cap(plan, 0.5).held(values, 2, 1)
+    held, scaled = Cap(plan, 0.5).cap_report(values, 2, 1)
     bounds = Cap(plan, 0.5).bounds(2, 1)
     assert scaled and values[0] == -1e5
     assert np.linalg.norm(held[:3]) == pytest.approx(bounds[0])
@@ -200,7 +200,7 @@ def test_an_influence_out_of_range_is_refused(wrong):
 def test_an_influence_is_of_use_where_the_hub_sees_noisy_reports(protocol):
     with pytest.raises(InputError, match=f'belongs to silo-ldp.*not to "{protocol}"'):
         federation.deployed(protocol, federation={"least": 3, "influence": 1.0})
-    assert not visible(federation.deployed(protocol).plan)
+    assert not hub_sees_reports(federation.deployed(protocol).plan)
     plan = federation.deployed(federation={"least": 2, "influence": 1})
     assert plans.load(plan.as_bytes()).document.influence == 1.0
     assert plan.digest != federation.deployed(federation={"least": 2}).digest

@@ -27,7 +27,7 @@ def running(protocol="silo-ldp", **keys):
 
 
 def signed(made, release, body):
-    return made.plan.wire.made(HUB, "hub", release, body)
+    return made.plan.wire.signed(HUB, "hub", release, body)
 
 
 # ---- open periods --------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_nothing_that_a_hub_says_of_an_open_period_is_taken(protocol):
             silo.handle(signed(made, release, body))
     with pytest.raises(Refused, match="still open here"):
         silo.handle(federation.news(made.plan, broadcast))
-    assert silo.party.status() == before and not silo.party.lost and not silo.party.sessions.told
+    assert silo.party.status() == before and not silo.party.lost and not silo.party.sessions.sent
     # The same is taken once the period has closed here.
     made.now = float(made.plan.document.calendar.closes[0])
     silo.handle(signed(made, 0, wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)))
@@ -104,12 +104,12 @@ def test_a_set_that_silos_did_not_report_for_is_refused():
         silo.handle(signed(made, 1, wire.News(broadcast, ())))
     # Words of silos about other reports, and of one silo for another, do not help.
     silo1 = Identity(federation.secret("silo1"))
-    word = made.plan.wire.made(silo1, "silo1", 1, wire.Seen(b"1" * 32, 0, b""))
-    other = made.plan.wire.made(silo1, "silo1", 1, wire.Seen(b"2" * 32, 0, b""))
+    word = made.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"1" * 32, 0, b""))
+    other = made.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"2" * 32, 0, b""))
     for words in ((word,), (word, other)):
         with pytest.raises(Refused, match="reports that no silo signed"):
             silo.handle(signed(made, 1, wire.News(broadcast, words)))
-    forged = made.plan.wire.made(silo1, "silo2", 1, wire.Seen(b"2" * 32, 0, b""))
+    forged = made.plan.wire.signed(silo1, "silo2", 1, wire.Seen(b"2" * 32, 0, b""))
     with pytest.raises(Refused, match="not that of silo2"):
         silo.handle(signed(made, 1, wire.News(broadcast, (word, forged))))
     assert silo.party.model.release == 0
@@ -183,7 +183,7 @@ def test_a_second_set_of_a_restored_helper_is_seen():
     helper = restored(made, backup)
     # The lying hub asks again, in the name of another set: here by a helper that needs no more.
     entries = made.plan.wire.body(made.plan.wire.read(first), Opened).entries
-    second = made.plan.wire.made(
+    second = made.plan.wire.signed(
         Identity(federation.secret("helper")),
         "helper",
         1,
@@ -215,13 +215,13 @@ def test_a_helper_takes_its_own_answers_in_order_alone():
         helper.handle(answers[2], made.now)
     own = Identity(federation.secret("helper"))
     first = made.plan.wire.body(made.plan.wire.read(answers[1]), Opened)
-    odd = made.plan.wire.made(own, "helper", 1, msgspec.structs.replace(first, before=bytes(32)))
+    odd = made.plan.wire.signed(own, "helper", 1, msgspec.structs.replace(first, before=bytes(32)))
     step = helper.handle(odd, made.now)
     assert "does not follow its last one" in step.problem and not helper.answers
     silo = Identity(federation.secret("silo0"))
     body = made.plan.wire.body(made.plan.wire.read(answers[1]), Opened)
     with pytest.raises(Refused, match="not that of helper"):
-        helper.handle(made.plan.wire.made(silo, "helper", 1, body), made.now)
+        helper.handle(made.plan.wire.signed(silo, "helper", 1, body), made.now)
 
 
 # ---- bytes on the way ----------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_whoever_holds_the_hubs_port_reads_no_sums(protocol):
         with pytest.raises(Exception, match="cannot be opened"):
             body = made.plan.wire.body(made.plan.wire.read(report), wire.Report)
             context = made.plan.digest + bytes(16)
-            Identity(federation.secret("silo1")).opened(body.values, context)
+            Identity(federation.secret("silo1")).decrypt(body.values, context)
 
 
 def test_a_report_made_for_one_release_is_not_read_as_one_of_another():
@@ -254,4 +254,4 @@ def test_a_report_made_for_one_release_is_not_read_as_one_of_another():
     body = plan.wire.body(plan.wire.read(made.processes["hub"].party.reports[1, 0]), wire.Report)
     silo = Identity(federation.secret("silo0"))
     with pytest.raises(Refused, match="must be encrypted to the hub"):
-        hub.handle(plan.wire.made(silo, "silo0", 2, body), made.now)
+        hub.handle(plan.wire.signed(silo, "silo0", 2, body), made.now)

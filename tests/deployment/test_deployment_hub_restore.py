@@ -61,10 +61,10 @@ def test_invariants_hold_over_many_schedules(protocol):
 class Forgetting(Hub):
     """Opens what it can at once, whatever silos say that they have."""
 
-    def _settled(self, now):
+    def _silos_could_join(self, now):
         return True
 
-    def _reminded(self, found, data):
+    def _take_returned_broadcast(self, found, data):
         raise Refused("nothing is heard")
 
 
@@ -135,7 +135,7 @@ def straggling():
     assert [e.silo for e in hub.party.sets[1].entries] == [0, 1]
     made.add(away)
     made.settle()
-    assert (1, 2) in hub.party.reports or 1 in away.party.without
+    assert (1, 2) in hub.party.reports or 1 in away.party.unreported
     return made, backup, hub.party.broadcasts[1]
 
 
@@ -193,14 +193,14 @@ def test_only_the_hubs_own_broadcasts_remind_it():
     fresh = Hub(plan, federation.secret("hub"))
     for sender, message in [("silo1", "itself, got silo1"), ("hub", "not that of hub")]:
         with pytest.raises(Refused, match=message):
-            fresh.handle(plan.wire.made(silo, sender, 1, body), made.now)
+            fresh.handle(plan.wire.signed(silo, sender, 1, body), made.now)
     own = Identity(federation.secret("hub"))
     for release in (0, 5):
         with pytest.raises(Refused, match="one of hub itself"):
-            fresh.handle(plan.wire.made(own, "hub", release, body), made.now)
+            fresh.handle(plan.wire.signed(own, "hub", release, body), made.now)
     bad = msgspec.structs.replace(body, entries=body.entries[::-1])
     with pytest.raises(Refused, match="different silos in order"):
-        fresh.handle(plan.wire.made(own, "hub", 1, bad), made.now)
+        fresh.handle(plan.wire.signed(own, "hub", 1, bad), made.now)
     assert not fresh._lost_broadcasts and not fresh.handle(sent, made.now).writes
     assert fresh._lost_broadcasts
     # Without the reports it waits, and opens nothing else.
@@ -228,7 +228,7 @@ def test_a_silo_sends_what_the_hub_lacks_and_nothing_else():
     assert kinds() == ["join"]
     own = Identity(federation.secret("hub"))
     receipt = wire.Receipt(0, ((1, wire.digest(hub.reports[1, 0])),), silo.party._nonce)
-    silo.handle(made.plan.wire.made(own, "hub", 1, receipt))
+    silo.handle(made.plan.wire.signed(own, "hub", 1, receipt))
     sent = silo.tick()
     assert kinds() == ["seen", "report", "broadcast", "join"]
     assert [m.data for m in sent[1:3]] == [hub.reports[2, 0], hub.broadcasts[2]]

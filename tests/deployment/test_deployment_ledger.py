@@ -28,9 +28,9 @@ from fastfed.deployment.ledger import (
     OverBudget,
     SqliteStore,
     Write,
+    epsilon_of_charges,
     read_writes,
     spent_lines,
-    together,
 )
 from fastfed.deployment.seal import Identity
 
@@ -230,7 +230,7 @@ def test_a_report_that_was_sealed_must_be_in_the_ledger(home):
 def test_a_ceiling_is_a_ceiling_to_a_millionth(factor, holds, home):
     """Of a charge, of a ceiling below what was spent, and of a plan that continues another."""
     cost = Charge("records", b"plan", 1, 0.03, 1e-8)
-    exact = together([cost], 1e-6)
+    exact = epsilon_of_charges([cost], 1e-6)
     ledger = Ledger(":memory:")
     ledger.set_ceiling("records", exact * factor, 1e-6)
     assert ledger.allows(cost) is holds
@@ -250,7 +250,7 @@ def test_a_ceiling_is_a_ceiling_to_a_millionth(factor, holds, home):
             spent.set_ceiling("records", exact * factor, 1e-6)
     plan, own = plans.load(home / "plan2"), Ledger(str(home / "silo0" / folders.LEDGER))
     whole = charge_of(plan.executed, plan.digest, "people", -1)
-    both = together([*own.charges("people"), whole], 1e-6)
+    both = epsilon_of_charges([*own.charges("people"), whole], 1e-6)
     if holds:
         folders.check_room(own, "people", plan, (both * factor, 1e-6))
     else:
@@ -352,7 +352,7 @@ def test_looking_makes_and_changes_no_file(home, running):
     entries = tuple(wire.Entry(i, bytes(32)) for i in (0, 1))
     body = wire.Broadcast(wire.packed(np.array([1.0, 2.0, 3.0, 0.5, 4.0])), entries, b"")
     hub = Identity(folders.read_secret(home / "hub" / folders.SECRET))
-    made = plans.load(home / "plan").wire.made(hub, "hub", 1, body)
+    made = plans.load(home / "plan").wire.signed(hub, "hub", 1, body)
     process.store.write(Write("broadcast", "1", made))
     process.store.close()
     process.ledger.close()

@@ -142,10 +142,12 @@ def test_the_plan_ends_when_a_silo_leaves():
 def test_a_report_with_a_share_is_refused():
     plan = deployed(MASKS)
     hub, identity = Hub(plan, federation.secret("hub")), Identity(federation.secret("silo0"))
-    join = plan.wire.made(identity, "silo0", 0, wire.Join(bytes(16), plan.agreed(identity)))
+    join = plan.wire.signed(
+        identity, "silo0", 0, wire.Join(bytes(16), plan.countersignature(identity))
+    )
     for write in hub.handle(join, 0.0).writes:
         hub.fold(write)
-    report = plan.wire.made(identity, "silo0", 1, wire.Report(bytes(40), b"share"))
+    report = plan.wire.signed(identity, "silo0", 1, wire.Report(bytes(40), b"share"))
     with pytest.raises(wire.Refused, match="must not have a share"):
         hub.handle(report, 2000.0)
 
@@ -181,7 +183,7 @@ def reborn(made):
     hub = Identity(federation.secret("hub"))
 
     def say(body):
-        return process.handle(plan.wire.made(hub, "hub", 1, body))[1]
+        return process.handle(plan.wire.signed(hub, "hub", 1, body))[1]
 
     made.now = plan.document.calendar.closes[0] - 10.0
     process.reward(process.decide(ROWS).id, 0.0)
@@ -231,9 +233,9 @@ def test_a_hub_that_contradicts_its_list_of_sessions_stops_the_silo():
         ((*known[:2], b"short"), "32 bytes"),
     ]:
         with pytest.raises(wire.Refused, match=message):
-            silo.handle(made.plan.wire.made(hub, "hub", 1, wire.Sessions(values)))
+            silo.handle(made.plan.wire.signed(hub, "hub", 1, wire.Sessions(values)))
     other = wire.Sessions((*known[:2], bytes(32)))
-    step, _ = silo.handle(made.plan.wire.made(hub, "hub", 1, other))
+    step, _ = silo.handle(made.plan.wire.signed(hub, "hub", 1, other))
     assert "two lists of sessions" in step.problem and silo.party.stopped
 
 
@@ -244,7 +246,7 @@ def test_a_session_that_a_silo_takes_back_is_noted_and_not_kept():
     identity = Identity(federation.secret("silo0"))
 
     def told(session, release=1):
-        return plan.wire.made(identity, "silo0", release, wire.Sessions((session,)))
+        return plan.wire.signed(identity, "silo0", release, wire.Sessions((session,)))
 
     assert not hub.handle(told(bytes(32)))[0].problem
     assert "another session of release 1" in hub.handle(told(b"x" * 32))[0].problem
@@ -254,7 +256,7 @@ def test_a_session_that_a_silo_takes_back_is_noted_and_not_kept():
             hub.handle(data)
     shares = federation.Federation(deployed("secure-sum"))
     shares.settle()
-    data = shares.plan.wire.made(identity, "silo0", 1, wire.Sessions((bytes(32),)))
+    data = shares.plan.wire.signed(identity, "silo0", 1, wire.Sessions((bytes(32),)))
     with pytest.raises(wire.Refused, match="sums are under masks"):
         shares.processes["hub"].handle(data)
 
@@ -269,7 +271,7 @@ def test_nothing_enters_a_leaf_whose_session_was_told():
     silo.reward(early, 1.0)
     made.now = 1100.0
     made.settle()
-    told = silo.party.sessions.told[1]
+    told = silo.party.sessions.sent[1]
     # Its clock goes back, and nothing is sealed yet.
     made.now = 1090.0
     silo.reward(late, 1.0)
@@ -329,18 +331,18 @@ class Unmasked(SiloParty):
     """A row without masks: the sum of all does not decode."""
 
     def _secure_report(self, release, row):
-        return self.reported(release, row)
+        return self.encrypt_report(release, row)
 
 
 class Opener(Hub):
     """Opens a release without the silos that are late."""
 
-    def _opening(self, release, now):
+    def _open_next_set(self, release, now):
         came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
         if not came:
             return Step()
         entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in came[:2])
-        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
+        return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
 
 FAULTS = {

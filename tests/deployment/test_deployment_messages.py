@@ -102,8 +102,8 @@ def test_spoiled_bytes_are_refused_and_nothing_else_happens(data):
 
 def joined():
     hub = Hub(PLAN, federation.secret("hub"))
-    join = wire.Join(bytes(16), PLAN.agreed(SILO))
-    step = hub.handle(PLAN.wire.made(SILO, "silo0", 0, join), 0.0)
+    join = wire.Join(bytes(16), PLAN.countersignature(SILO))
+    step = hub.handle(PLAN.wire.signed(SILO, "silo0", 0, join), 0.0)
     for write in step.writes:
         hub.fold(write)
     return hub
@@ -149,9 +149,9 @@ def test_a_silo_must_agree_to_the_plan_before_it_reports():
     with pytest.raises(Refused, match="must join"):
         hub.handle(report(), 0.0)
     other = federation.deployed(batch=6)
-    join = wire.Join(bytes(16), other.agreed(SILO))
+    join = wire.Join(bytes(16), other.countersignature(SILO))
     with pytest.raises(InputError, match="countersignature"):
-        hub.handle(PLAN.wire.made(SILO, "silo0", 0, join), 0.0)
+        hub.handle(PLAN.wire.signed(SILO, "silo0", 0, join), 0.0)
 
 
 # ---- plan files ----------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def test_secure_sums_need_all_silos_and_a_helper():
 def test_a_receipt_that_names_every_release_fits_into_a_message():
     reports = tuple((k, bytes(32)) for k in range(1, kinds.MOST_RELEASES + 1))
     hub = Identity(federation.secret("hub"))
-    data = PLAN.wire.made(hub, "hub", 1, wire.Receipt(0, reports, bytes(16)))
+    data = PLAN.wire.signed(hub, "hub", 1, wire.Receipt(0, reports, bytes(16)))
     assert len(data) < PLAN.wire.limits["receipt"] / 2
     with pytest.raises(InputError, match="at most 10000 releases, got 10001"):
         plans.compile_plan(federation.spec(batches=10_001, batch=1, system={"batch_size": 1}))

@@ -56,14 +56,14 @@ def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
     app, silo = HubApp(process), Identity(federation.secret("silo0"))
 
     def message(body, release=0, name="silo0"):
-        return plan.wire.made(silo, name, release, body)
+        return plan.wire.signed(silo, name, release, body)
 
     assert asked(app, "GET", "/nothing")[0] == 404
     assert asked(app, body=b"x")[0] == 400
     assert asked(app, body=bytes(plan.wire.largest + 1))[0] == 413
     report = federation.sealed_report(plan, 0, 1, bytes(40))
     assert asked(app, body=report)[0] == 400
-    assert asked(app, body=message(wire.Join(bytes(16), plan.agreed(silo))))[0] == 200
+    assert asked(app, body=message(wire.Join(bytes(16), plan.countersignature(silo))))[0] == 200
     assert asked(app, body=federation.seen(plan, 0, report))[0] == 200
     assert asked(app, body=report)[0] == 200
     assert asked(app, body=report)[0] == 200

@@ -89,7 +89,7 @@ def test_a_charged_leaf_is_closed_though_its_report_is_not_sealed_yet():
     made.now = 1100.0
     made.settle()
     assert leaves(silo) == [1, 2] and silo.party.sealed[1] == sealed.value
-    assert not silo.party.lost and not silo.party.without
+    assert not silo.party.lost and not silo.party.unreported
 
 
 def test_rewards_after_the_deadline_and_after_the_end_enter_no_leaf():
@@ -195,7 +195,7 @@ def test_a_silo_seals_nothing_beyond_its_ceiling_and_goes_on_when_it_is_raised()
     assert "more than the ceiling" in silo.problem
     tight.set_ceiling("records", 1.0, 1e-6)
     made.settle()
-    assert 1 in silo.party.sealed and silo.party.without.keys() | silo.party.sealed.keys() == {
+    assert 1 in silo.party.sealed and silo.party.unreported.keys() | silo.party.sealed.keys() == {
         1,
         2,
         3,
@@ -252,7 +252,7 @@ def test_a_straggler_is_left_out_after_the_grace_and_its_report_never_opened(res
     made.processes["silo2"] = away
     made.settle()
     assert away.party.model.release == 1 and hub.broadcasts == {1: opened}
-    assert away.party.without == ({1: "opened without this silo"} if restarted else {})
+    assert away.party.unreported == ({1: "opened without this silo"} if restarted else {})
     assert ((1, 2) in hub.reports) == (1 in away.party.sealed) == (not restarted)
     assert [c.release for c in away.ledger.charges("records")] == [1]
     # What it has in that leaf is part of the next node, which holds both leaves.
@@ -268,7 +268,7 @@ def test_later_sets_are_without_a_silo_that_left_and_the_plan_ends_below_the_lea
     made.processes["silo1"].leave()
     made.settle()
     hub = made.processes["hub"].party
-    assert hub.left == {1} and made.processes["silo1"].party.over
+    assert hub.left_silos == {1} and made.processes["silo1"].party.hub_refusal
     served(made, 2)
     made.settle()
     body = made.plan.wire.body(made.plan.wire.read(hub.broadcasts[2]), Broadcast)
@@ -341,7 +341,7 @@ def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(l
         silo.reward(decision.id, 0.5)
     silo.recover()
     made.settle()
-    assert silo.party.sealed == {} and "lost" in silo.party.without[1]
+    assert silo.party.sealed == {} and "lost" in silo.party.unreported[1]
     assert [c.release for c in silo.ledger.charges("records")] == [-1, 1]
     served(made, 2)
     made.settle()
@@ -365,7 +365,7 @@ def test_one_recovery_gives_up_the_reports_that_the_hub_has_and_those_that_the_l
     assert sorted(silo.party.lost) == [1]
     silo.recover()
     made.settle()
-    assert sorted(silo.party.without) == [1, 2] and not silo.party.lost
+    assert sorted(silo.party.unreported) == [1, 2] and not silo.party.lost
     assert [c.release for c in silo.ledger.charges("records")] == [-2, 1, 2]
     silo.reward(silo.decide(ROWS).id, 0.5)
     served(made, 3)
@@ -412,7 +412,7 @@ def test_a_silo_that_is_put_back_to_one_backup_twice_pays_for_each_time_that_rep
 
 def broadcast_by(made, release, values, entries, before):
     body = Broadcast(wire.packed(np.array(values)), entries, before)
-    return made.plan.wire.made(HUB, "hub", release, body)
+    return made.plan.wire.signed(HUB, "hub", release, body)
 
 
 def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_model():
@@ -452,7 +452,7 @@ def test_a_broadcast_that_cannot_be_true_is_not_acted_on(change, message):
     assert silo.party.sealed and not silo.party.broadcasts
     entries = tuple(wire.entry_of(i, hub.reports[1, i]) for i in range(3))
     body = msgspec.structs.replace(Broadcast(wire.packed(np.zeros(5)), entries, b""), **change)
-    data = made.plan.wire.made(HUB, "hub", 1, body)
+    data = made.plan.wire.signed(HUB, "hub", 1, body)
     theta = silo.party.model.theta
     try:
         step, _ = silo.handle(federation.news(made.plan, data))
@@ -476,7 +476,7 @@ def test_a_log_whose_sums_are_others_is_refused():
     honest = made.plan.wire.body(made.plan.wire.read(writes[at].value), Broadcast)
     values = np.frombuffer(honest.values) + 1.0
     changed = msgspec.structs.replace(honest, values=wire.packed(values))
-    writes[at] = Write("broadcast", "2", made.plan.wire.made(HUB, "hub", 2, changed))
+    writes[at] = Write("broadcast", "2", made.plan.wire.signed(HUB, "hub", 2, changed))
     with pytest.raises(Refused, match="not the sum"):
         Process(type(process.party)(made.plan, federation.secret("hub")), MemoryStore(writes))
 
@@ -498,7 +498,7 @@ def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
         plan.wire.body(plan.wire.read(hub.reports[1, i]), wire.Report).sealed for i in range(3)
     )
     second = (Entry(0, bytes(32)), *entries[1:])
-    step, _ = helper.handle(plan.wire.made(HUB, "hub", 1, Opened(second, shares)))
+    step, _ = helper.handle(plan.wire.signed(HUB, "hub", 1, Opened(second, shares)))
     assert "second set" in step.problem and not any(
         m.to == "hub" and b"set" in m.data for m in step.messages
     )
@@ -508,9 +508,9 @@ def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
         (Opened(entries, shares), "cannot be opened"),
     ]:
         with pytest.raises(InputError, match=message):
-            helper.handle(plan.wire.made(HUB, "hub", 2, asked))
+            helper.handle(plan.wire.signed(HUB, "hub", 2, asked))
     with pytest.raises(Refused, match="next set must be of release 2"):
-        helper.handle(plan.wire.made(HUB, "hub", 3, Opened(entries, shares)))
+        helper.handle(plan.wire.signed(HUB, "hub", 3, Opened(entries, shares)))
 
 
 def test_a_release_of_a_secure_sum_waits_for_every_silo():

@@ -179,7 +179,7 @@ def silo_lost(made):
     silo = made.processes["silo0"]
     receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)
     hub = federation.Identity(federation.secret("hub"))
-    silo.handle(made.plan.wire.made(hub, "hub", 0, receipt))
+    silo.handle(made.plan.wire.signed(hub, "hub", 0, receipt))
 
 
 def silo_ceiling(made):
@@ -204,7 +204,7 @@ def silo_forgotten(made):
     values = tuple(bytes([i]) * 32 for i in range(3))
     hub = federation.Identity(federation.secret("hub"))
     silo.tick()
-    silo.handle(made.plan.wire.made(hub, "hub", 1, wire.Sessions(values)))
+    silo.handle(made.plan.wire.signed(hub, "hub", 1, wire.Sessions(values)))
 
 
 def silo_after_its_report(made):
@@ -241,10 +241,10 @@ def test_every_state_of_the_helper_is_reached():
     assert says(made, "helper") == ("set", ["hub"])
     hub_over(made)
     assert says(made, "helper") == ("over", [])
-    made.processes["helper"].party.asked = 0.0
+    made.processes["helper"].party.unanswered_since = 0.0
     assert says(made, "helper") == ("over", [])
     again = running("secure-sum")
-    again.processes["helper"].party.asked = 0.0
+    again.processes["helper"].party.unanswered_since = 0.0
     assert says(again, "helper") == ("hub", ["hub"])
     made.processes["helper"].party.alarms.append("two sets")
     assert says(made, "helper") == ("alarm", [])

@@ -29,9 +29,10 @@ NONCE, DIGEST = bytes(16), bytes(32)
 #: Functions that a message goes through, by module.
 WAY = {
     hub: (
-        "handle", "_silo", "_join", "_report", "_checked", "_leave", "_store_answer", "_reminded",
+        "handle", "_silo", "_answer_join", "_store_report", "_decrypt_report", "_store_leave",
+        "_store_answer", "_take_returned_broadcast",
     ),
-    silo: ("handle", "_receipt", "_broadcast", "_check_opened"),
+    silo: ("handle", "_handle_receipt", "_adopt_broadcast", "_check_opened"),
     sums: ("handle", "_total"),
     wire: ("read", "body", "floats", "words", "_numbers", "check_entries"),
     guard: ("check_range", "check_records"),
@@ -107,7 +108,7 @@ def respelled(data, **fields):
 
 def to_everybody(plan):
     """What no receiver takes."""
-    good = plan.wire.made(SILOS[0], "silo0", 2, Report(floats()))
+    good = plan.wire.signed(SILOS[0], "silo0", 2, Report(floats()))
     version = good[:1] + b"\xcc" + good[1:]
     yield bytes(1 << 22), "at most"
     yield b"\x93", "no envelope"
@@ -130,19 +131,19 @@ def to_hub(protocol):
         values = (words() if shared else floats()) if values is None else values
         return federation.sealed_report(plan, who, release, values, more)
 
-    joined = plan.agreed(SILOS[0])
+    joined = plan.countersignature(SILOS[0])
     yield from to_everybody(plan)
-    yield plan.wire.made(SILOS[0], "silo0", 0, Join(NONCE, bytes(64))), "countersignature"
-    yield plan.wire.made(SILOS[0], "silo0", 0, Join(bytes(3), joined)), "must have 16 bytes"
-    join = plan.wire.made(SILOS[0], "silo0", 0, Join(NONCE, joined))
+    yield plan.wire.signed(SILOS[0], "silo0", 0, Join(NONCE, bytes(64))), "countersignature"
+    yield plan.wire.signed(SILOS[0], "silo0", 0, Join(bytes(3), joined)), "must have 16 bytes"
+    join = plan.wire.signed(SILOS[0], "silo0", 0, Join(NONCE, joined))
     yield respelled(join, body=b"\x91\x01"), "malformed"
     yield respelled(join, body=b"\x92\xc5\x00\x10" + NONCE + b"\xc4\x40" + joined), "canonical form"
-    yield plan.wire.made(HUB, "hub", 2, Report(floats(), b"")), "must come from a silo"
-    yield plan.wire.made(SILOS[0], "silo0", 2, Opened(())), "must come from the helper"
+    yield plan.wire.signed(HUB, "hub", 2, Report(floats(), b"")), "must come from a silo"
+    yield plan.wire.signed(SILOS[0], "silo0", 2, Opened(())), "must come from the helper"
     yield report(0), "must be of release 1..4"
     yield report(5), "must be of release 1..4"
     bare = Report(words() if shared else floats(), sealed)
-    yield plan.wire.made(SILOS[0], "silo0", 2, bare), "encrypted to the hub"
+    yield plan.wire.signed(SILOS[0], "silo0", 2, bare), "encrypted to the hub"
     for release, last, head, said in (
         (5, 0, b"", "of a release of the plan"),
         (2, 2, DIGEST, "after a broadcast before it"),
@@ -153,13 +154,13 @@ def to_hub(protocol):
     yield report(more=b"" if shared else b"x"), "have a share for the helper"
     yield report(values=floats()[:-8]), "must have 40 bytes"
     past = Broadcast(floats(), (Entry(0, DIGEST), Entry(1, DIGEST)), b"")
-    yield plan.wire.made(SILOS[0], "silo0", 1, past), "one of hub itself"
-    yield plan.wire.made(HUB, "hub", 9, past), "one of hub itself"
+    yield plan.wire.signed(SILOS[0], "silo0", 1, past), "one of hub itself"
+    yield plan.wire.signed(HUB, "hub", 9, past), "one of hub itself"
     backwards = msgspec.structs.replace(past, entries=past.entries[::-1])
-    yield plan.wire.made(HUB, "hub", 2, backwards), "different silos in order"
+    yield plan.wire.signed(HUB, "hub", 2, backwards), "different silos in order"
     if shared:
         entries = (Entry(0, DIGEST),)
-        total = plan.wire.made(HELPER, "helper", 3, Opened(entries, (), words()))
+        total = plan.wire.signed(HELPER, "helper", 3, Opened(entries, (), words()))
         yield total, "another set of release 3"
         return
     yield report(values=floats(float("nan"))), "finite"
@@ -177,24 +178,24 @@ def to_silo(protocol):
 
     def broadcast(**changes):
         body = msgspec.structs.replace(Broadcast(floats(), entries, before), **changes)
-        return federation.news(plan, plan.wire.made(HUB, "hub", 2, body), last)
+        return federation.news(plan, plan.wire.signed(HUB, "hub", 2, body), last)
 
     def told(release=2, sender="silo0", identity=SILOS[0]):
-        return plan.wire.made(identity, sender, release, wire.Seen(DIGEST, 1, before))
+        return plan.wire.signed(identity, sender, release, wire.Seen(DIGEST, 1, before))
 
     def receipt(**changes):
         body = msgspec.structs.replace(Receipt(0, ()), **changes)
-        return plan.wire.made(HUB, "hub", 1, body)
+        return plan.wire.signed(HUB, "hub", 1, body)
 
     yield from to_everybody(plan)
-    honest = plan.wire.made(HUB, "hub", 2, Broadcast(floats(), entries, before))
-    foreign = plan.wire.made(SILOS[1], "silo1", 2, Broadcast(floats(), entries, before))
-    yield plan.wire.made(SILOS[1], "silo1", 2, wire.News(honest, ())), "of the hub only"
-    yield plan.wire.made(HUB, "hub", 2, wire.News(foreign, ())), "must hold the hub's broadcast"
-    yield plan.wire.made(HUB, "hub", 2, wire.News(last, ())), "must hold the hub's broadcast"
-    yield plan.wire.made(HUB, "hub", 3, wire.News(honest, ())), "still open here"
-    yield plan.wire.made(HUB, "hub", 2, wire.News(honest, (told(1),))), "is about release 1"
-    yield plan.wire.made(HUB, "hub", 2, wire.News(honest, (told(),))), "no silo signed"
+    honest = plan.wire.signed(HUB, "hub", 2, Broadcast(floats(), entries, before))
+    foreign = plan.wire.signed(SILOS[1], "silo1", 2, Broadcast(floats(), entries, before))
+    yield plan.wire.signed(SILOS[1], "silo1", 2, wire.News(honest, ())), "of the hub only"
+    yield plan.wire.signed(HUB, "hub", 2, wire.News(foreign, ())), "must hold the hub's broadcast"
+    yield plan.wire.signed(HUB, "hub", 2, wire.News(last, ())), "must hold the hub's broadcast"
+    yield plan.wire.signed(HUB, "hub", 3, wire.News(honest, ())), "still open here"
+    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (told(1),))), "is about release 1"
+    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (told(),))), "no silo signed"
     yield receipt(reports=((3, DIGEST),)), "still open here"
     yield receipt(silo=1), "for silo 1, not 0"
     yield receipt(reports=((5, DIGEST),)), "releases 1..4"
@@ -203,7 +204,7 @@ def to_silo(protocol):
     yield broadcast(entries=(*entries[:2], entries[0])), "different silos in order"
     yield broadcast(entries=(Entry(0, DIGEST), Entry(1, b""), entries[2])), "digests of 32 bytes"
     if plan.shared:
-        opened = plan.wire.made(HELPER, "helper", 2, Opened(entries[:2], (), words()))
+        opened = plan.wire.signed(HELPER, "helper", 2, Opened(entries[:2], (), words()))
         yield broadcast(helper=opened), "not of the set that the helper opened"
         return
     mine = (Entry(1, DIGEST), Entry(2, DIGEST))
@@ -226,14 +227,14 @@ def to_helper():
 
     def asked(identity=HUB, name="hub", release=2, **changes):
         body = msgspec.structs.replace(Opened(entries, shares), **changes)
-        return plan.wire.made(identity, name, release, body)
+        return plan.wire.signed(identity, name, release, body)
 
     def sealed(body, sender="silo0", identity=SILOS[0], release=2):
-        from fastfed.deployment.seal import sealed_to
+        from fastfed.deployment.seal import encrypted_to
 
-        inner = plan.wire.made(identity, sender, release, body)
+        inner = plan.wire.signed(identity, sender, release, body)
         context = sums.share_context(plan, 0, 2)
-        return (sealed_to(plan.document.helper.open, inner, context, b"s" * 32), *shares[1:])
+        return (encrypted_to(plan.document.helper.open, inner, context, b"s" * 32), *shares[1:])
 
     yield from to_everybody(plan)
     yield asked(SILOS[0], "silo0"), "named by the hub"
@@ -261,11 +262,11 @@ def others():
     plan = MADE["silo-ldp"].plan
     report = federation.sealed_report(plan, 0, 2, floats())
     fresh, left, ended = (hub.Hub(plan, federation.secret("hub")) for _ in "abc")
-    join = plan.wire.made(SILOS[0], "silo0", 0, Join(NONCE, plan.agreed(SILOS[0])))
+    join = plan.wire.signed(SILOS[0], "silo0", 0, Join(NONCE, plan.countersignature(SILOS[0])))
     for each in (left, ended):
         for write in each.handle(join, 0.0).writes:
             each.fold(write)
-    left.left.add(0)
+    left.left_silos.add(0)
     ended.ended = "over"
     yield fresh, report, "must join before it reports"
     yield left, report, "it has left"
@@ -291,7 +292,7 @@ def others():
     body = Broadcast(wire.packed(spoiled), entries, b"")
     yield (
         unstable,
-        federation.news(plan, plan.wire.made(HUB, "hub", 1, body)),
+        federation.news(plan, plan.wire.signed(HUB, "hub", 1, body)),
         "cannot be acted on",
     )
 

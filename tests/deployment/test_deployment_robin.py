@@ -105,10 +105,10 @@ def test_a_spec_that_is_not_deployed_is_refused(keys, message):
 
 def test_a_plan_in_phases_continues_one_in_phases_alone():
     tables = {"system": spec()["system"], "calendar": {"start": 9000, "period": 100}}
-    with pytest.raises(InputError, match="its own kind alone"):
+    with pytest.raises(InputError, match="of the same kind"):
         folders.extended(tables, federation.deployed(), b"")
     tables["system"] = federation.spec()["system"]
-    with pytest.raises(InputError, match="its own kind alone"):
+    with pytest.raises(InputError, match="of the same kind"):
         folders.extended(tables, plan_of(), b"")
 
 
@@ -283,7 +283,7 @@ def test_noise_is_a_function_of_all_estimates_and_the_rotation_of_none():
     assert np.abs(first - other).min() > 1e-3
     noises = [SealedNoise(b"k" * 32, b"p" * 32, "hub") for _ in "ab"]
     for noise, sums in zip(noises, (b"one", b"two"), strict=True):
-        noise.hides(1, sums)
+        noise.set_hidden_sums(1, sums)
     signs = [noise.uniforms(12, 1, 64) for noise in noises]
     assert np.array_equal(*signs) and 0.3 < (signs[0] < 0.5).mean() < 0.7
     assert not np.array_equal(signs[0], noises[0].uniforms(12, 2, 64))
@@ -337,7 +337,7 @@ def test_a_model_that_no_mean_and_noise_can_be_is_refused():
     hub = federation.Identity(federation.secret("hub"))
     wrong = msgspec.structs.replace(body, values=wire.packed(np.array([1e9, 0.0])))
     with pytest.raises(Refused, match="beyond"):
-        late.handle(federation.news(plan, plan.wire.made(hub, "hub", 1, wrong)))
+        late.handle(federation.news(plan, plan.wire.signed(hub, "hub", 1, wrong)))
     assert late.party.model.release == 0
 
 
@@ -364,7 +364,7 @@ def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_models():
 class Twice:
     """A silo that lets what becomes known late into a phase that is sealed."""
 
-    def _leaf(self, now):
+    def _open_leaf(self, now):
         return max(1, self.deployed.document.calendar.period(now) - 1)
 
 
@@ -373,7 +373,7 @@ class Whimsical:
 
     def report(self, release):
         d = self.plan.dimension
-        return self.reported(release, np.random.default_rng().normal(size=d))
+        return self.encrypt_report(release, np.random.default_rng().normal(size=d))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ SECRET, DIGEST = b"k" * 32, b"d" * 32
 
 def drawn(node=1, sums=b"sums", silo=0, secret=SECRET, plan=DIGEST, owner="silo0", dimension=4):
     noise = SealedNoise(secret, plan, owner)
-    noise.hides(node, sums)
+    noise.set_hidden_sums(node, sums)
     return noise.ideal(silo, node, dimension)
 
 
@@ -83,7 +83,7 @@ def test_noise_is_refused_before_its_sums_are_known():
 def test_coins_and_pads_are_functions_too():
     noise, other = (SealedNoise(SECRET, DIGEST, "silo0") for _ in "ab")
     for each in (noise, other):
-        each.hides(3, b"x")
+        each.set_hidden_sums(3, b"x")
     trials = (10**20, 10**20, 2 * 10**20)
     coins = noise.coins(0, 3, 2, trials)
     assert np.array_equal(coins, other.coins(0, 3, 2, trials))
@@ -186,8 +186,8 @@ def test_a_record_that_comes_late_costs_no_more_than_the_certificate_says(releas
 def test_charges_of_all_releases_are_the_plan_and_none_is_negative(protocol, batches):
     plan = federation.deployed(protocol, batches=batches)
     charges = [charge_of(plan.plan, plan.digest, "d", k) for k in range(1, batches + 1)]
-    assert all(c.mu2 >= 0.0 and c.told >= 0.0 for c in charges) and charges[0].mu2 > 0.0
-    mu, told = math.sqrt(sum(c.mu2 for c in charges)), sum(c.told for c in charges)
+    assert all(c.mu2 >= 0.0 and c.failure >= 0.0 for c in charges) and charges[0].mu2 > 0.0
+    mu, told = math.sqrt(sum(c.mu2 for c in charges)), sum(c.failure for c in charges)
     found = gaussian_epsilon(mu, 1e-6 - told)
     assert found == pytest.approx(plan.certificate.exact.epsilon, rel=1e-9)
     assert charge_of(plan.plan, plan.digest, "d", -1)[3:5] == pytest.approx((mu**2, told))

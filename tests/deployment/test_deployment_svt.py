@@ -167,7 +167,7 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
     class Watched(SparseHub):
         """Notes what is hidden whenever a number is drawn."""
 
-        def _serving(self, noise):
+        def _make_server(self, noise):
             drawn = []
             original = self._sealing.key
 
@@ -178,7 +178,7 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
 
             self._sealing.key = key
             keys.append(drawn)
-            return super()._serving(noise)
+            return super()._make_server(noise)
 
     plan = plan_of(epsilon=20.0)
     for first in (LOSSES, LOSSES, [0.2, 0.1, 0.8]):
@@ -211,7 +211,7 @@ def test_sums_that_no_losses_have_are_refused(bad):
     hub = hub_of(plan, federation.secret("hub"))
     found = federation.sealed_report(plan, 0, 1, np.array([bad, 0.0, 0.0]))
     with pytest.raises(Refused):
-        hub._checked(plan.wire.read(found), "a report")
+        hub._decrypt_report(plan.wire.read(found), "a report")
 
 
 # ---- schedules and planted faults ----------------------------------------------------------------

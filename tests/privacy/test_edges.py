@@ -42,7 +42,7 @@ from fastfed.deployment.ledger import (
     Store,
     Write,
     chained,
-    together,
+    epsilon_of_charges,
 )
 from fastfed.deployment.shell import Dialer, listening
 from fastfed.deployment.wire import Refused
@@ -216,7 +216,7 @@ def charge(release: int, mu: float, told: float = 0.0, pure: float = 0.0) -> Cha
 def test_the_ledger_stops_at_its_ceiling(delta: float, told: float, pure: float) -> None:
     """Check that spending up to the ceiling is allowed and 10^-6 more is refused."""
     charges = [charge(1, 0.3, told, pure), charge(2, 0.4, told, pure)]
-    spent = together(charges, delta)
+    spent = epsilon_of_charges(charges, delta)
     for factor, allowed in ((1.0 + CLOSE, True), (1.0, True), (1.0 - CLOSE, False)):
         ledger = Ledger(":memory:")
         ledger.set_ceiling("d", spent * factor, delta)
@@ -251,13 +251,15 @@ def test_charges_compose_as_gaussian_mechanisms() -> None:
     for delta in (1e-12, 1e-6, 1e-2):
         mus, tail_delta = [0.1, 0.5, 0.25], delta / 7.0
         expected = gaussian_epsilon(math.hypot(*mus), delta - 3.0 * tail_delta)
-        composed = together([charge(k, mu, tail_delta) for k, mu in enumerate(mus)], delta)
+        composed = epsilon_of_charges(
+            [charge(k, mu, tail_delta) for k, mu in enumerate(mus)], delta
+        )
         assert expected <= composed <= expected * (1.0 + 1e-9)
-        assert together([charge(1, 0.5, delta)], delta) == math.inf
-        with_pure_charge = together([charge(1, 0.5), charge(2, 9.0, pure=0.01)], delta)
+        assert epsilon_of_charges([charge(1, 0.5, delta)], delta) == math.inf
+        with_pure_charge = epsilon_of_charges([charge(1, 0.5), charge(2, 9.0, pure=0.01)], delta)
         expected_with_pure = 0.01 + gaussian_epsilon(0.5, delta)
         assert expected_with_pure <= with_pure_charge <= expected_with_pure * (1.0 + 1e-9)
-    assert together([charge(1, 0.0)], 1e-6) == 0.0
+    assert epsilon_of_charges([charge(1, 0.0)], 1e-6) == 0.0
 
 
 def test_the_hash_chain_has_its_documented_format() -> None:
@@ -435,9 +437,9 @@ def test_a_report_is_scaled_only_beyond_its_bound() -> None:
     for factor, scaled in ((1.0 - CLOSE, False), (1.0 + CLOSE, True)):
         values = np.zeros(plan.statistic_size)
         values[0] = factor * first
-        assert cap.held(values, 2, 0)[1] == scaled
+        assert cap.cap_report(values, 2, 0)[1] == scaled
         values[0], values[d + 1] = 0.0, factor * second / math.sqrt(2.0)
-        assert cap.held(values, 2, 0)[1] == scaled
+        assert cap.cap_report(values, 2, 0)[1] == scaled
 
 
 def test_raw_sums_cannot_exceed_the_number_of_records() -> None:
@@ -581,14 +583,14 @@ def test_a_set_is_opened_at_the_end_of_the_grace_period() -> None:
         small_federation.now = (
             hub.deployed.document.calendar.start + 1e5
         )  # silos have had time to report
-        hub_settled = hub._settled(small_federation.now)
+        hub_settled = hub._silos_could_join(small_federation.now)
         assert hub_settled
         close = small_federation.plan.document.calendar.closes[0]
         federation.served(small_federation, 1, ["silo0", "silo1"])
         small_federation.settle()
         end = close + federation.GRACE
         small_federation.now = math.nextafter(end, 0.0) if early else end
-        step = hub._opening(1, small_federation.now)
+        step = hub._open_next_set(1, small_federation.now)
         assert bool(step.writes) == opened
 
 

@@ -1,7 +1,8 @@
 """Accounting of binomial noise: exact privacy losses, a proven closed form, and a lower bound.
 
-First for shuffled bits (each 1 with probability 1/4), then for the fair coins of secure sums. Fair
-coins are accounted for as Gaussian noise of a slightly smaller standard deviation.
+The first sections are about noise bits of the shuffle model, each 1 with probability 1/4. The last
+section is about fair coins, the noise of secure sums: they hide as well as Gaussian noise of a
+slightly smaller standard deviation.
 """
 
 from __future__ import annotations
@@ -22,21 +23,29 @@ from fastfed.privacy.accounting.gdp import gaussian_delta, gaussian_epsilon
 
 #: Probability of a one in the noise bits (zhou-chowdhury-2024, Appendix F.2, p).
 ONES = 0.25
-#: Up to this number of trials all probabilities are computed; above, closed-form bounds are used.
+#: Up to this number of trials, all probabilities are tabulated; above, closed-form bounds are used.
 TABLE_TRIALS = 2**24
 # exp(-745) underflows: probabilities this far below the largest one count as zero.
 _LOG_SMALLEST = 745.0
-# A step of the probit scale is a difference of two values with about 13 correct digits. At
-# TABLE_TRIALS a step is 6e-4, so this relative error of steps has a wide margin.
+# Bound on the relative error of a step of the probit scale, with a wide margin. A step is a
+# difference of two values with about 13 correct digits, and is at least 6e-4.
 _ROUNDING = 1e-7
 
 
 def masses(trials: int, p: float = ONES) -> tuple[int, np.ndarray, np.ndarray]:
-    """Tabulate X ~ Bin(trials, p) as (first, mass, log_ratio): mass[i] = P(X = first + i).
+    """Tabulate the distribution of X ~ Bin(trials, p).
 
-    log_ratio[i] is ln(P(X = first + i) / P(X = mode)). Entries that underflow are left out. The
-    table is built from the mode outwards by the ratio of neighbours, so that no factorial is
-    computed, and is normalised by its sum.
+    The table is built from the mode outwards by ratios of neighbouring probabilities, so that no
+    factorial is computed. It is normalised by its sum. Probabilities that underflow are left out.
+
+    Returns
+    -------
+    first : int
+        The smallest value in the table.
+    mass : ndarray
+        mass[i] = P(X = first + i).
+    log_ratio : ndarray
+        log_ratio[i] = ln(P(X = first + i) / P(X = mode)).
     """
     mode = min(int((trials + 1) * p), trials)
     half_width = math.ceil(39.0 * math.sqrt(trials * p * (1.0 - p)) + 800.0)
@@ -55,7 +64,10 @@ def masses(trials: int, p: float = ONES) -> tuple[int, np.ndarray, np.ndarray]:
 
 
 def _one_sided_delta(trials: int, shift: int, epsilon: float, p: float) -> float:
-    """Sum (P(X + shift = k) - e^epsilon P(X = k))_+ over k, adding only positive terms."""
+    """Compute the hockey-stick divergence of X + shift from X at epsilon, X ~ Bin(trials, p).
+
+    It is the sum over k of (P(X + shift = k) - e^epsilon P(X = k))_+.
+    """
     _, mass, log_ratio = masses(trials, p)
     # mass[i] is P(X + shift = k) for some k. Then P(X = k) is mass[i + shift], or zero.
     loss = np.full(mass.size, np.inf)
@@ -66,12 +78,12 @@ def _one_sided_delta(trials: int, shift: int, epsilon: float, p: float) -> float
 
 
 def shifted_binomial_delta(trials: int, shift: int, epsilon: float, p: float = ONES) -> float:
-    """Compute delta at epsilon between X ~ Bin(trials, p) and X + shift, the larger direction.
+    """Compute delta at epsilon of binomial noise that hides a shift: of X against X + shift.
 
-    Requires trials >= 0, an integer shift of either sign, epsilon >= 0 and 0 < p < 1. Outputs that
-    only one of the two can release (the supports are finite) count in delta. Up to 2^24 trials the
-    result is exact, a sum of the hockey-stick divergence. Above, p must be 1/4, and the result is
-    the proven upper bound of `VectorSumAccount`.
+    X ~ Bin(trials, p), with trials >= 0 and 0 < p < 1. The shift is an integer of either sign, and
+    epsilon >= 0. The result is the larger hockey-stick divergence of the two directions. It
+    includes outputs that only one of X and X + shift can have. Up to 2^24 trials it is exact.
+    Above, p must be 1/4, and it is the proven upper bound of `VectorSumAccount`.
     """
     trials = integer("trials", trials, at_least=0)
     shift = abs(integer("shift", shift))
@@ -95,7 +107,9 @@ def pld_delta(
     interval: float = 1e-4,
     upper: bool = True,
 ) -> float:
-    """Compute delta at epsilon of one concrete vector sum by a PLD; requires dp-accounting.
+    """Compute delta at epsilon of one concrete vector sum by a privacy loss distribution (PLD).
+
+    Requires the package dp-accounting.
 
     Parameters
     ----------
@@ -111,7 +125,8 @@ def pld_delta(
     Returns
     -------
     float
-        The larger delta of both directions. Apart from rounding losses, accurate to about 1e-14.
+        The larger delta of the two directions. Apart from the rounding of losses, it is accurate to
+        about 1e-14.
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -141,11 +156,12 @@ def pld_delta(
 
 @dataclass(frozen=True)
 class Steps:
-    """Bounds on the probit scale of binomial noise in a window that excludes mass `tail` per end.
+    """Bounds on the probit scale of binomial noise inside a window; see step 4 of the proof below.
 
-    ``mean`` is the largest difference of neighbouring probits, ``slope`` the largest slope of the
-    interpolated scale, and ``bend`` the largest distance of this scale from straight interpolation
-    of its probits. All three are infinite if no window exists.
+    The probit scale is x(k) = Phi^-1(P(X <= k)). ``mean`` bounds the difference x(k) - x(k - 1) of
+    neighbouring integers. For real arguments, P is interpolated linearly: ``slope`` bounds the
+    slope of x, and ``bend`` its distance from the polygon through its values at integers. All three
+    are infinite if no window exists.
     """
 
     mean: float
@@ -157,10 +173,10 @@ _NO_WINDOW = Steps(math.inf, math.inf, math.inf)
 
 
 class Probits:
-    """Bounds on the steps of the probit scale Phi^-1(P(X <= k)), X ~ Bin(trials, 1/4).
+    """The probit scale x(k) = Phi^-1(P(X <= k)) of X ~ Bin(trials, 1/4), and bounds on its steps.
 
-    Up to TABLE_TRIALS they come from all probabilities, above from closed-form bounds. The proof
-    below ("a proven bound for vector sums") uses them.
+    Up to TABLE_TRIALS, the bounds are computed from all probabilities, above by closed forms. The
+    proof below ("a proven bound for vector sums") uses them.
     """
 
     def __init__(self, trials: int) -> None:
@@ -171,7 +187,7 @@ class Probits:
             self._tabulate()
 
     def _tabulate(self) -> None:
-        """Tabulate the probits and their steps, slopes and bends."""
+        """Tabulate both tails, and the steps, slopes and bends of the probit scale."""
         from scipy.special import ndtri
 
         first, mass, _ = masses(self.trials)
@@ -196,13 +212,16 @@ class Probits:
         self._bend = self._slope**2 * larger_probit / 8.0 * np.where(crosses_zero, 2.0, 1.0)
 
     def steps(self, tail: float, largest: int) -> Steps:
-        """Return bounds for shifts up to `largest`, in a window that excludes <= tail per end."""
+        """Return the bounds for shifts up to `largest`.
+
+        They hold in a window that excludes at most probability `tail` at each end.
+        """
         if self._table:
             return self._steps_from_table(tail, largest)
         return self._steps_in_closed_form(tail, largest)
 
     def _steps_from_table(self, tail: float, largest: int) -> Steps:
-        """Return the bounds computed from all probabilities."""
+        """Return the bounds of `steps`, computed from all probabilities."""
         # tail >= F(a + largest) and tail >= 1 - F(b - largest), with the narrowest such a, b.
         a = int(np.searchsorted(self._below, tail, side="right")) - 1 - largest
         b = int(np.searchsorted(-self._above, -tail, side="left")) + largest
@@ -216,7 +235,7 @@ class Probits:
         )
 
     def _steps_in_closed_form(self, tail: float, largest: int) -> Steps:
-        """Return the bounds in closed form, for many trials."""
+        """Return the bounds of `steps` in closed form, for many trials."""
         from scipy.special import ndtri
 
         # Let h(k) = sgn(k/n - p) sqrt(2 n H(k/n)), with H the relative entropy of (k/n, p). Then
@@ -318,12 +337,13 @@ class Probits:
 # QED. For large N, mean = (1 + O(1/sqrt(N))) / sqrt(3 N/16), so mu^2 -> sum_j 16 S_j^2 / (3 N_j).
 
 
-# Shares of delta that are tried for B, the mass outside of all windows; each gives a valid bound.
+# Shares of delta that are tried for B, the probability outside of all windows. Each share gives a
+# valid bound, and the best bound is used.
 TAIL_SHARES = tuple(10.0 ** (-i / 3.0) for i in range(1, 28))
 
 
 class Node(NamedTuple):
-    """Nodes of a release, all with the same noise, that one user's records may change.
+    """Several nodes with equal noise that one user's records may change; see step 7 of the proof.
 
     Parameters
     ----------
@@ -336,7 +356,7 @@ class Node(NamedTuple):
     count : int
         Bound on the number of nodes with c_i > 0.
     reach : float, optional
-        Bound on every c_i S, the whole change of one node. Default: norm, so all c_i <= 1.
+        Bound on c_i S for every i: the whole change of one node. Default: norm, so all c_i <= 1.
     """
 
     trials: int
@@ -347,7 +367,7 @@ class Node(NamedTuple):
 
     @property
     def window(self) -> float:
-        """Return the largest change of one of these nodes, in levels."""
+        """Return the largest change of one of these nodes, in encoding levels."""
         return self.norm if self.reach is None else self.reach
 
 
@@ -359,7 +379,9 @@ def node_mu(
     integers: bool,
     reach: float | None = None,
 ) -> float:
-    """Compute the GDP parameter mu_j of one node (steps 3 to 5); infinite if none is proven.
+    """Compute the GDP parameter mu_j of one node (steps 3 to 5 of the proof above).
+
+    It is infinite if none is proven.
 
     Parameters
     ----------
@@ -370,11 +392,11 @@ def node_mu(
     coordinates : int
         Number of coordinates that may change.
     tail : float
-        Mass beyond each end of a coordinate's window.
+        Probability beyond each end of a coordinate's window.
     integers : bool
         True if changes are integer vectors, without random rounding.
     reach : float, optional
-        The window is valid for changes up to this. Default: norm.
+        The largest change for which the window must be valid. Default: norm.
     """
     steps = probits.steps(tail, math.ceil(norm if reach is None else reach))
     if integers:
@@ -383,17 +405,22 @@ def node_mu(
 
 
 def changing(norm: float, coordinates: int, integers: bool) -> int:
-    """Return the number of coordinates that may change; at most norm^2 for integer vectors."""
+    """Return how many coordinates a change of this L2 norm may affect.
+
+    A change by an integer vector affects at most norm^2 coordinates.
+    """
     return min(coordinates, int(norm * norm)) if integers else coordinates
 
 
 def tail_of(total: float, count: int) -> float:
-    """Return the tail of one coordinate and node, such that ``count`` of them give ``total``."""
+    """Return the probability t of one of ``count`` independent events that has 1 - (1 - t)^count
+    = total.
+    """
     return -math.expm1(math.log1p(-total) / count)
 
 
 def _checked_node(pair_or_node: tuple[int, float] | Node) -> Node:
-    """Check a pair or a Node, and return a Node."""
+    """Check a node, given as a pair (trials, norm) or a Node, and return it as a Node."""
     if isinstance(pair_or_node, Node):
         node = pair_or_node
     elif isinstance(pair_or_node, (tuple, list)) and len(pair_or_node) == 2:
@@ -411,7 +438,7 @@ def _checked_node(pair_or_node: tuple[int, float] | Node) -> Node:
 
 
 class VectorSumAccount:
-    """The privacy account of vector sums with binomial noise, for all changes within given norms.
+    """The privacy account of vector sums with binomial noise, for changes within given norms.
 
     Parameters
     ----------
@@ -460,7 +487,7 @@ class VectorSumAccount:
         return changing(node.window, self.coordinates, self.integers)
 
     def mu(self, tails: float) -> float:
-        """Compute mu of the Gaussian part if all windows together exclude at most `tails`."""
+        """Compute the GDP parameter mu that holds except with probability `tails`."""
         if not self.nodes:
             return 0.0
         tail = tail_of(tails, self._count)
@@ -506,8 +533,8 @@ class VectorSumAccount:
 
 
 # ---- a lower bound of the true delta of one vector sum -------------------------------------------
-# Compare the distributions of two concrete neighbouring records, with rounding. If their divergence
-# at the claimed epsilon is above the claimed delta, the claim is false.
+# Compare the output distributions of two concrete neighbouring records, including rounding. If
+# their divergence at the claimed epsilon is above the claimed delta, the claim is false.
 
 # No lower bound is computed beyond this, because the tables would be too large.
 _MAX_TRIALS = 2**28
@@ -516,7 +543,7 @@ _CELLS = 2**14
 # Bound on the error of the Fourier transforms of a composition, with a wide margin.
 _FOURIER_ERROR = 1e-12
 
-#: One coordinate's encoded value before and after a record changes, in levels.
+#: The encoded value of one coordinate before and after a record changes, in encoding levels.
 Move = tuple[float, float]
 #: The type of the result of `masses`.
 Masses = tuple[int, np.ndarray, np.ndarray]
@@ -525,10 +552,11 @@ Masses = tuple[int, np.ndarray, np.ndarray]
 def hockey_stick_lower_bound(
     trials: int, g: tuple[int, int], dimension: int, relation: str, epsilon: float
 ) -> float:
-    """Compute a lower bound of delta at epsilon of Bin(trials, 1/4) noise in every coordinate.
+    """Compute a lower bound of the true delta, at epsilon, of one vector sum.
 
-    ``g`` has the encoding levels per unit of the bias and of the covariance stream. The result is
-    the maximum over a few pairs of records, and 0 beyond 2^28 trials, where nothing is computed.
+    Every coordinate has Bin(trials, 1/4) noise. ``g`` has the encoding levels per unit of the bias
+    stream (x y) and of the covariance stream (x x^T). The result is the maximum over a few pairs of
+    neighbouring records. It is 0 for more than 2^28 trials, where nothing is computed.
     """
     if trials > _MAX_TRIALS:
         return 0.0
@@ -539,7 +567,10 @@ def hockey_stick_lower_bound(
 
 
 def _neighbouring_pairs(relation: str, dimension: int, g: tuple[int, int]) -> list[list[Move]]:
-    """List the changes of a few pairs of neighbouring records with y = 1, up to direction."""
+    """List, for a few pairs of neighbouring records with y = 1, the coordinates that change.
+
+    Each pair is a list of (value before, value after), one for each coordinate that changes.
+    """
     bias, covariance = float(g[0]), float(g[1])
     if relation == "zero-out":
         return [[(bias, 0.0), (covariance, 0.0)]]
@@ -561,7 +592,7 @@ def _neighbouring_pairs(relation: str, dimension: int, g: tuple[int, int]) -> li
 
 
 def _divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -> float:
-    """Compute a lower bound of the hockey-stick divergence at epsilon, the larger direction."""
+    """Compute a lower bound of the hockey-stick divergence at epsilon, in the worse direction."""
     reversed_moves = [(after, before) for before, after in moves]
     return max(
         _one_sided_divergence(trials, noise, direction, epsilon)
@@ -575,7 +606,8 @@ def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon
     if len(losses) == 1:
         ((mass, loss),) = losses
         return _hockey_stick(mass, loss, epsilon)
-    # Losses are rounded down and small masses dropped, so the result can only be too small.
+    # Compose the coordinates by Fourier transforms on a grid. Losses are rounded down and small
+    # masses dropped, so the result can only be too small.
     finite = [(m[keep], x[keep]) for m, x in losses for keep in [np.isfinite(x) & (m > 1e-18)]]
     disclosure_probability = 1.0 - math.prod(1.0 - float(m[np.isinf(x)].sum()) for m, x in losses)
     if not all(m.size for m, _ in finite):
@@ -594,7 +626,7 @@ def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon
 
 
 def _hockey_stick(mass: np.ndarray, loss: np.ndarray, epsilon: float) -> float:
-    """Compute E(1 - e^(epsilon - loss))_+, including infinite losses."""
+    """Compute E(1 - e^(epsilon - loss))_+ from the masses of losses, which may be infinite."""
     is_above = loss > epsilon
     return min(float(np.sum(mass[is_above] * -np.expm1(epsilon - loss[is_above]))), 1.0)
 
@@ -602,13 +634,17 @@ def _hockey_stick(mass: np.ndarray, loss: np.ndarray, epsilon: float) -> float:
 def _masses_and_losses(
     trials: int, noise: Masses, before: float, after: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the masses of noise + `before`, rounded at random, and the losses against `after`."""
+    """Return the output distribution of one coordinate, and its privacy losses.
+
+    The output is noise plus the value `before`, rounded at random to an integer. A loss is the log
+    ratio of an output's probabilities for the values `before` and `after`.
+    """
     first, mass, log_ratio = noise
     low = math.floor(before)
     k = np.arange(low + first, low + first + mass.size + 1)
 
     def log_mass(value: float) -> np.ndarray:
-        """Compute ln of the masses of noise + value, rounded at random."""
+        """Compute ln P(noise + value rounded at random = k), for all k."""
         floor = math.floor(value)
         fraction = value - floor
         log_stays = _log_ratios(first, log_ratio, trials, k - floor)
@@ -624,7 +660,10 @@ def _masses_and_losses(
 
 
 def _log_ratios(first: int, log_ratio: np.ndarray, trials: int, ones: np.ndarray) -> np.ndarray:
-    """Return ln(P(X = ones)/P(X = mode)); an upper bound where the table has underflowed."""
+    """Return ln(P(X = ones)/P(X = mode)) for an array of counts of ones.
+
+    Where the table has underflowed, it is an upper bound.
+    """
     log_ratios = np.where((ones >= 0) & (ones <= trials), -_LOG_SMALLEST, -math.inf)
     tabulated = (ones >= first) & (ones < first + log_ratio.size)
     log_ratios[tabulated] = log_ratio[ones[tabulated] - first]
@@ -646,7 +685,7 @@ def _log_ratios(first: int, log_ratio: np.ndarray, trials: int, ones: np.ndarray
 #
 # which is a few units less than the standard deviation sqrt(n)/2 of S, for any n.
 
-# Bounds the rounding error of the few float64 operations behind a result, with a wide margin.
+# Bound on the relative error of the few float64 operations behind a result, with a wide margin.
 _LOG_ROUNDING = 1e-12
 
 
@@ -660,7 +699,7 @@ def effective_std(trials: int, reach: int, tail: float) -> float:
     reach : int
         V >= 0, the largest shift.
     tail : float
-        In (0, 1/2): the probability of full disclosure besides the Gaussian guarantee.
+        In (0, 1/2): the probability with which the Gaussian guarantee does not hold.
 
     Returns
     -------
@@ -685,8 +724,8 @@ def effective_std(trials: int, reach: int, tail: float) -> float:
 
 
 def std_of_coins(trials: int, reach: int, tail: float) -> float:
-    """Compute `effective_std` without checking the arguments."""
-    if tail <= 0.0:  # a share of delta underflowed, so nothing is proven
+    """Compute `effective_std` without a check of the arguments."""
+    if tail <= 0.0:  # a share of delta has underflowed, so nothing is proven
         return 0.0
     # y^2 <= n ln(1/tail) / 2, computed in integers because n may be far above 2^53.
     nats = math.ceil(-math.log(tail) * (1.0 + _LOG_ROUNDING) * 2**20)

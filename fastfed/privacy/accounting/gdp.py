@@ -17,8 +17,8 @@ from fastfed._roots import brentq
 from fastfed._validate import integer, number
 from fastfed.privacy.certificate import Guarantee
 
-# Roots are solved for a delta that is smaller by these relative amounts. They are far above the
-# rounding error (1e-12 at delta = 1e-300), so epsilon_of(mu_of(e, d), d) never exceeds e.
+# Equations are solved for a delta that is smaller by these relative amounts, which are far above
+# rounding errors (1e-12 at delta = 1e-300). So epsilon_of(mu_of(e, d), d) never exceeds e.
 _MU_MARGIN = 1e-10
 _EPSILON_MARGIN = 1e-11
 
@@ -34,7 +34,7 @@ def _quadrature_nodes() -> list[tuple[float, float]]:
 
 @cache
 def _special_functions() -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """Import erfcx and ndtr once, because root finding calls them a thousand times."""
+    """Import and return SciPy's erfcx and ndtr; cached, since root finding calls them often."""
     from scipy.special import erfcx, ndtr
 
     return erfcx, ndtr
@@ -52,9 +52,9 @@ def _erfcx_slope(z: float) -> float:
 def _log_delta(epsilon: float, mu: float) -> float:
     """Compute ln delta_of(epsilon, mu) for mu > 0, even if delta underflows.
 
-    Let a, b = (epsilon/mu -+ mu/2)/sqrt 2. Then epsilon = b^2 - a^2, so both terms of the formula
-    share the factor exp(-a^2)/2, and the remaining factor is erfcx(a) - erfcx(b). No exponentials
-    cancel, and e^epsilon is never computed.
+    Let a, b = (epsilon/mu -+ mu/2)/sqrt 2. Then epsilon = b^2 - a^2, and
+    delta = exp(-a^2)/2 (erfcx(a) - erfcx(b)). So e^epsilon is never computed, and no large numbers
+    are subtracted.
     """
     erfcx, ndtr = _special_functions()
     a = (epsilon / mu - mu / 2.0) / math.sqrt(2.0)
@@ -62,9 +62,10 @@ def _log_delta(epsilon: float, mu: float) -> float:
     if not math.isfinite(a * a):
         return -math.inf if a > 0 else 0.0
     if mu < 1.0:
-        # The two values are close. Integrate the slope over [a, b] instead of subtracting them;
-        # the integrand is entire and the interval short, so quadrature is accurate. The width comes
-        # from mu, because rounding destroys b - a when epsilon/mu is large.
+        # erfcx(a) and erfcx(b) are close. Instead of subtracting them, integrate the slope over
+        # [a, b]: the interval is short and the integrand smooth, so quadrature is accurate. The
+        # width is computed from mu, because b - a has a large rounding error if epsilon/mu is
+        # large.
         half_width = mu / (2.0 * math.sqrt(2.0))
         middle = epsilon / mu / math.sqrt(2.0)
         difference = half_width * sum(
@@ -108,7 +109,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 @lru_cache(4096)
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Compute `delta_of` without checking the arguments."""
+    """Compute `delta_of` without a check of the arguments."""
     return math.exp(_log_delta(epsilon, mu)) if mu > 0 else 0.0
 
 
@@ -143,7 +144,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 @lru_cache(4096)
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Compute `epsilon_of` without checking the arguments."""
+    """Compute `epsilon_of` without a check of the arguments."""
     if mu == 0:
         return 0.0
     if delta == 0:
@@ -194,7 +195,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 @lru_cache(4096)
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Compute `mu_of` without checking the arguments."""
+    """Compute `mu_of` without a check of the arguments."""
     from scipy.special import erfinv
 
     if delta == 0:
@@ -203,8 +204,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     at_zero = 2.0 * math.sqrt(2.0) * float(erfinv(math.exp(target)))
     if epsilon == 0:
         return at_zero
-    # Two lower bounds of mu: its value at epsilon = 0, and the solution of the zCDP bound
-    # epsilon = mu^2/2 + mu sqrt(2 ln(1/delta)), written without cancellation.
+    # Start the search at the larger of two lower bounds of mu: its value at epsilon = 0, and the
+    # solution of the zCDP bound epsilon = mu^2/2 + mu sqrt(2 ln(1/delta)), without cancellation.
     root_log_delta = math.sqrt(-target)
     zcdp_mu = math.sqrt(2.0) * epsilon / (math.sqrt(epsilon - target) + root_log_delta)
     low = 0.99 * max(at_zero, zcdp_mu)
@@ -248,19 +249,23 @@ def compose(mus: Iterable[float]) -> float:
 
 
 # ---- adaptive composition: each mechanism may depend on the answers of earlier ones --------------
-# Mechanisms on disjoint data need no composition: replacing one record then costs the largest
-# epsilon among them (parallel composition). Compose Gaussian mechanisms by `compose`, exactly.
+# Mechanisms on disjoint data need no composition: the replacement of one record then costs the
+# largest epsilon among them (parallel composition). For Gaussian mechanisms, `compose` is exact.
 
 
-# Epsilons are rounded up by this relative amount, far above the error of the roots.
+# Epsilons are rounded up by this relative amount, far above the error of root finding.
 _MARGIN = 1e-11
 
 
 def basic(guarantees: Iterable[Guarantee]) -> Guarantee:
-    """Compute basic composition: add the epsilons, and add the deltas.
+    """Compose guarantees by basic composition: the epsilons and the deltas add up.
 
-    Source: Dwork & Roth 2014, Theorem 3.16. Raises InputError if the deltas add up to 1 or more,
-    because nothing is guaranteed then.
+    Source: Dwork & Roth 2014, Theorem 3.16.
+
+    Raises
+    ------
+    InputError
+        If the deltas add up to 1 or more, because nothing is guaranteed then.
     """
     guarantees_list = list(guarantees)
     return Guarantee(
@@ -269,10 +274,10 @@ def basic(guarantees: Iterable[Guarantee]) -> Guarantee:
 
 
 def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
-    """Compute advanced composition of `count` mechanisms with equal guarantees.
+    """Compose `count` mechanisms with equal guarantees by advanced composition.
 
-    The result is (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack), for k = count and
-    each = (e, d), with slack in (0, 1). It improves on basic composition only for many mechanisms
+    The result is (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack), for k = count,
+    each = (e, d) and slack in (0, 1). It is better than basic composition only for many mechanisms
     of small e. Source: Dwork, Rothblum & Vadhan 2010; Dwork & Roth 2014, Theorem 3.20.
     """
     k = integer("count", count, at_least=0)
@@ -307,30 +312,33 @@ def rho_of_pure(epsilon: float) -> float:
 
 
 def rho_of_bounded_range(eta: float) -> float:
-    """Compute rho = eta^2 / 8 of a mechanism of range bounded by eta, such as the exponential one.
+    """Compute rho = eta^2 / 8 of a mechanism whose privacy losses have a range of at most eta.
 
-    Source: Cesar & Rogers 2021.
+    The exponential mechanism is one. Source: Cesar & Rogers 2021.
     """
     return number("eta", eta, at_least=0) ** 2 / 8.0
 
 
 def compose_rho(rhos: Iterable[float]) -> float:
-    """Compute rho of composed mechanisms, the sum (Bun & Steinke 2016, Lemma 1.7)."""
+    """Compute rho of a composition: the sum of all rho (Bun & Steinke 2016, Lemma 1.7)."""
     return math.fsum(number("rho", rho, at_least=0) for rho in rhos)
 
 
 def classic_epsilon_of_rho(rho: float, delta: float) -> float:
-    """Compute rho + 2 sqrt(rho ln(1/delta)), delta > 0 (Bun & Steinke 2016, Proposition 1.3)."""
+    """Compute the epsilon rho + 2 sqrt(rho ln(1/delta)) of rho-zCDP, for delta > 0.
+
+    Source: Bun & Steinke 2016, Proposition 1.3.
+    """
     rho = number("rho", rho, at_least=0)
     delta = number("delta", delta, above=0, below=1)
     return rho + 2.0 * math.sqrt(-rho * math.log(delta))
 
 
 def rho_of_epsilon(epsilon: float, delta: float) -> float:
-    """Compute the largest rho that meets (epsilon, delta) by `classic_epsilon_of_rho`.
+    """Compute the largest rho with `classic_epsilon_of_rho` <= epsilon at delta.
 
-    It is (sqrt(ln(1/delta) + epsilon) - sqrt(ln(1/delta)))^2. To share a budget among k mechanisms,
-    give each rho / k.
+    It is (sqrt(ln(1/delta) + epsilon) - sqrt(ln(1/delta)))^2. To split a budget among k mechanisms,
+    give each of them rho / k.
     """
     epsilon = number("epsilon", epsilon, at_least=0)
     tail = -math.log(number("delta", delta, above=0, below=1))
@@ -340,19 +348,18 @@ def rho_of_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _log_delta_of_rho(epsilon: float, rho: float) -> float:
-    """Compute ln `delta_of_rho` for rho > 0, not capped at ln 1."""
+    """Compute ln of the bound in `delta_of_rho`, for rho > 0; it may be above 0."""
 
-    # With u = ln(alpha - 1) the exponent's derivative in alpha is slope(u), which increases:
-    # below 0 at the lower end since ln(1 + e^-u) > -u there, above 0 at the upper end.
+    # Minimise the exponent over u = ln(alpha - 1). Its derivative in alpha, slope(u), increases in
+    # u. It is negative at ``low``, since ln(1 + e^-u) > -u, and positive at ``high``.
     def slope(u: float) -> float:
         """Return the derivative of the exponent in alpha."""
         return (2.0 * math.exp(u) + 1.0) * rho - epsilon - _log1pexp(-u)
 
     low, high = -(3.0 * rho + 1.0), max(0.0, math.log(epsilon + 1.0) - math.log(2.0 * rho))
     u = float(brentq(slope, low, high, xtol=1e-14, rtol=1e-14))
-    alpha_minus_1 = math.exp(
-        u
-    )  # alpha - 1; any alpha gives a true bound, so rounding here costs nothing
+    # Every alpha gives a valid bound, so the rounding error of the minimum is harmless.
+    alpha_minus_1 = math.exp(u)
     alpha = 1.0 + alpha_minus_1
     return alpha_minus_1 * (alpha * rho - epsilon) - u - alpha * _log1pexp(-u)
 
@@ -363,7 +370,7 @@ def _log1pexp(x: float) -> float:
 
 
 def delta_of_rho(epsilon: float, rho: float) -> float:
-    """Compute the smallest delta of rho-zCDP at epsilon that the best Renyi order alpha gives.
+    """Compute the delta of rho-zCDP at epsilon, by the best Renyi order alpha.
 
     delta = min over alpha > 1 of exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha /
     (alpha - 1). Source: Canonne, Kamath & Steinke 2020, Section 2.3.
@@ -374,9 +381,10 @@ def delta_of_rho(epsilon: float, rho: float) -> float:
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
-    """Compute the least epsilon >= 0 with delta_of_rho(epsilon, rho) <= delta > 0, rounded up.
+    """Compute the least epsilon >= 0 with delta_of_rho(epsilon, rho) <= delta, rounded up.
 
-    Never above the classic formula. Source: Canonne, Kamath & Steinke 2020, Section 2.3.
+    delta must be > 0. The result is at most `classic_epsilon_of_rho`. Source: Canonne, Kamath &
+    Steinke 2020, Section 2.3.
     """
     rho = number("rho", rho, at_least=0)
     delta = number("delta", delta, above=0, below=1)
@@ -392,13 +400,13 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     return min(high, root * (1.0 + _MARGIN))
 
 
-#: Number of values of one record's delta that `group_epsilon` tries; the largest is delta /
-#: members.
+#: Number of values that `group_epsilon` tries for the delta of one record, from delta / members
+#: down.
 _SHARES = 40
 
 
 def group_epsilon(exact: Callable[[float], float], members: int, delta: float) -> float:
-    """Compute an epsilon for a group of records that are replaced together (group privacy).
+    """Compute the epsilon of a group of records that are all replaced (group privacy).
 
     Parameters
     ----------
@@ -421,10 +429,10 @@ def group_epsilon(exact: Callable[[float], float], members: int, delta: float) -
 
     Notes
     -----
-    Replace one record after the other: if one record is (e, d)-private, then k records are
-    (k e, d (1 + exp(e) + ... + exp((k - 1) e)))-private, and at delta = 0 simply k e. The d of one
-    record is searched on a logarithmic grid below delta / k. The result is valid, and the best on
-    the grid. Source: Dwork & Roth 2014, Theorem 2.2; Vadhan 2017, Lemma 2.2.
+    If one record is (e, d)-private, then k records are
+    (k e, d (1 + exp(e) + ... + exp((k - 1) e)))-private, and (k e, 0)-private if d = 0: replace one
+    record after the other. The d of one record is chosen from a logarithmic grid below delta / k
+    that gives the least epsilon. Source: Dwork & Roth 2014, Theorem 2.2; Vadhan 2017, Lemma 2.2.
     """
     k = integer("members", members, at_least=1)
     delta = number("delta", delta, at_least=0, below=1)
@@ -438,7 +446,7 @@ def group_epsilon(exact: Callable[[float], float], members: int, delta: float) -
         if log_record_delta < -700.0:
             break
         epsilon = exact(math.exp(log_record_delta))
-        # ln of the geometric sum, at most k times its largest term.
+        # ln of the geometric sum in the docstring; k times its largest term is an upper bound.
         log_geometric_sum = math.log(k) + (k - 1) * epsilon
         if epsilon > 0.0 and (k - 1) * epsilon < 700.0:
             log_geometric_sum = min(
@@ -451,27 +459,27 @@ def group_epsilon(exact: Callable[[float], float], members: int, delta: float) -
 
 # ---- Random sampling: a secret coin for each user ------------------------------------------------
 #
-# A user's record enters a Gaussian release with probability p, by a coin that nobody outside the
-# user's silo sees. Besides the two records that a guarantee compares there is a third case, absence
-# of the record, and it is the most frequent one for small p. Proofs: docs/own-rounds.md.
+# A user's record enters a Gaussian release with probability p, decided by a coin that nobody
+# outside the user's silo sees. So there are three cases: the record, the record that replaces it,
+# or (most often, if p is small) no record. Proofs: docs/own-rounds.md.
 
-# Bounds on delta are raised, relatively, by this amount: far above rounding (1e-11).
+# Bounds on delta are increased by this relative amount, far above rounding errors (1e-11).
 _SAMPLING_MARGIN = 1e-10
 _STEPS = 200
 
 
 def _check_sampling(p: object, zeta: object) -> tuple[float, float]:
-    """Check the probability p and the ratio zeta of sensitivities, and return both."""
+    """Check and return the probability p and the ratio zeta of `sampled_delta`."""
     return number("p", p, above=0.0, at_most=1.0), number("zeta", zeta, at_least=0.5)
 
 
 def _sampled_delta_bound(epsilon: float, p: float, zeta: float, mu: float) -> float:
-    """Compute `sampled_delta` without checking the arguments."""
+    """Compute `sampled_delta` without a check of the arguments."""
     unsampled = p * gaussian_delta(epsilon, mu)
     if p == 1.0 or epsilon == 0.0:
         return unsampled
-    # Without overflow: e^inner_epsilon = 1 + (e^epsilon - 1) / p, and
-    # weight = e^(epsilon - inner_epsilon).
+    # In the docstring's terms, inner_epsilon is e0 and weight is b, both computed without overflow:
+    # e^e0 = 1 + (e^epsilon - 1) / p and b = e^(epsilon - e0).
     one_minus_skipped = 1.0 - (1.0 - p) * math.exp(-epsilon)
     inner_epsilon = (
         math.log1p(math.expm1(epsilon) / p)
@@ -494,8 +502,8 @@ def sampled_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
     p : float
         Probability that the record is included, in (0, 1], independent of everything else.
     zeta : float
-        Sensitivity to a record's absence over sensitivity to its replacement, >= 1/2 (because a
-        replacement is a removal and an addition).
+        Sensitivity to the removal of a record, divided by the sensitivity to its replacement.
+        >= 1/2, because a replacement is a removal and an addition.
     mu : float
         GDP parameter of the release under replacement if the record is always included, >= 0.
 
@@ -512,9 +520,9 @@ def sampled_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
 
     Notes
     -----
-    Guarantee: one record that is included at most once is replaced, and the observer sees the
-    release but not the coin. Everything else that depends on the coin, such as a count of the
-    included records, must carry noise too and be part of zeta and mu.
+    Guarantee: for the replacement of one record that is included at most once, if the observer sees
+    the release but not the coin. Everything else that depends on the coin and is released, such as
+    a count of the included records, must have noise and be covered by zeta and mu.
 
     Let e^e0 = 1 + (e^epsilon - 1) / p and b = e^(epsilon - e0). Then
 
@@ -557,8 +565,8 @@ def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
     high = gaussian_epsilon(mu, delta / p)
     if p == 1.0 or not math.isfinite(high):
         return high
-    # The bound holds at ``high`` throughout, so returning it is valid. It decreases in epsilon if
-    # zeta <= 1, and may increase near 0 otherwise.
+    # Bisection. `sampled_delta` <= delta holds at ``high`` in every step, so the result is valid.
+    # It is the smallest epsilon if zeta <= 1; otherwise the bound may increase near epsilon = 0.
     low = 0.0
     for _ in range(_STEPS):
         middle = 0.5 * (low + high)
@@ -601,8 +609,8 @@ def sampled_mu(epsilon: float, delta: float, p: float, zeta: float) -> float:
         return 0.0
     if delta >= p:
         return math.inf
-    # The bound increases in mu. ``low`` meets delta: it does even without sampling, as delta / p <
-    # 1.
+    # Bisection: the bound increases in mu, and at ``low`` it is at most delta even without
+    # sampling.
     low = gaussian_mu(epsilon, delta)
     high = 2.0 * low
     while _sampled_delta_bound(epsilon, p, zeta, high) <= delta:

@@ -1,4 +1,4 @@
-"""Composition by the privacy-loss distribution (PLD), and the largest equal share of a budget."""
+"""Composition of pure DP mechanisms by privacy loss distributions, and equal shares of a budget."""
 
 from __future__ import annotations
 
@@ -50,37 +50,39 @@ KINDS = ("randomized-response", "laplace", "bounded-range")
 Part = tuple[str, float, int]
 
 _UNIT = 2.0**-53
-# The window misses about e^-36 of the tilted mass at either end.
+# The window excludes about e^-36 of the tilted mass at each end.
 _TAIL = 36.0
-# Splitting losses over grid points adds h^2/6 to each variance. With this number of points, times
-# the root of the number of mechanisms, that is about 2e-4 of the total variance.
+# Number of grid points per square root of the number of mechanisms. The splitting of losses over
+# grid points adds (grid step)^2/6 to the variance of each loss: about 2e-4 of the total variance.
 _POINTS = 480.0
 _SMALLEST_GRID, _LARGEST_GRID = 2**14, 2**20
-# A grid step is at least the largest epsilon divided by this.
+# The grid step is at least the largest epsilon divided by this.
 _FINEST = 2**18
-# Smaller epsilons are raised to the first, larger ones only added up: no exponential overflows.
+# Epsilons below the first are rounded up to it. If one is above the second, all are only added up.
+# So no exponential overflows.
 _LEAST_LOSS, _MOST_LOSS = 1e-100, 1e6
 
 
 def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
-    """Compute an epsilon that is proven at delta for an adaptive composition of mechanisms.
+    """Compute a proven epsilon, at delta, of an adaptive composition of pure DP mechanisms.
 
     Parameters
     ----------
     parts : iterable of (kind, epsilon, count)
-        ``count`` mechanisms, each (epsilon, 0)-private. Number and epsilon are fixed in advance;
-        otherwise each mechanism may depend on earlier outputs. kind is "laplace" (one number of
-        sensitivity 1 plus noise of scale 1/epsilon), "bounded-range" (the exponential mechanism of
-        eta = epsilon) or "randomized-response", which covers any (epsilon, 0)-private mechanism.
+        ``count`` mechanisms, each (epsilon, 0)-private. Their number and epsilon are fixed in
+        advance; apart from this, each mechanism may depend on earlier outputs. kind is "laplace"
+        (one number of sensitivity 1 plus noise of scale 1/epsilon), "bounded-range" (the
+        exponential mechanism with eta = epsilon) or "randomized-response", which covers all
+        (epsilon, 0)-private mechanisms.
     delta : float
         In [0, 1); at 0 the result is the sum of the epsilons.
 
     Returns
     -------
     float
-        An upper bound, at most about a relative 1e-4 above the epsilon of the dominating pairs. It
-        is less tight beyond some 10^8 mechanisms (a bound by Renyi divergences), and with an
-        epsilon above 10^6 (the sum).
+        An upper bound, at most about 0.01 % above the exact epsilon of the dominating pairs. It is
+        less tight for more than about 10^8 mechanisms (then a bound by Renyi divergences), and if
+        an epsilon is above 10^6 (then the sum).
 
     Raises
     ------
@@ -105,7 +107,7 @@ def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
 
 
 def _counted(parts: Iterable[Part]) -> dict[tuple[str, float], int]:
-    """Count mechanisms by kind and epsilon, and leave out those of epsilon 0."""
+    """Return {(kind, epsilon): count} of all mechanisms, without those of epsilon 0."""
     counts: dict[tuple[str, float], int] = {}
     for part in parts:
         if not isinstance(part, (tuple, list)) or len(part) != 3:
@@ -120,7 +122,11 @@ def _counted(parts: Iterable[Part]) -> dict[tuple[str, float], int]:
 
 
 class _Sum:
-    """The privacy loss of all parts together, prepared for one delta in (0, 1)."""
+    """The privacy loss S of a composition, tabulated for one delta in (0, 1).
+
+    S is the sum of the losses of all mechanisms. It is tilted and tabulated in a window, as steps 2
+    and 3 of the proof above explain. ``target`` is ln delta.
+    """
 
     def __init__(self, parts: dict[tuple[str, float], int], total: float, delta: float) -> None:
         """Tilt the sum, and tabulate its distribution in a window."""
@@ -132,27 +138,29 @@ class _Sum:
     # ---- tilt and window, from the exact cumulants ---------------------------------------------
 
     def _cumulant(self, theta: np.ndarray) -> np.ndarray:
-        """Compute K at each theta (n,), from the exact pairs."""
+        """Compute K(theta) = ln E e^(theta S) at each theta (n,), before rounding to the grid."""
         values = [count * _cumulant(*part, theta) for part, count in self.parts.items()]
         result: np.ndarray = np.sum(values, axis=0)
         return result
 
     def _scales(self) -> np.ndarray:
-        """Return a grid of tilts, from negligible to extreme."""
+        """Return a grid of values for theta, from negligible to extreme tilts."""
         smallest = min(epsilon for _, epsilon in self.parts)
         return np.geomspace(1e-3 * min(1.0, 1.0 / self.total), 100.0 / smallest, 400)
 
     def _tilt(self) -> tuple[float, float]:
-        """Find the theta whose bound of epsilon by E e^(theta S) is smallest, and that bound.
+        """Find the theta that gives the smallest bound of epsilon by E e^(theta S).
 
-        It is the bound of Canonne, Kamath & Steinke 2020 for the Renyi order 1 + theta.
+        Return theta and the bound, which is the one of Canonne, Kamath & Steinke 2020 for the Renyi
+        order 1 + theta.
         """
 
         def bounds(theta: np.ndarray) -> np.ndarray:
-            """Return the bound of epsilon for each theta."""
+            """Compute the bound of epsilon for each theta."""
             result: np.ndarray = (self._cumulant(theta) + _log_peak(theta) - self.target) / theta
             return result
 
+        # Search on a coarse grid, then on a fine grid around its best point.
         grid = self._scales()
         index = int(bounds(grid).argmin())
         fine = np.geomspace(grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)], 41)
@@ -161,9 +169,10 @@ class _Sum:
         return float(fine[best_index]), float(upper_bound[best_index])
 
     def _window(self) -> tuple[float, float, float]:
-        """Return (low, high, extra tilt): ends that contain all but e^-36 of the tilted mass.
+        """Return (low, high, extra tilt) of a window for S.
 
-        The extra tilt gives the smallest Chernoff bound of the mass above the window.
+        The window excludes about e^-36 of the tilted mass at each end. The extra tilt gives the
+        smallest Chernoff bound of the mass above the window.
         """
         steps = self._scales()
         cumulant_at_theta = self._cumulant(np.array([self.theta]))[0]
@@ -176,12 +185,13 @@ class _Sum:
     # ---- the distribution of the sum on a grid --------------------------------------------------
 
     def _tabulate(self, low: float, high: float, extra_tilt: float) -> None:
-        """Compute the distribution of the tilted sum on a grid."""
+        """Compute the distribution of the tilted sum on a grid, by Fourier transforms."""
         size = 1 << math.ceil(math.log2(max(_SMALLEST_GRID, _POINTS * math.sqrt(self.count))))
         self.size = size = min(size, _LARGEST_GRID)
         largest = max(epsilon for _, epsilon in self.parts)
         step = max((high - low) / (size - 8), largest / _FINEST)
-        # Align the most important mechanisms with the grid, so that their losses are not split.
+        # Choose a step that divides the epsilon of the mechanisms with the largest variance, so
+        # that their losses are grid points and need not be split.
         main_epsilon = max(self.parts, key=lambda part: self.parts[part] * part[1] ** 2)[1]
         self.step = step = (
             main_epsilon / max(math.floor(main_epsilon / step), 1) if main_epsilon > step else step
@@ -205,25 +215,27 @@ class _Sum:
         error = 8.0 * _UNIT * math.sqrt(size) * (self.count + 1) * (math.log2(size) + 1.0)
         self.log_error = math.log(error) + float(_log_peak(np.array(self.theta)))
         end = self.first + size
-        # Chernoff's bound of the mass above the window; 0 if the sum cannot get there.
+        # Chernoff bound of the mass above the window; 0 if S cannot be there.
         log_missing = log_tail - (self.theta + extra_tilt) * step * end
         self.missing = math.exp(min(log_missing, 0.0)) if end <= largest_index else 0.0
-        # Relative rounding of masses, of their products and of the exponents.
+        # Bound on the relative rounding errors of masses, of their products and of exponents.
         reach = self.theta * step * max(abs(self.first), abs(end))
         self.slack = 16.0 * _UNIT * (abs(self.cumulant) + reach + self.count + 64.0)
 
     def _sums(self, index: int) -> tuple[float, float]:
-        """Compute two sums over S >= s, for the grid point s with this index.
+        """Compute two expectations over S >= s, for the grid point s with this index.
 
-        They are the sums of e^(-theta (S - s)) (1 - e^-(S - s)) and of e^(-theta (S - s)) e^-(S -
-        s).
+        They are of e^(-theta (S - s)) (1 - e^-(S - s)), and of e^(-theta (S - s)) e^-(S - s).
         """
         x = self.step * np.arange(self.size - index)
         mass = self.mass[index:] * np.exp(-self.theta * x)
         return float(np.sum(mass * -np.expm1(-x))), float(np.sum(mass * np.exp(-x)))
 
     def _log_delta(self, sums: tuple[float, float], index: int, below: float) -> float:
-        """Compute ln of the proven delta at epsilon = grid point - below, 0 <= below <= step."""
+        """Compute ln of the proven delta at epsilon = s - below, 0 <= below <= step.
+
+        s is the grid point with this index, and ``sums`` is ``_sums(index)``.
+        """
         shift = self.cumulant - self.theta * self.step * (self.first + index)
         delta_part = sums[0] + sums[1] * -math.expm1(-below)
         with np.errstate(divide="ignore"):
@@ -232,12 +244,16 @@ class _Sum:
             return float(np.logaddexp(upper_bound, np.log(self.missing))) + self.slack
 
     def epsilon(self) -> float:
-        """Find the least epsilon >= 0 in the window whose proven delta is at most the target."""
+        """Return the least epsilon >= 0 in the window whose proven delta is at most the target.
+
+        If there is none in the window, return the smaller of the sum of epsilons and the Renyi
+        bound.
+        """
         fallback = min(self.total, max(self.renyi, 0.0) * (1.0 + 1e-9))
         low, high = max(-self.first, 0), self.size - 1  # indices of epsilon 0 and of the last point
         if low > high or self._log_delta(self._sums(high), high, 0.0) > self.target:
             return fallback
-        # Find the first grid point with a small enough delta, then the place in the cell below it.
+        # Bisect for the first grid point with a small enough delta, then within the cell below it.
         while low < high:
             middle = (low + high) // 2
             if self._log_delta(self._sums(middle), middle, 0.0) <= self.target:
@@ -276,7 +292,10 @@ def _log_sinhc(x: np.ndarray) -> np.ndarray:
 
 
 def _weights(kind: str, epsilon: float) -> tuple[float, float]:
-    """Return the weights of the two-point distribution and of the density e^(L/2) in a loss."""
+    """Return the weights of the two parts of a loss's distribution (step 1 of the proof above).
+
+    They are the two-point distribution on -e and e, and the density proportional to e^(L/2).
+    """
     if kind == "laplace":
         ratio = math.exp(-epsilon)
         return (1.0 + ratio) / 2.0, -math.expm1(-epsilon) / 2.0
@@ -284,7 +303,7 @@ def _weights(kind: str, epsilon: float) -> tuple[float, float]:
 
 
 def _cumulant(kind: str, epsilon: float, theta: np.ndarray) -> np.ndarray:
-    """Compute ln E e^(theta L) of one mechanism, at each theta (n,)."""
+    """Compute ln E e^(theta L) of the loss L of one mechanism, at each theta (n,)."""
     log_points = np.logaddexp(theta * epsilon, -(1.0 + theta) * epsilon) - math.log1p(
         math.exp(-epsilon)
     )
@@ -296,16 +315,21 @@ def _cumulant(kind: str, epsilon: float, theta: np.ndarray) -> np.ndarray:
 
 
 def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
-    """Return the masses of a mechanism's loss on multiples of step, and the first multiple.
+    """Return the distribution of one mechanism's loss on a grid (step 2 of the proof above).
 
-    Step 2 of the proof above.
+    Returns
+    -------
+    ndarray
+        Masses at consecutive multiples of ``step``.
+    int
+        The first of these multiples.
     """
-    # Treat an epsilon within rounding of a multiple of the step as that multiple.
+    # If epsilon is a multiple of the step up to rounding, use that multiple.
     cells = max(math.ceil(epsilon / step * (1.0 - 1e-14)), 1)
     start = -cells
     points_weight, density_weight = _weights(kind, epsilon)
     mass = np.zeros(2 * cells + 1)
-    # Distance of e from the lower end of its cell; -e has this distance from the upper end.
+    # Distance of epsilon from the lower end of its cell, and of -epsilon from the upper end.
     offset = min(max(epsilon - (cells - 1) * step, 0.0), step)
     for index, distance, probability in (
         (2 * cells - 1, offset, 1.0 / (1.0 + math.exp(-epsilon))),
@@ -330,7 +354,7 @@ def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
 
 
 def _tilted(mass: np.ndarray, loss: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
-    """Tilt masses by e^(theta loss) to a sum of 1; return them and ln of their sum before that."""
+    """Multiply masses by e^(theta loss) and normalise them; return them and ln of their sum."""
     weighted = mass * np.exp(theta * (loss - loss[-1]))
     total = float(weighted.sum())
     return weighted / total, theta * float(loss[-1]) + math.log(total)
@@ -344,10 +368,10 @@ _CLOSE = 1e-8  # relative tolerance of the search for the largest epsilon
 def largest_share(
     epsilon: float, delta: float, kind: str, count: int, given: tuple[Part, ...] = ()
 ) -> float:
-    """Compute the largest epsilon of each of ``count`` mechanisms that fit into a budget together.
+    """Compute the largest epsilon that each of ``count`` equal mechanisms may have in a budget.
 
-    `composed_epsilon` proves (epsilon, delta) for them together with the ``given`` mechanisms. The
-    result is at most a relative 1e-7 too small.
+    The composition of these mechanisms with the ``given`` mechanisms is (epsilon, delta)-private,
+    as `composed_epsilon` proves. The result is at most a relative 1e-7 too small.
 
     Parameters
     ----------
@@ -386,31 +410,31 @@ def largest_share(
 def _cached_largest_share(
     epsilon: float, delta: float, kind: str, count: int, given: tuple[Part, ...]
 ) -> float:
-    """Compute `largest_share` without checking the arguments."""
+    """Compute `largest_share` without a check of the arguments."""
 
     def total(epsilon_each: float) -> float:
-        """Compute the epsilon of all mechanisms together."""
+        """Compute the epsilon of the composition of all mechanisms."""
         return composed_epsilon([*given, (kind, epsilon_each, count)], delta)
 
     if composed_epsilon(given, delta) >= epsilon:
         raise InputError(f"given must cost less than epsilon {epsilon:g}, got {given!r}")
-    # Start with basic composition, which is within the budget.
+    # The share by basic composition is within the budget, so it is a lower bound.
     epsilon_each = (epsilon - sum(n * e for _, e, n in given)) / count
     if delta > 0.0:
-        # The epsilon of many mechanisms grows like the root of their number.
+        # For many mechanisms, the share is about proportional to 1 / sqrt(count): start there.
         low = max(
             epsilon_each, epsilon / math.sqrt(count * (2.0 * epsilon - 8.0 * math.log(delta)))
         )
-        while total(low) > epsilon:  # the given parts leave less than this lower bound assumes
+        while total(low) > epsilon:  # the given mechanisms use more than this bound assumes
             low /= 2.0
         high = 1.5 * low
         while total(high) <= epsilon:
             low, high = high, 1.5 * high
         if total(low) < epsilon:
             low = float(brentq(lambda e: total(e) - epsilon, low, high, xtol=1e-300, rtol=_CLOSE))
-        # Leave a margin, because the computed epsilon is not perfectly smooth.
+        # Leave a margin, because the computed epsilon is not a smooth function of the share.
         epsilon_each = low * (1.0 - _CLOSE)
-    # Rounding may have put it above the budget.
+    # Because of rounding, the composition may be slightly above the budget.
     while total(epsilon_each) > epsilon:
         epsilon_each *= 1.0 - (_CLOSE if delta > 0.0 else 2.0**-52)
     return epsilon_each

@@ -1,7 +1,8 @@
-"""Amplification by shuffling silos' p-sums (zhou-chowdhury-2024, Lemma F.2, Theorem 5.3).
+"""Amplification by shuffling silos' messages (zhou-chowdhury-2024, Lemma F.2, Theorem 5.3).
 
-A shuffler between silos and server can only improve privacy, so the silo-level LDP guarantee of the
-same noise holds too. The reported epsilon is the smaller one of both arguments.
+Each message is a noisy p-sum: the sum of a silo's records below one node of the tree. A shuffler
+between silos and server can only improve privacy, so the guarantee of silo-level local DP (LDP)
+with the same noise holds, too. The reported epsilon is the smaller one of the two guarantees.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _SOURCE = {
 _RETURNING = (
     "exact silo-level LDP accounting (Balle & Wang 2018, Theorem 8) of all records of a user"
 )
-# The lemma's inner delta is searched on a grid of this many points, then on grids around the best.
+# The inner delta of Lemma F.2 is chosen on a grid of this many points, then on finer grids around
+# the best point.
 _GRID_POINTS, _REFINEMENTS = 32, 3
 _INNER_SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
 
@@ -82,12 +84,12 @@ def amplified(
 
 
 def _exponent(silos: int, inner_delta: float) -> float:
-    """Return the lemma's bound on n epsilon0; not positive if the condition cannot be met."""
+    """Return the lemma's upper limit of n epsilon0; <= 0 if no epsilon0 meets the condition."""
     return math.log(silos) - math.log(16.0 * (math.log(2.0) - math.log(inner_delta)))
 
 
 def _amplified_epsilon(epsilon0: float, n: float, silos: int, inner_delta: float) -> float:
-    """Compute the lemma's epsilon."""
+    """Compute the epsilon of Lemma F.2, see `amplified`."""
     log4 = math.log(4.0) - math.log(inner_delta)
     clones = math.exp(n * epsilon0) / silos
     return math.log1p(math.tanh(epsilon0 / 2.0) * 8.0 * (math.sqrt(clones * log4) + clones))
@@ -100,14 +102,14 @@ def amplified_std(
     silos: int,
     sensitivity: float = 2.0,
 ) -> float | None:
-    """Compute the least noise of one shuffled p-sum that Lemma F.2 proves (epsilon, delta)-private.
+    """Compute the least noise with which Lemma F.2 proves (epsilon, delta) for a shuffled p-sum.
 
-    Any two datasets of a silo are at most n ``sensitivity`` apart, n = points >= 1, where
-    ``sensitivity`` is the largest change by one record. The lemma is solved for epsilon0, for the
-    best inner delta, and then for delta0. The result is
+    ``sensitivity`` is the largest change of the p-sum by one record. Any two datasets of a silo are
+    at most n times this apart, n = points >= 1. For each inner delta, the lemma is solved for
+    epsilon0 and then for delta0; the best inner delta is used. The result is
     noise_std = sensitivity sqrt(2 ln(1.25/delta0)) / epsilon0, subject to n epsilon0 <= 1 (see
     `amplified`). It is None if there are too few silos: the lemma needs
-    silos > 16 ln(2/inner delta), hence at least 12.
+    silos > 16 ln(2/inner delta), so at least 12.
     """
     epsilon = number("epsilon", epsilon, above=0)
     delta = number("delta", delta, above=0, below=1)
@@ -118,10 +120,10 @@ def amplified_std(
         return None
 
     def std(log_inner: float) -> float:
-        """Return the noise at this inner delta."""
+        """Return the noise at this ln(inner delta)."""
         return sensitivity * _unit_std(epsilon, delta, n, silos, math.exp(min(log_inner, 0.0)))
 
-    # The condition needs ln(2/inner) < N/16. An inner delta below 1e-300 is never useful.
+    # The lemma's condition needs ln(2/inner) < silos/16. An inner delta below 1e-300 is not useful.
     low, high = max(math.log(2.0) - silos / 16.0, -690.0), 0.0
     least_std = math.inf
     for _ in range(_REFINEMENTS):
@@ -135,7 +137,7 @@ def amplified_std(
 
 @lru_cache(8192)
 def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) -> float:
-    """Return the noise per unit of sensitivity at this inner delta; infinite if none is proven."""
+    """Return noise_std / sensitivity at one inner delta; infinite if the lemma proves nothing."""
     high = min(_exponent(silos, inner), 1.0) / n
     if high <= 0.0:
         return math.inf
@@ -153,7 +155,7 @@ def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) 
         )
     least_std = math.inf
     for share in _INNER_SHARES:
-        # Use at most this share of delta for the inner delta, and the rest for delta0.
+        # At most this share of delta may be spent on the inner delta; the rest is for delta0.
         epsilon0 = high
         if math.tanh(high / 2.0) * inner > share * delta:
             epsilon0 = 2.0 * math.atanh(share * delta / inner)
@@ -179,18 +181,21 @@ def amplified_tree_std(
 ) -> float | None:
     """Compute the least noise_std of the shuffled p-sum tree for which Lemma F.2 proves the budget.
 
-    A message is the noisy p-sum of one node, of at most n = batch_size 2^(kappa - 1) points of its
-    silo, with both streams, and is shuffled as a whole. So it is one Gaussian mechanism. A record
-    changes it by D, the joint sensitivity under the budget's relation. Two datasets of n points are
-    at most n joint sensitivities of replacement apart, under any relation. A record enters kappa
-    messages, each shuffled with the others of its release. Under "iid" and "goe1", two datasets are
-    farther apart in both streams than in one. Then 2 kappa messages of one stream each, 2 n apart,
-    may need less noise; the smaller noise of the two accounts is returned.
+    A message is the noisy p-sum of one node, with the sums of x y and of x x^T, and is shuffled as
+    a whole. So it is one Gaussian mechanism on at most n = batch_size 2^(kappa - 1) records of a
+    silo. One record changes it by at most D, the joint sensitivity under the budget's relation, and
+    two datasets of n records are at most n joint sensitivities of replacement apart. A record
+    enters kappa messages, each shuffled with the other silos' messages of its release.
+
+    A second account splits each message into two, one for each sum: 2 kappa messages, whose
+    datasets are 2 n apart. Under "iid" and "goe1" it may need less noise. The smaller noise is
+    returned.
 
     Each of q messages gets (epsilon/q, delta/q) by basic composition, or
     epsilon/(2 sqrt(2 q ln(2/delta))) and delta/(2 q) by advanced composition, whichever needs less
-    noise. The top level decides, since more points need more noise. The result is 0 if nothing is
-    released, and None if the lemma proves nothing for this number of silos.
+    noise. The noise of the top level is used for all levels, since more records need more noise.
+    The result is 0 if nothing is released, and None if the lemma proves nothing for this number of
+    silos.
     """
     kappa = depth(releases)
     silos = integer("silos", silos, at_least=1)
@@ -203,8 +208,8 @@ def amplified_tree_std(
     record_sensitivity = joint_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
     dataset_distance = points * joint_sensitivity("replace", layout, cov_std=covariance_ratio)
     candidates = [_composed_std(budget, kappa, dataset_distance, silos, record_sensitivity)]
-    # Under goe2 both streams together are at most 2 n apart, so the first account is better. With
-    # covariance_ratio < 1 the covariance stream alone might be farther apart.
+    # Under goe2, datasets are at most 2 n apart even in a whole message, so the first account is
+    # better. With covariance_ratio < 1, the sums of x x^T alone might be farther apart than 2 n.
     if layout != "goe2" and covariance_ratio >= 1.0:
         single_stream_sensitivity = sum_sensitivity(budget.relation)
         candidates.append(
@@ -216,13 +221,17 @@ def amplified_tree_std(
 def _composed_std(
     budget: Budget, message_count: int, dataset_distance: float, silos: int, sensitivity: float
 ) -> float | None:
-    """Compute the least noise of shuffled messages whose datasets are this far apart in each."""
+    """Compute the least noise_std of a composition of shuffled messages by Lemma F.2.
+
+    ``dataset_distance`` is the largest distance of two datasets in one message, and ``sensitivity``
+    the largest change of one message by one record. Return None if the lemma proves nothing.
+    """
     epsilon, delta = budget.epsilon, budget.delta
     log2 = math.log(2.0) - math.log(delta)
     shares = [(epsilon / message_count, delta / message_count)]
-    # q e tanh(e/2) + e sqrt(2 q ln(2/delta)) (Kairouz, Oh & Viswanath 2015, Theorem 3.4, with slack
-    # delta / 2): the second term is epsilon/2, and the first at most epsilon/2 under this
-    # condition.
+    # Advanced composition gives q e tanh(e/2) + e sqrt(2 q ln(2/delta)) (Kairouz, Oh & Viswanath
+    # 2015, Theorem 3.4, with slack delta / 2). With this e, the second term is epsilon/2, and the
+    # first is at most epsilon/2 under the condition below.
     if epsilon <= 8.0 * log2:
         shares.append(
             (epsilon / (2.0 * math.sqrt(2.0 * message_count * log2)), delta / (2.0 * message_count))
@@ -326,9 +335,10 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return GaussianTree.exact(self, delta, relation)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the smaller of the exact silo-level LDP epsilon and the one of Lemma F.2.
+        """Compute the proven epsilon: the smaller one of silo-level LDP and of Lemma F.2.
 
-        At delta (default: the budget's). With returning > 1 it is the former.
+        It is at ``delta``, by default the budget's delta. With returning > 1, the lemma does not
+        apply, and it is the epsilon of silo-level LDP.
         """
         relation = named_relation(relation, self.budget)
         delta = named_delta(delta, self.budget)
@@ -341,7 +351,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
             proven = requested
         elif not self._lemma_covers(proven, delta, relation):
             return proven
-        # Bisect on a logarithmic scale: `proven` is always proven, `low` is not.
+        # Bisect on a logarithmic scale. In every step the lemma proves `proven`, but not `low`.
         low = proven / 2.0
         while low > 1e-300 and self._lemma_covers(low, delta, relation):
             proven, low = low, low / 2.0
@@ -354,13 +364,13 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return proven
 
     def _lemma_covers(self, epsilon: float, delta: float, relation: str) -> bool:
-        """Return whether the lemma proves epsilon at delta for this noise."""
+        """Return True if the lemma proves epsilon at delta for this noise."""
         budget = Budget(epsilon, delta, relation)
         lemma_std = self._lemma_std(budget)
         return lemma_std is not None and lemma_std <= self.noise_std
 
     def _lemma_std(self, budget: Budget) -> float | None:
-        """Return the least noise for which the lemma proves a budget."""
+        """Return the least noise for which the lemma proves a budget; None if it proves none."""
         return amplified_tree_std(
             budget,
             self.releases,
@@ -374,12 +384,12 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         """Return the claim, checked by accounting under its relation, and the assumptions."""
         proven_epsilon = self.exact()
         claim = noise_claim(self.budget, proven_epsilon, note=self._remark(proven_epsilon))
-        # Silo-level LDP needs no assumption on others. The lemma needs other silos' messages.
+        # The lemma assumes that other silos' messages hide a silo's; silo-level LDP does not.
         hiding = [HIDING] if proven_epsilon < self.ldp() else []
         return [*hiding, *participation_conditions(self.returning), claim]
 
     def _remark(self, proven_epsilon: float) -> str:
-        """Say which argument proves epsilon, and what is known of the rule that chose the noise."""
+        """Return a text: which argument proves epsilon, and what holds for the calibration rule."""
         if self.calibration == "published-code":
             return "computed; no theorem states these constants"
         if self.calibration == "theorem":

@@ -1,6 +1,7 @@
-"""Shuffled vector sums: the p-sum tree with binomial noise in fixed-point encoded sums.
+"""Shuffled vector sums in a tree: sums of fixed-point encoded records with binomial noise.
 
-Each mechanism object computes its privacy from its noise bits, whatever formula chose their number.
+Users send bits: their record in fixed point, and noise bits. A mechanism object computes its
+privacy from the number of noise bits, whatever rule chose this number.
 """
 
 from __future__ import annotations
@@ -51,17 +52,18 @@ _SOURCE = {
     "published-code": "constants of the published experiment code of zhou-chowdhury-2024, no "
     "composition over nodes",
 }
+#: Variance of one noise bit.
 VARIANCE = ONES * (1.0 - ONES)
 # "exact" raises g until the noise std is at least this many encoding levels. The binomial's
 # skewness then costs less than 2 % of noise at every usual budget.
 EXACT_LEVELS = 150.0
-# For several batches of a user, "exact" also raises g until rounding these records costs at most
-# this fraction of noise.
+# If a user takes part in several batches, "exact" also raises g until the rounding of the user's
+# records requires at most this fraction of additional noise.
 _EXACT_ROUNDING = 0.02
 
 
 class BinomialTree(msgspec.Struct, frozen=True):
-    """The p-sum tree over two streams, x y and x x^T; every node is a shuffled vector sum.
+    """The tree of sums of x y and x x^T whose nodes are shuffled vector sums with binomial noise.
 
     Parameters
     ----------
@@ -73,8 +75,9 @@ class BinomialTree(msgspec.Struct, frozen=True):
     dimension : int
         d; a node has s = d + d (d + 1)/2 coordinates (the matrix on and above its diagonal).
     g, b : tuple of int
-        For each level: the encoding levels per unit, and the number of noise bits that each user
-        adds to each coordinate. A coordinate thus has noise Bin(n_j b_j, 1/4).
+        For each level of the tree: g_j, the number of encoding levels per unit, and b_j, the number
+        of noise bits that each user adds to each coordinate. A coordinate of a node of level j has
+        noise Bin(n_j b_j, 1/4).
     calibration : {"exact", "theorem", "published-code"}
         The rule that chose g and b.
     budget : Budget
@@ -82,9 +85,9 @@ class BinomialTree(msgspec.Struct, frozen=True):
     source : str
         Author-year of the rule.
     vector_scale : float
-        The factor of the published code.
+        The factor of the published code, for calibration "published-code".
     honest_fraction : float
-        h; the account counts the noise of floor(h n_j) users only.
+        h; the account counts the noise bits of floor(h n_j) users of a node only.
     returning : int
         M0, the largest number of batches that one user takes part in, at most once in each batch
         and at times that do not depend on earlier releases.
@@ -270,18 +273,20 @@ class BinomialTree(msgspec.Struct, frozen=True):
 
 
 def counted_users(fraction: float, users: int) -> int:
-    """Return the number of users whose noise is counted."""
+    """Return floor(fraction users), the number of users whose noise bits the account counts."""
     return users if fraction == 1.0 else math.floor(fraction * users)
 
 
 def _level_nodes(effect: tuple[int, int, int], trials: int, norm: float, coordinates: int) -> Node:
-    """Return all nodes of one level that one user may change, for the account.
+    """Return the account's `Node` for all nodes of one level that one user may change.
 
-    ``effect`` is (squares, nodes, most) of `level_squares`. ``norm`` is S, the largest change of
-    the encoded vector by one record. Let c of the user's records be in a node. Each is rounded
-    separately, but the account is about one rounded vector. So reveal how all but one are rounded:
-    for r = floor(w + U) and r' = floor(w + t + U) with a revealed uniform U, r' - r is within 1 of
-    t in each coordinate. What remains is one record whose vector changes by at most
+    ``effect`` is (squares, nodes, most) of `level_squares`, and ``norm`` is S, the largest change
+    of the encoded vector by one record.
+
+    Let c of the user's records be in one node. Each is rounded separately, but the account is about
+    one rounded vector. So assume that the observer knows how all but one are rounded: with a known
+    uniform U, r = floor(w + U) and r' = floor(w + t + U) differ by t up to 1 in each coordinate.
+    There remains one record whose vector changes by at most
     c S + (c - 1) sqrt(s) <= c (S + (1 - 1/most) sqrt(s)).
     """
     squares, count, most_records = effect
@@ -290,13 +295,19 @@ def _level_nodes(effect: tuple[int, int, int], trials: int, norm: float, coordin
 
 
 def _per_node(budget: Budget, kappa: int) -> tuple[float, float]:
-    """Return (epsilon_0, delta_0) of one node and stream, by advanced composition of half each."""
+    """Return the budget (epsilon_0, delta_0) of one node and stream, by advanced composition.
+
+    Each of the two streams gets half of the budget.
+    """
     epsilon, delta = budget.epsilon / 2.0, budget.delta / 2.0
     return epsilon / (2.0 * math.sqrt(2.0 * kappa * math.log(2.0 / delta))), delta / (2.0 * kappa)
 
 
 def usual_levels(users: int, dimension: int) -> int:
-    """Compute max(ceil(2 sqrt n), d, 4) (zhou-chowdhury-2024, Appendix F.2) in integers."""
+    """Return the usual number of encoding levels for n users, max(ceil(2 sqrt n), d, 4).
+
+    Source: zhou-chowdhury-2024, Appendix F.2.
+    """
     return max(math.isqrt(4 * users - 1) + 1, dimension, 4)
 
 
@@ -371,6 +382,7 @@ def calibrate_vector_sum(
     if calibration != "exact":
         check_single_participation(calibration, returning)
     check_gaussian_budget(budget)
+    # For each level j: n_j users, g_j encoding levels, and b_j bits by the rule.
     kappa = tree_levels(releases)
     users = [batch_points << j for j in range(kappa)]
     levels = [usual_levels(n, d) for n in users]
@@ -411,7 +423,11 @@ def _exact(
     honest_fraction: float,
     effects: list[tuple[int, int, int]],
 ) -> tuple[list[int], list[int]]:
-    """Compute g_j and the smallest b_j, for the best split of delta between windows and noise."""
+    """Compute g_j and the smallest b_j of every level that are proven to meet the budget.
+
+    A share of delta is for the windows of the account, the rest for the Gaussian part. The share is
+    chosen so that the noise is smallest at one level.
+    """
     coordinates = dimension + dimension * (dimension + 1) // 2
     record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension)
     honest = [counted_users(honest_fraction, n) for n in users]
@@ -429,7 +445,7 @@ def _exact(
     ]
 
     def mu_and_tail(share_of_delta: float) -> tuple[float, float]:
-        """Return mu of one record in a node, and the tail of a coordinate, as in the account."""
+        """Return the mu that one record in a node may have, and the tail of one coordinate."""
         remaining_delta = (
             budget.delta * (1.0 - share_of_delta) / (1.0 - budget.delta * share_of_delta)
         )
@@ -442,13 +458,13 @@ def _exact(
         return _level_nodes(effects[j], trials, record_sensitivity * levels[j], coordinates)
 
     def ratio(j: int, b: int) -> float:
-        """Return mu of a node of a level if each user adds b bits per coordinate."""
+        """Return the proven mu of one record in a node of level j with b bits per user."""
         level_node = node(j, honest[j] * b)
         return node_mu(
             Probits(level_node.trials), level_node.norm, coordinates, tail, False, level_node.window
         )
 
-    # Choose the split of delta at the level whose windows are widest relative to the noise.
+    # Choose the share of delta at the level whose windows are widest relative to the noise.
     widest_level = max(range(len(users)), key=lambda j: effects[j][2])
     widest_node = node(widest_level, 0)
     probits = Probits(math.ceil((widest_node.norm / mu_per_record) ** 2 / VARIANCE))
@@ -466,7 +482,10 @@ def _exact(
 
 
 def smallest_bits(first_guess: float, mu: float, ratio: Callable[[int], float]) -> int:
-    """Find the smallest b with ratio(b) <= mu, to a relative 2^-40; ratio is about 1/sqrt(b)."""
+    """Find the smallest integer b with ratio(b) <= mu, up to a relative error of 2^-40.
+
+    ``ratio`` decreases about like 1/sqrt(b), which the search uses to extrapolate.
+    """
     low, high = 0, max(math.ceil(first_guess), 1)  # invariant: ratio(low) > mu
     while not (high_ratio := ratio(high)) <= mu:
         low = high

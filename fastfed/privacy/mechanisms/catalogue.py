@@ -59,7 +59,7 @@ class Calibrated(Displayed, msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """Sizes that some mechanisms need besides budget and releases.
+    """Sizes that some mechanisms need in addition to budget and releases.
 
     Parameters
     ----------
@@ -68,8 +68,8 @@ class Size(msgspec.Struct, frozen=True):
     dimension : int, optional
         d.
     sensitivity : float, optional
-        The largest change of one release between neighbours, in the units of the release. None:
-        the mechanism's default.
+        The largest change of one release between neighbouring datasets, in the units of the
+        release. None for the mechanism's default.
     """
 
     users: int | None = None
@@ -77,7 +77,7 @@ class Size(msgspec.Struct, frozen=True):
     sensitivity: float | None = None
 
 
-#: Assumed number of records of all secure sums together. It affects the grid only.
+#: Assumed number of records of all secure sums. It affects only the grid to which they are rounded.
 SECURE_POINTS = 10**6
 #: The `source` of a result without releases.
 NOTHING = "nothing is released"
@@ -86,14 +86,14 @@ NOTHING = "nothing is released"
 def _result(
     name: str, budget: Budget, releases: int, std: float, mu: float, source: str
 ) -> Calibrated:
-    """Return the result of a calibration."""
+    """Create the result of a calibration to a budget."""
     return Calibrated(
         name, budget.epsilon, budget.delta, budget.relation, releases, std, mu, source
     )
 
 
 def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate sums of vectors of norm at most 1, if a record enters every release."""
+    """Calibrate Gaussian noise on sums of vectors of norm <= 1; a record is in every release."""
     releases = integer("releases", releases, at_least=0)
     delta = number("delta", budget.delta, above=0, below=1)
     sensitivity = sum_sensitivity(budget.relation) if size.sensitivity is None else size.sensitivity
@@ -114,7 +114,7 @@ def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _gaussian_release(name: str, release: GaussianRelease) -> Calibrated:
-    """Return the result for a Gaussian release of two streams."""
+    """Create the result for a calibrated Gaussian release of sums of x y and x x^T."""
     source = release.source
     if release.calibration != "exact":
         source += f"; exact epsilon {rounded_up(release.exact())}"
@@ -122,7 +122,7 @@ def _gaussian_release(name: str, release: GaussianRelease) -> Calibrated:
 
 
 def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrated]:
-    """Return the function that calibrates the tree by this rule."""
+    """Return the function that calibrates the tree by the rule ``calibration``."""
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         return _gaussian_release(name, calibrate_tree(budget, releases, calibration))
@@ -131,7 +131,7 @@ def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrat
 
 
 def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
-    """Return the function that calibrates this release."""
+    """Return the function that calibrates the release of prefix sums with this name."""
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         return _gaussian_release(name, calibrate_release(name, budget, releases))
@@ -155,7 +155,10 @@ def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _user_noise(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrated]:
-    """Return the function that calibrates noise which every user adds; noise_std of one message."""
+    """Return the function that calibrates the noise that every user adds to a message.
+
+    The result's noise_std is of one message.
+    """
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         if shuffled and size.users is None:
@@ -173,7 +176,10 @@ def _user_noise(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Cali
 
 
 def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate an agent's vector sums for a user of ``releases`` batches; noise_std of a batch."""
+    """Calibrate an agent's vector sums for a user who takes part in ``releases`` batches.
+
+    The result's noise_std is of one batch.
+    """
     if size.users is None or size.dimension is None:
         raise InputError("vector-batches needs users (of one batch) and dimension")
     if integer("releases", releases, at_least=0) == 0:
@@ -184,7 +190,7 @@ def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _secure_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate secure sums of equal batches over ``users`` silos, of which a third collude."""
+    """Calibrate secure sums of equal batches; ``size.users`` silos, of which a third collude."""
     if size.users is None or size.dimension is None:
         raise InputError("secure-sum needs users (here: the silos) and dimension")
     if integer("releases", releases, at_least=0) == 0:
@@ -199,10 +205,10 @@ def _secure_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate choices of the smallest of many scores, if a record changes each by at most 1.
+    """Calibrate choices of the smallest of many scores, each changed by at most 1 by a record.
 
-    noise_std is the noise of one score. mu is sqrt(releases) e, where each choice is
-    (e, 0)-private: the mu of a Gaussian mechanism that many such choices resemble.
+    The result's noise_std is of one score. Its mu is sqrt(releases) e, where each choice is
+    (e, 0)-private: by the central limit theorem, many choices resemble a mu-GDP mechanism.
     """
     if integer("releases", releases, at_least=0) == 0:
         return _result("noisy-argmin", budget, 0, 0.0, 0.0, NOTHING)
@@ -231,8 +237,8 @@ def _laplace(budget: Budget, releases: int, size: Size) -> Calibrated:
 def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Calibrate choices with probability proportional to exp(-eta cost / 2).
 
-    noise_std is that of Gumbel noise: the smallest cost plus Gumbel noise is such a choice. mu as
-    in `_noisy_argmin`.
+    The result's noise_std is of Gumbel noise on a cost: the choice of the smallest noisy cost has
+    this distribution. mu is as in `_noisy_argmin`.
     """
     if integer("releases", releases, at_least=0) == 0:
         return _result("exponential", budget, 0, 0.0, 0.0, NOTHING)
@@ -246,12 +252,12 @@ def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _sensitivity(size: Size) -> float:
-    """Return the sensitivity of a number or a score, 1 by default."""
+    """Return the sensitivity of a statistic or a score; 1 if it is not given."""
     return 1.0 if size.sensitivity is None else size.sensitivity
 
 
 def _describe_sensitivity(size: Size) -> str:
-    """Describe the sensitivity for `source`, if one was given."""
+    """Return a text about the sensitivity for `source`; empty if it is not given."""
     return "" if size.sensitivity is None else f"; sensitivity {size.sensitivity:g}"
 
 
@@ -437,7 +443,7 @@ def calibrate(
     Calibrated
         noise_std is the standard deviation of each bias entry of one node, noise vector, release,
         user's message ("noisy-points", "shuffled-points") or batch, in the units of the sums. For
-        "noisy-argmin", "laplace" and "exponential" it is that of one score, entry or cost.
+        "noisy-argmin", "laplace" and "exponential" it is of one score, entry or cost.
 
     Raises
     ------

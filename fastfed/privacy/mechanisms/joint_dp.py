@@ -1,8 +1,8 @@
 """Joint differential privacy: a trusted agent adds noise to its sums.
 
-All users other than the changed one see actions, which are computed from the noisy sums. This is
-post-processing (chowdhury-zhou-2022, Appendix F; Shariff and Sheffet 2018). `NestedNoise` is the
-noise of the published code, which does not hide the sums.
+One user's data are hidden from all other users. These see only actions, which are computed from the
+noisy sums: post-processing (chowdhury-zhou-2022, Appendix F; Shariff and Sheffet 2018).
+`NestedNoise` is the noise of the published code, which does not hide the sums.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class JointDpTree(GaussianTree, frozen=True):
 class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix sums whose noise is the sum of the first 1 + floor(ln(k + 1)) of a few draws.
 
-    The experiment code of chowdhury-zhou-2022 uses this noise instead of a tree. Between two draws,
-    consecutive releases carry the same noise, so their difference is a batch without noise. The
-    sums have no finite epsilon at any delta < 1, and nothing is proven for the actions alone.
+    The experiment code of chowdhury-zhou-2022 uses this noise instead of a tree. Most consecutive
+    releases have the same noise, so their difference is the sum of a batch without noise. The sums
+    have no finite epsilon at any delta < 1, and nothing is proven for the actions.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def calibrate_joint_dp(
     release : {"tree", "honaker", "toeplitz", "factorised"}
         How prefix sums get their noise.
     calibration : {"exact", "theorem", "published-code"}
-        "exact": the least noise that meets the budget for a user of at most ``returning`` batches.
+        "exact": the least noise that meets the budget for a user in at most ``returning`` batches.
         "theorem": 4 sqrt(2 ln(2.5/delta)) / epsilon (Proposition F.1) times sqrt(kappa), where
         kappa is the number of nodes that contain one leaf, times ``returning`` (Proposition E.7);
         for "tree" only. "published-code": `NestedNoise`.
@@ -177,6 +177,7 @@ def calibrate_joint_dp(
         raise InputError(
             f'release must be "tree" when calibration is "{calibration}", got "{release}"'
         )
+    # The other rules are formulas for the tree, with a fixed layout.
     layout = layout_of(calibration, layout)
     check_exact_ratio(calibration, covariance_ratio)
     log_term = math.log(2.5) - math.log(delta)

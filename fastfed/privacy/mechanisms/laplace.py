@@ -1,9 +1,9 @@
 """The Laplace and exponential mechanisms, and two uses of them: private ranges, winsorized means.
 
 Sources: Dwork, McSherry, Nissim & Smith 2006; McSherry & Talwar 2007; bounded range: Durfee &
-Rogers 2019; private range: huang-2023. Guarantees are for real numbers. Releases without given
-uniforms meet them exactly (`fastfed.privacy.exact`); releases in float64 only up to rounding
-(Mironov 2012).
+Rogers 2019; private range: huang-2023. Guarantees are for noise in real numbers. Releases that draw
+their own randomness meet them exactly (`fastfed.privacy.exact`). Releases from given uniforms are
+computed in float64, and meet them only up to rounding (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def laplace_quantile(uniforms: object) -> np.ndarray:
     u = array("uniforms", uniforms)
     if not ((u > 0.0) & (u < 1.0)).all():
         raise InputError(f"uniforms must be > 0 and < 1, got values from {u.min()} to {u.max()}")
-    # 1 - u is exact if it is small, so both tails keep full relative accuracy.
+    # 1 - u is computed without error if it is small, so both tails have full relative accuracy.
     magnitude = -np.log(2.0 * np.minimum(u, 1.0 - u))
     result: np.ndarray = np.where(u < 0.5, -magnitude, magnitude)
     return result
 
 
 def standard_laplace(uniform: float) -> float:
-    """Compute standard Laplace noise from one uniform, with the same bits on every processor."""
+    """Compute standard Laplace noise from one uniform; the bits are the same on every processor."""
     magnitude = -linalg.log(2.0 * min(uniform, 1.0 - uniform))
     return -magnitude if uniform < 0.5 else magnitude
 
@@ -184,7 +184,7 @@ class Exponential(msgspec.Struct, frozen=True):
         cost = array("costs", costs, ndim=1)
         if not len(cost):
             raise InputError("costs must hold at least one candidate, got shape (0,)")
-        # Subtract the minimum first: a large common part of the costs would destroy accuracy.
+        # Subtract the minimum first: large costs would lose accuracy in the products.
         weights = (cost.min() - cost) * (self.eta / (2.0 * self.sensitivity))
         result: np.ndarray = weights - np.log(np.exp(weights).sum())
         return result
@@ -256,14 +256,14 @@ def private_range(
     bound: float,
     uniform: float | None = None,
 ) -> tuple[float, float]:
-    """Choose an interval of length 4 radius that contains most values, if any such interval does.
+    """Choose an interval of length 4 radius that contains most values, if such an interval exists.
 
-    Each value is assigned to the nearest of ell = ceil(bound / radius) midpoints
-    -bound + (2k + 1) radius, or to the lower of two. Midpoints do not depend on the values. Values
-    out of range go to the first or last midpoint, and values that are not finite count as 0. The
-    cost of a midpoint with b values strictly below it and a above it is max(a, b). It is chosen
-    with probability proportional to exp(-epsilon cost / 2), by inverting the cdf at `uniform`.
-    Time O(M log M), for any number of midpoints.
+    The candidates are ell = ceil(bound / radius) midpoints, -bound + (2k + 1) radius, which do not
+    depend on the values. Each value is assigned to the nearest midpoint (the lower of two). Values
+    out of range are assigned to the first or last midpoint, and values that are not finite count
+    as 0. A midpoint with b values below it and a above it has the cost max(a, b). It is chosen with
+    probability proportional to exp(-epsilon cost / 2), by inverting the cdf at `uniform`. The time
+    is O(M log M), for any number of midpoints.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ def winsorized_mean_1d(
 
 
 def _checked_values(values: object) -> np.ndarray:
-    """Return values (M,), with 0 for non-finite ones: an error would reveal information."""
+    """Return values (M,) with 0 for non-finite ones; an error would reveal that there are such."""
     x = array("values", values, shape=(None,), finite=False)
     if not len(x):
         raise InputError("values must hold at least one value, got shape (0,)")
@@ -381,10 +381,10 @@ def _midpoint(k: Any, radius: float, bound: float) -> Any:
 
 
 def _nearest_bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.ndarray:
-    """Return the bin (M,) whose midpoint is nearest to each value, or the lower of two."""
+    """Return, for each value, the bin with the nearest midpoint (the lower of two), (M,)."""
     clipped = np.clip(x, -bound, bound)
     guess = np.floor((clipped + bound) / (2.0 * radius)).astype(np.int64)
-    # The quotient may be rounded across an edge, so check the neighbouring bins too.
+    # Because of rounding, the guess may be one bin off, so compare with both neighbours.
     candidates = np.clip(guess + np.array([-1, 0, 1])[:, None], 0, bins - 1)
     nearest = np.abs(clipped - _midpoint(candidates, radius, bound)).argmin(axis=0)
     nearest_bins: np.ndarray = candidates[nearest, np.arange(len(x))]
@@ -394,7 +394,10 @@ def _nearest_bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.n
 def _cost_segments(
     x: np.ndarray, radius: float, bound: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return first bins, lengths and costs of the segments of bins with equal cost."""
+    """Group consecutive bins of equal cost into segments, since there may be 2^50 bins.
+
+    Return the first bins, the numbers of bins and the costs of the segments.
+    """
     bins = bin_count(radius, bound)
     occupied, counts = np.unique(_nearest_bins(x, radius, bound, bins), return_counts=True)
     # The segments are: the gap before each occupied bin, the bin, and the last gap.
@@ -413,7 +416,7 @@ def _cost_segments(
 def _seeded_range(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float
 ) -> tuple[float, float]:
-    """Compute `private_range` of finite values, in float64, for a given uniform."""
+    """Compute `private_range` of finite values in float64, from a given uniform ``u``."""
     starts, lengths, costs = _cost_segments(x, radius, bound)
     least = costs[lengths > 0].min()
     weights = np.exp((least - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(len(costs)))
@@ -421,7 +424,7 @@ def _seeded_range(
     target = u * ends[-1]
     segment = int(np.searchsorted(ends, target, side="left"))
     weight_before = float(ends[segment - 1]) if segment else 0.0
-    # Rounding could lead beyond the segment: take its last bin then.
+    # Because of rounding, the place may be beyond the segment: then take its last bin.
     place = min(int((target - weight_before) / weights[segment]), int(lengths[segment]) - 1)
     middle = float(_midpoint(int(starts[segment]) + place, radius, bound))
     return middle - 2.0 * radius, middle + 2.0 * radius
@@ -430,7 +433,7 @@ def _seeded_range(
 def _exact_middle(
     x: np.ndarray, epsilon: float, radius: float, bound: float, draw: Uniforms, index: int = 0
 ) -> float:
-    """Choose the midpoint of `private_range`, with exact probabilities."""
+    """Choose the midpoint of `private_range` with exact probabilities; return it."""
     starts, lengths, costs = _cost_segments(x, radius, bound)
     segment, place = exact.choose(costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index)
     return float(_midpoint(int(starts[segment]) + place, radius, bound))
@@ -439,10 +442,10 @@ def _exact_middle(
 def seeded_mean(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float, noise: float
 ) -> float:
-    """Compute `winsorized_mean_1d` of finite values, in float64, for given uniforms."""
+    """Compute `winsorized_mean_1d` of finite values in float64, from two given uniforms."""
     low, high = _seeded_range(x, epsilon / 2.0, radius, bound, u)
-    # Sum differences to the middle, which is already released: in large sums of the values, small
-    # noise would be lost to rounding. cumsum adds one after the other, as a compiled loop does.
+    # Sum the differences to the middle, which is released already: in a large sum of the values,
+    # small noise would be lost by rounding. cumsum adds in order, as a compiled loop does.
     middle = 0.5 * (low + high)
     total = float(np.cumsum(np.clip(x, low, high) - middle)[-1])
     noise_value = laplace_scale(len(x), epsilon, radius) * float(laplace_quantile(noise))
@@ -457,10 +460,10 @@ def exact_means(
     ranges: Uniforms,
     noises: Laplaces,
 ) -> np.ndarray:
-    """Compute `winsorized_mean_1d` of each row (n,) of ``columns`` (k, n), released exactly.
+    """Compute `winsorized_mean_1d` of each row (n,) of ``columns`` (k, n) by exact sampling.
 
-    Differences to the middle are rounded to multiples of a unit, so that sums are exact. The noise
-    is larger to cover the increase of the sensitivity 4 radius.
+    Differences to the middle are rounded to multiples of a unit, so that their sums are exact. This
+    rounding increases the sensitivity 4 radius, so the noise is increased, too.
     """
     k, n = columns.shape
     unit = 2.0 ** math.ceil(math.log2(2.0 * radius)) * exact.quantum(n)
@@ -475,5 +478,5 @@ def exact_means(
 
 
 def laplace_scale(count: int, epsilon: float, radius: float) -> float:
-    """Return the scale of the Laplace noise on a mean."""
+    """Return the scale of the Laplace noise on a winsorized mean of ``count`` numbers."""
     return 8.0 * radius / (count * epsilon)

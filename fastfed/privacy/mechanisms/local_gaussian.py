@@ -1,8 +1,8 @@
-"""Gaussian noise that every user adds to their data point, and a shuffler of the noisy points.
+"""Gaussian noise that every user adds to their data point, with or without a shuffler of messages.
 
-Chowdhury & Zhou 2022, P_Amp (Algorithms 2-4). A message is private when it leaves the device. A
-trusted shuffler of each batch can only improve this, so the reported epsilon is the smaller one of
-local privacy and of amplification by shuffling.
+Chowdhury & Zhou 2022, P_Amp (Algorithms 2-4). A message is private as soon as it leaves the user's
+device. A trusted shuffler of each batch can only improve this, so the reported epsilon is the
+smaller one of local privacy and of amplification by shuffling.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from fastfed.privacy.sensitivity import (
 _PAPER = "chowdhury-zhou-2022"
 _LOCAL = "exact Gaussian accounting (Balle & Wang 2018, Theorem 8)"
 _LEMMA = f"{_PAPER}, Lemma B.4 (Feldman, McMillan & Talwar 2021, Theorem 3.8)"
-# Roots are rounded to the safe side by this relative amount, far above rounding errors.
+# Roots are moved to the safe side by this relative amount, far above rounding errors.
 _MARGIN = 1e-11
 _TOTAL = 1.0 - 1e-12
-# The lemma's inner delta is searched by x = ln(inner / (delta - inner)): on a grid over this range,
-# then on finer grids around the best point.
+# The inner delta of Lemma B.4 is chosen by x = ln(inner / (delta - inner)): on a grid over this
+# range, then on finer grids around the best point.
 _LOGIT_RANGE, _GRID_POINTS, _REFINEMENTS = (-10.0, 30.0), 10, 10
 # Fractions of delta that are tried as the slack of advanced composition.
 _SLACKS = (0.25, 0.5, 0.75)
@@ -85,25 +85,25 @@ def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> 
 
 
 def _limit(log_users: float, log_inner: float) -> float:
-    """Return the lemma's bound on epsilon0; negative if the condition cannot be met."""
+    """Return the lemma's upper limit of epsilon0; negative if no epsilon0 meets the condition."""
     return log_users - math.log(16.0 * (math.log(2.0) - log_inner))
 
 
 def _growth(epsilon0: float, log_users: float, log_inner: float) -> float:
-    """Compute e^epsilon - 1 for the lemma's epsilon."""
+    """Compute e^epsilon - 1, where epsilon is the result of Lemma B.4, see `shuffled`."""
     clones = math.exp(epsilon0 - log_users)
     root = math.sqrt(clones * (math.log(4.0) - log_inner))
     return math.tanh(epsilon0 / 2.0) * 8.0 * (root + clones)
 
 
 def _log_factor(epsilon0: float, log_users: float, log_inner: float) -> float:
-    """Compute ln of the factor of delta0 in the lemma's delta."""
+    """Compute ln of the factor of delta0 in the delta of Lemma B.4, see `shuffled`."""
     growth = _growth(epsilon0, log_users, log_inner)
     return log_users + math.log(growth + 2.0) + math.log1p(math.exp(-epsilon0) / 2.0)
 
 
 def _split_delta(delta: float, logit: float) -> tuple[float, float]:
-    """Return the logarithms of the inner delta and of the remaining delta, for one logit."""
+    """Split delta into inner delta and rest, where logit = ln(inner / rest); return ln of both."""
     log_total = math.log(delta * _TOTAL)
     return log_total - math.log1p(math.exp(-logit)), log_total - math.log1p(
         math.exp(logit)
@@ -111,11 +111,11 @@ def _split_delta(delta: float, logit: float) -> tuple[float, float]:
 
 
 def _minimise(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
-    """Minimise ``value`` over the logit of the inner delta.
+    """Minimise ``value`` over the logit of the inner delta, see `_split_delta`.
 
-    ``value`` returns (rank, number); rank 0 is feasible, and smaller is better. An infeasible point
-    returns its distance from feasibility, so that the search finds feasible points between two
-    points of the first grid.
+    ``value`` returns (rank, number), compared in this order. Rank 0 means that the lemma holds. A
+    higher rank means that it does not; the number is then a distance from holding, so that the
+    search can find a narrow range in which the lemma holds.
     """
     low, high = _LOGIT_RANGE
     best_value = (9, math.inf)
@@ -129,7 +129,7 @@ def _minimise(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
 
 
 def _root(function: Callable[[float], float], high: float) -> float:
-    """Find the root of a function in [0, high], to relative accuracy."""
+    """Find the root of a function in [0, high] with small relative error."""
     return float(brentq(function, 0.0, high, xtol=1e-300, rtol=1e-15, maxiter=2000))
 
 
@@ -137,8 +137,8 @@ def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
     """Compute the least epsilon at delta that Lemma B.4 proves for shuffled Gaussian messages.
 
     mu is the GDP parameter of one message between any two data points, sensitivity / noise_std.
-    Every (epsilon0, delta_of(epsilon0, mu)) is a local guarantee; the best of them is used, with
-    the best inner delta. The result is rounded up, and math.inf if the lemma proves nothing.
+    Every (epsilon0, delta_of(epsilon0, mu)) is a local guarantee. The best one is used, with the
+    best inner delta. The result is rounded up. It is math.inf if the lemma proves nothing.
     """
     mu = number("mu", mu, at_least=0)
     delta = number("delta", delta, at_least=0, below=1)
@@ -184,9 +184,9 @@ def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
 def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
     """Compute the largest mu of one Gaussian message for which Lemma B.4 proves (epsilon, delta).
 
-    Solves the lemma for epsilon0 under its condition, then for delta0, then applies `mu_of`, at the
-    best inner delta. The result is 0 if there are too few users: the lemma needs
-    users > 16 ln(2/inner delta).
+    For each inner delta, the lemma is solved for epsilon0 under its condition, then for delta0, and
+    `mu_of` gives mu. The best inner delta is used. The result is 0 if there are too few users: the
+    lemma needs users > 16 ln(2/inner delta).
     """
     epsilon = number("epsilon", epsilon, above=0)
     delta = number("delta", delta, above=0, below=1)
@@ -215,7 +215,10 @@ def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
 
 
 def _delta_splits(delta: float, count: int) -> list[tuple[float, float]]:
-    """List (delta of one batch, slack of advanced composition); slack 0 is basic composition."""
+    """List ways to split delta over ``count`` batches: (delta of one batch, slack).
+
+    The slack is for advanced composition; 0 means basic composition.
+    """
     if count == 1:
         return [(delta, 0.0)]
     total = delta * _TOTAL
@@ -224,7 +227,10 @@ def _delta_splits(delta: float, count: int) -> list[tuple[float, float]]:
 
 
 def _composed(epsilon: float, delta: float, slack: float, count: int) -> float:
-    """Compute the epsilon of `count` batches, each (epsilon, delta)-private, with this slack."""
+    """Compute the epsilon of `count` batches that are each (epsilon, delta)-private.
+
+    ``slack`` is as in `_delta_splits`.
+    """
     if slack == 0.0:
         return count * epsilon
     # For epsilon >= ln 2 basic composition is better.
@@ -234,7 +240,7 @@ def _composed(epsilon: float, delta: float, slack: float, count: int) -> float:
 
 
 def _returning_epsilon(mu: float, delta: float, users: int, count: int) -> float:
-    """Compute the least epsilon of `count` batches: the lemma for each batch, then composition."""
+    """Compute the least epsilon of a user in `count` batches: by the lemma, then composition."""
     per_batch = (
         (shuffled_epsilon(mu, d, users), d, slack) for d, slack in _delta_splits(delta, count)
     )
@@ -242,7 +248,7 @@ def _returning_epsilon(mu: float, delta: float, users: int, count: int) -> float
 
 
 def _returning_mu(epsilon: float, delta: float, users: int, count: int) -> float:
-    """Compute the largest mu of one message of `count` batches; 0 if there is none."""
+    """Compute the largest mu of one message for which `count` batches meet the budget, or 0."""
     return max(
         shuffled_mu(_epsilon_per_batch(epsilon, d, slack, count), d, users)
         for d, slack in _delta_splits(delta, count)
@@ -261,7 +267,7 @@ def _epsilon_per_batch(epsilon: float, delta: float, slack: float, count: int) -
     return epsilon_per_batch * _TOTAL
 
 
-#: The condition of Lemma B.4 about the other users, besides the trusted shuffler.
+#: The condition of Lemma B.4 about the other users, in addition to the trusted shuffler.
 HIDING = Condition(
     "all users of every batch send the noisy message of the plan, and none tells the server which "
     "message is theirs (taken on trust)",
@@ -270,7 +276,7 @@ HIDING = Condition(
 
 
 class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
-    """Both streams of every user's data point, x y and x x^T, with noise that the user adds.
+    """Messages with x y and x x^T of one data point, to which its user adds Gaussian noise.
 
     Parameters
     ----------
@@ -301,10 +307,11 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
     Notes
     -----
     Guarantee: for one user with ||x||_2 <= 1 and |y| <= 1 in each of at most M0 batches. Without a
-    shuffler, for every observer of messages: one Gaussian mechanism of GDP parameter mu(relation),
-    even if later points depend on earlier messages. With a shuffler, for every observer of shuffled
-    batches: the better of that and Lemma B.4, composed over M0 batches. Permuting one stream of a
-    shuffled batch again is post-processing. Source: chowdhury-zhou-2022, Algorithms 2 to 4.
+    shuffler, all messages of a user are one Gaussian mechanism of GDP parameter mu(relation) for
+    every observer, even if later points depend on earlier messages. With a shuffler, an observer of
+    the shuffled batches has the better one of this guarantee and of Lemma B.4, composed over M0
+    batches. Source: chowdhury-zhou-2022, Algorithms 2 to 4, where the two parts of a message are
+    shuffled separately; that is post-processing of a shuffled batch.
     """
 
     batch_size: int
@@ -356,7 +363,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of all messages of a user: sqrt(M0) times that of one."""
+        """Compute the GDP parameter of all M0 messages of a user: sqrt(M0) times one message's."""
         relation = named_relation(relation, self.budget)
         return math.sqrt(self.returning) * self._message_mu(relation)
 
@@ -367,9 +374,9 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
     def amplified(self, delta: float | None = None, relation: str | None = None) -> float:
         """Compute the least epsilon at delta that Lemma B.4 proves for shuffled batches.
 
-        math.inf if it proves none. For M0 > 1 it is the better of basic and advanced composition
-        over the batches. The value is the same under both relations: zero-out replaces a data point
-        by 0, and the lemma is about replacement.
+        It is math.inf if the lemma proves none. For M0 > 1, batches are composed by basic or
+        advanced composition, whichever is better. The value is the same under both relations, since
+        the lemma is about replacement, and zero-out replaces a data point by 0.
         """
         named_relation(relation, self.budget)
         delta = named_delta(delta, self.budget)
@@ -377,7 +384,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return _returning_epsilon(mu, delta, self.batch_size, self.returning)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon: `ldp`, or for shuffled batches the smaller of both."""
+        """Compute the proven epsilon: `ldp` or, for shuffled batches, `amplified` if smaller."""
         local = self.ldp(delta, relation)
         if not self.shuffled or local == 0.0:
             return local
@@ -387,15 +394,15 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         """Return the claim, checked by accounting under its relation, and the assumptions."""
         proven_epsilon = self.exact()
         claim = noise_claim(self.budget, proven_epsilon, note=self._remark(proven_epsilon))
-        # Local privacy needs no assumption on others. The lemma needs their messages.
+        # The lemma assumes that other users' messages hide a user's; local privacy does not.
         hiding = [HIDING] if proven_epsilon < self.ldp() else []
         return [*hiding, *participation_conditions(self.returning), claim]
 
     def sides(self) -> list[Side]:
-        """List further guarantees at the budget's delta, besides the claim.
+        """List guarantees in other trust models, at the budget's delta.
 
-        For shuffled batches: the guarantee without the shuffler. Otherwise: the guarantee that a
-        shuffler would add, if the lemma proves any.
+        For shuffled batches it is the guarantee without the shuffler. Otherwise it is the guarantee
+        that a shuffler would give, if the lemma proves a better one.
         """
         local, trust = self.ldp(), tuple(participation_conditions(self.returning))
         if self.shuffled:
@@ -411,7 +418,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return [Side(model, source, best_epsilon, (HIDING, *trust))]
 
     def _remark(self, proven_epsilon: float) -> str:
-        """Say which argument proves epsilon, and what is known of the rule that chose the noise."""
+        """Return a text: which argument proves epsilon, and what holds for the calibration rule."""
         remarks = []
         if self.shuffled:
             remarks.append(self._argument(proven_epsilon))
@@ -444,7 +451,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(remarks)
 
     def _argument(self, proven_epsilon: float) -> str:
-        """Say by which argument an epsilon is proven."""
+        """Return a text that names the argument by which an epsilon is proven."""
         if proven_epsilon < self.ldp():
             return "by Lemma B.4"
         users, amplified_epsilon = self.batch_size, self.amplified()
@@ -457,7 +464,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return f"by local privacy alone; Lemma B.4 {lemma_result}"
 
     def _lemma_condition(self, epsilon0: float, delta: float) -> str:
-        """Format the lemma's condition for an inner delta of delta / 2, and whether it holds."""
+        """Return a text: the lemma's condition at inner delta = delta / 2, and if it holds."""
         limit = _limit(math.log(self.batch_size), math.log(delta / 2.0))
         return (
             f"epsilon0 = {epsilon0:.3g} <= ln(B/(16 ln(4/delta))) = {limit:.3g}, "
@@ -499,9 +506,10 @@ def calibrate_local_gaussian(
     calibration : {"exact", "theorem", "published-code"}
         The rule for the noise:
 
-        - "exact": the least noise. Without a shuffler it is sqrt(M0) D / mu_of(epsilon, delta),
-          where D is the joint sensitivity of one data point. With a shuffler it is the least noise
-          for which Lemma B.4 proves the budget (for M0 > 1: composed over batches), if less.
+        - "exact": the least noise that is proven. Without a shuffler it is
+          sqrt(M0) D / mu_of(epsilon, delta), where D is the joint sensitivity of one data point.
+          With a shuffler it is the smaller one of this noise and of the least noise for which Lemma
+          B.4 proves the budget (composed over M0 batches).
         - "theorem": s = 4 sqrt(2 ln(2.5/delta)) / epsilon (chowdhury-zhou-2022, Proposition F.1);
           shuffled: s = 4 sqrt(2 ln(2.5 B/delta) ln(2/delta)) / (epsilon sqrt(B)) (Theorem B.1,
           which claims O(epsilon, delta) only). For M0 > 1, the same at the budget of
@@ -542,6 +550,7 @@ def calibrate_local_gaussian(
             raise InputError(
                 f'returning must be 1 when calibration is "published-code", got {count}'
             )
+        # The code uses features of norm sqrt(2), see the docstring.
         ratio = 1.0 / math.sqrt(2.0)
     if batches is not None:
         count = max(1, min(count, integer("batches", batches, at_least=0)))
@@ -590,7 +599,10 @@ def _theorem_std(epsilon: float, delta: float, users: int | None) -> float:
 
 
 def _within_budget(points: LocalGaussian) -> LocalGaussian:
-    """Increase the noise until rounding and the grids of the two searches cannot exceed epsilon."""
+    """Increase the noise slightly until the account gives at most the budget's epsilon.
+
+    Rounding and the finite grids of the searches may leave it just above.
+    """
     step = 1e-12
     while points.exact() > points.budget.epsilon:
         points = msgspec.structs.replace(points, noise_std=points.noise_std * (1.0 + step))

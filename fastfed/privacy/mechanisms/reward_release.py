@@ -1,7 +1,8 @@
-"""Continual release of sum x y if only the rewards y are private and contexts are public.
+"""Continual release of the sums of x y if rewards y are private and contexts are public.
 
-Most of the noise of a private linear bandit is in the sum of x x^T. If features are public, such as
-catalogue data, and outcomes are personal, such as clicks, then only the sum of x y needs noise.
+Most of the noise of a private linear bandit is in the sum of x x^T. If features x are public (such
+as catalogue data) and only outcomes are personal (such as clicks), then only the sum of x y needs
+noise.
 """
 
 from __future__ import annotations

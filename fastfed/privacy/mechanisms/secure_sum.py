@@ -1,12 +1,13 @@
-"""Secure sums: prefix sums over silos, of which the server sees only one noisy integer sum.
+"""Secure sums: at each release, the server sees only one noisy sum over all silos.
 
-Silo i stores the leaf sums gamma_j (s,) of its records in fixed point. At release k it computes
-C~_k1 gamma_1 + ... + C~_kk gamma_k, where C~ is a lower triangular matrix on a grid, and adds its
-share of the noise, Bin(n, 1/2) - n/2 in every entry. All of these are integers on one grid. Masks
-that cancel in the sum over silos hide each silo's integers (`fastfed.protocols.secure_sum`). Shares
-of m silos add up to exactly Bin(m n, 1/2) - m n/2. So the account counts the fair coins of the
-trusted silos, and nobody has to be trusted with the sum. Prefix sums are A C~^-1 times the
-releases, A the lower triangular matrix of ones: post-processing. Proofs: docs/secure-sum.md.
+Silo i stores, in fixed point, the sums gamma_j (s,) of its records in each batch j. At release k it
+computes C~_k1 gamma_1 + ... + C~_kk gamma_k, where C~ is a lower triangular matrix of numbers on a
+grid, and adds its share of the noise, Bin(n, 1/2) - n/2 in every entry. All results are integers in
+one unit. Masks that cancel in the sum over silos hide each silo's integers
+(`fastfed.protocols.secure_sum`). The noise shares of m silos add up to Bin(m n, 1/2) - m n/2, so
+the account counts the fair coins of the trusted silos. Nobody has to be trusted with a sum without
+noise. Prefix sums are A C~^-1 times the releases, where A is the lower triangular matrix of ones:
+post-processing. Proofs: docs/secure-sum.md.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from fastfed.privacy.sensitivity import (
 
 __all__ = ["SecureSum", "calibrate_secure_sum", "integer_factor"]
 
-#: The factor's grid is 2^-FACTOR_BITS. The finest and coarsest grid of a record's entries are
-#: 2^-FINEST and 2^-COARSEST of their bound.
+#: The factor is rounded to multiples of 2^-FACTOR_BITS. A record's entries are rounded to a grid
+#: between 2^-FINEST and 2^-COARSEST of their bound.
 FACTOR_BITS, FINEST, COARSEST = 14, 22, 12
-#: Sums with sign and noise must fit into this many bits; a 64-bit word has one spare bit.
+#: Number of bits into which a sum with its sign and noise must fit; a 64-bit word has one more.
 MOST_BITS = 63
 #: Noise is assumed to be within this many standard deviations: 2 exp(-40^2 / 2) < 10^-347.
 _NOISE_STDS = 40
@@ -57,13 +58,26 @@ Coins = tuple[int, int, int]
 
 
 class _Account(NamedTuple):
-    """The numbers that the account of noise on a secure sum needs, besides the noise.
+    """All numbers except the noise that the privacy account of secure sums needs.
 
-    ``column`` is the largest norm of the factor's columns, increased to cover rounding of records.
-    ``reach`` is the largest change of an integer by one user, and ``coordinates`` the number of
-    integers that may change. ``norms`` are the bounds on |x y| and |x x^T|. ``step`` is the value
-    of the integer 1, in the units of the sums. ``centred`` has the bounds of records with a
-    constant feature, whose last entry has no noise.
+    Parameters
+    ----------
+    relation : str
+        The neighbouring relation.
+    column : float
+        The largest norm of the factor's columns, increased to cover the rounding of records.
+    reach : int
+        The largest change of one released integer by one user.
+    coordinates : int
+        The number of released integers that may change.
+    dimension : int
+        d.
+    norms : (float, float)
+        Bounds on |x y| and |x x^T|.
+    step : float
+        The value of the integer 1, in the units of the sums.
+    centred : Centred, optional
+        Bounds of records with a constant feature, whose last entry has no noise.
     """
 
     relation: str
@@ -76,12 +90,16 @@ class _Account(NamedTuple):
     centred: Centred | None = None
 
     def mu(self, bias: float, off: float, on: float) -> float:
-        """Compute the GDP parameter of Gaussian noise of these stds, in the units of the sums."""
+        """Compute the GDP parameter for Gaussian noise of these standard deviations.
+
+        They are for bias, off-diagonal and diagonal entries, in the units of the sums.
+        """
         if min(bias, off, on) <= 0.0:
             return math.inf
         bias_bound, covariance_bound = self.norms
-        # Let D be the change. sum_{i<j} D_ij^2 / off^2 + sum_i D_ii^2 / on^2 is at most its value
-        # for noise of either layout that is nowhere larger than this noise.
+        # The joint sensitivity is known for two layouts of the noise of x x^T. Take the better one
+        # of two lower bounds of this noise, each the largest noise of a layout that is nowhere
+        # larger.
         layouts = ("goe2", min(off, on / math.sqrt(2.0))), ("iid", min(off, on))
         if self.centred is not None:
             return self.column * min(
@@ -95,13 +113,13 @@ class _Account(NamedTuple):
         )
 
     def proven_mu(self, coins: Coins, tail_probability: float) -> float:
-        """Compute the GDP parameter of these coins, except on an event of this probability."""
+        """Compute the GDP parameter for this number of coins, except with ``tail_probability``."""
         tail = tail_of(tail_probability, self.coordinates)
         bias, off, on = (std_of_coins(n, self.reach, tail) * self.step for n in coins)
         return self.mu(bias, off, on)
 
     def epsilon(self, coins: Coins, delta: float) -> float:
-        """Compute the epsilon proven for these coins at delta; infinite if none is proven."""
+        """Compute the proven epsilon for these numbers of coins at delta; it may be infinite."""
         smallest = math.inf
         for share in TAIL_SHARES if delta > 0.0 else ():
             mu = self.proven_mu(coins, delta * share)
@@ -111,7 +129,7 @@ class _Account(NamedTuple):
         return smallest
 
     def delta(self, coins: Coins, epsilon: float) -> float:
-        """Compute the delta in [0, 1] proven for these coins at epsilon."""
+        """Compute the proven delta, in [0, 1], for this number of coins at epsilon."""
         smallest = 1.0
         for tail_probability in np.geomspace(1e-60, 0.5, 240).tolist():
             mu = self.proven_mu(coins, tail_probability)
@@ -124,7 +142,7 @@ class _Account(NamedTuple):
 
 
 class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over silos of x y and of x x^T in batches, times a factor, with binomial noise.
+    """Secure sums over silos of x y and x x^T in batches, with a matrix factor and binomial noise.
 
     Parameters
     ----------
@@ -188,7 +206,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse numbers for which no account is proven."""
-        # Anyone can change a plan, which is plain data: check its numbers here again.
+        # A plan is plain data that anybody can change, so check its numbers here, too.
         if not self.factor or any(len(row) != k for k, row in enumerate(self.factor, start=1)):
             raise InputError("factor must have rows of 1, 2, 3, ... entries, one row per release")
         if any(type(v) is not int for row in self.factor for v in row):
@@ -251,7 +269,11 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _smallest_norm(self) -> float:
-        """Return l such that one record can change the sums by l / (sqrt(2) smallest noise std)."""
+        """Return l such that the sensitivity is at least l / (sqrt(2) smallest noise std).
+
+        The sensitivity is in units of the noise. The rounding of records is compared with this
+        bound.
+        """
         if self.centred is None:
             return min(self._norms)
         # Theorem 4 of docs/centred.md: D >= f m / s_bias, and D >= f^2 / (sqrt(2) s_covariance).
@@ -273,7 +295,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bits(self) -> int:
-        """Return the bits that hold every sum of messages with its sign and noise."""
+        """Return how many bits hold every sum of messages, with its sign and noise."""
         return needed_bits(
             self._largest_factor_entry,
             self.points,
@@ -284,7 +306,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     # ---- noise -----------------------------------------------------------------------------------
 
     def _stds(self, silos: int) -> tuple[float, float, float]:
-        """Return the std of the shares of this many silos, in the units of the sums."""
+        """Return the std of the noise shares of this many silos, in the units of the sums."""
         bias, off, on = (math.sqrt(silos * n) / 2.0 * self.step for n in self.trials)
         return bias, off, on
 
@@ -304,12 +326,12 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefix_weights(self) -> np.ndarray:
-        """Return B~ = A C~^-1 (K, K), lower triangular: prefix k is row k times the releases."""
+        """Return B~ = A C~^-1, lower triangular (K, K): row k times releases is prefix sum k."""
         return _prefix_weights(self.factor) * 2.0**self.factor_bits
 
     @property
     def variance_factors(self) -> np.ndarray:
-        """Return the noise variance of prefixes k = 0..K relative to one release, (K + 1,)."""
+        """Return the noise variance of prefix sums k = 0..K relative to one release, (K + 1,)."""
         squares = (self.prefix_weights**2).sum(axis=1)
         return np.concatenate([np.zeros(1), squares])
 
@@ -317,10 +339,10 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def squares(self) -> int:
-        """Return the squared sensitivity to one user, per unit of one record's, times
-        4^factor_bits.
+        """Return the squared sensitivity of the factor to one user, times 4^factor_bits.
 
-        It is the largest squared norm of a column, or a bound for users of several batches.
+        For a user of one batch it is the largest squared norm of a column. For users of several
+        batches it is an upper bound.
         """
         return _squared_sensitivity(self.factor, min(self.max_participations, self.releases))
 
@@ -335,7 +357,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _account(self, relation: str | None = None) -> _Account:
-        """Return the numbers that the account of any noise on these sums needs."""
+        """Return all numbers except the noise that the account of these sums needs."""
         return _Account(
             relation=named_relation(relation, self.budget),
             # Rounding records to the grid increases the sensitivity by this factor.
@@ -359,27 +381,27 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     def mu(self, relation: str | None = None) -> float:
         """Compute the GDP parameter of Gaussian noise with the variance of the counted shares.
 
-        It is an approximation; `exact` is proven.
+        It approximates the privacy of the binomial noise; `exact` is proven.
         """
         return self._account(relation).mu(*self._stds(self.honest))
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the epsilon proven against the server and t silos, at delta (default: budget's).
+        """Compute the proven epsilon against the server and t silos; infinite if there is none.
 
-        Infinite if none is proven.
+        It is at ``delta``, by default the budget's delta.
         """
         target_delta = named_delta(delta, self.budget)
         return self._account(relation).epsilon(self._coins(self.honest), target_delta)
 
     def fallback(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the epsilon proven if the server and all other silos collude.
+        """Compute the proven epsilon if the server and all other silos collude.
 
-        Only the noise share of the user's silo counts then. delta defaults to the budget's.
+        Only the noise share of the user's silo counts then. ``delta`` is the budget's by default.
         """
         return self._account(relation).epsilon(self.trials, named_delta(delta, self.budget))
 
     def delta(self, epsilon: float, relation: str | None = None) -> float:
-        """Compute the delta in [0, 1] proven against the server and t silos, at epsilon >= 0."""
+        """Compute the proven delta, in [0, 1], against the server and t silos at epsilon >= 0."""
         epsilon = number("epsilon", epsilon, at_least=0)
         return self._account(relation).delta(self._coins(self.honest), epsilon)
 
@@ -441,26 +463,35 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         return rounded.astype(np.int64).view(np.uint64)
 
     def row(self, leaves: np.ndarray) -> np.ndarray:
-        """Combine the first k leaves (k, s), uint64, by row k of the factor, modulo 2^64."""
+        """Compute a silo's release k without noise: row k of the factor times its leaf sums.
+
+        ``leaves`` are the encoded sums of the first k batches, uint64, (k, s). The result (s,) is
+        modulo 2^64.
+        """
         weights = np.array(self.factor[len(leaves) - 1], dtype=np.int64).view(np.uint64)
         result: np.ndarray = (weights[:, None] * leaves).sum(axis=0, dtype=np.uint64)
         return result
 
     def value(self, total: np.ndarray) -> np.ndarray:
-        """Convert a sum of messages (..., s), uint64, to float64 in the units of the sums."""
+        """Decode a sum of messages, uint64, (..., s), to float64 in the units of the sums."""
         result: np.ndarray = total.view(np.int64) * self.step
         return result
 
     def entry_trials(self, silos: int = 1) -> list[int]:
-        """List the numbers of coins in the shares of this many silos, for each entry (s)."""
+        """List, for each of the s entries, the number of coins in the shares of this many silos."""
         trials_by_entry = [silos * n for n in entries(self.dimension, self.trials)]
         return trials_by_entry if self.centred is None else [*trials_by_entry[:-1], 0]
 
 
 def integer_factor(factor: object, factor_bits: int = FACTOR_BITS) -> Factor:
-    """Round a factor C (K, K) to multiples of 2^-factor_bits, and return its rows in these units.
+    """Round a factor C (K, K) to multiples of 2^-factor_bits; return its rows as integers.
 
-    Raises InputError for a matrix that is not lower triangular, and for a 0 on its diagonal.
+    Row k has its k entries up to the diagonal, in units of 2^-factor_bits.
+
+    Raises
+    ------
+    InputError
+        If the matrix is not lower triangular, or has a 0 on its diagonal.
     """
     c = array("factor", factor, ndim=2)
     factor_bits = integer("factor_bits", factor_bits, at_least=0, at_most=30)
@@ -477,9 +508,12 @@ def integer_factor(factor: object, factor_bits: int = FACTOR_BITS) -> Factor:
 
 @lru_cache(maxsize=16)
 def _squared_sensitivity(factor: Factor, participations: int) -> int:
-    """Bound the sum of |<C_j, C_l>| over all pairs of ``participations`` chosen columns."""
+    """Return a bound on the squared norm of a signed sum of ``participations`` columns.
+
+    It is a bound on the sum of |<C_j, C_l>| over all ordered pairs of the chosen columns.
+    """
     largest_entry = max(max(map(abs, row)) for row in factor)
-    # Use Python integers if 64 bits may be too few.
+    # If 64 bits may be too few, use Python's integers.
     dtype = np.int64 if len(factor) * largest_entry**2 * participations**2 < 2**62 else object
     matrix = np.zeros((len(factor), len(factor)), dtype=dtype)
     for k, row in enumerate(factor):
@@ -496,7 +530,10 @@ def _squared_sensitivity(factor: Factor, participations: int) -> int:
 
 @lru_cache(maxsize=16)
 def _prefix_weights(factor: Factor) -> np.ndarray:
-    """Solve B C = A, the matrix of ones, for integers C: column by column, from the right."""
+    """Solve B C = A for B, where A is the lower triangular matrix of ones.
+
+    It is solved column by column, from the right. The factor C is in integers.
+    """
     size = len(factor)
     c = np.zeros((size, size))
     for k, row in enumerate(factor):
@@ -574,7 +611,7 @@ def calibrate_secure_sum(
         feature_norm * feature_norm,
     )
     relative_stds = norms[0], norms[1] * off, norms[1] * on
-    # The noise that a Gaussian mechanism would need, plus 1 %.
+    # First guess of the noise: what a Gaussian mechanism needs, plus 1 %.
     column = math.ldexp(
         math.sqrt(_squared_sensitivity(rows, min(returning, len(rows)))), -factor_bits
     )
@@ -584,7 +621,7 @@ def calibrate_secure_sum(
     if unit is None:
         total_std = gaussian_mu_ratio * max(relative_stds) * math.sqrt(silos / (silos - colluders))
         unit = _finest_unit(rows, factor_bits, points, norms, total_std)
-    silent = SecureSum(
+    noiseless = SecureSum(
         budget=budget,
         factor=rows,
         trials=(0, 0, 0),
@@ -599,7 +636,7 @@ def calibrate_secure_sum(
         max_participations=returning,
         centred=centred,
     )
-    account, honest = silent._account(), silent.honest
+    account, honest = noiseless._account(), noiseless.honest
     delta = budget.delta
     # For each tail probability: the mu that meets the budget with the remaining delta.
     tail_and_mu = [
@@ -611,7 +648,7 @@ def calibrate_secure_sum(
     ]
 
     def excess(pairs: int) -> float:
-        """Return the least ratio of the proven mu to the mu that meets the budget."""
+        """Return the least ratio of the proven mu to the mu that meets the budget (then <= 1)."""
         bias, off_diagonal, diagonal = (honest * n for n in _coins_per_share(pairs, relative_stds))
         coins = bias, off_diagonal, diagonal
         return min(
@@ -619,28 +656,42 @@ def calibrate_secure_sum(
         )
 
     pairs = smallest_bits(
-        2.0 * (gaussian_mu_ratio * relative_stds[0] / silent.step) ** 2 / honest, 1.0, excess
+        2.0 * (gaussian_mu_ratio * relative_stds[0] / noiseless.step) ** 2 / honest, 1.0, excess
     )
-    return msgspec.structs.replace(silent, trials=_coins_per_share(pairs, relative_stds))
+    return msgspec.structs.replace(noiseless, trials=_coins_per_share(pairs, relative_stds))
 
 
 def _coins_per_share(pairs: int, shape: tuple[float, float, float]) -> Coins:
-    """Return the coins of one silo's share: 2 ``pairs`` for a bias entry, others in proportion."""
+    """Return the numbers of coins in one silo's share of the noise.
+
+    A bias entry has 2 ``pairs`` coins; the others have a variance in proportion to ``shape``, the
+    relative standard deviations.
+    """
     bias, off, on = (2 * math.ceil(pairs * (std / shape[0]) ** 2) for std in shape)
     return bias, off, on
 
 
 def _entry_bound(largest: float, unit: float) -> int:
-    """Return a bound on the absolute entries of one rounded record, in units."""
+    """Return a bound on the absolute entries of one rounded record, in units of the grid."""
     return math.ceil(largest / unit) + 1
 
 
 def needed_bits(largest: int, points: int, entry: int, coins: Coins) -> int:
-    """Return the bits that hold a sum of messages with its sign and noise.
+    """Return how many bits hold a sum of messages, with its sign and noise.
 
-    They are at least 11 more than the sum of records needs, so that float64 adds records exactly.
-    ``largest`` is the factor's largest absolute entry, ``points`` the number of records, ``entry``
-    the bound on a record's entries in units, and ``coins`` counts the noise of all silos.
+    The result is at least 11 more than the bits of a sum of records: at most 63 bits then mean that
+    float64 adds records exactly.
+
+    Parameters
+    ----------
+    largest : int
+        The factor's largest absolute entry.
+    points : int
+        Number of records.
+    entry : int
+        Bound on a record's absolute entries, in units of the grid.
+    coins : tuple of int
+        Numbers of coins of all silos.
     """
     noise_bound = _NOISE_STDS * (math.isqrt(max(coins)) + 1) // 2
     return max(
@@ -652,9 +703,9 @@ def needed_bits(largest: int, points: int, entry: int, coins: Coins) -> int:
 def _finest_unit(
     factor: Factor, factor_bits: int, points: int, norms: tuple[float, float], std: float
 ) -> float:
-    """Return the finest grid of records with which sums and noise of this std fit.
+    """Return the finest grid for records with which sums and noise fit into `MOST_BITS`.
 
-    If none fits, return the coarsest grid.
+    ``std`` is the total noise in the units of the sums. If no grid fits, return the coarsest one.
     """
     largest = max(max(map(abs, row)) for row in factor)
     top_exponent = math.ceil(math.log2(max(norms)))

@@ -1,10 +1,10 @@
 """Expert choices that change seldom: the shrinking dartboard, and limited updates.
 
-Both choose one expert for all clients by the exponential mechanism, from the experts' past losses.
-The dartboard keeps the current expert with some probability, decided by a coin, so that there are
-few draws to account for. Limited updates choose from the losses since the last choice, so that each
-loss enters one choice only. Sources: Geulen, Vöcking & Winkler 2010 (shrinking dartboard); Asi,
-Feldman, Koren & Talwar 2022 (its private form, and limited updates).
+Both mechanisms choose one expert for all clients by the exponential mechanism, from the experts'
+past losses. The dartboard throws a coin to decide whether to keep the current expert, so that few
+draws of an expert need to be accounted for. Limited updates choose by the losses since the last
+choice only, so that each loss affects one choice. Sources: Geulen, Vöcking & Winkler 2010
+(shrinking dartboard); Asi, Feldman, Koren & Talwar 2022 (its private form, and limited updates).
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ from fastfed.privacy.sensitivity import Budget
 # epsilon is g + 2 r K. Neither the number of clients nor the time between coins matters.
 
 #: Smallest supported probability of a new draw, and smallest rate.
-
-#: Chances of a new draw, and rates, that are meant to be used.
 LEAST_CHANCE, LEAST_RATE = 1e-9, 1e-12
 _CLOSE = 1e-7
 
@@ -118,7 +116,7 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
     def parts(self) -> list[Part]:
         """List the mechanisms that depend on one loss, for `composed_epsilon`."""
-        if self.switches == 0:  # no coin is thrown either
+        if self.switches == 0:  # then no coin is thrown
             return []
         return [
             ("randomized-response", self.coin, 1),
@@ -148,14 +146,14 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def coin_epsilon(rate: float, chance: float) -> float:
-    """Compute g, the epsilon of the coin that depends on a given loss."""
+    """Compute g, the epsilon of the one coin that depends on a given loss (step 1 of the proof)."""
     if chance == 1.0:
         return 0.0
     return max(rate, math.log1p((1.0 - chance) * -math.expm1(-rate) / chance))
 
 
 def simple_epsilon(rate: float, chance: float, switches: int, delta: float) -> float:
-    """Compute a proven epsilon of a dartboard in closed form; it is not the smallest one."""
+    """Compute an upper bound of a dartboard's epsilon in closed form."""
     draws_epsilon = 2.0 * rate * switches
     if delta > 0.0 and switches > 0:
         rho = switches * rho_of_bounded_range(2.0 * rate)
@@ -178,7 +176,7 @@ def calibrate_dartboard(
     chance : float
         p in [1e-9, 1].
     at_most : float
-        Upper limit of the rate; must be finite for K = 0.
+        Upper limit of the rate. It must be finite for K = 0.
 
     Returns
     -------
@@ -213,14 +211,15 @@ def calibrate_dartboard(
 
 
 def _largest_rate(cost: Callable[[float], float], dartboard: Dartboard) -> float:
-    """Compute the largest rate within the budget, at most a relative 2e-7 too small."""
+    """Compute the largest rate with cost(rate) <= epsilon, at most a relative 2e-7 too small."""
     epsilon, delta = dartboard.budget.epsilon, dartboard.budget.delta
 
     def excess(rate: float) -> float:
         """Return the closed-form epsilon at a rate, minus the budget's epsilon."""
         return simple_epsilon(rate, dartboard.chance, dartboard.switches, delta) - epsilon
 
-    # 2 r is at most the sum of all parts, and the coin costs at most r / p.
+    # Bracket the rate at which the closed form gives epsilon, then refine by the exact cost. The
+    # cost is at least 2 r, and the coin costs at most r / p.
     high = epsilon / 2.0
     low = epsilon / (1.0 / dartboard.chance + 2.0 * dartboard.switches) / 2.0
     if delta > 0.0:
@@ -234,7 +233,7 @@ def _largest_rate(cost: Callable[[float], float], dartboard: Dartboard) -> float
         if cost(low) < epsilon:
             low = float(brentq(lambda r: cost(r) - epsilon, low, high, xtol=1e-300, rtol=_CLOSE))
         low *= 1.0 - _CLOSE
-    while cost(low) > epsilon:  # rounding may have put it above the budget
+    while cost(low) > epsilon:  # because of rounding, it may be slightly above the budget
         low *= 1.0 - (_CLOSE if delta > 0.0 else 2.0**-52)
     return low
 

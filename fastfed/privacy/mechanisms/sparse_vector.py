@@ -26,11 +26,11 @@ from fastfed.privacy.sensitivity import Budget
 def minimal_scales(
     epsilon: float, sensitivity: float = 1.0, *, common_shift: bool = False
 ) -> tuple[float, float]:
-    """Compute the smallest (threshold, query) noise scales for which AboveThreshold costs epsilon.
+    """Compute the best noise scales (a, b) of threshold and queries for AboveThreshold at epsilon.
 
-    In general 1/a + 2/b = epsilon/sensitivity must hold. Among such pairs, b = 2^{1/3} a has the
-    least variance of threshold and query noise together. With common_shift,
-    a = b = sensitivity/epsilon are both as small as possible.
+    In general they must satisfy 1/a + 2/b = epsilon/sensitivity. Of all such pairs, b = 2^{1/3} a
+    has the least variance of threshold noise plus query noise. With common_shift, both are as small
+    as possible: a = b = sensitivity/epsilon.
     """
     epsilon = number("epsilon", epsilon, above=0)
     query_change = number("sensitivity", sensitivity, above=0)
@@ -43,8 +43,9 @@ def minimal_scales(
 class AboveThreshold(msgspec.Struct, frozen=True):
     """The sparse vector technique up to the first query above the threshold.
 
-    The threshold gets noise Lap(threshold_scale), and each query gets fresh noise Lap(query_scale).
-    The mechanism stops at the first noisy query that is strictly above the noisy threshold.
+    Noise Lap(threshold_scale) is added to the threshold once, and independent noise
+    Lap(query_scale) to each query. The mechanism stops at the first noisy query that is strictly
+    above the noisy threshold.
 
     Parameters
     ----------
@@ -53,8 +54,9 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     sensitivity : float
         > 0, the largest change of any query between neighbouring datasets.
     common_shift : bool
-        True if neighbouring datasets have equal queries up to some time, and all later queries
-        differ by the same amount. Sums over time have this property if one summand is replaced.
+        True if the queries of neighbouring datasets are equal up to some time, and all later
+        queries differ by the same amount. Sums over time have this property if one summand is
+        replaced.
 
     Raises
     ------
@@ -63,10 +65,10 @@ class AboveThreshold(msgspec.Struct, frozen=True):
 
     Notes
     -----
-    Guarantee: the index of the first query above (or none) is (epsilon, 0)-private, if the
-    threshold's noise is not used again afterwards. epsilon = sensitivity (1/a + 2/b); with
-    common_shift it is only sensitivity max(1/a, 1/b).
-    Source: Dwork & Roth 2014, Algorithm 1; Lyu, Su & Li 2017 for its variants.
+    Guarantee: the index of the first query above the threshold (or that there is none) is
+    (epsilon, 0)-private, if the threshold's noise is not used again afterwards. epsilon =
+    sensitivity (1/a + 2/b); with common_shift it is only sensitivity max(1/a, 1/b). Source: Dwork &
+    Roth 2014, Algorithm 1; Lyu, Su & Li 2017 for its variants.
     """
 
     threshold_scale: float
@@ -108,7 +110,7 @@ class AboveThreshold(msgspec.Struct, frozen=True):
         threshold : float
             The exact threshold.
         uniforms : array_like (n + 1,)
-            In (0, 1), the threshold's first. Do not use them again.
+            In (0, 1): first the threshold's, then the queries'. Do not use them again.
         """
         q = array("queries", queries, ndim=1)
         level = number("threshold", threshold)
@@ -142,19 +144,19 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     def crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
         """Compute P(first crossing is query k) for each query, and P(none) last, (n + 1,).
 
-        Given the threshold's noise, the queries' noises are independent. So each probability is an
-        integral over the threshold's noise, computed by Gauss-Legendre quadrature with relative
-        accuracy of about 1e-12. Time O(n^2).
+        Given the threshold's noise, the crossings depend on independent noise. So each probability
+        is an integral over the threshold's noise, computed by Gauss-Legendre quadrature with a
+        relative error of about 1e-12. The time is O(n^2).
         """
         result: np.ndarray = np.exp(self.log_crossing_probabilities(queries, threshold))
         return result
 
 
 def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes and log weights of quadrature for integrands that are smooth except at kinks.
+    """Return nodes and log weights for the numerical integration of functions with kinks.
 
-    Between kinks the integrand is a product of exponentials of rate up to 1/a + count/b, which is
-    steepest near a kink. So intervals start small at each kink and double in width with distance.
+    Between kinks, the function is smooth: a product of exponentials of rate up to 1/a + count/b. So
+    intervals start small at each kink, and their width doubles with the distance from it.
     """
     from numpy.polynomial.legendre import leggauss
 
@@ -174,7 +176,7 @@ def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.n
 
 
 def _log_sum(logs: np.ndarray) -> float:
-    """Compute ln of a sum of exponentials."""
+    """Compute ln of the sum of exp(logs), without overflow."""
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).sum())) if math.isfinite(top) else -math.inf
 
@@ -217,8 +219,8 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
     -----
     Guarantee: (epsilon, 0) with epsilon = 2 sensitivity/scale, or sensitivity/scale if monotone,
     for the unit and relation of the sensitivity. This is tight for two or more candidates. The
-    proof is above this class; it also covers noise that is a sum. Source: Dwork & Roth 2014,
-    Section 3.3.
+    proof is above this class; it also covers noise to which several clients contribute. Source:
+    Dwork & Roth 2014, Section 3.3.
     """
 
     scale: float
@@ -237,18 +239,20 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         return (1.0 if self.monotone else 2.0) * self.sensitivity / self.scale
 
     def choose(self, scores: object, noise: object) -> int:
-        """Return the index of the smallest of scores (d,) + scale noise; the first if equal.
+        """Return the index of the smallest of scores + scale * noise; the first of equal ones.
 
-        noise is standard Laplace noise (d,) (`laplace.laplace_quantile`). Do not use it again.
+        ``scores`` has shape (d,). ``noise`` is standard Laplace noise (d,), for example of
+        `laplace.laplace_quantile`. Do not use it again.
         """
         values = _check_scores(scores)
         return int(np.argmin(values + self.scale * array("noise", noise, shape=values.shape)))
 
     def log_probabilities(self, scores: object) -> np.ndarray:
-        """Compute ln P(i) (d,), even if P(i) underflows.
+        """Compute ln P(i) (d,), where P(i) is the probability that candidate i is chosen.
 
-        For each candidate it is an integral over the smallest noisy score, by Gauss-Legendre
-        quadrature with relative accuracy of P(i) about 1e-12. Time O(d^2), about 1 s for d = 100.
+        Each P(i) may underflow. It is an integral over the smallest noisy score, computed by
+        Gauss-Legendre quadrature with a relative error of about 1e-12. The time is O(d^2), about
+        1 s for d = 100.
         """
         values = _check_scores(scores) / self.scale
         values = values - values.min()
@@ -257,7 +261,7 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         r, log_weights = _quadrature(np.unique(values), 1.0, 1.0, len(values))
         gaps = r[:, None] - values
         log_above = log_cdf(-gaps)
-        # The noisy score of candidate i is at r, all others are above it.
+        # The noisy score of candidate i is r, and all others are above r.
         logs = log_weights[:, None] - np.abs(gaps) - math.log(2.0)
         logs += log_above.sum(axis=1, keepdims=True) - log_above
         top = logs.max(axis=0)
@@ -265,16 +269,16 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         return result
 
     def probabilities(self, scores: object) -> np.ndarray:
-        """Compute P(i) (d,)."""
+        """Compute P(i) (d,), the probability that candidate i is chosen, for each i."""
         result: np.ndarray = np.exp(self.log_probabilities(scores))
         return result
 
     def two_candidate_loss(self, gap: float) -> float:
         """Compute the privacy loss ln(P'(i)/P(i)) of the worse of two candidates.
 
-        Their scores differ by `gap` under P, and are as much closer under P' as neighbouring
-        datasets allow. The loss increases with the gap and tends to epsilon: the guarantee is the
-        supremum, but is not attained.
+        Their scores differ by `gap` under P. Under P' they are closer by the largest change that
+        neighbouring datasets allow. The loss increases with the gap and tends to epsilon, which is
+        the supremum but is not attained.
         """
         gap_value = number("gap", gap)
         gap_change = (1.0 if self.monotone else 2.0) * self.sensitivity
@@ -282,7 +286,7 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
 
 
 def _check_scores(scores: object) -> np.ndarray:
-    """Check scores (d,), d >= 1, and return them as an array."""
+    """Check that scores have shape (d,) with d >= 1, and return them as an array."""
     values = array("scores", scores, ndim=1)
     if not len(values):
         raise InputError("scores must hold at least one candidate, got shape (0,)")
@@ -290,7 +294,7 @@ def _check_scores(scores: object) -> np.ndarray:
 
 
 def _log_tail(g: float) -> float:
-    """Compute ln P(difference of two standard Laplace noises > g)."""
+    """Compute ln P(X - Y > g) for independent standard Laplace noises X and Y."""
     tail = math.log1p(abs(g) / 2.0) - abs(g) - math.log(2.0)
     return tail if g >= 0.0 else math.log1p(-math.exp(tail))
 
@@ -391,7 +395,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 
     def parts(self) -> list[Part]:
         """List the mechanisms that depend on one loss, for `composed_epsilon`."""
-        if self.switches == 0:  # then no comparisons are made either
+        if self.switches == 0:  # then no queries are compared
             return []
         return [
             ("randomized-response", self.comparisons.epsilon, 1),
@@ -423,21 +427,21 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def epsilon_of_choices(parts: list[Part], delta: float) -> float:
-    """Compute the smaller of two proven epsilons of a test that is followed by choices.
+    """Compute the proven epsilon of a test that is followed by choices of an expert.
 
     Parameters
     ----------
     parts : list of Part
-        The test (a coin, or comparisons) and the choices of bounded range; empty if nothing is
-        released.
+        Two parts: the test (a coin, or comparisons), and the choices by the exponential mechanism.
+        Empty if nothing is released.
     delta : float
         In [0, 1).
 
     Returns
     -------
     float
-        The smaller of the epsilon of all parts by their privacy losses, and the epsilon of the test
-        plus that of the choices by zCDP.
+        The smaller one of two bounds: all parts composed by their privacy losses; and the epsilon
+        of the test plus the epsilon of the choices by zCDP.
     """
     composed = composed_epsilon(parts, delta)
     if delta == 0.0 or not parts:
@@ -493,7 +497,7 @@ def calibrate_switching(
     choice("unit", budget.unit, ("user",))
     kappa = integer("switches", switches, at_least=0)
     epsilon, delta = budget.epsilon, budget.delta
-    choices = max(kappa, 1)  # without switches nothing is released; use the rules of one switch
+    choices = max(kappa, 1)  # without switches nothing is released: use the rules for one switch
     a, b = minimal_scales(epsilon / 2.0, common_shift=True)
     if calibration == "exact":
         comparisons_epsilon = AboveThreshold(a, b, common_shift=True).epsilon
@@ -522,7 +526,7 @@ def calibrate_switching(
 
 
 def _largest_rho(epsilon: float, delta: float) -> float:
-    """Compute the largest rho for which rho-zCDP is proven (epsilon, delta), to about 1e-8."""
+    """Compute the largest rho for which rho-zCDP implies (epsilon, delta), to about 1e-8."""
     low = rho_of_epsilon(epsilon, delta)  # the classic formula gives a lower bound
     high = 2.0 * low
     while epsilon_of_rho(high, delta) <= epsilon:

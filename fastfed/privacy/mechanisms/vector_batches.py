@@ -1,7 +1,7 @@
 """Shuffled vector sums of separate batches of users: P_Vec without a tree.
 
-The released total is the sum of the batches' estimates. Each mechanism object computes its privacy
-from its noise bits, whatever formula chose their number.
+The server adds up the batches' noisy sums. A mechanism object computes its privacy from the number
+of noise bits, whatever rule chose this number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fastfed.privacy.sensitivity import (
 
 __all__ = ["PUBLISHED_LOGS", "VectorBatches", "calibrate_vector_batches"]
 
-#: The logarithm in the noise bits of the published code, and the one of the later paper's code.
+#: The logarithm in the number of noise bits: in the published code, and in the later paper's code.
 PUBLISHED_LOGS = ("ln(d/delta)", "ln(d^2/delta)")
 
 _ALL_USERS_HONEST = (
@@ -49,7 +49,7 @@ _ALL_USERS_HONEST = (
 
 
 class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
-    """Vector sums of batches of users, of x y and x x^T together, which the server adds up.
+    """Vector sums of x y and x x^T over batches of users, which the server adds up.
 
     Parameters
     ----------
@@ -75,8 +75,8 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     honest_fraction : float
         h; the account counts the noise of floor(h B) users only.
     local : bool
-        True if the claim is local privacy (chowdhury-zhou-2022, Corollary C.3), where only the b
-        bits of the user count.
+        True if the claim is local privacy (chowdhury-zhou-2022, Corollary C.3): then the account
+        counts only the user's own b noise bits.
     centred : Centred, optional
         Bounds of records whose last feature is a constant that the code writes.
 
@@ -88,11 +88,11 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     Notes
     -----
     Guarantee: consider one user with at most M0 records (x, y), ||x||_2 <= 1 and |y| <= 1. All
-    batches together are (exact(), budget.delta)-private for every observer of shuffled messages, or
+    batches together are (exact(), budget.delta)-private for every observer of shuffled messages or,
     if ``local``, of the user's messages. The proof is in `fastfed.privacy.accounting.binomial`. A
-    message has 2 g + b bits per coordinate, and only the number of ones among them may be visible:
-    nobody may learn which bits are noise. So a message that is not shuffled contains that number
-    only. Source: chowdhury-zhou-2022, Algorithms 5 to 7.
+    message has 2 g + b bits per coordinate. Nobody may learn which of them are noise, so only the
+    number of ones may be visible. A message that is not shuffled contains only this number.
+    Source: chowdhury-zhou-2022, Algorithms 5 to 7.
     """
 
     batch_size: int
@@ -141,14 +141,14 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> int:
-        """Return floor(h B) b (b if local), the noise bits of a coordinate that are counted."""
+        """Return how many noise bits of a coordinate count: floor(h B) b, or b if local."""
         return self.b * (1 if self.local else counted_users(self.honest_fraction, self.batch_size))
 
     @property
     def noise_std(self) -> tuple[float, float]:
-        """Return the noise std of one batch in a bias and in a covariance coordinate.
+        """Return the noise std of one batch, in the units of the sums.
 
-        In units of the sums.
+        The two numbers are for a bias and for a covariance coordinate.
         """
         std = math.sqrt(VARIANCE * self.trials)
         return std / self.g[0], std / self.g[1]
@@ -185,21 +185,20 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return self._account(self.counted, relation)
 
     def _account(self, trials: int, relation: str | None = None) -> VectorSumAccount:
-        """Return the account if this many noise bits are counted."""
+        """Return the account of all batches of one user if this many noise bits are counted."""
         return _account(trials, self.norm(relation), self.returning, self.coordinates)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon of all releases, at delta (default: the budget's).
+        """Compute the proven epsilon of all releases; infinite if there is none.
 
-        Infinite if none is proven.
+        It is at ``delta``, by default the budget's delta.
         """
         return self.account(relation).epsilon(self.budget.delta if delta is None else delta)
 
     def local_epsilon(self, delta: float | None = None) -> float:
-        """Compute the proven epsilon for an observer of the user's bits, without other users'
-        noise.
+        """Compute the proven epsilon against an observer of the user's bits; infinite if none.
 
-        At delta (default: the budget's). Infinite if none is proven.
+        Only the user's noise bits count. It is at ``delta``, by default the budget's delta.
         """
         return self._account(self.b).epsilon(self.budget.delta if delta is None else delta)
 
@@ -207,8 +206,8 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         """Compute a lower bound of the true delta of one batch at epsilon >= 0.
 
         It is the divergence of the released coordinates for the worst of a few pairs of
-        neighbouring records, with the counted noise and rounding. A claimed delta below it is
-        refuted. The result is 0 for more than 2^28 counted bits, where it is not computed.
+        neighbouring records, with the counted noise and rounding. It refutes every smaller claimed
+        delta. The result is 0 for more than 2^28 counted bits, where it is not computed.
         """
         epsilon = number("epsilon", epsilon, at_least=0)
         return hockey_stick_lower_bound(
@@ -306,8 +305,8 @@ class UnequalBatches(msgspec.Struct, frozen=True):
 
     Notes
     -----
-    Guarantee: the one of the worst batch, for a user of one batch. Other batches depend on this
-    user only by actions, which depend on earlier releases: post-processing.
+    Guarantee: for a user of one batch, the guarantee of the worst batch. Other batches depend on
+    this user only through actions, which depend on releases: post-processing.
     """
 
     batches: tuple[VectorBatches, ...]
@@ -369,7 +368,7 @@ class UnequalBatches(msgspec.Struct, frozen=True):
         return self.worst.conditions()
 
     def sides(self) -> list[Side]:
-        """Return the guarantees under other trust models, of the batch with the largest epsilon."""
+        """Return the guarantees in other trust models for the batch with the largest epsilon."""
         sides_by_batch = [batch.sides() for batch in self.batches]
         if not all(sides_by_batch):
             return []
@@ -455,6 +454,8 @@ def calibrate_vector_batches(
         raise InputError(
             f"honest_fraction must leave at least 1 of {batch_size} users, got {honest_fraction:g}"
         )
+    # g has the encoding levels of both streams, and bits is b: "exact" searches for them, the other
+    # rules are formulas of the paper or of its code.
     users = 1 if local else batch_size
     default_levels = usual_levels(users, d)
     levels = default_levels, default_levels
@@ -493,7 +494,7 @@ def calibrate_vector_batches(
 
 
 def _check_options(calibration: str, scale: float, log: str, local: bool, returning: int) -> None:
-    """Refuse options that the calibration does not allow."""
+    """Raise InputError for options that the calibration does not allow."""
     if calibration == "published-code":
         checks = [
             ("local", "false", "true", local),
@@ -513,7 +514,7 @@ def _check_options(calibration: str, scale: float, log: str, local: bool, return
 
 
 def _check_local(local: bool, honest_fraction: float) -> None:
-    """Refuse an honest fraction below 1 if only the user's own noise bits count."""
+    """Raise InputError for an honest fraction below 1 if only the user's noise bits count."""
     if local and honest_fraction != 1.0:
         raise InputError(
             "honest_fraction must be 1 when the claim is local, because the noise of other users "
@@ -567,7 +568,10 @@ def _exact(
     ratio: float,
     centred: Centred | None,
 ) -> tuple[tuple[int, int], int]:
-    """Compute g and the smallest b, if the bits of ``counted`` users are counted."""
+    """Compute g and the smallest b that are proven to meet the budget.
+
+    The account counts the noise bits of ``counted`` users.
+    """
     epsilon, delta = budget.epsilon, budget.delta
     coordinates = _coordinates(dimension)
     if centred is None:

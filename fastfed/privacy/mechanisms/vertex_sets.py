@@ -49,8 +49,9 @@ from fastfed.privacy.sensitivity import Budget
 CALIBRATIONS = ("exact", "corrected", "printed")
 PROTECTED = ("experts", "messages")
 
-# All d scores cost about d e^2 (d Laplace mechanisms of e), the (2 e, 0)-private argmin 4 e^2. So
-# the account by all scores can only be better for d <= 4.
+# The release of all d scores costs about d e^2 (d Laplace mechanisms of epsilon e), and the argmin,
+# which is (2 e, 0)-private, costs 4 e^2. So the account by all scores can be better only for d <=
+# 4.
 _FEW_EXPERTS = 4
 
 #: The source of each calibration, as certificates cite it.
@@ -64,11 +65,18 @@ SOURCES = {
 
 
 class VertexSet(msgspec.Struct, frozen=True):
-    """The worst set of losses at one depth of one tree.
+    """The set of losses at one depth of one tree whose replacement changes scores most.
 
-    ``tree`` is j, from 1, and ``depth`` is h, 0 for the root. ``leaves`` is the number of
-    leaves that use the set. ``change`` is the largest change of any of their scores if one
-    loss of the set is replaced.
+    Parameters
+    ----------
+    tree : int
+        j, from 1.
+    depth : int
+        h, 0 for the root.
+    leaves : int
+        Number of leaves whose scores depend on the set.
+    change : float
+        The largest change of any of these scores if one loss of the set is replaced.
     """
 
     tree: int
@@ -115,9 +123,9 @@ def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tup
 
 
 def max_change(first: int, leaves: int) -> float:
-    """Bound the L1 change of x over n = leaves leaves: 2 (1 - prod (1 - eta_k)).
+    """Return a bound on the L1 change of x over n = leaves steps: 2 (1 - prod (1 - eta_k)).
 
-    The product is over k = first, ..., first + n - 1, with eta_k = 2/(k + 1).
+    The product is over k = first, ..., first + n - 1, with eta_k = 2/(k + 1) (step 2 of the proof).
     """
     a, n = integer("first", first, at_least=1), integer("leaves", leaves, at_least=0)
     if n == 0:
@@ -200,11 +208,12 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         return self._largest_epsilon(score_count, "messages", delta)
 
     def _largest_epsilon(self, experts: int, protect: str, delta: float | None) -> float:
-        """Return the epsilon of the set with the largest epsilon."""
+        """Return the largest epsilon of any set, by the better one of the accounts of `_ways`."""
         target_delta = (
             self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
         )
-        # Epsilon increases with leaves and with change: skip sets that another set dominates.
+        # Epsilon increases with leaves and with change, so skip sets with fewer leaves and a
+        # smaller change than another set.
         sets = {(s.leaves, s.change / self.scales[s.tree - 1]) for s in self.sets}
         largest_epsilon, largest_change = 0.0, -1.0
         for leaves, change in sorted(sets, reverse=True):
@@ -245,14 +254,15 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _ways(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
-    """List the accounts that hold for a set that this many leaves use.
+    """List the accounts that are valid for a set of losses on which this many leaves depend.
 
-    Each is (kind, epsilon of one mechanism over change/lambda, number of mechanisms).
+    Each is (kind, factor, number of mechanisms), where the epsilon of one mechanism is the factor
+    times change/lambda.
     """
     accounts = []
     if protect == "experts":
         accounts.append(("randomized-response", 2.0, leaves))
-    # For more experts, releasing all scores always costs more than the argmin.
+    # For more experts, the account by all scores is always worse than by the argmin.
     if protect == "messages" or experts <= _FEW_EXPERTS:
         accounts.append(("laplace", 1.0, experts * leaves))
     return accounts
@@ -342,14 +352,14 @@ def calibrate_vertices(
 
 
 def _least_scale(budget: Budget, vertex_set: VertexSet, experts: int, protect: str) -> float:
-    """Compute the least noise scale for one set."""
+    """Compute the least noise scale with which one set of losses meets the budget."""
     if vertex_set.change == 0.0:
         return 0.0
     scales = []
     for kind, factor, count in _ways(vertex_set.leaves, experts, protect):
         epsilon_per_mechanism = largest_share(budget.epsilon, budget.delta, kind, count)
         scale = factor * vertex_set.change / epsilon_per_mechanism
-        # The quotient may have been rounded down.
+        # The scale may have been rounded down.
         while factor * vertex_set.change / scale > epsilon_per_mechanism:
             scale *= 1.0 + 2.0**-51
         scales.append(scale)

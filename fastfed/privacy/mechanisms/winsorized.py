@@ -1,10 +1,10 @@
-"""Private means of vectors, one of which may be replaced by any vector: the winsorized mean.
+"""Private means of vectors, of which one may be replaced by any vector: the winsorized mean.
 
-Vectors are rotated at random, and each coordinate gets the winsorized mean of numbers
-(`fastfed.privacy.mechanisms.laplace`). If the vectors are close together, the noise is scaled to a
-range of a few radii instead of to the whole space. Source: huang-2023, Algorithm 4, after Levy et
-al. 2021. Corrections: the inverse rotation is D H^T / sqrt(d), with D last; dimensions are padded
-to a power of two.
+Vectors are rotated at random. Then each coordinate is released as a private winsorized mean of
+numbers (`fastfed.privacy.mechanisms.laplace`). If the vectors are close together, the noise is
+proportional to a range of a few radii, instead of to the whole space. Source: huang-2023, Algorithm
+4, after Levy et al. 2021. Corrections: the inverse rotation is D H^T / sqrt(d), with D last;
+dimensions are padded to a power of two.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def hadamard(values: np.ndarray) -> np.ndarray:
 
 
 class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
-    """The winsorized mean of one vector per silo, in rotated coordinates, released repeatedly.
+    """The private winsorized mean of one vector per silo, which is released several times.
 
     Parameters
     ----------
@@ -83,15 +83,19 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     silos : int
         M, the number of silos; each has one vector.
     radius : float
-        r, of a ball that is expected to contain all vectors. A wrong guess costs accuracy, never
-        privacy, but it must not depend on the vectors. (`at` changes it for one release.)
+        r, the radius of a ball that is expected to contain all vectors. A wrong guess costs
+        accuracy but no privacy. It must not depend on the vectors. (`at` changes it for one
+        release.)
     bound : float
-        B. Rotated coordinates are searched in [-B sqrt(d2), B sqrt(d2)], which contains them if all
-        coordinates are in [-B, B]. For vectors of L2 norm <= R, R / sqrt(d2) is enough.
+        B. The means of rotated coordinates are searched in [-B sqrt(d2), B sqrt(d2)]. This interval
+        contains all rotated coordinates if all coordinates are in [-B, B]. For vectors of L2 norm
+        <= R, B = R / sqrt(d2) is enough.
     concentration_failure : float
-        beta, the probability that the rotation may fail to spread the vectors.
+        beta, the probability with which the rotation may fail to spread a vector evenly over the
+        coordinates.
     epsilon_coordinate : float
-        epsilon', of one coordinate of one release: half for the range and half for the noise.
+        epsilon', the budget of one coordinate of one release: half for the choice of the range, and
+        half for the noise.
     releases : int
         Number of released means.
     calibration : {"exact", "printed"}
@@ -102,6 +106,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         Author-year of the rule.
     remark : str
         A remark on the rule, for the certificate.
+
     Raises
     ------
     InputError
@@ -109,9 +114,9 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     Notes
     -----
-    Guarantee: if one silo's vectors become any others, in all releases, all means together are
+    Guarantee: if one silo's vectors are replaced in all releases, all means together are
     (exact(), budget.delta)-private, even if later vectors depend on earlier means. Each coordinate
-    of each release is an exponential mechanism of range epsilon'/2 and a Laplace mechanism of
+    of each release is an exponential mechanism with eta = epsilon'/2 and a Laplace mechanism of
     epsilon'/2, composed in `fastfed.privacy.accounting.privacy_loss`. Source: huang-2023, Algorithm
     4; Levy et al. 2021.
     """
@@ -151,14 +156,17 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rotated_radius(self) -> float:
-        """Return r' = 10 r sqrt(ln(d2 M / beta) / d2), at most B sqrt(d2)."""
+        """Return r', the radius within which each rotated coordinate of all vectors should lie.
+
+        It is 10 r sqrt(ln(d2 M / beta) / d2), at most B sqrt(d2).
+        """
         d2 = self.padded
         log = math.log(d2) + math.log(self.silos) - math.log(self.concentration_failure)
         return min(10.0 * self.radius * math.sqrt(log / d2), self.rotated_bound)
 
     @property
     def bins(self) -> int:
-        """Return the number of midpoints that `private_range` chooses from."""
+        """Return the number of midpoints from which `private_range` chooses."""
         return bin_count(self.rotated_radius, self.rotated_bound)
 
     @property
@@ -174,14 +182,14 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     def feasible(self) -> bool:
         """Return True if the private range is reliable: M epsilon' / 8 > ln(10 bins), or one bin.
 
-        Otherwise the range often misses the vectors by far, in any dimension. With one bin there is
-        nothing to choose, and the noise is scaled to all vectors within the bound.
+        Otherwise the chosen range is often far from the vectors. With one bin there is nothing to
+        choose, and the noise is proportional to the whole bound.
         """
         enough_silos = self.silos * self.epsilon_coordinate / 8.0 > math.log(10.0 * self.bins)
         return enough_silos or self.bins == 1
 
     def at(self, radius: float) -> WinsorizedMean:
-        """Return the same mechanism for a different radius, with unchanged privacy."""
+        """Return the same mechanism with a different radius; its privacy is the same."""
         return msgspec.structs.replace(self, radius=radius)
 
     def parts(self) -> list[Part]:
@@ -190,7 +198,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return [("bounded-range", half, count), ("laplace", half, count)]
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the proven epsilon of all releases together, at delta (default: budget's)."""
+        """Compute the proven epsilon of all releases, at delta (default: the budget's)."""
         return composed_epsilon(self.parts(), self.budget.delta if delta is None else delta)
 
     def conditions(self) -> list[Condition]:
@@ -213,11 +221,16 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     def apply(
         self, vectors: object, signs: object, range_uniforms: object, laplace_uniforms: object
     ) -> np.ndarray:
-        """Compute the private mean (d,) of vectors (M, d), one release, from given uniforms.
+        """Compute one release from given uniforms: the private mean (d,) of vectors (M, d).
 
-        signs (d2,) are -1 or 1, drawn at random and independent of the vectors; they may be public.
-        range_uniforms and laplace_uniforms (d2,) are in (0, 1), secret, and must not be used again.
-        A vector that is not finite counts as zero. Raises InputError for wrong shapes and values.
+        A vector that is not finite counts as zero. ``signs`` (d2,) are -1 or 1, drawn at random and
+        independent of the vectors; they may be public. ``range_uniforms`` and ``laplace_uniforms``
+        (d2,) are in (0, 1). They must be secret, and must not be used again.
+
+        Raises
+        ------
+        InputError
+            For wrong shapes and values.
         """
         x = array("vectors", vectors, shape=(self.silos, self.dimension), finite=False)
         d2 = self.padded
@@ -245,7 +258,10 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     def release(
         self, vectors: object, signs: object, ranges: Uniforms, noises: Laplaces
     ) -> np.ndarray:
-        """Release a mean (d,) exactly, from ideal draws (d2,). The certificate is about this."""
+        """Compute one release by exact sampling: the private mean (d,) of vectors (M, d).
+
+        ``ranges`` and ``noises`` are exact draws (d2,). The certificate holds for this release.
+        """
         x = array("vectors", vectors, shape=(self.silos, self.dimension), finite=False)
         sign_array = array("signs", signs, shape=(self.padded,))
         epsilon_prime, radius, bound = (
@@ -263,7 +279,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         d2 = self.padded
         rows = np.zeros((self.silos, d2))
         rows[:, : self.dimension] = np.where(np.isfinite(x).all(axis=1)[:, None], x, 0.0)
-        # Sums of huge numbers may overflow; values that are not finite count as 0 as well.
+        # Sums of huge numbers may overflow; the values that are then not finite count as 0.
         with np.errstate(over="ignore", invalid="ignore"):
             rotated = finite(hadamard(rows * sign_array) / math.sqrt(d2))
         return np.ascontiguousarray(rotated.T)
@@ -318,7 +334,7 @@ def calibrate_winsorized(
     choice("calibration", calibration, CALIBRATIONS)
     choice("unit", budget.unit, ("user", "silo"))
     releases = integer("releases", releases, at_least=0)
-    # Without releases epsilon is 0; use the rules of one release, so that epsilon' is defined.
+    # Without releases epsilon is 0. Use the rules for one release, so that epsilon' is defined.
     counted_releases = max(releases, 1)
     phases = (
         counted_releases if phases is None else integer("phases", phases, at_least=counted_releases)
@@ -350,9 +366,11 @@ def calibrate_winsorized(
 
 
 def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
-    """Compute epsilon of P phases of eps0 by the composition that huang-2023 cites (Lemma G.1).
+    """Compute the epsilon of P phases, each eps0, by the composition that huang-2023 cites.
 
-    It is eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1) and may exceed the budget: Corollary
+    The composition is Lemma G.1 there:
+
+    eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1). It may exceed the budget, since Corollary
     G.2 there needs exp(eps0) - 1 < eps0, which is false, and a small enough epsilon.
     """
     half_delta = number("delta", budget.delta, above=0, below=1) / 2.0
@@ -362,7 +380,7 @@ def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
 
 
 def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
-    """Say whether the printed composition is within the budget."""
+    """Return a text that states whether the printed composition is within the budget."""
     total = printed_composition(budget, eps0, phases)
     if total > 1e6:
         return "the printed composition says nothing of an epsilon this large"
@@ -375,7 +393,7 @@ def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
 
 
 def _largest_epsilon_coordinate(budget: Budget, coordinates: int) -> float:
-    """Compute the largest epsilon' for which this many coordinates are within the budget."""
+    """Compute the largest epsilon' with which ``coordinates`` mechanisms meet the budget."""
 
     def excess(epsilon_coordinate: float) -> float:
         """Return the epsilon of all coordinates minus the budget's epsilon."""
@@ -384,13 +402,14 @@ def _largest_epsilon_coordinate(budget: Budget, coordinates: int) -> float:
         ]
         return composed_epsilon(parts, budget.delta) - budget.epsilon
 
+    # By basic composition, this value is within the budget: search for a larger one from there.
     low = budget.epsilon / coordinates
     if budget.delta > 0.0:
         high = 2.0 * low
         while excess(high) <= 0.0:
             low, high = high, 2.0 * high
         low = float(brentq(excess, low, high, xtol=1e-300, rtol=1e-7)) if excess(low) < 0.0 else low
-    # Move from the root to a value whose epsilon is at most the budget's.
+    # Move from the root to a value whose proven epsilon is at most the budget's.
     while excess(low) > 0.0:
         low *= 1.0 - 1e-7
     return low
@@ -412,10 +431,9 @@ def winsorized_mean(
 ) -> tuple[np.ndarray, Certificate]:
     """Compute a private mean of vectors, one of each user, and its certificate.
 
-    The mean is accurate if the users agree. The noise is scaled to a ball of radius ``radius`` that
-    is expected to contain all vectors, not to the ball of radius ``bound`` in which it lies. To
-    find the small ball takes enough users. With fewer, the mean may be far off, and a caveat of the
-    certificate says so.
+    The mean is accurate if all vectors are in a ball of radius ``radius``, wherever it is inside
+    the ball of radius ``bound``: the noise is proportional to ``radius``. With too few users, the
+    small ball cannot be found, and the mean may be far off. The certificate then has a caveat.
 
     Parameters
     ----------
@@ -429,8 +447,8 @@ def winsorized_mean(
     radius, bound : float
         > 0, in the units of the vectors, chosen without looking at them.
     concentration_failure : float
-        In (0, 1), the probability that the mean may be off although the users agree. Smaller values
-        add slightly more noise.
+        In (0, 1), the probability that the mean may be far off although all vectors are in the
+        small ball. Smaller values add slightly more noise.
     seed : int, optional
         For simulations: whoever knows the seed can remove the noise. By default random bits come
         from the operating system.
@@ -520,7 +538,7 @@ def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
 def _clip_rows(x: np.ndarray, bound: float) -> np.ndarray:
     """Clip rows to norm <= bound, and set rows that are not finite to zero."""
     rows = np.where(np.isfinite(x).all(axis=1)[:, None], x, 0.0)
-    # Divide by the largest entry first: squares of huge numbers would overflow.
+    # Divide by the largest entry first, since squares of huge numbers would overflow.
     largest = np.abs(rows).max(axis=1, keepdims=True)
     scaled = rows / np.where(largest > 0.0, largest, 1.0)
     norms = np.linalg.norm(scaled, axis=1, keepdims=True)
@@ -532,7 +550,7 @@ def _clip_rows(x: np.ndarray, bound: float) -> np.ndarray:
 
 
 def _uniforms(count: int, seed: int | None = None, part: int = 0) -> np.ndarray:
-    """Return uniforms (count,) in (0, 1) of 52 bits, from the operating system or a seeded key."""
+    """Return uniforms (count,) in (0, 1) with 52 bits, from the operating system or from a seed."""
     if seed is None:
         bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
     else:
