@@ -1,4 +1,4 @@
-"""A private LinUCB agent for one service: a federation of one silo, whose hub runs beside it.
+"""A private LinUCB agent for one service: a federation of one silo, with its hub in one process.
 
 All parts are those of a deployment. Decisions are durable before they are answered, releases are
 made by the calendar, noise comes from the operating system, and a ledger counts what was spent. The

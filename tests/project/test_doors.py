@@ -68,7 +68,7 @@ def private_agent() -> Any:
     pytest.importorskip("cryptography")
     from fastfed.deployment.agent import PrivateLinUCB
 
-    # A folder of its own for each call, since an open agent locks its folder.
+    # A new folder for each call, since an open agent locks its folder.
     folder = Path(tempfile.mkdtemp()) / "agent"
     settings = {"epsilon": 1.0, "delta": 1e-3, "period": 100, "releases": 2, "batch_size": 5}
     return PrivateLinUCB(folder, **settings, dimension=2)

@@ -21,7 +21,7 @@ from fastfed.environments.log_files import read_vw
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.logs import LOGGED, UNIFORM, evaluate
 
-OBD = Path("/work/shared/data/obd")
+OBD = Path(__file__).resolve().parents[3] / "shared" / "data" / "obd"
 MEANS, CHANCES = [0.2, 0.7, 0.4], [0.5, 0.2, 0.3]
 ONE_RELEASE = {"algorithm": "fedlinucb"}
 
@@ -267,7 +267,9 @@ def test_text_that_is_no_log_is_refused_with_its_line(tmp_path, text, said):
         Log(data=str(path), format="vw").rounds(1)
 
 
-@pytest.mark.skipif(not OBD.exists(), reason="the Open Bandit logs are not in /work/shared/data")
+@pytest.mark.skipif(
+    not OBD.exists(), reason="../shared/data/obd is not here: the logs are not shipped"
+)
 def test_open_bandit_logs_have_the_values_of_a_loop():
     files, clicks, uniform, n = [], 0.0, 0.0, 0
     for campaign in ("all", "men", "women"):
