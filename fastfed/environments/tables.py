@@ -530,16 +530,32 @@ def _read_frame(frame: Any) -> Table:
                 "make a column of each part, or leave it out"
             )
         absent = wrapped[name].is_null().to_list()
-        values = wrapped[name].to_list()
-        columns.append(
-            ["" if missing else _cell(v) for v, missing in zip(values, absent, strict=True)]
-        )
+        columns.append(_texts(wrapped[name].to_list(), absent))
     return Table(
         "the table",
         names,
         [list(row) for row in zip(*columns, strict=True)],
         [f"the table's row {row}" for row in range(len(wrapped))],
     )
+
+
+def _texts(values: list[Any], absent: list[bool]) -> list[str]:
+    """Return the cells of a column as text; equal values of one type are converted once."""
+    forms: dict[tuple[type, Any], str] = {}
+    texts = []
+    for value, missing in zip(values, absent, strict=True):
+        if missing:
+            texts.append("")
+            continue
+        key = type(value), value
+        try:
+            text = forms.get(key)
+        except TypeError:  # a value that has no hash
+            text, key = None, (type(value), id(value))
+        if text is None:
+            text = forms[key] = _cell(value)
+        texts.append(text)
+    return texts
 
 
 def _cell(value: Any) -> str:
