@@ -64,6 +64,8 @@ _OTHERS = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it",
     b"Rar!": "a RAR archive: unpack it",
 }
+#: Errors of zipfile for a damaged archive.
+DAMAGED_ZIP = (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error)
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -133,7 +135,7 @@ def _unzipped(data: bytes, name: str) -> bytes:
     """Return the only table of a ZIP archive; a document that is such an archive as it is."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
+    except DAMAGED_ZIP as error:
         is_excel = name.lower().endswith((".xlsx", ".xlsm")) or _CONTENT_TYPES in data[:4096]
         kind, advice = ("Excel file", "save the table as CSV (UTF-8)") if is_excel else (
             "ZIP archive", "copy it again")  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sqlite3
-import struct
 import zipfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,6 +12,7 @@ from datetime import time as time_of_day
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fastfed._containers import DAMAGED_ZIP
 from fastfed._sqlite import MAGIC, copied
 from fastfed._validate import InputError, nearest, show
 
@@ -46,7 +46,7 @@ def kind_of(data: bytes) -> str | None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return "excel" if "xl/workbook.xml" in archive.namelist() else None
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error):
+    except DAMAGED_ZIP:
         return None
 
 

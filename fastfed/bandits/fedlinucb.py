@@ -110,6 +110,9 @@ SHUFFLED_SHARE = 50
 class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
     """Keys of a private-fedlinucb curve, in addition to the keys of `SharingConfig`.
 
+    With protocol "shuffle-vector" and a ``sieve``, the default of ``batch_first`` follows from the
+    noise, and that of ``batch_ratio`` is 1.5.
+
     Parameters
     ----------
     protocol : str, default "silo-ldp"

@@ -133,10 +133,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ``batch_first`` rounds, and each batch is ``batch_ratio`` times as long as the batch before
         it.
     batch_first : int, default 3
-        Rounds of the first growing batch. For "shuffle-vector" with a sieve the default follows
-        from the noise.
+        Rounds of the first growing batch.
     batch_ratio : float, default 1.2
-        Growth factor of batches, at least 1; by default 1.5 for "shuffle-vector" with a sieve.
+        Growth factor of batches, at least 1.
     release_rounds : tuple of int, optional
         The rounds after which silos synchronise. They replace ``batch_size``.
     lazy : bool, default True

@@ -70,7 +70,7 @@ class PrivateLinUCB:
         later people to other releases.
     releases : int
         Number of releases. After the last one, the agent goes on with its last model and learns
-        nothing more; `fastfed deploy extend` continues a plan.
+        nothing more.
     batch_size : int
         Number of people whose reward becomes known in a period, at the busiest. More people cost no
         privacy, but the confidence radius assumes no more.

@@ -23,7 +23,7 @@ ALLOWED = {
     "_cells": {"_validate"},
     "_containers": {"_validate"},
     "_sqlite": {"_validate"},
-    "_sheets": {"_validate", "_sqlite"},
+    "_sheets": {"_validate", "_sqlite", "_containers"},
     "counter_rng": set(),
     "_display": set(),
     "_sampling": {"_kernels"},
