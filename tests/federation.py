@@ -15,10 +15,11 @@ from fastfed.deployment import party as party_module
 from fastfed.deployment import plans, wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import hub_of, silo_of
-from fastfed.deployment.ledger import Charge, Ledger, MemoryStore, Write
+from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.party import BELIEVED, Message, Process, SiloProcess, SteadyClock, Step
 from fastfed.deployment.seal import Identity, SealedNoise, digest, encrypted_to, keyed_digest
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, Write
 from fastfed.deployment.sums import TO_HUB, Helper, share_context
 from fastfed.deployment.wire import Broadcast, News, Opened, Refused
 

@@ -27,10 +27,11 @@ from fastfed._files import write_whole
 from fastfed._validate import InputError, array, integer, number, show
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import failure
-from fastfed.deployment.ledger import Ledger, SqliteStore, spent_lines
+from fastfed.deployment.ledger import Ledger, spent_lines
 from fastfed.deployment.model import Decision
 from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import compile_plan
+from fastfed.deployment.store import SqliteStore
 from fastfed.privacy.certificate import Certificate
 
 __all__ = ["PrivateLinUCB"]

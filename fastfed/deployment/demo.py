@@ -28,12 +28,13 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import call
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, SUPPORTED, SYSTEMS, hub_of, silo_of
-from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import DeployedPlan, compile_plan
 from fastfed.deployment.seal import read_secret
 from fastfed.deployment.shell import PATH, SiloClient
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, SqliteStore
 from fastfed.deployment.sums import Helper
 
 SILOS, RELEASES, PATIENTS, PERIOD, DIMENSION = ("north", "east", "south"), 4, 3, 10, 3

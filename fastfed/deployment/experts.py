@@ -28,13 +28,13 @@ from fastfed._validate import InputError
 from fastfed.deployment import wire
 from fastfed.deployment.charges import Scores
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import earlier_model
 from fastfed.deployment.party import Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.schema import private_array
 from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import Decided, Decision, Ended, SiloParty
+from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, Refused, packed
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan

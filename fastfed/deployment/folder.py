@@ -29,14 +29,7 @@ from fastfed.deployment.charges import charge_of
 from fastfed.deployment.declared import tables_of_schema
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, hub_of, silo_of
-from fastfed.deployment.ledger import (
-    Ledger,
-    MemoryStore,
-    SqliteStore,
-    damage_named,
-    epsilon_of_charges,
-    read_writes,
-)
+from fastfed.deployment.ledger import Ledger, epsilon_of_charges
 from fastfed.deployment.model import Extension, model_of, no_start
 from fastfed.deployment.party import Party, Process, SiloProcess
 from fastfed.deployment.plans import (
@@ -50,6 +43,7 @@ from fastfed.deployment.plans import (
 from fastfed.deployment.seal import Identity, make_secret, read_secret
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, SqliteStore, damage_named, read_writes
 from fastfed.deployment.sums import Helper
 
 SECRET, PLAN, STATE, LEDGER, SOCKET = "secret", "plan", "state.sqlite", "ledger.sqlite", "silo.sock"

@@ -31,12 +31,12 @@ from fastfed.deployment.guard import (
     nodes_of,
     sum_of,
 )
-from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import summary
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
 from fastfed.deployment.seal import KEY, SealedNoise, digest, hidden_by
+from fastfed.deployment.store import Write
 from fastfed.deployment.sums import TO_HUB, share_context, shuffled
 from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, check_entries, packed
 from fastfed.protocols.protocol import SEND_BATCH, Report

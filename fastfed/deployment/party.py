@@ -14,11 +14,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastfed.deployment.guard import Limits, Range
-from fastfed.deployment.ledger import Charge, Ledger, Store, Write
+from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.model import Decision
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import clocks_differ
 from fastfed.deployment.seal import Identity
+from fastfed.deployment.store import Store, Write
 from fastfed.deployment.wire import Body, Refused
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from fastfed._random import NoiseSource
 from fastfed._validate import InputError
 from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import earlier_model
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, packed
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Plan

@@ -33,7 +33,7 @@ from fastfed._validate import InputError, is_line
 from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.guard import check_range, hub_sees_reports
-from fastfed.deployment.ledger import Charge, Ledger, Write
+from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
@@ -48,6 +48,7 @@ from fastfed.deployment.seal import (
     keyed_digest,
     uniform_below,
 )
+from fastfed.deployment.store import Write
 from fastfed.deployment.sums import (
     TO_HUB,
     Counter,

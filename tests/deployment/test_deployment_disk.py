@@ -19,11 +19,12 @@ from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.deployment import folder as folders
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, SqliteStore, damage_named
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import compile_plan
 from fastfed.deployment.shell import FULL, HubApp
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import SqliteStore, damage_named
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 SIZE = 1024

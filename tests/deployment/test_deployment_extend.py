@@ -362,7 +362,7 @@ def home(tmp_path_factory):
 
 
 def folders_write(data):
-    from fastfed.deployment.ledger import Write
+    from fastfed.deployment.store import Write
 
     return Write("broadcast", "1", data)
 

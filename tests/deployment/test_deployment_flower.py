@@ -28,10 +28,10 @@ from fastfed.cli import cli
 from fastfed.deployment import demo, flower
 from fastfed.deployment import folder as folders
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import MemoryStore
 from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.sums import Helper
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]

@@ -11,9 +11,10 @@ from federation import ROWS, Violation, World, deployed, period
 
 from fastfed.deployment import wire
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, MemoryStore
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.party import Process
 from fastfed.deployment.seal import Identity
+from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.wire import Broadcast, Refused
 
 CALENDAR = federation.PATIENT

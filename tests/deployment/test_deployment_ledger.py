@@ -22,17 +22,9 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import plans, wire
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.folder import extended, last_broadcast
-from fastfed.deployment.ledger import (
-    Charge,
-    Ledger,
-    OverBudget,
-    SqliteStore,
-    Write,
-    epsilon_of_charges,
-    read_writes,
-    spent_lines,
-)
+from fastfed.deployment.ledger import Charge, Ledger, OverBudget, epsilon_of_charges, spent_lines
 from fastfed.deployment.seal import Identity
+from fastfed.deployment.store import SqliteStore, Write, read_writes
 
 CEILING = (2.0, 1e-6)
 MORE = """

@@ -27,11 +27,12 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import wire
 from fastfed.deployment.demo import free_port, insist
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import compile_plan, load
 from fastfed.deployment.seal import Identity
 from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient, answers, serve
+from fastfed.deployment.store import MemoryStore, SqliteStore
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 

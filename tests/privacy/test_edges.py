@@ -32,19 +32,9 @@ from fastfed._kernels import linalg
 from fastfed._sampling import ERROR, Laplaces, Normals
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.deployment.guard import BEYOND, Alarm, Cap, check_records
-from fastfed.deployment.ledger import (
-    Charge,
-    Conflict,
-    Ledger,
-    MemoryStore,
-    OverBudget,
-    SqliteStore,
-    Store,
-    Write,
-    chained,
-    epsilon_of_charges,
-)
+from fastfed.deployment.ledger import Charge, Ledger, OverBudget, epsilon_of_charges
 from fastfed.deployment.shell import Dialer, listening
+from fastfed.deployment.store import Conflict, MemoryStore, SqliteStore, Store, Write, chained
 from fastfed.deployment.wire import Refused
 from fastfed.environments import FixedSet, RewardDistribution
 from fastfed.privacy import exact
