@@ -5,7 +5,7 @@ import federation
 from fastfed.deployment import plans
 from fastfed.deployment.declared import schema_of
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.party import SiloProcess
+from fastfed.deployment.process import SiloProcess
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore
 

@@ -24,7 +24,7 @@ from test_deployment_network import Listening, certificates
 from fastfed.deployment import shell
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.shell import Dialer
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import SqliteStore

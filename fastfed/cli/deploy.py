@@ -258,7 +258,7 @@ def silo(
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment.observe import Metrics
-    from fastfed.deployment.party import SiloProcess
+    from fastfed.deployment.process import SiloProcess
     from fastfed.deployment.shell import Application
 
     one_way(hub, courier, every)

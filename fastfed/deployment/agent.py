@@ -29,8 +29,8 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import failure
 from fastfed.deployment.ledger import Ledger, spent_lines
 from fastfed.deployment.model import Decision
-from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import compile_plan
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.store import SqliteStore
 from fastfed.privacy.certificate import Certificate
 

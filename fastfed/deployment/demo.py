@@ -29,8 +29,8 @@ from fastfed.deployment.calls import call
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, SUPPORTED, SYSTEMS, hub_of, silo_of
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import DeployedPlan, compile_plan
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import read_secret
 from fastfed.deployment.shell import PATH, SiloClient
 from fastfed.deployment.silo import SiloParty

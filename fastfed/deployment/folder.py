@@ -31,7 +31,7 @@ from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, hub_of, silo_of
 from fastfed.deployment.ledger import Ledger, epsilon_of_charges
 from fastfed.deployment.model import Extension, model_of, no_start
-from fastfed.deployment.party import Party, Process, SiloProcess
+from fastfed.deployment.party import Party
 from fastfed.deployment.plans import (
     DeployedPlan,
     checked,
@@ -40,10 +40,11 @@ from fastfed.deployment.plans import (
     spelled,
     tables_of,
 )
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity, make_secret, read_secret
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import MemoryStore, SqliteStore, damage_named, read_writes
+from fastfed.deployment.store import SqliteStore, damage_named
 from fastfed.deployment.sums import Helper
 
 SECRET, PLAN, STATE, LEDGER, SOCKET = "secret", "plan", "state.sqlite", "ledger.sqlite", "silo.sock"
@@ -299,7 +300,7 @@ def read_party(folder: str | Path) -> Process:
     """
     target = Path(folder)
     name, plan, secret = _party_in(target)
-    store = MemoryStore(read_writes(target / STATE))
+    store = SqliteStore.read(target / STATE)
     if name not in plan.silos:
         return Process(_hub_or_helper(name, plan, secret), store)
     budget = Ledger(":memory:")

@@ -41,7 +41,7 @@ from fastfed.deployment.observe import (
     masked,
     prometheus,
 )
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.process import Process, SiloProcess
 
 PATH = "/v1/messages"
 #: Seconds between two ticks of a party, and seconds that a hub takes to finish its answers when it

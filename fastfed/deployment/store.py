@@ -12,22 +12,30 @@ snapshot covers may be *erased*: they are replaced by empty ones.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from fastfed._sqlite import copied
 from fastfed._validate import InputError
+
+T = TypeVar("T")
 
 LOG = """
 CREATE TABLE IF NOT EXISTS writes (
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
     chain BLOB NOT NULL, UNIQUE (kind, key));
 """
+
+#: Columns of `LOG` as `Chain.writes` reads them.
+_COLUMNS = "number, kind, key, value, chain"
+SNAPSHOTS = "CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, value BLOB NOT NULL);"
 
 
 class Write(NamedTuple):
@@ -42,21 +50,69 @@ class Conflict(InputError):
     """Raised for a write whose key exists with a different value; nothing was written."""
 
 
+class Position(NamedTuple):
+    """A place in a log: the number of its last write, and the hash of all writes up to it."""
+
+    number: int = 0
+    chain: bytes = bytes(32)
+
+
+#: The place before the first write.
+START = Position()
+
+
 class Store(Protocol):
     """Interface of a store of writes."""
 
     def write(self, write: Write) -> bool:
-        """Store a write; return False if it was stored before.
+        """Store one write; see `write_all`. Return False if it was stored before."""
+        ...
+
+    def write_all(self, writes: Sequence[Write]) -> list[bool]:
+        """Store writes, all or none; return for each whether it is new.
 
         Raises
         ------
         Conflict
-            If a different value is stored under the same key.
+            If a different value is stored under the key of a write.
         """
         ...
 
-    def writes(self) -> Iterator[Write]:
-        """Iterate over all writes in order."""
+    def value(self, kind: str, key: str) -> bytes | None:
+        """Return the value stored under a (kind, key); None if there is none."""
+        ...
+
+    def writes(
+        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+    ) -> Iterator[Write]:
+        """Iterate over writes in order.
+
+        Parameters
+        ----------
+        after : Position
+            The place before the first write.
+        until : int, optional
+            Number of the last write. By default all later writes.
+        but : sequence of str
+            Kinds of writes that are left out. The chain of hashes is not checked then.
+        """
+        ...
+
+    @property
+    def position(self) -> Position:
+        """The place of the last write."""
+        ...
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Return the parts of the last snapshot by name; empty if there is none."""
+        ...
+
+    def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
+        """Store parts of a snapshot in place of their last values, and erase records.
+
+        The values of decisions with the ids ``erase``, and of their ends, are replaced by empty
+        values.
+        """
         ...
 
     def close(self) -> None:
@@ -64,7 +120,11 @@ class Store(Protocol):
         ...
 
 
-def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sqlite3.Connection:
+#: Kinds of writes that hold one person's record.
+RECORDS = ("decision", "ended")
+
+
+def opened(path: str, schema: str, tables: set[str]) -> sqlite3.Connection:
     """Open or create a party's SQLite file: synced at each commit, and for its owner only.
 
     Parameters
@@ -75,18 +135,12 @@ def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sql
         SQL that creates missing tables.
     tables : set of str
         Tables that an existing file must have.
-    alone : bool
-        True to lock the file, so that no other process can open it.
     """
     if path != ":memory:":
         # SQLite gives its other files the mode of the database file.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     # Several threads may use the connection: a `Process` has a lock around each use.
-    db = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, timeout=0.5 if alone else 30.0
-    )
-    if alone:
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
     try:
         with damage_named(path):
             check_tables(db, path, tables)
@@ -94,6 +148,7 @@ def opened(path: str, schema: str, tables: set[str], alone: bool = False) -> sql
                 os.chmod(path, 0o600)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA secure_delete = ON")
             db.executescript(schema)
     except BaseException:
         db.close()
@@ -149,18 +204,26 @@ class Chain:
         self._db, self._name = db, name
 
     @property
+    def position(self) -> Position:
+        """The place of the last write."""
+        query = "SELECT number, chain FROM writes ORDER BY number DESC LIMIT 1"
+        row = self._db.execute(query).fetchone()
+        if row and not isinstance(row[1], bytes):
+            raise InputError(f"the log of {self._name} is damaged; restore the newest backup")
+        return Position(*row) if row else START
+
+    @property
     def head(self) -> bytes:
         """Hash of all writes; zeros before the first."""
-        row = self._db.execute("SELECT chain FROM writes ORDER BY number DESC LIMIT 1").fetchone()
-        return row[0] if row else bytes(32)
+        return self.position.chain
 
-    def add(self, write: Write) -> None:
-        """Add a write under a new key."""
-        # One statement is one transaction, which SQLite syncs before it returns.
-        self._db.execute(
-            "INSERT INTO writes (kind, key, value, chain) VALUES (?, ?, ?, ?)",
-            (*write, chained(self.head, write)),
-        )
+    def add(self, write: Write, after: Position | None = None) -> Position | None:
+        """Add a write after the last one; return its place, or None if its key exists."""
+        last = self.position if after is None else after
+        place = Position(last.number + 1, chained(last.chain, write))
+        insert = "INSERT OR IGNORE INTO writes (number, kind, key, value, chain) VALUES (?,?,?,?,?)"
+        done = self._db.execute(insert, (place.number, *write, place.chain))
+        return place if done.rowcount else None
 
     def value(self, kind: str, key: str) -> bytes | None:
         """Return the value stored under a (kind, key); None if there is none."""
@@ -169,15 +232,32 @@ class Chain:
         ).fetchone()
         return None if row is None else row[0]
 
-    def writes(self) -> Iterator[Write]:
-        """Iterate over all writes in order; raise InputError where the chain of hashes breaks."""
-        head, entry = bytes(32), 0
-        rows = self._db.execute("SELECT kind, key, value, chain FROM writes ORDER BY number")
+    def writes(
+        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+    ) -> Iterator[Write]:
+        """Iterate over writes in order; raise InputError where the chain of hashes breaks.
+
+        The hash of an erased record cannot be checked, since its value is gone.
+        """
+        head, entry = after.chain, after.number
+        bounds: tuple[object, ...] = (after.number, 2**62 if until is None else until)
+        query = f"SELECT {_COLUMNS} FROM writes WHERE number > ? AND number <= ?"
+        if but:
+            # Each range of kinds is read from the index, so the other rows are not read at all.
+            edges = ["", *sorted(but), "\U0010ffff"]
+            query = " UNION ALL ".join(
+                f"SELECT {_COLUMNS} FROM writes WHERE kind > ? AND kind < ?" for _ in edges[1:]
+            )
+            query = f"SELECT * FROM ({query}) WHERE number > ? AND number <= ?"
+            bounds = (*(edge for pair in pairwise(edges) for edge in pair), *bounds)
+        rows = self._db.execute(f"{query} ORDER BY number", bounds)
         try:
-            for entry, (kind, key, value, chain) in enumerate(rows, 1):
-                head = chained(head, write := Write(kind, key, value))
-                if head != chain:
+            for entry, kind, key, value, chain in rows:
+                write = Write(kind, key, value)
+                is_erased = kind in RECORDS and not value
+                if not (but or is_erased) and chained(head, write) != chain:
                     raise InputError(f"the log of {self._name} is broken at entry {entry}")
+                head = chain
                 yield write
         except sqlite3.DatabaseError as error:
             raise InputError(
@@ -188,77 +268,177 @@ class Chain:
 class SqliteStore:
     """Store writes in an SQLite file, with a chain of SHA-256 hashes that shows changes.
 
+    One process at a time can open a file. Reads use a connection of their own, so that they do not
+    wait for a sync.
+
     Parameters
     ----------
     path : str
         The file, or ":memory:".
+
+    Raises
+    ------
+    InputError
+        If a different process uses the file, or it is not the log of a party.
     """
 
     def __init__(self, path: str) -> None:
+        self._lock: int | None = None
+        self._attach(opened(path, LOG + SNAPSHOTS, {"writes"}), path)
+        if path == ":memory:":
+            return
         try:
-            self._db = opened(path, LOG, {"writes"}, alone=True)
-        except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
-                raise
-            raise InputError(f"{path} is in use by another process") from None
-        self.path, self._chain = path, Chain(self._db, path)
+            self._lock = _locked(path)
+            self._reads = sqlite3.connect(
+                f"{Path(path).resolve().as_uri()}?mode=ro",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self._read_chain = Chain(self._reads, path)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def read(cls, path: str | Path) -> SqliteStore:
+        """Return a copy in memory of a party's log, even while a process uses the file.
+
+        Raises
+        ------
+        InputError
+            If it is not the log of a party.
+        """
+        db = copied(path) if Path(path).exists() else sqlite3.connect(":memory:")
+        db.isolation_level = None
+        with damage_named(path):
+            check_tables(db, str(path), {"writes"})
+            db.executescript(LOG + SNAPSHOTS)
+        store = cls.__new__(cls)
+        store._lock = None
+        store._attach(db, str(path))
+        return store
+
+    def _attach(self, db: sqlite3.Connection, path: str) -> None:
+        """Set the attributes for an open connection."""
+        self._db, self._reads, self.path = db, db, path
+        self._chain = self._read_chain = Chain(db, path)
+        with damage_named(path):
+            self._position = self._chain.position
+
+    @property
+    def position(self) -> Position:
+        """The place of the last write."""
+        return self._position
 
     @property
     def head(self) -> bytes:
         """Hash of all writes."""
-        return self._chain.head
+        return self._position.chain
 
     def close(self) -> None:
         """Close the file."""
+        self._reads.close()
         self._db.close()
+        # After SQLite: closing a descriptor of the file would drop SQLite's own locks.
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Run a block in a transaction, which is synced to disk at its end."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # SQLite itself ends a transaction whose commit finds no room on the disk.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
 
     def write(self, write: Write) -> bool:
-        """Store a write; return False if it was stored before; see `Store.write`."""
-        stored = self._chain.value(write.kind, write.key)
-        if stored is not None:
-            if stored != write.value:
-                raise Conflict(f"{write.kind} {write.key} is there with another content")
-            return False
-        self._chain.add(write)
-        return True
+        """Store one write; see `Store.write`."""
+        return self.write_all((write,))[0]
 
-    def writes(self) -> Iterator[Write]:
-        """Iterate over all writes in order.
+    def write_all(self, writes: Sequence[Write]) -> list[bool]:
+        """Store writes in one transaction; see `Store.write_all`."""
+        last, is_new = self._position, []
+        with self._transaction():
+            for write in writes:
+                place = self._chain.add(write, last)
+                is_new.append(place is not None)
+                last = last if place is None else place
+                if place is None and self._chain.value(write.kind, write.key) != write.value:
+                    raise Conflict(f"{write.kind} {write.key} is there with another content")
+        self._position = last
+        return is_new
+
+    def value(self, kind: str, key: str) -> bytes | None:
+        """Return the value stored under a (kind, key); None if there is none."""
+        return self._read_chain.value(kind, key)
+
+    def writes(
+        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+    ) -> Iterator[Write]:
+        """Iterate over writes in order; see `Store.writes`.
 
         Raises
         ------
         InputError
             If the chain of hashes is broken, because a write was changed or removed.
         """
-        return self._chain.writes()
+        return self._read_chain.writes(after, until, but)
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Return the parts of the last snapshot by name; empty if there is none."""
+        return dict(self._reads.execute("SELECT name, value FROM snapshots"))
+
+    def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
+        """Store parts of a snapshot, and erase records; see `Store.save_snapshot`.
+
+        SQLite overwrites erased values with zeros. The write-ahead log, which still holds them, is
+        emptied.
+        """
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO snapshots VALUES (?, ?)", list(parts.items())
+            )
+            self._db.executemany(
+                "UPDATE writes SET value = x'' WHERE kind = ? AND key = ?",
+                [(kind, key) for key in erase for kind in RECORDS],
+            )
+        if erase:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def read_writes(path: str | Path) -> list[Write]:
-    """Read all writes of a party's log, without locking the file; empty if there is no file.
+def _locked(path: str) -> int:
+    """Lock a party's log for this process; return the descriptor that holds the lock.
 
     Raises
     ------
     InputError
-        If it is not the log of a party, or its chain of hashes is broken.
+        If a different process has locked it.
     """
-    if not Path(path).exists():
-        return []
-    with closing(copied(path)) as db:
-        check_tables(db, str(path), {"writes"})
-        if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            return []
-        return list(Chain(db, str(path)).writes())
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(f"{path} is in use by another process") from None
+    return descriptor
 
 
 class MemoryStore:
     """Store writes in memory, for tests and demonstrations."""
 
-    def __init__(self, writes: list[Write] | None = None) -> None:
-        self._writes = list(writes or [])
+    def __init__(self, writes: Sequence[Write] = ()) -> None:
+        self._writes, self._snapshot = list(writes), dict[str, bytes]()
         self._values = {write[:2]: write.value for write in self._writes}
 
     def write(self, write: Write) -> bool:
-        """Store a write; return False if it was stored before; see `Store.write`."""
+        """Store one write; see `Store.write`."""
         stored = self._values.get(write[:2])
         if stored is not None:
             if stored != write.value:
@@ -268,9 +448,74 @@ class MemoryStore:
         self._writes.append(write)
         return True
 
-    def writes(self) -> Iterator[Write]:
-        """Iterate over all writes in order."""
-        return iter(list(self._writes))
+    def write_all(self, writes: Sequence[Write]) -> list[bool]:
+        """Store writes; see `Store.write_all`."""
+        count = len(self._writes)
+        try:
+            return [self.write(write) for write in writes]
+        except BaseException:
+            for write in self._writes[count:]:
+                del self._values[write[:2]]
+            del self._writes[count:]
+            raise
+
+    def value(self, kind: str, key: str) -> bytes | None:
+        """Return the value stored under a (kind, key); None if there is none."""
+        return self._values.get((kind, key))
+
+    def writes(
+        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+    ) -> Iterator[Write]:
+        """Iterate over writes in order; see `Store.writes`."""
+        return (w for w in self._writes[after.number : until] if w.kind not in but)
+
+    @property
+    def position(self) -> Position:
+        """The place of the last write; this store has no chain of hashes."""
+        return Position(len(self._writes))
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Return the parts of the last snapshot by name; empty if there is none."""
+        return dict(self._snapshot)
+
+    def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
+        """Store parts of a snapshot, and erase records; see `Store.save_snapshot`."""
+        self._snapshot |= parts
+        for place, write in enumerate(self._writes):
+            if write.kind in RECORDS and write.key in erase:
+                self._writes[place] = write._replace(value=b"")
+                self._values[write[:2]] = b""
 
     def close(self) -> None:
         """Do nothing: no file is open."""
+
+
+class StoredValues(Mapping[str, T]):
+    """The values of one kind of write by their keys, read from the store when they are needed.
+
+    Parameters
+    ----------
+    kind : str
+    decode : callable
+        Converts the bytes of a value.
+    """
+
+    def __init__(self, kind: str, decode: Callable[[bytes], T]) -> None:
+        self.store: Store = MemoryStore()
+        #: Number of values, which the owner counts.
+        self.count = 0
+        self._kind, self._decode = kind, decode
+
+    def __getitem__(self, key: str) -> T:
+        value = self.store.value(self._kind, key)
+        if not value:
+            # Never stored, or erased.
+            raise KeyError(key)
+        return self._decode(value)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys in order, including keys of erased values."""
+        return (write.key for write in self.store.writes() if write.kind == self._kind)
+
+    def __len__(self) -> int:
+        return self.count

@@ -37,6 +37,7 @@ from fastfed.deployment.observe import (
 )
 from fastfed.deployment.replay import Replay, survey
 from fastfed.deployment.shell import Application, Dialer, SiloClient, answers
+from fastfed.deployment.store import Write
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
@@ -233,7 +234,7 @@ def test_a_person_is_one_with_a_blank_more_and_as_earlier_versions_stored_it():
     ]
     assert learns == [True, False, True, True, False, False, False]
     # An earlier version stored the digest of the text with its blank.
-    process.party._subjects.add(process.party._keyed_subject("p3 "))
+    process.store.write(Write("subject", process.party._keyed_subject("p3 ").hex(), b""))
     for way in ("p3 ", "p3"):
         assert not answers(process, "/decide", {"actions": ROWS, "subject": way})["learns"]
 

@@ -28,7 +28,7 @@ from fastfed.cli import cli
 from fastfed.deployment import demo, flower
 from fastfed.deployment import folder as folders
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore

@@ -23,7 +23,7 @@ from fastfed.deployment.guard import (
     rounds_in_report,
 )
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.party import Process
+from fastfed.deployment.process import Process
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.wire import Refused

@@ -12,7 +12,7 @@ from federation import ROWS, Violation, World, deployed, period
 from fastfed.deployment import wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.party import Process
+from fastfed.deployment.process import Process
 from fastfed.deployment.seal import Identity
 from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.wire import Broadcast, Refused

@@ -28,8 +28,8 @@ from fastfed.deployment import wire
 from fastfed.deployment.demo import free_port, insist
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import compile_plan, load
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity
 from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient, answers, serve
 from fastfed.deployment.store import MemoryStore, SqliteStore

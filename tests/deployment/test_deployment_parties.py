@@ -15,7 +15,8 @@ from fastfed import InputError
 from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.party import Process, SiloProcess, Step
+from fastfed.deployment.party import Step
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore, SqliteStore, Write

@@ -428,12 +428,12 @@ def test_a_signal_ends_a_courier_and_a_hub_with_open_connections(number, tmp_pat
 LONG = """
 import sys, time
 from fastfed.cli import cli, deploy
-from fastfed.deployment import party
+from fastfed.deployment import process
 def slow(self, *_):
     open(sys.argv[2] + "/busy", "w").close()
     time.sleep(60)
-party.Process.tick = slow
-party.Process.handle = slow
+process.Process.tick = slow
+process.Process.handle = slow
 cli()
 """
 
@@ -463,7 +463,7 @@ def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
         ends(child, signal.SIGTERM)
 
 
-STARTS = LONG.replace("party.Process.tick = slow", "party.Process.__init__ = slow")
+STARTS = LONG.replace("process.Process.tick = slow", "process.Process.__init__ = slow")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -503,7 +503,7 @@ def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
 
 
 IN_A_LOCK = LONG.replace(
-    "party.Process.tick = slow",
+    "process.Process.tick = slow",
     """
 import os, signal, threading
 
@@ -531,7 +531,7 @@ def test_a_signal_while_the_main_thread_acquires_a_lock_ends_a_party(tmp_path):
 
 
 CLOSES = LONG.replace(
-    "party.Process.tick = slow", "party.Process.close = lambda self: time.sleep(60)"
+    "process.Process.tick = slow", "process.Process.close = lambda self: time.sleep(60)"
 )
 
 
