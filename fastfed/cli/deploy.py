@@ -257,9 +257,9 @@ def silo(
 ) -> None:
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
     from fastfed.deployment import folder as folders
+    from fastfed.deployment.application import Application
     from fastfed.deployment.observe import Metrics
     from fastfed.deployment.process import SiloProcess
-    from fastfed.deployment.shell import Application
 
     one_way(hub, courier, every)
     process = folders.opened(folder, dataset, ledger)

@@ -45,6 +45,17 @@ class Call(Generic[T]):
         self.error: BaseException | None = None
         self.is_done = False
 
+    @classmethod
+    def failed(cls, error: Exception) -> Call[Any]:
+        """Return a call that is done, and has failed."""
+
+        def work() -> tuple[Step, Any]:
+            raise error
+
+        call = cls(work)
+        call.error, call.is_done = error, True
+        return call
+
     def returned(self) -> T:
         """Return the result of a call that is done, or raise its error."""
         if self.error is not None:
@@ -111,10 +122,11 @@ class Process:
         self._blocked: list[Call[Any]] = []
         #: (kind, key) of all writes that are computed and not durable yet.
         self._in_flight: set[tuple[str, str]] = set()
-        self._is_syncing = self._is_claimed = False
-        #: Is called with the calls that were blocked by `handle` or `tick` and are done. Others may
-        #: wait for a `sync` then.
-        self.on_unblocked: Callable[[list[Call[Any]]], None] = lambda done: None
+        self._is_syncing = False
+        #: Number of threads in `_claimed`.
+        self._claims = 0
+        #: Is called, without the lock, with calls that are done. Others may wait for a `sync` then.
+        self.on_done: Callable[[list[Call[Any]]], None] = lambda calls: None
         #: What the last tick could not do, such as charge more than the ceiling; empty if nothing.
         self.problem = ""
         digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
@@ -177,7 +189,7 @@ class Process:
         is computed again after that call.
         """
         with self._lock:
-            if self._is_claimed:
+            if self._claims:
                 self._blocked.append(call)
                 return
             try:
@@ -196,14 +208,19 @@ class Process:
             self.party.in_flight = len(self._in_flight)
             self._waiting.append(call)
 
-    def sync(self) -> list[Call[Any]]:
-        """Store the writes of all submitted calls; return the calls that are done.
+    @property
+    def has_waiting(self) -> bool:
+        """True if submitted calls wait for a `sync`, and no thread is syncing."""
+        return bool(self._waiting) and not self._is_syncing
 
-        Return an empty list if a different thread is storing writes.
+    def sync(self) -> bool:
+        """Store the writes of all submitted calls; return False if there is nothing to do now.
+
+        That is so if no call waits, or a different thread is storing writes.
         """
         with self._lock:
-            if self._is_syncing or not self._waiting:
-                return []
+            if not self.has_waiting:
+                return False
             calls, self._waiting, self._is_syncing = self._waiting, [], True
         errors: list[BaseException | None] = [None] * len(calls)
         news: list[list[bool]] = [[] for _ in calls]
@@ -221,27 +238,33 @@ class Process:
             errors = [error] * len(calls)
         with self._lock:
             for call, call.error, is_new in zip(calls, errors, news, strict=True):
-                self._fold_new(call.writes, is_new)
+                try:
+                    self._fold_new(call.writes, is_new)
+                except Exception as error:
+                    call.error = error
                 self._in_flight -= call.keys
                 call.is_done = True
             self.party.in_flight = len(self._in_flight)
             self._save_snapshot(SNAPSHOT_EVERY)
             self._is_syncing = False
-            return calls + self._resubmit()
+            calls = calls + self._resubmit()
+        self.on_done(calls)
+        return True
 
     def call(self, work: Callable[[], tuple[Step, T]]) -> T:
-        """Compute a call, and return its result when its writes are durable.
-
-        Of the threads that wait, one stores the writes of all.
-        """
+        """Compute a call, and return its result when its writes are durable."""
         call = Call(work)
         self.submit(call)
+        self.finish(call)
+        return call.returned()
+
+    def finish(self, call: Call[Any]) -> None:
+        """Wait until a submitted call is done. Of the threads that wait, one syncs for all."""
         while not call.is_done:
             if not self.sync():
                 with self._changed:
                     if not call.is_done and (self._is_syncing or not self._waiting):
                         self._changed.wait()
-        return call.returned()
 
     def _resubmit(self) -> list[Call[Any]]:
         """Submit the blocked calls again, with the lock; return those that are done at once."""
@@ -255,7 +278,7 @@ class Process:
     def _claimed(self) -> Iterator[None]:
         """Hold the lock while no call is in flight; calls that arrive meanwhile are blocked."""
         with self._lock:
-            was_claimed, self._is_claimed = self._is_claimed, True
+            self._claims += 1
             try:
                 while self._in_flight or self._is_syncing:
                     if self._is_syncing:
@@ -264,10 +287,9 @@ class Process:
                         self.sync()
                 yield
             finally:
-                self._is_claimed = was_claimed
+                self._claims -= 1
                 done = self._resubmit()
-            if done or self._waiting:
-                self.on_unblocked(done)
+            self.on_done(done)
 
     # ---- steps that need the party for themselves ------------------------------------------------
 
