@@ -26,12 +26,15 @@ import httptools
 import msgspec
 
 from fastfed._validate import InputError, check_plain, nearest, parsed
-from fastfed.deployment.calls import WHOLE, check_path, failure, files_for
+from fastfed.deployment import calls
+from fastfed.deployment.calls import check_path, failure, files_for
 from fastfed.deployment.model import Decision, model_of
 from fastfed.deployment.process import Call, SiloProcess
 
 #: Maximum number of bytes of a request's body and of its head, and of decisions in one request.
 REQUEST, HEAD, MANY = 1 << 24, 1 << 16, 10_000
+#: Answer to bytes that are no request.
+BAD = f"send an HTTP request whose body has at most {REQUEST} bytes"
 #: Path of a request -> the keys that its JSON object may have. "id" is required if it is listed,
 #: except for a decision.
 KEYS = {
@@ -105,13 +108,13 @@ def calls_of(silo: SiloProcess, path: str, given: object) -> list[Call[Any]]:
     items = request.get(key)
     if not isinstance(items, list) or len(items) > MANY:
         raise InputError(f"{path} needs {key}, a list of at most {MANY} objects as {ONE[path]} has")
-    calls = []
+    many = []
     for item in items:
         try:
-            calls.append(_call_of(silo, ONE[path], item))
+            many.append(_call_of(silo, ONE[path], item))
         except InputError as error:
-            calls.append(Call.failed(error))
-    return calls
+            many.append(Call.failed(error))
+    return many
 
 
 def _decision(decision: Decision) -> dict[str, Any]:
@@ -126,17 +129,17 @@ def _decision(decision: Decision) -> dict[str, Any]:
     return plain | ({"name": decision.name} if decision.name else {})
 
 
-def answer_of(silo: SiloProcess, path: str, calls: Sequence[Call[Any]]) -> dict[str, Any]:
+def answer_of(silo: SiloProcess, path: str, done: Sequence[Call[Any]]) -> dict[str, Any]:
     """Return the answer to a request whose calls are done; raise the error of a single call."""
     if path in ONE:
         items = []
-        for call in calls:
+        for call in done:
             if call.error is not None:
                 items.append({"error": _text(call.error)})
             else:
                 items.append({} if call.result is None else _decision(call.result))
         return {KEYS[path][0]: items}
-    result = calls[0].returned()
+    result = done[0].returned()
     return silo.status() if result is None else _decision(result)
 
 
@@ -168,12 +171,13 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
     InputError
         If the path or a key is unknown, or the silo refuses.
     """
-    if calls := calls_of(silo, path, given):
-        for call in calls:
-            silo.submit(call)
-        for call in calls:
+    if asked := calls_of(silo, path, given):
+        for call in asked:
+            if not call.is_done:
+                silo.submit(call)
+        for call in asked:
             silo.finish(call)
-        return answer_of(silo, path, calls)
+        return answer_of(silo, path, asked)
     _checked(path, given)
     if path in ONE:
         return answer_of(silo, path, [])
@@ -255,9 +259,9 @@ class _Connection(asyncio.Protocol):
             self._refuse(400, str(error))
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            self._refuse(400, str(cause) if isinstance(cause, InputError) else "no valid request")
+            self._refuse(400, str(cause) if isinstance(cause, InputError) else BAD)
         except httptools.HttpParserError:
-            self._refuse(400, "no valid HTTP request")
+            self._refuse(400, BAD)
 
     # Called by the parser.
 
@@ -421,7 +425,7 @@ class Application:
                 await asyncio.sleep(0.1)
                 self._cut_idle()
         finally:
-            self._silo.on_done = lambda calls: None
+            self._silo.on_done = lambda done: None
             server.close()
             for connection in list(self.connections):
                 connection.transport.close()
@@ -464,7 +468,7 @@ class Application:
 
     def _cut_idle(self) -> None:
         """Close connections that have waited too long for a complete request."""
-        deadline = time.monotonic() - WHOLE
+        deadline = time.monotonic() - calls.WHOLE
         for connection in list(self.connections):
             if not connection.busy and connection.idle_since < deadline:
                 connection.transport.abort()
@@ -502,9 +506,9 @@ class Application:
         """Answer a request that has failed."""
         request.connection.reply(request, failure(error)[0], {"error": _text(error)})
 
-    def _deliver(self, calls: Sequence[Call[Any]]) -> None:
+    def _deliver(self, done: Sequence[Call[Any]]) -> None:
         """Answer the requests whose calls are all done; plan the next sync."""
-        for call in calls:
+        for call in done:
             request = self._requests.pop(id(call), None)
             if request is None:
                 continue
@@ -521,12 +525,12 @@ class Application:
             # After all that has arrived by now is computed.
             self.soon(self._sync)
 
-    def _done(self, calls: list[Call[Any]]) -> None:
+    def _done(self, done: list[Call[Any]]) -> None:
         """Deliver calls that are done, in the thread that answers; called by the silo's process."""
         if threading.get_ident() == self._thread:
-            self._deliver(calls)
+            self._deliver(done)
         else:
-            self._from_thread(self._deliver, calls)
+            self._from_thread(self._deliver, done)
 
     def _sync(self) -> None:
         """Store what is computed, here if that is fast, else in a different thread."""

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError, number, parsed
-from fastfed.deployment.calls import PATIENCE, WHOLE
+from fastfed.deployment import calls
 from fastfed.deployment.model import Decision
 
 #: Seconds that a client waits for a silo that does not answer, and between two attempts.
@@ -51,15 +51,15 @@ class _Answer:
         self.is_complete = True
 
     def feed(self, data: bytes) -> None:
-        """Add data of the connection; raise OSError if they are no answer."""
+        """Add data of the connection; raise InputError if they are no answer."""
         if not data:
             raise ConnectionResetError("the silo closed the connection before it answered")
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise OSError(f"no valid HTTP answer: {type(error).__name__}") from None
+            raise InputError(f"no valid HTTP answer: {type(error).__name__}") from None
         if self._size > ANSWER:
-            raise OSError(f"the answer is longer than {ANSWER} bytes")
+            raise InputError(f"the answer is longer than {ANSWER} bytes")
 
     def value(self) -> dict[str, Any]:
         """Return the answer's object; raise InputError if the silo refused the request."""
@@ -110,6 +110,15 @@ def _refused(ids: Iterable[str], answers: Sequence[Mapping[str, Any]]) -> dict[s
     return {name: answer["error"] for name, answer in pairs if "error" in answer}
 
 
+def _is_final(error: OSError, was_connected: bool, is_new: bool, end: float) -> bool:
+    """Return True if a call is not tried again: it took too long, or there never was a silo."""
+    if isinstance(error, TimeoutError) or (
+        isinstance(error, FileNotFoundError) and not was_connected
+    ):
+        return True
+    return is_new and time.monotonic() >= end
+
+
 def _unreachable(path: str, error: OSError) -> OSError:
     """Return the error of a client whose silo has not answered."""
     if isinstance(error, ConnectionResetError):
@@ -140,6 +149,7 @@ class Client:
     def __init__(self, path: str | Path, wait: float = WAIT) -> None:
         self._path, self._wait = str(path), number("wait", wait, at_least=0)
         self._lock, self._idle = threading.Lock(), list[socket.socket]()
+        self._was_connected = False
 
     # ---- decisions and rewards -------------------------------------------------------------------
 
@@ -262,7 +272,7 @@ class Client:
             try:
                 return self._exchange(connection, request)
             except OSError as error:
-                if isinstance(error, TimeoutError) or (is_new and time.monotonic() >= end):
+                if _is_final(error, self._was_connected, is_new, end):
                     raise _unreachable(self._path, error) from None
             if is_new:
                 # An old connection may have ended long ago: try a new one at once.
@@ -270,14 +280,16 @@ class Client:
 
     def _exchange(self, connection: socket.socket | None, request: bytes) -> dict[str, Any]:
         """Send a request over an idle connection or, for None, a new one; return the answer."""
-        answer, deadline = _Answer(), time.monotonic() + WHOLE
+        answer, deadline = _Answer(), time.monotonic() + calls.WHOLE
         connection = self._connected() if connection is None else connection
         try:
             connection.sendall(request)
             while not answer.is_complete:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"no complete answer within {WHOLE:g} s")
+                connection.settimeout(max(1e-3, deadline - time.monotonic()))
                 answer.feed(connection.recv(1 << 16))
+        except TimeoutError:
+            connection.close()
+            raise TimeoutError(f"no complete answer within {calls.WHOLE:g} s") from None
         except BaseException:
             connection.close()
             raise
@@ -291,9 +303,10 @@ class Client:
     def _connected(self) -> socket.socket:
         """Open a connection to the silo."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(PATIENCE)
+        connection.settimeout(calls.PATIENCE)
         try:
             connection.connect(self._path)
+            self._was_connected = True
         except BaseException:
             connection.close()
             raise
@@ -336,6 +349,7 @@ class AsyncClient:
     def __init__(self, path: str | Path, wait: float = WAIT) -> None:
         self._path, self._wait = str(path), number("wait", wait, at_least=0)
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._was_connected = False
 
     async def decide(
         self,
@@ -391,10 +405,9 @@ class AsyncClient:
         while True:
             connection = self._idle.pop() if self._idle else None
             try:
-                return await asyncio.wait_for(self._exchange(connection, request), WHOLE)
+                return await asyncio.wait_for(self._exchange(connection, request), calls.WHOLE)
             except OSError as error:
-                is_new = connection is None
-                if isinstance(error, TimeoutError) or (is_new and time.monotonic() >= end):
+                if _is_final(error, self._was_connected, connection is None, end):
                     raise _unreachable(self._path, error) from None
             if connection is None:
                 await asyncio.sleep(PAUSE)
@@ -408,6 +421,7 @@ class AsyncClient:
         answer = _Answer()
         if connection is None:
             connection = await asyncio.open_unix_connection(self._path)
+            self._was_connected = True
         reader, writer = connection
         try:
             writer.write(request)

@@ -339,7 +339,7 @@ def export_model(folder: str | Path) -> dict[str, Any]:
     """
     target = Path(folder)
     try:
-        return Client(target / SOCKET).call("export")
+        return Client(target / SOCKET, wait=0).call("export")
     except OSError:
         process = read_party(target)
     if not isinstance(process, SiloProcess):
@@ -362,7 +362,7 @@ def recover(folder: str | Path) -> dict[str, Any]:
     """
     target = Path(folder)
     try:
-        return Client(target / SOCKET).call("recover")
+        return Client(target / SOCKET, wait=0).call("recover")
     except OSError:
         raise InputError(
             f"the silo of {target} does not run; start it first, since the hub must tell it what "
@@ -385,7 +385,7 @@ def leave(folder: str | Path) -> dict[str, Any]:
     """
     target = Path(folder)
     try:
-        return Client(target / SOCKET).call("leave")
+        return Client(target / SOCKET, wait=0).call("leave")
     except OSError:
         name, plan, secret = _party_in(target)
     if name not in plan.silos:
@@ -524,7 +524,7 @@ def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
     if not (target / PLAN).exists():
         raise InputError(f"{target} holds no plan")
     try:
-        answer = Client(target / SOCKET).call("broadcast")
+        answer = Client(target / SOCKET, wait=0).call("broadcast")
         return load(target / PLAN), bytes.fromhex(answer["broadcast"])
     except OSError:
         party = read_party(target).party

@@ -259,7 +259,7 @@ def test_no_answer_of_a_socket_ends_or_blocks_its_client(kind, monkeypatch, tmp_
         with pytest.raises(InputError):
             flower.carry(path, [])
         with pytest.raises((OSError, InputError)):
-            Client(path).call("status")
+            Client(path, wait=1.0).call("status")
         assert time.monotonic() - begin < 4.0
 
 
@@ -331,15 +331,14 @@ def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
         application = Application(silo, path)
         stack.enter_context(serving(application))
         held = []
-        for k in range(200):
+        for k in range(300):
             made = dial(stack, path)
             made.sendall(list(UNFINISHED.values())[k % 3])
             held.append(made)
         begin = time.monotonic()
         assert Client(path).call("decide", actions=ROWS, subject="ada")["learns"]
         assert time.monotonic() - begin < 5.0 and closed(held[0])
-        assert len(application._connections) <= 64
-        until(lambda: threading.active_count() < 100)  # a busy machine ends them late
+        assert len(application.connections) <= 256 and threading.active_count() < 20
     assert capfd.readouterr().err == ""
 
 
