@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -277,6 +278,15 @@ def shortfall(certificate: dict[str, Any]) -> str:
 def wrapped(texts: Iterable[str], width: int) -> list[str]:
     """Wrap texts into lines of at most ``width`` characters."""
     return [line for text in texts for line in textwrap.wrap(text, width)]
+
+
+def span(seconds: float) -> str:
+    """Format a duration in seconds for reading: 0.42 s, 2 min 5 s, 3 h 12 min."""
+    if seconds < 59.5:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    whole = math.floor(seconds + 0.5)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 # ---- Tables for terminals, by rich ---------------------------------------------------------------

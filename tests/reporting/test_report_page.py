@@ -20,9 +20,9 @@ from fastfed.cli import cli
 from fastfed.environments import Sphere
 from fastfed.reporting.figure import Source, read_source
 from fastfed.reporting.html import element, join
-from fastfed.reporting.page import FORMATS, anchor, write_overview, write_report
-from fastfed.reporting.sections import span
-from fastfed.reporting.text import as_toml
+from fastfed.reporting.page import anchor, write_overview, write_report
+from fastfed.reporting.plot_files import FORMATS
+from fastfed.reporting.text import as_toml, span
 from fastfed.results.store import Effort
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.run import run
