@@ -49,7 +49,7 @@ from fastfed.results.store import FILE, Store, StoreLocked
 from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predict_seconds
 from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.run import run_by
+from fastfed.simulation.run import run
 
 #: Warning about a cluster without TLS, to which anybody can connect.
 OPEN_CLUSTER = (
@@ -142,7 +142,7 @@ def simulate_silently(
                 on_progress(agent_rounds)
 
         with failures(folder):
-            run_by(layout, experiment, folder, resources, on_start=start, progress=advance)
+            run(experiment, folder, resources, layout=layout, on_start=start, progress=advance)
 
 
 def say_overview(

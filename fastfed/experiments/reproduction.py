@@ -21,7 +21,7 @@ from fastfed.results.results import Results
 from fastfed.results.store import FILE
 from fastfed.simulation.dispatch import Layout, Resources, check_threads, predict_seconds
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.run import layout_for, left_to_run, run_by
+from fastfed.simulation.run import layout_for, left_to_run, run
 
 #: The name that selects every figure.
 ALL = "all"
@@ -106,7 +106,7 @@ def reproduce(
             on_figure(figure.id)
         figure_folder = folder / figure.id
         layout = prepare(experiment, figure_folder, resources)
-        run_by(layout, experiment, figure_folder, resources, progress=progress)
+        run(experiment, figure_folder, resources, layout=layout, progress=progress)
         results_by_figure[figure.id] = read_source(figure_folder, experiment.replicates).results
         # The report includes all stored replicates, also those of earlier calls.
         write_report(read_source(figure_folder), figure_folder, FORMATS)
@@ -200,7 +200,7 @@ def plan_figures(
 
 
 def prepare(experiment: Experiment, folder: Path, resources: Resources) -> Layout:
-    """Return the layout of an experiment's runs, for `run_by`; nothing is written.
+    """Return the layout of an experiment's runs, for `run`; nothing is written.
 
     Raises InputError if the folder is not writable or holds a different experiment, or if the runs
     do not fit into memory.

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from test_panels import drawn
 
+import fastfed
 from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
@@ -41,7 +42,6 @@ from fastfed.reporting.sections import certificates_text
 from fastfed.reporting.table import plus_minus, rate, sent, times
 from fastfed.reporting.text import privacy_text, spec_text
 from fastfed.simulation.experiment import Experiment, make_experiment
-from fastfed.simulation.run import run
 
 
 def an_experiment(**figure: Any) -> Experiment:
@@ -66,7 +66,7 @@ def an_experiment(**figure: Any) -> Experiment:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "out"
-    run(an_experiment(title="Small, and $quare", note="one note", y="time-average"), path)
+    fastfed.run(an_experiment(title="Small, and $quare", note="one note", y="time-average"), path)
     return path
 
 
