@@ -32,7 +32,7 @@ from fastfed.cli.output import (
 from fastfed.experiments import Figure
 from fastfed.experiments.reproduction import PlannedFigure, plan_figures, prepare
 from fastfed.reporting.charts import ascii_plot
-from fastfed.reporting.figure import Source, read_source, spaced
+from fastfed.reporting.figure import Source, read_source
 from fastfed.reporting.page import PAGE, write_overview, write_report
 from fastfed.reporting.plot_files import (
     ALL_FORMATS,
@@ -44,6 +44,7 @@ from fastfed.reporting.plot_files import (
     out_of_date,
 )
 from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_lines
+from fastfed.reporting.text import spaced
 from fastfed.results.files import FULL
 from fastfed.results.store import FILE, Store, StoreLocked
 from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predict_seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,17 @@ from fastfed._validate import InputError, boolean, choice, nearest, show
 from fastfed.reporting import plotting
 from fastfed.reporting.charts import Y_LABELS, Line, amount_text, legend_entry, regret_lines
 from fastfed.reporting.figure import (
+    LOGS,
     SYNCHRONISATIONS,
     Source,
     bounds_above_plot,
     ceiling,
     in_memory,
-    spaced,
     y_axis,
 )
 from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, line_styles
-from fastfed.reporting.text import is_private
-from fastfed.results.results import CurveResult, Results, standard_error
+from fastfed.reporting.text import is_private, spaced
+from fastfed.results.results import Results, standard_error
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -38,28 +38,17 @@ REGRETS = {
 }
 
 
-def _count(name: str) -> Callable[[CurveResult], np.ndarray]:
-    """Return a function that returns a count of a curve, (R, C)."""
-    return lambda curve: curve.counts[name]
-
-
-def _up_and_down(unit: str) -> Callable[[CurveResult], np.ndarray]:
-    """Return a function that returns the sum of the counts up and down of a curve, (R, C)."""
-    return lambda curve: curve.counts[f"{unit}_up"] + curve.counts[f"{unit}_down"]
-
-
-#: Metrics of counts: the label of the y axis, and a function that returns the count, (R, C).
-COUNTS: dict[str, tuple[str, Callable[[CurveResult], np.ndarray]]] = {
-    "synchronisations": ("synchronisations so far", _count("synchronisations")),
-    "bits": ("bits sent so far, up and down", _up_and_down("bits")),
-    "bits_up": ("bits sent so far, up", _count("bits_up")),
-    "bits_down": ("bits sent so far, down", _count("bits_down")),
-    "bytes": ("sent so far, up and down", _up_and_down("bytes")),
-    "bytes_up": ("sent so far, up", _count("bytes_up")),
-    "bytes_down": ("sent so far, down", _count("bytes_down")),
+#: Metrics of counts: the label of the y axis, and the names of the counts that are added up.
+COUNTS = {
+    "synchronisations": ("synchronisations so far", ("synchronisations",)),
+    "bits": ("bits sent so far, up and down", ("bits_up", "bits_down")),
+    "bits_up": ("bits sent so far, up", ("bits_up",)),
+    "bits_down": ("bits sent so far, down", ("bits_down",)),
+    "bytes": ("sent so far, up and down", ("bytes_up", "bytes_down")),
+    "bytes_up": ("sent so far, up", ("bytes_up",)),
+    "bytes_down": ("sent so far, down", ("bytes_down",)),
 }
 METRICS = (*REGRETS, *COUNTS)
-LOGS = ("", "x", "y", "xy")
 #: Characters in a line of a legend inside the axes.
 INSIDE_CHARACTERS = 48
 
@@ -201,15 +190,15 @@ def _draw_counts(
     """Draw a count; return the legend entries."""
     from matplotlib.ticker import EngFormatter
 
-    name, counts = COUNTS[metric]
+    label, names = COUNTS[metric]
     entries = []
     for curve, style in zip(source.results.curves, styles, strict=True):
-        values = counts(curve)
+        values = np.sum([curve.counts[name] for name in names], axis=0)
         spread = 2.0 * standard_error(values)
         text = legend_entry(curve)
         line = Line(text, curve.rounds, values.mean(axis=0), style, spread)
         entries.append((plotting.draw_line(axes, line), text))
-    _format_axes(axes, name)
+    _format_axes(axes, label)
     if metric.startswith("bytes"):
         axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
     return entries

@@ -20,7 +20,6 @@ from fastfed.reporting.figure import (
     Source,
     ceiling,
     regret,
-    spaced,
     visible_bounds,
     y_axis,
 )
@@ -34,7 +33,7 @@ from fastfed.reporting.panels import (
     symbols,
 )
 from fastfed.reporting.table import SIZES, sent
-from fastfed.reporting.text import privacy_text, wrapped
+from fastfed.reporting.text import privacy_text, spaced, wrapped
 from fastfed.results.results import CurveResult
 
 Y_LABELS = {

@@ -18,6 +18,7 @@ import numpy as np
 from fastfed._validate import InputError, choice, integer, nearest, show
 from fastfed._validate import folder as path_of
 from fastfed.reporting.claims import Claim, check_claims, judge
+from fastfed.reporting.text import spaced
 from fastfed.results.results import CurveResult, Results
 from fastfed.results.store import FILE, Effort, Store
 
@@ -333,11 +334,6 @@ def in_memory(results: Results) -> Source:
 def _either(values: Iterable[int]) -> str:
     """Join distinct values: "10 | 50 | 100"."""
     return " | ".join(spaced(v) for v in dict.fromkeys(values))
-
-
-def spaced(value: float) -> str:
-    """Format a whole number with spaces between thousands: 10 000."""
-    return f"{value:,.0f}".replace(",", " ")
 
 
 def y_axis(source: Source) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastfed._validate import InputError, nearest
 from fastfed.reporting.figure import Source
-from fastfed.reporting.text import is_private
+from fastfed.reporting.text import is_private, spaced
 from fastfed.results.results import CurveResult
 
 #: Paul Tol's "bright" scheme, which suits any colour vision, with pale colours last.
@@ -323,7 +323,7 @@ def _value(text: str) -> str:
         return text
     number = float(text)
     if number == int(number) and 1e4 <= abs(number) < 1e9:
-        return f"{int(number):,}".replace(",", " ")
+        return spaced(number)
     return f"{number:.12g}".replace("e-0", "e-")
 
 

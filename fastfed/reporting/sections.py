@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import Any
 
-from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
+from fastfed.privacy.certificate import WIDTH, as_text
 from fastfed.reporting import table as text_table
 from fastfed.reporting.charts import Y_LABELS, Chart, Charts
 from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim, per_silo
@@ -15,14 +15,13 @@ from fastfed.reporting.figure import (
     amount,
     bounds_above_plot,
     missing_bounds,
-    spaced,
     synchronisation_bounds,
     y_axis,
 )
 from fastfed.reporting.html import Html, definitions, details, element, join, key, table
 from fastfed.reporting.panels import Panel
 from fastfed.reporting.svg import chart_svg, names_fit
-from fastfed.reporting.text import privacy_text, span, spec_text
+from fastfed.reporting.text import pair_text, privacy_text, spaced, span, spec_text
 from fastfed.results.results import CurveResult
 
 # ---- Certificates as text ------------------------------------------------------------------------
@@ -200,21 +199,14 @@ def _fields(certificate: dict[str, Any]) -> Html:
             ("unit", certificate["unit"]),
             ("relation", certificate["relation"]),
             ("model", certificate["model"]),
-            ("claimed", _pair(certificate["claimed"])),
-            ("exact", _pair(certificate["exact"])),
+            ("claimed", pair_text(certificate["claimed"])),
+            ("exact", pair_text(certificate["exact"])),
             ("noise std", stds),
             ("conditions", conditions),
             ("caveats", certificate["caveats"]),
             ("source", certificate["source"]),
         ]
     )
-
-
-def _pair(guarantee: dict[str, float] | None) -> str:
-    """Format epsilon and delta, rounded up."""
-    if guarantee is None:
-        return "none"
-    return f"epsilon {rounded_up(guarantee['epsilon'])}, delta {rounded_up(guarantee['delta'])}"
 
 
 # ---- An experiment: claims, plots, table, certificates, time, spec -------------------------------

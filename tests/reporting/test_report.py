@@ -31,7 +31,6 @@ from fastfed.reporting.figure import (
     missing_bounds,
     read_source,
     regret,
-    spaced,
     synchronisation_bounds,
 )
 from fastfed.reporting.page import write_report
@@ -40,7 +39,7 @@ from fastfed.reporting.plot_files import FORMATS
 from fastfed.reporting.plotting import draw_chart
 from fastfed.reporting.sections import certificates_text
 from fastfed.reporting.table import plus_minus, rate, sent, times
-from fastfed.reporting.text import privacy_text, spec_text
+from fastfed.reporting.text import privacy_text, spaced, spec_text
 from fastfed.simulation.experiment import Experiment, make_experiment
 
 
