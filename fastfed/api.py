@@ -140,6 +140,7 @@ def run(
     from fastfed._validate import InputError, show
     from fastfed._validate import folder as path_of
     from fastfed.experiments.specs import load_spec
+    from fastfed.simulation.dispatch import Resources
     from fastfed.simulation.experiment import Experiment
     from fastfed.simulation.run import run as run_experiment
 
@@ -160,10 +161,7 @@ def run(
     return run_experiment(
         experiment,
         folder,
-        threads=threads,
-        engine=engine,
-        scheduler=scheduler,
-        memory_limit=memory_limit,
+        Resources(threads, engine, scheduler, memory_limit),
         on_start=on_start,
         progress=progress,
     )

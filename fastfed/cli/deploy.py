@@ -154,7 +154,44 @@ def json_log(process: Any, wanted: bool) -> Any:
 
 
 def dialling(command: Any) -> Any:
-    """Add to a command the options of parties that connect to the hub."""
+    """Add to a command the options of parties that connect to the hub.
+
+    The command gets a function ``exchange`` in their place. It exchanges a party's messages with
+    the hub until a signal arrives.
+    """
+
+    @wraps(command)
+    def with_exchange(
+        hub: str | None,
+        courier: Path | None,
+        ca: Path | None,
+        cert: Path | None,
+        key: Path | None,
+        every: float,
+        log_json: bool,
+        **others: Any,
+    ) -> None:
+        number("every", every, above=0, at_most=86400)
+        if (hub is None) == (courier is None):
+            raise InputError("exactly one of --hub and --courier must be given")
+
+        def exchange(process: Any) -> None:
+            from fastfed.deployment.shell import Dialer
+
+            if courier is not None:
+                carried(process, courier, every, log_json)
+                return
+            assert hub is not None
+            dialer = Dialer(
+                process, hub, *(str(file) if file else None for file in (ca, cert, key))
+            )
+            log = json_log(process, log_json)
+            report, look = (say, None) if log is None else (log, log.look)
+            until_signal(process, lambda stop: dialer.run(stop, every, report, look))
+
+        command(exchange=exchange, **others)
+
+    with_options: Any = with_exchange
     for option in (
         click.option(
             "--log-json", is_flag=True, help="Log lines of JSON, without values of records."
@@ -177,42 +214,8 @@ def dialling(command: Any) -> Any:
         ),
         click.option("--hub", help="Address of the hub, https://..."),
     ):
-        command = option(command)
-    return command
-
-
-def dialled(
-    process: Any,
-    hub: str | None,
-    courier: Path | None,
-    ca: Any,
-    cert: Any,
-    key: Any,
-    every: float,
-    log_json: bool,
-) -> None:
-    """Exchange a party's messages with the hub until a signal arrives.
-
-    Messages go to the address ``hub``, or through couriers that use the socket ``courier``.
-    """
-    from fastfed.deployment.shell import Dialer
-
-    if courier is not None:
-        carried(process, courier, every, log_json)
-        return
-    assert hub is not None
-    files = (str(file) if file else None for file in (ca, cert, key))
-    dialer = Dialer(process, hub, *files)
-    log = json_log(process, log_json)
-    report, look = (say, None) if log is None else (log, log.look)
-    until_signal(process, lambda stop: dialer.run(stop, every, report, look))
-
-
-def one_way(hub: str | None, courier: Path | None, every: float) -> None:
-    """Raise InputError unless --every is valid, and --hub or --courier is given but not both."""
-    number("every", every, above=0, at_most=86400)
-    if (hub is None) == (courier is None):
-        raise InputError("exactly one of --hub and --courier must be given")
+        with_options = option(with_options)
+    return with_options
 
 
 def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
@@ -243,13 +246,7 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @party
 def silo(
     folder: Path,
-    hub: str | None,
-    courier: Path | None,
-    ca: Path | None,
-    cert: Path | None,
-    key: Path | None,
-    every: float,
-    log_json: bool,
+    exchange: Callable[[Any], None],
     dataset: str | None,
     ledger: str | None,
     replay: Path | None,
@@ -261,7 +258,6 @@ def silo(
     from fastfed.deployment.observe import Metrics
     from fastfed.deployment.process import SiloProcess
 
-    one_way(hub, courier, every)
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
@@ -273,7 +269,7 @@ def silo(
         if rehearsal is not None:
             never = threading.Event()
             threading.Thread(target=rehearsal.run, args=(never, say), daemon=True).start()
-        dialled(process, hub, courier, ca, cert, key, every, log_json)
+        exchange(process)
 
 
 def say(text: str) -> None:
@@ -296,23 +292,16 @@ def replay_of(process: Any, source: Path) -> Any:
 @party
 def helper(
     folder: Path,
-    hub: str | None,
-    courier: Path | None,
-    ca: Path | None,
-    cert: Path | None,
-    key: Path | None,
-    every: float,
-    log_json: bool,
+    exchange: Callable[[Any], None],
 ) -> None:
     """Run the helper, which holds the second shares of sums, from its FOLDER."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment.sums import Helper
 
-    one_way(hub, courier, every)
     process = folders.opened(folder)
     if not isinstance(process.party, Helper):
         raise InputError(f"{folder} is not the folder of a helper")
-    dialled(process, hub, courier, ca, cert, key, every, log_json)
+    exchange(process)
 
 
 # ---- deploy ... ----------------------------------------------------------------------------------

@@ -30,34 +30,27 @@ from fastfed.cli.output import (
     say,
 )
 from fastfed.experiments import Figure
-from fastfed.experiments.reproduction import (
-    PlannedFigure,
-    plan_figures,
-    prepare,
-    simulate_missing,
-    write_figure,
-)
-from fastfed.reporting.claims import judge
-from fastfed.reporting.figure import Source, read_source, spaced
-from fastfed.reporting.page import (
+from fastfed.experiments.reproduction import PlannedFigure, plan_figures, prepare
+from fastfed.reporting.charts import ascii_plot
+from fastfed.reporting.figure import Source, read_source
+from fastfed.reporting.page import PAGE, write_overview, write_report
+from fastfed.reporting.plot_files import (
     ALL_FORMATS,
     FORMATS,
-    PAGE,
     check_formats,
     formats_in,
     has_matplotlib,
-    has_pictures,
+    has_plots,
     out_of_date,
-    write_overview,
-    write_report,
 )
-from fastfed.reporting.pictures import ascii_plot
 from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_lines
+from fastfed.reporting.text import spaced
 from fastfed.results.files import FULL
 from fastfed.results.store import FILE, Store, StoreLocked
 from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predict_seconds
 from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.run import run
 
 #: Warning about a cluster without TLS, to which anybody can connect.
 OPEN_CLUSTER = (
@@ -86,8 +79,9 @@ def simulate(
             say(OPEN_CLUSTER.format(resources.scheduler))
         say(announce(experiment, batches, threads, resources.engine))
 
-    source = simulate_silently(experiment, folder, resources, on_start)
+    simulate_silently(experiment, folder, resources, on_start)
     with failures(folder):
+        source = read_source(folder, experiment.replicates)
         all_formats = {*formats, *formats_in(folder)}
         written_paths = write_report(
             source, folder, [kind for kind in ALL_FORMATS if kind in all_formats]
@@ -99,7 +93,7 @@ def simulate(
     say(f"{folder}: {', '.join(path.name for path in written_paths)}")
     if not all_formats:
         say(f"pictures are in {PAGE}; as files: fastfed report {folder}")
-    elif not has_pictures(written_paths):
+    elif not has_plots(written_paths):
         say(NO_MATPLOTLIB)
     # The folder may have more replicates than this run was asked for.
     shown_count = max((len(curve.replicates) for curve in source.results.curves), default=0)
@@ -124,7 +118,7 @@ def simulate_silently(
     folder: Path,
     resources: Resources,
     on_start: Callable[[list[RunBatch], int], None] | None = None,
-) -> Source:
+) -> None:
     """Simulate the replicates that a folder lacks, and show only the progress.
 
     ``on_start`` is called with the remaining batches of runs and the number of threads. No report
@@ -149,9 +143,7 @@ def simulate_silently(
                 on_progress(agent_rounds)
 
         with failures(folder):
-            return simulate_missing(
-                layout, experiment, folder, resources, on_start=start, progress=advance
-            )
+            run(experiment, folder, resources, layout=layout, on_start=start, progress=advance)
 
 
 def say_overview(
@@ -308,7 +300,7 @@ def simulate_several(
             say(f"{name}: {number + 1} of {len(plan)}, about {duration(planned_figure.seconds)}")
         start = time.monotonic()
         try:
-            simulate_figure(planned_figure, folder / name, resources)
+            source = simulate_figure(planned_figure, folder / name, resources)
         except (Stopped, KeyboardInterrupt) as error:
             _signals.heard()
             say(f"interrupted: writing the page over what was run into {folder}")
@@ -323,7 +315,7 @@ def simulate_several(
         time_text = (
             duration(time.monotonic() - start) if planned_figure.missing else "nothing left to run"
         )
-        say(f"{name}: {time_text}; {counts(rows_of(name, read_source(folder / name)))}")
+        say(f"{name}: {time_text}; {counts(rows_of(name, source))}")
         if number + 1 < len(plan):
             say(how_far(plan, number + 1, time.monotonic() - began))
     unplayed = [p for p in plan if p.figure.id in failed and not (folder / p.figure.id).exists()]
@@ -337,13 +329,18 @@ def simulate_several(
         raise RunFailed(f"{len(failed)} of {len(plan)} figures failed: {', '.join(failed)}")
 
 
-def simulate_figure(planned_figure: PlannedFigure, folder: Path, resources: Resources) -> None:
-    """Simulate the missing replicates of a figure and write its report, unless it is up to date."""
+def simulate_figure(planned_figure: PlannedFigure, folder: Path, resources: Resources) -> Source:
+    """Simulate the missing replicates of a figure and write its report, unless it is up to date.
+
+    Return the source with all stored replicates, also those of earlier runs.
+    """
     up_to_date = planned_figure.unchanged(folder)
     simulate_silently(planned_figure.experiment, folder, resources)
-    if not up_to_date:
-        with failures(folder):
-            write_figure(folder)
+    with failures(folder):
+        source = read_source(folder)
+        if not up_to_date:
+            write_report(source, folder, FORMATS)
+    return source
 
 
 def how_far(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:
@@ -409,9 +406,8 @@ def simulate_each(
 
 def claims_of(paper: str, source: Source) -> list[str]:
     """Return a line for each claim of a paper about a figure, with the verdict."""
-    claims = judge(source.results)
-    lines = [f"{paper}: {s.says} ({s.verdict})" for s in claims]
+    lines = [f"{paper}: {s.says} ({s.verdict})" for s in source.claims]
     says = source.results.figure.get("says")
-    if says is not None and says not in [s.says for s in claims]:
+    if says is not None and says not in [s.says for s in source.claims]:
         lines.append(f"{paper}: {says} (in short; not judged by itself)")
     return lines

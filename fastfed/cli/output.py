@@ -99,15 +99,9 @@ OnProgress = Callable[[int], None]
 
 def duration(seconds: float) -> str:
     """Format a number of seconds as text, such as "2 min 5 s"."""
-    whole_seconds = max(1, round(seconds))
-    hours, minutes, remainder = (
-        whole_seconds // 3600,
-        whole_seconds // 60 % 60,
-        whole_seconds % 60,
-    )
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {remainder} s" if minutes else f"{remainder} s"
+    from fastfed.reporting.text import span
+
+    return span(max(1, round(seconds)))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
@@ -281,23 +281,7 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
 @json_option
 @stoppable
 def plan(
-    silos: int | None,
-    horizon: int,
-    dimension: int | None,
-    epsilon: float,
-    delta: float,
-    relation: str,
-    trust: tuple[str, ...],
-    colluders: int | None,
-    actions: int | None,
-    intercept: float | None,
-    spec: Path | None,
-    radius_multiplier: float,
-    seconds: float,
-    seed: int,
-    threads: int | None,
-    write: Path | None,
-    as_json: bool,
+    spec: Path | None, write: Path | None, as_json: bool, trust: tuple[str, ...], **arguments: Any
 ) -> None:
     """Recommend a protocol, release and batches, or advise against sharing.
 
@@ -309,10 +293,9 @@ def plan(
     from fastfed._validate import InputError
     from fastfed.advice import plan as find_plan
 
-    if spec is not None and actions is not None:
-        raise click.UsageError("--actions belongs to the sphere, --environment has its own")
-    if spec is not None and intercept is not None:
-        raise click.UsageError("--intercept belongs to the sphere, --environment has its own")
+    for name in ("actions", "intercept"):
+        if spec is not None and arguments[name] is not None:
+            raise click.UsageError(f"--{name} belongs to the sphere, --environment has its own")
     if write is not None and not os.path.isdir(write.parent):
         raise InputError(f"--write must be in an existing folder, got {str(write)!r}")
     stages = 0
@@ -320,27 +303,18 @@ def plan(
     def on_stage(text: str) -> None:
         nonlocal stages
         if not stages:  # this line is printed only after all arguments are checked
-            say(f"about {seconds:g} s of simulation on one core")
+            say(f"about {arguments['seconds']:g} s of simulation on one core")
         stages += 1
         say(text)
 
+    if arguments["actions"] is None:
+        del arguments["actions"]
+    # All other options are arguments of `fastfed.plan`, with the same names.
     advice = find_plan(
-        silos=silos,
-        horizon=horizon,
-        dimension=dimension,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        trust=trust or None,
         environment=spec,
-        radius_multiplier=radius_multiplier,
-        colluders=colluders,
-        intercept=intercept,
-        seconds=seconds,
-        seed=seed,
-        threads=threads,
+        trust=trust or None,
         on_stage=None if as_json else on_stage,
-        **({} if actions is None else {"actions": actions}),
+        **arguments,
     )
     if write is not None:
         write.write_text(advice.spec_text(), encoding="utf-8")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def format_option(text: str) -> Any:
     """Return the option --format, for formats of figure files; its help begins with ``text``."""
-    # The formats of `fastfed.reporting.page`, repeated here so that --help does not import it.
+    # `fastfed.reporting.plot_files` has the same formats; --help must not import it.
     return click.option(
         "--format", "formats", multiple=True, type=click.Choice(("png", "svg", "pdf", "pgf")),
         help=f"{text}; may be repeated. pdf and pgf are for papers, one column wide; pgf needs "
@@ -150,12 +150,11 @@ def results(folder: Path, as_json: bool, as_csv: bool, curves: bool) -> None:
     if as_json + as_csv + curves > 1:
         raise click.UsageError("--json, --csv and --curves exclude each other")
     from fastfed.reporting import table
-    from fastfed.reporting.claims import judge
     from fastfed.reporting.figure import read_source
 
     source = read_source(folder)
     if as_json:
-        statements = [s.to_builtins() for s in judge(source.results)]
+        statements = [s.to_builtins() for s in source.claims]
         print_json({**source.results.to_builtins(), "statements": statements})
     elif as_csv:
         click.echo(table.as_csv(source), nl=False)
@@ -176,15 +175,15 @@ def report(folder: Path, formats: tuple[str, ...]) -> None:
     DIR/report.html is one page about all experiments.
     """
     from fastfed.cli.execution import NO_MATPLOTLIB
-    from fastfed.reporting import page
+    from fastfed.reporting import page, plot_files
 
-    chosen_formats = formats or page.FORMATS
+    chosen_formats = formats or plot_files.FORMATS
     written_paths = page.report(
         folder, formats=chosen_formats, on_left_out=lambda reason: say(f"left out: {reason}")
     )
     for path in written_paths:
         click.echo(path)
-    if not page.has_pictures(written_paths) and not page.has_matplotlib():
+    if not plot_files.has_plots(written_paths) and not plot_files.has_matplotlib():
         say(NO_MATPLOTLIB)
 
 

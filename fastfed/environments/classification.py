@@ -8,7 +8,7 @@ from data sets of scikit-learn and statsmodels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,124 +37,7 @@ from fastfed.environments.tables import (
     read_table,
 )
 
-# ---- The pool ------------------------------------------------------------------------------------
-
-
-def classification_pool(
-    data: Any,
-    silos: int | None,
-    dimension: int,
-    label: str | None = None,
-    silo: str | None = None,
-    seed: int = 0,
-    columns: Sequence[str] | None = None,
-    coding: str = "projection",
-    ranges: Mapping[str, Any] | None = None,
-    norm: float | None = None,
-    where: Mapping[str, Any] | None = None,
-    bins: Sequence[float] | None = None,
-    missing: Any = None,
-    sheet: str | None = None,
-    table: str | None = None,
-) -> Pool:
-    """Return a pool with one query per record and one action per class.
-
-    A column in ``ranges`` is scaled or one-hot coded by its range, and gets a further column that
-    marks missing cells. Any other numeric column is scaled to [0, 1] by its least and largest
-    value, and any other text column is one-hot coded. In these columns missing cells
-    (`_cells.MISSING`) become 0, and a further column marks them. ``records_pool`` defines the
-    features and rewards of actions.
-
-    Parameters
-    ----------
-    data : str, path, list of paths, frame or mapping
-        "digits" (scikit-learn's 1 797 images of 64 pixels), "randhie" (4 902 people of the RAND
-        health insurance experiment, from statsmodels) or a table, see `tables.read_table`.
-    silos : int or None
-        M. Without a silo column, the records are split into M equal contiguous blocks. With a silo
-        column, M must be None or the number of distinct values of that column.
-    dimension : int
-        d of the features phi(c, a) that the learner sees.
-    label : str, optional
-        The column of the classes. Required for tables, not allowed for other data.
-    silo : str, optional
-        The column with the silo of each record. Silos are numbered in order of first appearance.
-        Label and silo are not features.
-    seed : int
-        Seed of the projections. A public constant, not the seed of an experiment.
-    columns : sequence of str, optional
-        The feature columns; by default all columns except label and silo. Columns without a name
-        (spreadsheets write such columns, for example row numbers) are never features.
-    coding : {"projection", "blocks"}
-        Coding of the features of an action. With "blocks", dimension is not used.
-    ranges : mapping, optional
-        Ranges of columns that are known without the data: [low, high], to which values are clipped,
-        or a list of categories; any other text counts as missing.
-    norm : float, optional
-        Bound on the norm of the features of a record and a constant 1, see ``records_pool``. If
-        all columns have ranges, the default is sqrt(columns + 1), since each column contributes
-        at most one feature that is not 0.
-    where : mapping, optional
-        The records to keep: [low, high] or a list of texts by column. Records that miss such a
-        value are left out.
-    bins : sequence of float, optional
-        Increasing edges that make len(bins) + 1 classes of a label of numbers.
-    missing : list of str, or mapping of columns to such lists, optional
-        Further texts that mean a missing value, in all columns or by column.
-    sheet, table : str, optional
-        See `tables.read_table`.
-
-    Returns
-    -------
-    Pool
-        The pool.
-
-    Raises
-    ------
-    InputError
-        For unreadable files, unknown columns, records without label or silo, a single class, a
-        number of silos that does not agree with the data, text columns of more than 50 values, and
-        ``where`` that keeps no record.
-    """
-    dimension = integer("dimension", dimension, at_least=1)
-    seed = integer("seed", seed, at_least=0)
-    if silos is not None:
-        silos = integer("silos", silos, at_least=1)
-    if isinstance(data, str) and data in SHIPPED:
-        tables_only = {"where": where, "bins": bins, "missing": missing, "ranges": ranges}
-        check_left_out(data, sheet=sheet, table=table)
-        check_left_out(data, label=label, silo=silo, columns=columns, **tables_only)
-        features, classes, default_norm, *data_notes = SHIPPED[str(data)]()
-        norm = default_norm if norm is None else norm
-        owner = None
-        notes: tuple[str, ...] = tuple(data_notes)
-        declared = True  # limits of all columns are known without the records
-    else:
-        if not is_table(data):
-            raise _no_data(data)
-        read = read_table(data, columns is not None, sheet, table)
-        known, kept = declared_columns(read, ranges), declared_columns(read, where, "where")
-        rows = selected(with_missing(read, missing, (known, kept)), kept)
-        edges = None if bins is None else check_bins(bins)
-        features, classes, owner, notes = from_table(rows, label, silo, columns, known, edges)
-        notes = (*rows.notes, *notes)
-        count = len(feature_columns(rows, {"label": label, "silo": silo}, columns))
-        declared = len(known) == count
-        if declared and norm is None:
-            norm = math.sqrt(count + 1.0)
-    if owner is None:
-        if silos is not None and silos > len(features):
-            raise InputError(f"silos must be at most the {len(features)} records, got {silos}")
-    else:
-        n_silos = int(owner.max()) + 1
-        if silos not in (None, n_silos):
-            raise InputError(
-                f"silos must be the {n_silos} values of the silo column {show(silo)}, got {silos}"
-            )
-    # Edges declare the classes, also those that no record has.
-    n_classes = None if bins is None else len(bins) + 1
-    records = Records(features, classes, owner, norm, n_classes)
-    return records_pool(records, silos, dimension, seed, coding, notes, declared)
+# ---- Data sets of packages -----------------------------------------------------------------------
 
 
 def _digits() -> tuple[Any, ...]:
@@ -261,6 +144,11 @@ class Classification(PoolEnvironment):
     no range, its scale is computed from the data, and one record may change the features of all
     other records. The certificate is then "conditional".
 
+    A column in ``ranges`` is scaled or one-hot coded by its range, and gets a further column that
+    marks missing cells. Any other numeric column is scaled to [0, 1] by its least and largest
+    value, and any other text column is one-hot coded. In these columns missing cells
+    (`_cells.MISSING`) become 0, and a further column marks them.
+
     Parameters
     ----------
     data : str, path, list of paths, frame or mapping
@@ -275,16 +163,19 @@ class Classification(PoolEnvironment):
     silo : str, optional
         The column with the silo of each record; "silo" if there is one table for each silo.
     columns : list of str, optional
-        The feature columns; by default all columns except label and silo.
+        The feature columns; by default all columns except label and silo. Columns without a name
+        (spreadsheets write such columns, for example row numbers) are never features.
     projection_seed : int
         Seed of the public projection.
     coding : {"projection", "blocks"}
         Features of an action: a fixed public random projection of the record to ``dimension``
         numbers, or the record in a block for this action and 0 elsewhere, see ``records_pool``.
     ranges : dict, optional
-        Ranges of columns that are known without the data: [low, high] or a list of categories.
+        Ranges of columns that are known without the data: [low, high], to which values are clipped,
+        or a list of categories; any other text counts as missing.
     norm : float, optional
         Bound on the norm of a scaled record and a constant 1. Longer records are scaled down to it.
+        If all columns have ranges, the default is sqrt(columns + 1).
     where : dict, optional
         The records to keep: by column, [low, high] or a list of texts. Records that miss a value in
         such a column are left out. Which records are left out counts as public.
@@ -303,6 +194,12 @@ class Classification(PoolEnvironment):
     ------
     InputError
         For invalid options and missing files.
+
+    Notes
+    -----
+    Data are read at the first use, which raises InputError for unreadable files, unknown columns,
+    records without label or silo, a single class, a number of silos that does not agree with the
+    data, text columns of more than 50 values, and ``where`` that keeps no record.
     """
 
     data: Any
@@ -416,34 +313,54 @@ class Classification(PoolEnvironment):
         )
 
     def load(self, silos: int | None) -> Pool:
-        """Return the pool, with its queries divided among M silos."""
+        """Return the pool, with one query for each record, divided among M silos.
+
+        Without a silo column, these are M equal contiguous blocks. With one, M must be None or the
+        number of its values. Silos are numbered in order of first appearance.
+        """
+        if silos is not None:
+            silos = integer("silos", silos, at_least=1)
         if silos is None and self.silo is None:
             raise InputError("silos is required: the data have no silo column")
         if isinstance(self.data, Records):
-            silos_in_data = self.data.silos
-            if silos is not None and silos_in_data not in (None, silos):
-                raise InputError(
-                    f"silos must be {silos_in_data}, the number of values of silo, got {silos}"
-                )
-            options = (silos, self.dimension, self.projection_seed, self.coding)
-            return records_pool(self.data, *options, notes=(MADE_BEFORE,))
-        return classification_pool(
-            self.data,
-            silos,
-            self.dimension,
-            label=self.label,
-            silo=self.silo,
-            seed=self.projection_seed,
-            columns=self.columns,
-            coding=self.coding,
-            ranges=self.ranges,
-            norm=self.norm,
-            where=self.where,
-            bins=self.bins,
-            missing=self.missing,
-            sheet=self.sheet,
-            table=self.table,
-        )
+            records, notes, declared = self.data, [MADE_BEFORE], True
+        else:
+            records, notes, declared = self._records()
+        if silos is not None and records.silos not in (None, silos):
+            raise InputError(
+                f"silos must be the {records.silos} values of the silo column {show(self.silo)}, "
+                f"got {silos}"
+            )
+        options = (silos, self.dimension, self.projection_seed, self.coding)
+        return records_pool(records, *options, tuple(notes), declared)
+
+    def _records(self) -> tuple[Records, list[str], bool]:
+        """Return the records of a table or of a data set of ``SHIPPED``, and notes on them.
+
+        The last value is True if limits of all columns are known without the records.
+        """
+        if self._shipped:
+            features, classes, default_norm, *notes = SHIPPED[self.data]()
+            norm = default_norm if self.norm is None else self.norm
+            owner, declared = None, True
+        else:
+            read = read_table(self.data, self.columns is not None, self.sheet, self.table)
+            known = declared_columns(read, self.ranges)
+            kept = declared_columns(read, self.where, "where")
+            rows = selected(with_missing(read, self.missing, (known, kept)), kept)
+            features, classes, owner, coding_notes = from_table(
+                rows, self.label, self.silo, self.columns, known, self.bins
+            )
+            notes = [*rows.notes, *coding_notes]
+            count = len(
+                feature_columns(rows, {"label": self.label, "silo": self.silo}, self.columns)
+            )
+            declared = len(known) == count
+            # Each column contributes at most one feature that is not 0, of at most 1.
+            norm = math.sqrt(count + 1.0) if declared and self.norm is None else self.norm
+        # Edges declare the classes, also those that no record has.
+        n_classes = None if self.bins is None else len(self.bins) + 1
+        return Records(features, classes, owner, norm, n_classes), notes, declared
 
     def declared_rewards(self) -> tuple[float, float]:
         """Return (0, 1): the reward is 1 for the class of the record and 0 for any other class."""

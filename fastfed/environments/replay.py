@@ -156,13 +156,12 @@ def records_pool(
     Raises
     ------
     InputError
-        For a missing or too large number of silos, and for too many features.
+        For more silos than records, and for too many features.
     """
     features, classes, owner = records.features, records.classes, records.owner
     count, actions = len(features), records.actions
     if owner is None:
-        if silos is None:
-            raise InputError("silos must be given for data without a silo column, got None")
+        assert silos is not None
         if silos > count:
             raise InputError(f"silos must be at most the {count} records, got {silos}")
         silo_starts = equal_blocks(count, silos)

@@ -13,14 +13,15 @@ import msgspec
 from fastfed._validate import InputError
 from fastfed.experiments import Figure, figure_ids, with_panels
 from fastfed.experiments.specs import sized_experiment
-from fastfed.reporting.figure import Source, read_source
-from fastfed.reporting.page import FORMATS, PAGE, write_overview, write_report
+from fastfed.reporting.figure import read_source
+from fastfed.reporting.page import PAGE, write_overview, write_report
+from fastfed.reporting.plot_files import FORMATS
 from fastfed.reporting.table import Row, rows_left_out
 from fastfed.results.results import Results
 from fastfed.results.store import FILE
-from fastfed.simulation.dispatch import Layout, Resources, RunBatch, check_threads, predict_seconds
+from fastfed.simulation.dispatch import Layout, Resources, check_threads, predict_seconds
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.run import layout_for, left_to_run, run_by
+from fastfed.simulation.run import layout_for, left_to_run, run
 
 #: The name that selects every figure.
 ALL = "all"
@@ -105,10 +106,10 @@ def reproduce(
             on_figure(figure.id)
         figure_folder = folder / figure.id
         layout = prepare(experiment, figure_folder, resources)
-        results_by_figure[figure.id] = simulate_missing(
-            layout, experiment, figure_folder, resources, progress=progress
-        ).results
-        write_figure(figure_folder)
+        run(experiment, figure_folder, resources, layout=layout, progress=progress)
+        results_by_figure[figure.id] = read_source(figure_folder, experiment.replicates).results
+        # The report includes all stored replicates, also those of earlier calls.
+        write_report(read_source(figure_folder), figure_folder, FORMATS)
     if experiments:
         rows = [row for each in left_out.values() for row in each]
         write_overview(folder, rows if ALL in names else None)
@@ -199,33 +200,13 @@ def plan_figures(
 
 
 def prepare(experiment: Experiment, folder: Path, resources: Resources) -> Layout:
-    """Return the layout of an experiment's runs, for `simulate_missing`; nothing is written.
+    """Return the layout of an experiment's runs, for `run`; nothing is written.
 
     Raises InputError if the folder is not writable or holds a different experiment, or if the runs
     do not fit into memory.
     """
     check_writable(folder)
     return layout_for(experiment, folder, resources)
-
-
-def simulate_missing(
-    layout: Layout,
-    experiment: Experiment,
-    folder: Path,
-    resources: Resources,
-    *,
-    on_start: Callable[[list[RunBatch], int], None] | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Source:
-    """Simulate the missing replicates of an experiment and return its source; write no report."""
-    run_by(layout, experiment, folder, resources, on_start=on_start, progress=progress)
-    return read_source(folder, experiment.replicates)
-
-
-def write_figure(folder: Path) -> None:
-    """Write the report of a figure's folder, with plots."""
-    # The report includes all stored replicates, also those of earlier calls.
-    write_report(read_source(folder), folder, FORMATS)
 
 
 def check_writable(folder: Path) -> None:

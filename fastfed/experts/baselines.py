@@ -20,7 +20,7 @@ import numpy as np
 from fastfed._kernels import experts as kernels
 from fastfed._random import NoiseSource
 from fastfed._system import account
-from fastfed._validate import integer, number
+from fastfed._validate import number
 from fastfed.experts.deciders import OneExpert
 from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
@@ -50,9 +50,6 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     phase_length: int = 1
-
-    def __post_init__(self) -> None:
-        integer("phase_length", self.phase_length, at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,22 +123,18 @@ LEADER = Algorithm(
 # ---- Hedge ---------------------------------------------------------------------------------------
 
 
-class HedgeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a hedge curve.
+class HedgeConfig(LeaderConfig, frozen=True, kw_only=True):
+    """Keys of a hedge curve, with that of `LeaderConfig`.
 
     Parameters
     ----------
-    phase_length : int, default 1
-        N, the number of rounds between two exchanges.
     learning_rate : float, optional
         eta > 0, per unit of average loss; by default sqrt(8 ln d / (N T)).
     """
 
-    phase_length: int = 1
     learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        integer("phase_length", self.phase_length, at_least=1)
         if self.learning_rate is not None:
             number("learning_rate", self.learning_rate, above=0.0)
 

@@ -28,7 +28,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from fastfed._kernels import experts as kernels
@@ -48,6 +47,7 @@ from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     SPARSE_SWITCHING,
     Algorithm,
+    BudgetConfig,
     Decider,
     ExpertChoice,
     ProblemSpec,
@@ -67,7 +67,6 @@ from fastfed.privacy.mechanisms.sparse_vector import (
     SparseSwitching,
     calibrate_switching,
 )
-from fastfed.privacy.sensitivity import Budget
 
 # ---- Plan and server -----------------------------------------------------------------------------
 
@@ -225,15 +224,11 @@ PROVEN, PRINTED = "proven", "printed"
 RULES = (PROVEN, PRINTED)
 
 
-class SvtConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a fed-svt curve.
+class SvtConfig(BudgetConfig, frozen=True, kw_only=True):
+    """Keys of a fed-svt curve, with those of `BudgetConfig`.
 
     Parameters
     ----------
-    epsilon : float
-        Privacy budget for one record, in [1e-9, 1e6].
-    delta : float, default 0
-        Privacy budget for one record, in [0, 1).
     phase_length : int, default 1
         N, the number of rounds between two exchanges.
     optimal_loss : float, optional
@@ -249,8 +244,6 @@ class SvtConfig(msgspec.Struct, frozen=True, kw_only=True):
         L, in units of the loss summed over clients.
     """
 
-    epsilon: float
-    delta: float = 0.0
     phase_length: int = 1
     optimal_loss: float | None = None
     failure_probability: float = 0.05
@@ -259,9 +252,7 @@ class SvtConfig(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float | str = PROVEN
 
     def __post_init__(self) -> None:
-        number("epsilon", self.epsilon, at_least=1e-9, at_most=1e6)
-        number("delta", self.delta, at_least=0.0, below=1.0)
-        integer("phase_length", self.phase_length, at_least=1)
+        super().__post_init__()
         number("failure_probability", self.failure_probability, at_least=1e-12, below=0.5)
         choice("calibration", self.calibration, CALIBRATIONS)
         if self.calibration == "zcdp" and self.delta == 0.0:
@@ -287,9 +278,8 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
         raise InputError(
             "optimal_loss (L*) is required: these losses do not promise what the best expert loses"
         )
-    budget = Budget(config.epsilon, config.delta, "replace", "user")
     noise = calibrate_switching(
-        budget, switches=switching_budget(config, problem), calibration=config.calibration
+        config.budget, switches=switching_budget(config, problem), calibration=config.calibration
     )
     plan = SparseVectorPlan(
         silos=problem.silos,

@@ -17,17 +17,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 
 from fastfed._random import NoiseSource, is_exact
 from fastfed._system import account
-from fastfed._validate import InputError, number
+from fastfed._validate import InputError
 from fastfed.experts.certify import certificate_of_choices
 from fastfed.experts.deciders import Chooser, ExactChooser
 from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     Algorithm,
+    BudgetConfig,
     Collector,
     Decider,
     ExpertChoice,
@@ -43,7 +43,6 @@ from fastfed.privacy.account import Claim, PrivacyEvent, released, sealed
 from fastfed.privacy.certificate import REAL_CHANCES, Certificate
 from fastfed.privacy.mechanisms.laplace import Exponential
 from fastfed.privacy.mechanisms.seldom import FreshChoices, calibrate_choices
-from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
 
 LIMITED_UPDATES = Protocol(
@@ -169,33 +168,13 @@ def limited_regret(rounds: int, clients: int, experts: int, eta: float) -> float
     return group_regret
 
 
-# ---- Config and system ---------------------------------------------------------------------------
+# ---- System --------------------------------------------------------------------------------------
 
 
-class LimitedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a limited-updates curve.
-
-    Parameters
-    ----------
-    epsilon : float
-        Privacy budget for one record, in [1e-9, 1e6].
-    delta : float, default 0
-        Privacy budget for one record, in [0, 1).
-    """
-
-    epsilon: float
-    delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        number("epsilon", self.epsilon, at_least=1e-9, at_most=1e6)
-        number("delta", self.delta, at_least=0.0, below=1.0)
-
-
-def build(config: LimitedConfig, problem: ProblemSpec) -> System:
+def build(config: BudgetConfig, problem: ProblemSpec) -> System:
     """Return the plan, certificate and bounds of one limited-updates curve."""
     check_linear("limited-updates", problem)
-    budget = Budget(config.epsilon, config.delta, "replace", "user")
-    noise = calibrate_choices(budget, choices=problem.horizon.bit_length() - 1)
+    noise = calibrate_choices(config.budget, choices=problem.horizon.bit_length() - 1)
     plan = LimitedPlan(
         silos=problem.silos,
         horizon=problem.horizon,
@@ -204,7 +183,7 @@ def build(config: LimitedConfig, problem: ProblemSpec) -> System:
         noise=noise,
     )
     claim = Claim(
-        budget=budget,
+        budget=config.budget,
         source=noise.source,
         max_participations=problem.multiplicity,
         caveats=tuple(_regret_caveats(problem)),
@@ -216,7 +195,7 @@ def build(config: LimitedConfig, problem: ProblemSpec) -> System:
 
 
 def bound_curves(
-    config: LimitedConfig, problem: ProblemSpec, plan: LimitedPlan
+    config: BudgetConfig, problem: ProblemSpec, plan: LimitedPlan
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
     """Return a function from rounds (C,) to the proven and lower bounds on group regret."""
 
@@ -252,6 +231,6 @@ ALGORITHM = Algorithm(
     id="limited-updates",
     paper="asi-2022",
     summary="at each power of two the expert that lost least since the last one, by chance",
-    config=LimitedConfig,
+    config=BudgetConfig,
     build=build,
 )

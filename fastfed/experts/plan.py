@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 from typing import Protocol as Interface
 
+import msgspec
 import numpy as np
 
 from fastfed import _system
 from fastfed._kernels import aggregation
 from fastfed._random import CHOICE, NoiseSource, is_exact
 from fastfed._system import System, account
-from fastfed._validate import InputError, array, integer, show
+from fastfed._validate import InputError, array, integer, number, show
 from fastfed.privacy import exact
 from fastfed.privacy.account import (
     Claim,
@@ -31,6 +32,7 @@ from fastfed.privacy.account import (
     verify,
 )
 from fastfed.privacy.certificate import Certificate, Condition, no_privacy
+from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import of_kind
 from fastfed.protocols.protocol import ADD, NOISY_ADD, SEND_BATCH, SEND_NOISY_SUM, Protocol, frozen
 
@@ -492,8 +494,33 @@ def check_linear(algorithm: str, problem: ProblemSpec) -> None:
         )
 
 
+class BudgetConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a curve with a privacy budget. Algorithms add keys in subclasses.
+
+    Parameters
+    ----------
+    epsilon : float
+        Privacy budget for one record, in [1e-9, 1e6].
+    delta : float, default 0
+        Privacy budget for one record, in [0, 1).
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("epsilon", self.epsilon, at_least=1e-9, at_most=1e6)
+        number("delta", self.delta, at_least=0.0, below=1.0)
+
+    @property
+    def budget(self) -> Budget:
+        """The (epsilon, delta) of one record, which is replaced."""
+        return Budget(self.epsilon, self.delta, "replace", "user")
+
+
 def check_phase_length(length: int, problem: ProblemSpec) -> int:
-    """Return N. Raise InputError if N exceeds the horizon."""
+    """Return N. Raise InputError unless N is from 1 to the horizon."""
+    integer("phase_length", length, at_least=1)
     if length > problem.horizon:
         raise InputError(f"phase_length must be <= horizon ({problem.horizon}), got {length}")
     return length

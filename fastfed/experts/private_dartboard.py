@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from fastfed._random import QUERY, NoiseSource, is_exact
@@ -33,6 +32,7 @@ from fastfed.experts.deciders import ExactChooser, SeldomChooser
 from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     Algorithm,
+    BudgetConfig,
     Decider,
     ExpertChoice,
     ProblemSpec,
@@ -233,15 +233,11 @@ def least_bound(
 PROVEN = "proven"
 
 
-class DartboardConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a private-dartboard curve.
+class DartboardConfig(BudgetConfig, frozen=True, kw_only=True):
+    """Keys of a private-dartboard curve, with those of `BudgetConfig`.
 
     Parameters
     ----------
-    epsilon : float
-        Privacy budget for one record, in [1e-9, 1e6].
-    delta : float, default 0
-        Privacy budget for one record, in [0, 1).
     phase_length : int, default 1
         N, the number of rounds between two exchanges.
     switch_probability : float or "proven"
@@ -250,16 +246,12 @@ class DartboardConfig(msgspec.Struct, frozen=True, kw_only=True):
         K, the largest number of draws after the first expert.
     """
 
-    epsilon: float
-    delta: float = 0.0
     phase_length: int = 1
     switch_probability: float | str = PROVEN
     switches: int | str = PROVEN
 
     def __post_init__(self) -> None:
-        number("epsilon", self.epsilon, at_least=1e-9, at_most=1e6)
-        number("delta", self.delta, at_least=0.0, below=1.0)
-        integer("phase_length", self.phase_length, at_least=1)
+        super().__post_init__()
         if isinstance(self.switch_probability, str):
             choice("switch_probability", self.switch_probability, (PROVEN,))
         else:
@@ -276,7 +268,6 @@ def build(config: DartboardConfig, problem: ProblemSpec) -> System:
     """Return the plan, certificate and bounds of one private-dartboard curve."""
     check_linear("private-dartboard", problem)
     length = check_phase_length(config.phase_length, problem)
-    budget = Budget(config.epsilon, config.delta, "replace", "user")
     coins = problem.horizon // length - (length == 1)
     chance, switches = (
         None if isinstance(value, str) else value
@@ -286,9 +277,9 @@ def build(config: DartboardConfig, problem: ProblemSpec) -> System:
         chance, switches = chance or 1.0, 0
     elif chance is None or switches is None:
         sizes = replace(problem, notes=(), multiplicity=1)
-        chance, switches = least_bound(budget, sizes, length, coins, chance, switches)
+        chance, switches = least_bound(config.budget, sizes, length, coins, chance, switches)
     noise = calibrate_dartboard(
-        budget,
+        config.budget,
         switches=min(int(switches), coins),
         chance=float(chance),
         at_most=hedge_rate(problem, coins + 1, length),
@@ -302,7 +293,7 @@ def build(config: DartboardConfig, problem: ProblemSpec) -> System:
         noise=noise,
     )
     claim = Claim(
-        budget=budget,
+        budget=config.budget,
         source=noise.source,
         max_participations=problem.multiplicity,
         caveats=tuple(_regret_caveats(plan, problem)),

@@ -1,6 +1,7 @@
 """Charts of an experiment as data: the lines, axes and texts of each plot.
 
 `fastfed.reporting.svg` draws them into a report, `fastfed.reporting.plotting` into files.
+`ascii_plot` plots curves as text, for terminals.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from fastfed.reporting.figure import (
     Source,
     ceiling,
     regret,
-    spaced,
     visible_bounds,
     y_axis,
 )
 from fastfed.reporting.panels import (
     MAX_DRAWN,
+    N_BEST,
     Panel,
     curve_styles,
+    least_regret,
     panels,
     symbols,
 )
 from fastfed.reporting.table import SIZES, sent
-from fastfed.reporting.text import privacy_text, wrapped
+from fastfed.reporting.text import privacy_text, spaced, wrapped
 from fastfed.results.results import CurveResult
 
 Y_LABELS = {
@@ -125,6 +127,30 @@ class Chart:
     ends: tuple[End, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Charts:
+    """All charts of an experiment, and the panels and styles that they share."""
+
+    panels: Sequence[Panel]
+    styles: Sequence[dict[str, Any]]  # of every curve
+    regret: Sequence[Chart]  # regret against rounds, one for each panel
+    final: Sequence[Chart]  # regret at the last round; empty for too few or too many curves
+    sent: Sequence[Chart]  # regret against bytes sent, one for each panel; empty if no curve sends
+
+
+def charts_of(source: Source) -> Charts:
+    """Return the charts of an experiment, without any chart if no replicate is finished."""
+    shown = panels(source)
+    styles = curve_styles(source.results.curves, shown)
+    return Charts(
+        shown,
+        styles,
+        _regret_charts(source, shown),
+        _final_charts(source, styles),
+        _sent_charts(source, shown),
+    )
+
+
 def amount_text(value: float) -> str:
     """Format a tick on an axis of regret or counts."""
     return spaced(value) if 1e4 <= value < 1e12 else f"{value:g}"
@@ -141,12 +167,8 @@ def sent_text(value: float) -> str:
 # ---- Regret against rounds: a line for each curve, and bounds ------------------------------------
 
 
-def regret_charts(source: Source) -> list[Chart]:
-    """Return charts of regret against rounds, one for each panel.
-
-    Lines are means, and bands are two standard errors.
-    """
-    shown = panels(source)
+def _regret_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
+    """Return charts whose lines are means, with bands of two standard errors."""
     log = str(source.results.figure.get("log", ""))
     limit = ceiling(source)
     texts = legend_texts(shown)
@@ -231,7 +253,8 @@ def _padded(low: float, values: Iterable[np.ndarray], log: bool) -> float:
 
 def _share_y(charts: list[Chart]) -> list[Chart]:
     """Give all charts the same y axis, which has room for all of them."""
-    low, high = min(c.y.low for c in charts), max(c.y.high for c in charts)
+    low = min((c.y.low for c in charts), default=0.0)
+    high = max((c.y.high for c in charts), default=0.0)
     return [replace(chart, y=replace(chart.y, low=low, high=high)) for chart in charts]
 
 
@@ -281,21 +304,15 @@ def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
 # ---- Regret against the bytes sent so far --------------------------------------------------------
 
 
-def any_sends(source: Source) -> bool:
-    """Return True if silos send messages in any curve."""
-    return any(curve.bytes_sent > 0 for curve in source.results.curves)
+def _sent_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
+    """Return charts whose lines begin at the first synchronisation of a curve in any replicate.
 
-
-def sent_charts(source: Source) -> list[Chart]:
-    """Return charts of regret against bytes sent, one for each panel; none if no curve sends.
-
-    Regret and bytes are means over replicates. A line begins at the first synchronisation of its
-    curve in any replicate. Curves that send nothing appear only in the legend.
+    Regret and bytes are means over replicates. Curves that send nothing appear only in the legend.
     """
-    if not any_sends(source):
+    if not any(curve.bytes_sent > 0 for curve in source.results.curves):
         return []
     log = "y" in str(source.results.figure.get("log", ""))
-    return _share_y([_sent_chart(source, panel, log) for panel in panels(source)])
+    return _share_y([_sent_chart(source, panel, log) for panel in shown])
 
 
 def _sent_chart(source: Source, panel: Panel, log: bool) -> Chart:
@@ -334,20 +351,15 @@ ROW_CHARACTERS = 30
 LOG_RATIO = 20.0
 
 
-def final_charts(source: Source) -> list[Chart]:
-    """Return a chart of regret at the last round with two standard errors, as a list.
-
-    The list is empty if the number of curves is outside ``DOT_CURVES``.
-    """
+def _final_charts(source: Source, styles: Sequence[dict[str, Any]]) -> list[Chart]:
+    """Return one chart of means with two standard errors, or none outside ``DOT_CURVES``."""
     curves = source.results.curves
     if not DOT_CURVES[0] <= len(curves) <= DOT_CURVES[1]:
         return []
     finals = [tuple(float(v[-1]) for v in regret(source, curve)) for curve in curves]
     dots = [
         Dot(mean, row, spread, style["color"], style["linestyle"] == "-")
-        for row, (style, (mean, spread)) in enumerate(
-            zip(curve_styles(source), finals, strict=True)
-        )
+        for row, (style, (mean, spread)) in enumerate(zip(styles, finals, strict=True))
     ]
     means = np.array([mean for mean, _ in finals])
     spreads = np.nan_to_num(np.array([spread for _, spread in finals]))
@@ -411,3 +423,50 @@ def move_apart(heights: Sequence[float], sizes: Sequence[float], top: float) -> 
         places[i] = min(places[i], ceiling)
         ceiling = places[i] - (sizes[i] + (sizes[order[rank - 1]] if rank else 0.0)) / 2.0
     return [float(places[i]) for i in range(len(heights))]
+
+
+# ---- ASCII plot for terminals --------------------------------------------------------------------
+
+MARKS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
+    """Plot the mean regret of every curve against rounds as text.
+
+    Parameters
+    ----------
+    source : Source
+        The results.
+    width, height : int
+        Size of the plot in characters.
+
+    Returns
+    -------
+    str
+        The plot, in which each curve is drawn with a letter, and a list of the letters. "" if no
+        replicate is finished.
+    """
+    curves, selection = source.results.curves, ""
+    if len(curves) > len(MARKS):
+        selection = f", the {N_BEST} curves of least regret among {spaced(len(curves))}"
+        curves = least_regret(curves)
+    if not curves:
+        return ""
+    means = [regret(source, curve)[0] for curve in curves]
+    top = max(float(mean.max()) for mean in means) or 1.0
+    grid = [[" "] * width for _ in range(height)]
+    columns = np.linspace(0.0, source.results.horizon, width)
+    for mark, curve, mean in zip(MARKS, curves, means, strict=False):
+        heights = np.interp(columns, [0, *curve.rounds], [0.0, *mean]) / top
+        for column, level in enumerate(heights):
+            row = grid[height - 1 - min(height - 1, int(level * height))]
+            # If curves overlap, the letter of the first curve stays.
+            row[column] = mark if row[column] == " " else row[column]
+    axis = f"{top:.4g}"
+    lines = [f"{axis if i == 0 else '':>10} |{''.join(row)}" for i, row in enumerate(grid)]
+    rounds = f"round {spaced(source.results.horizon)}"
+    lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
+    names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
+    lines.append(f"{'':12}{names}")
+    title = f"{Y_LABELS[y_axis(source)]}{selection}"
+    return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from fastfed._validate import InputError, choice, nearest, number, show
-from fastfed.reporting.text import shortfall
-from fastfed.results.results import Results
+from fastfed.reporting.text import shortfall, spaced
+from fastfed.results.results import CurveResult, Results
 
 KINDS = ("below", "near", "power", "spread")
 #: Keys that a kind requires, and that no other kind allows.
@@ -379,8 +379,7 @@ def too_short(results: Results) -> str:
         return QUICK
     least_rounds = figure.get("judged_from", 0)
     if results.horizon < least_rounds:
-        rounds = f"{least_rounds:,}".replace(",", " ")
-        return f"judged only with at least {rounds} rounds, as in the figure"
+        return f"judged only with at least {spaced(least_rounds)} rounds, as in the figure"
     return ""
 
 
@@ -435,12 +434,16 @@ def _shared(results: Results, labels: Sequence[str]) -> list[int]:
 def _finals(results: Results, label: str, replicates: Sequence[int]) -> np.ndarray:
     """Return the final regret of a curve in each of these replicates, per silo if `per_silo`."""
     curve = results[label]
-    rows = [curve.replicates.index(r) for r in replicates]
-    final: np.ndarray = curve.group_regret[rows, -1]
-    return final / (curve.silos if per_silo(results) else 1)
+    return final_regret(curve, replicates) / (curve.silos if per_silo(results) else 1)
 
 
-def _mean(values: np.ndarray) -> tuple[float, float]:
+def final_regret(curve: CurveResult, replicates: Sequence[int]) -> np.ndarray:
+    """Return the final group regret of a curve in each of these replicates."""
+    final: np.ndarray = curve.group_regret[[curve.replicates.index(r) for r in replicates], -1]
+    return final
+
+
+def mean_and_error(values: np.ndarray) -> tuple[float, float]:
     """Return the mean and its standard error, which is NaN for a single value."""
     stderr = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return float(values.mean()), float(stderr)
@@ -452,7 +455,9 @@ def _difference(results: Results, first: str, second: str) -> Difference:
     if not shared:
         return Difference(first, second, math.nan, math.nan)
     a, b = (_finals(results, label, shared) for label in (first, second))
-    return Difference(first, second, *_mean(a - b), float(a.mean()), float(b.mean()), len(shared))
+    return Difference(
+        first, second, *mean_and_error(a - b), float(a.mean()), float(b.mean()), len(shared)
+    )
 
 
 def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> Difference:
@@ -465,7 +470,7 @@ def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> D
     regret = np.array([_finals(results, label, shared) for label in labels])
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes = x @ np.log(regret) / (x @ x)
-    return Difference(EXPONENT, "", *_mean(slopes), replicates=len(shared), of=EXPONENT)
+    return Difference(EXPONENT, "", *mean_and_error(slopes), replicates=len(shared), of=EXPONENT)
 
 
 def _spreads(results: Results, first: Sequence[str], second: Sequence[str]) -> Difference:
@@ -480,7 +485,7 @@ def _spreads(results: Results, first: Sequence[str], second: Sequence[str]) -> D
         with np.errstate(divide="ignore", invalid="ignore"):
             logs.append(np.log(regret.max(axis=0) / regret.min(axis=0)))
     a, b = (float(np.exp(each.mean())) for each in logs)
-    mean, stderr = _mean(logs[0] - logs[1])
+    mean, stderr = mean_and_error(logs[0] - logs[1])
     return Difference(*names, mean, stderr, a, b, len(shared), SPREAD)
 
 

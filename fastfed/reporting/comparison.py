@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.reporting.claims import STANDARD_ERRORS
+from fastfed.reporting.claims import STANDARD_ERRORS, final_regret, mean_and_error
 from fastfed.reporting.figure import Source, experiment_folders, read_source
 from fastfed.results.results import CurveResult
 
@@ -242,14 +241,7 @@ def _pair(a: CurveResult, b: CurveResult, *, paired: bool) -> CurvePair:
     shared = sorted(set(a.replicates) & set(b.replicates))
     if not shared:
         return CurvePair(a, b, math.nan, math.nan)
-    difference = np.array(
-        [
-            b.group_regret[b.replicates.index(r), -1] - a.group_regret[a.replicates.index(r), -1]
-            for r in shared
-        ]
-    )
-    stderr_paired = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
-    return CurvePair(a, b, float(difference.mean()), float(stderr_paired))
+    return CurvePair(a, b, *mean_and_error(final_regret(b, shared) - final_regret(a, shared)))
 
 
 def _privacy(curve: CurveResult) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, nearest, show
 from fastfed._validate import folder as path_of
-from fastfed.reporting.claims import check_claims
+from fastfed.reporting.claims import Claim, check_claims, judge
+from fastfed.reporting.text import spaced
 from fastfed.results.results import CurveResult, Results
 from fastfed.results.store import FILE, Effort, Store
 
@@ -203,9 +205,8 @@ def ceiling(source: Source) -> float:
     return BOUND_HEIGHT * tallest
 
 
-def visible_bounds(source: Source, top: float | None = None) -> list[BoundCurve]:
-    """Return the bounds that are below ``top`` at some checkpoint; ``ceiling`` by default."""
-    top = ceiling(source) if top is None else top
+def visible_bounds(source: Source, top: float) -> list[BoundCurve]:
+    """Return the bounds that are below ``top`` at some checkpoint."""
     return [line for line in bound_curves(source) if (line.values <= top).any()]
 
 
@@ -270,6 +271,11 @@ class Source:
     identity: dict[str, Any]  # all keys that determine the results, with their values
     effort: Effort
 
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """The claims of the figure with their verdicts."""
+        return judge(self.results)
+
     @property
     def title(self) -> str:
         """The title of the figure, or the name of the experiment."""
@@ -328,11 +334,6 @@ def in_memory(results: Results) -> Source:
 def _either(values: Iterable[int]) -> str:
     """Join distinct values: "10 | 50 | 100"."""
     return " | ".join(spaced(v) for v in dict.fromkeys(values))
-
-
-def spaced(value: float) -> str:
-    """Format a whole number with spaces between thousands: 10 000."""
-    return f"{value:,.0f}".replace(",", " ")
 
 
 def y_axis(source: Source) -> str:

@@ -14,9 +14,10 @@ from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import SideCertificate, as_text
 from fastfed.privacy.mechanisms.catalogue import Calibrated
 from fastfed.reporting import table as text_table
+from fastfed.reporting.axes import plot
 from fastfed.reporting.figure import Source, in_memory
 from fastfed.reporting.html import Html, details, element, join
-from fastfed.reporting.pictures import plot
+from fastfed.reporting.panels import curve_styles, panels
 from fastfed.reporting.sections import full_certificate, legend_labels, mark, results_table
 from fastfed.reporting.text import audit_sentences, calibration_sentences, certificate_sentences
 from fastfed.results.results import CurveResult, Results
@@ -99,8 +100,10 @@ def _table(results: Results) -> Html:
     source = in_memory(results)
     setting = element("p", f"{source.setting}, {source.replicates}", class_="quiet")
     notes = [element("p", note, role="note") for note in source.about_records]
+    styles = curve_styles(results.curves, panels(source))
     # `legend_labels` puts a sample of the curve's line before each label.
-    return join(setting, notes, results_table(source, legend_labels(source)))
+    labels = legend_labels(results.curves, styles)
+    return join(setting, notes, results_table(source, labels))
 
 
 def _summary_html(summary: Summary) -> Html:

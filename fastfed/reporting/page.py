@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from fastfed._validate import InputError, choice
-from fastfed.reporting import kept
 from fastfed.reporting import table as tables
+from fastfed.reporting.charts import Charts, charts_of
 from fastfed.reporting.figure import Source, read_all
 from fastfed.reporting.html import CSS, Html, element, join, table
-from fastfed.reporting.pictures import draw, draw_final, draw_sent
-from fastfed.reporting.plotting import KINDS, PAPER, TEX
+from fastfed.reporting.plot_files import FORMATS, check_formats, plots_of
 from fastfed.reporting.sections import (
     certificates_text,
     differences,
@@ -28,12 +25,12 @@ from fastfed.results.files import replace_file
 # ---- report.html: a single file without scripts, which needs no network --------------------------
 
 
-def page(source: Source) -> str:
+def page(source: Source, charts: Charts) -> str:
     """Return the HTML of the report of one experiment."""
     return _document(
         source.title,
         element("header", title_block(source, element("h1", source.title))),
-        element("main", experiment_section(source, 2)),
+        element("main", experiment_section(source, charts, 2)),
     )
 
 
@@ -90,7 +87,7 @@ def _section(name: str, source: Source) -> Html:
     return element(
         "section",
         title_block(source, title),
-        experiment_section(source, 3),
+        experiment_section(source, charts_of(source), 3),
         class_="experiment",
         id=target,
         aria_labelledby=f"{target}-title",
@@ -161,10 +158,6 @@ def _document(title: str, *body: Html) -> str:
 # ---- Writing the report files of an output folder ------------------------------------------------
 
 PAGE = "report.html"
-#: Names of plot files, their formats by default, and all formats.
-NAMES = ("figure", "final", "communication")
-FORMATS = KINDS
-ALL_FORMATS = (*KINDS, *PAPER)
 
 
 def report(
@@ -209,7 +202,7 @@ def report(
     if on_left_out is not None:
         for reason in left_out:
             on_left_out(reason)
-    overview_files = write_overview(folder)
+    overview_files = _write_overview(Path(folder), sources, left_out)
     return written if overview_files is None else [*written, overview_files[0]]
 
 
@@ -238,14 +231,14 @@ def write_report(source: Source, folder: str | Path, formats: Collection[str] = 
     InputError
         If the folder cannot be written.
     """
-    curves = source.results.curves
+    curves, charts = source.results.curves, charts_of(source)
     files = {
         "table.txt": tables.as_text(source).encode(),
         "table.csv": tables.as_csv(source).encode(),
         "certificates.txt": certificates_text(
             ((c.label, c.dated_certificate) for c in curves), source.about_records
         ).encode(),
-        PAGE: page(source).encode(),
+        PAGE: page(source, charts).encode(),
     }
     private = bool(source.about_records)
 
@@ -254,32 +247,7 @@ def write_report(source: Source, folder: str | Path, formats: Collection[str] = 
 
     # Write report.html before the plots, so that it exists even if drawing fails.
     *others, last = write(files)
-    return [*others, *write(plots_of(source, folder, formats)), last]
-
-
-def check_formats(formats: Collection[str]) -> None:
-    """Raise InputError if a format is unknown, or needs LaTeX and LaTeX is missing.
-
-    Callers check this before a long simulation.
-    """
-    for each in formats:
-        choice("formats", each, ALL_FORMATS)
-    if TEX in formats and shutil.which("xelatex") is None:
-        raise InputError(f"format {TEX} needs LaTeX: install TeX Live with xelatex, or use pdf")
-
-
-def formats_in(folder: str | Path) -> list[str]:
-    """Return the formats of the plot files of a folder, without PGF, which is not redrawn."""
-    formats = (kind for kind in ALL_FORMATS if kind != TEX)
-    return [k for k in formats if any((Path(folder) / f"{name}.{k}").exists() for name in NAMES)]
-
-
-def out_of_date(source: Source, folder: str | Path) -> list[str]:
-    """Return the names of plot files in a folder that do not show these results."""
-    files = (f"{name}.{kind}" for name in NAMES for kind in ALL_FORMATS)
-    existing = [name for name in files if (Path(folder) / name).exists()]
-    current = kept.current(source, Path(folder)) if existing else set()
-    return [name for name in existing if name not in current]
+    return [*others, *write(plots_of(source, charts, Path(folder), formats)), last]
 
 
 def write_overview(
@@ -308,7 +276,16 @@ def write_overview(
         If no subfolder can be read. If only some cannot be read, the report names them.
     """
     path = Path(folder)
-    sources, left_out = read_all(path)
+    return _write_overview(path, *read_all(path), not_played)
+
+
+def _write_overview(
+    path: Path,
+    sources: Mapping[Path, Source],
+    left_out: Sequence[str],
+    not_played: Sequence[tables.Row] | None = None,
+) -> tuple[Path, list[tables.Row]] | None:
+    """Write the report of sources that are already read, as `write_overview`."""
     if path in sources:
         return None
     if not_played is None:
@@ -331,38 +308,3 @@ def _write(path: Path, data: bytes, private: bool) -> Path:
     except OSError:
         unchanged = False
     return path if unchanged else replace_file(path, data, private)
-
-
-def plots_of(source: Source, folder: str | Path, kinds: Collection[str]) -> dict[str, bytes]:
-    """Return the plots of an experiment by file name, as `draw_all` draws them.
-
-    Plot files in the folder are reused if nothing that they show has changed.
-    """
-    if not kinds or not source.results.curves:
-        return {}
-    return kept.cached_plots(source, Path(folder), kinds, lambda missing: draw_all(source, missing))
-
-
-def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
-    """Draw all plots; return them by file name.
-
-    Return an empty dict without matplotlib, or before the first replicate is finished.
-    """
-    if not source.results.curves or not has_matplotlib():
-        return {}
-    drawn = zip(NAMES, (f(source, kinds) for f in (draw, draw_final, draw_sent)), strict=True)
-    return {f"{name}.{kind}": data for name, plots in drawn for kind, data in plots.items()}
-
-
-def has_pictures(written: Iterable[Path]) -> bool:
-    """Return True if there are plot files among these files."""
-    return any(path.suffix[1:] in ALL_FORMATS for path in written)
-
-
-def has_matplotlib() -> bool:
-    """Return True if matplotlib can be imported."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True

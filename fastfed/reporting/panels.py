@@ -15,7 +15,7 @@ from typing import Any
 
 from fastfed._validate import InputError, nearest
 from fastfed.reporting.figure import Source
-from fastfed.reporting.text import is_private
+from fastfed.reporting.text import is_private, spaced
 from fastfed.results.results import CurveResult
 
 #: Paul Tol's "bright" scheme, which suits any colour vision, with pale colours last.
@@ -142,19 +142,19 @@ def panels(source: Source) -> list[Panel]:
     ]
 
 
-def curve_styles(source: Source) -> list[dict[str, Any]]:
-    """Return colour and dashes of every curve, as they are in its panel."""
-    keys = keys_of(source)
-    if len(keys) > MAX_DRAWN and not figure_keys(source, "facet"):
-        (panel,) = panels(source)
-        styles = dict(zip((c.label for c in panel.curves), panel.styles, strict=True))
-        grey = {"color": RANGE_COLOUR, "linestyle": "-"}
-        return [styles.get(c.label, grey) for c in source.results.curves]
-    return _styles(source, keys, _facet(source, keys))
-
-
 #: Colour of the range of curves that are not drawn as lines.
 RANGE_COLOUR = "#999999"
+
+
+def curve_styles(curves: Sequence[CurveResult], shown: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Return colour and dashes of every curve, as they are in its panel."""
+    styles = {
+        curve.label: style
+        for panel in shown
+        for curve, style in zip(panel.curves, panel.styles, strict=True)
+    }
+    not_drawn = {"color": RANGE_COLOUR, "linestyle": "-"}
+    return [styles.get(curve.label, not_drawn) for curve in curves]
 
 
 def _overview(source: Source) -> Panel:
@@ -323,7 +323,7 @@ def _value(text: str) -> str:
         return text
     number = float(text)
     if number == int(number) and 1e4 <= abs(number) < 1e9:
-        return f"{int(number):,}".replace(",", " ")
+        return spaced(number)
     return f"{number:.12g}".replace("e-0", "e-")
 
 

@@ -23,7 +23,6 @@ from fastfed.reporting.charts import (
     move_apart,
     texts_fit,
 )
-from fastfed.reporting.figure import Source
 from fastfed.reporting.panels import RANGE_COLOUR
 from fastfed.reporting.text import wrapped
 
@@ -57,6 +56,9 @@ STYLE: dict[Any, Any] = {
 #: Style of a plot in a column of a paper.
 SMALL: dict[Any, Any] = {"font.size": 8.0, "legend.fontsize": 7.0, "axes.linewidth": 0.6}
 
+#: Titles of legends of regret, and of bytes sent.
+LEGEND = "curve: privacy as (ε, δ)"
+LEGEND_SENT = "curve: sent in one replicate, on average"
 #: A logarithmic axis over fewer powers of ten than this also has ticks between the powers.
 SHORT = 2.0
 #: An entry of a legend: the drawn artist and its text.
@@ -86,9 +88,9 @@ PAPER = ("pdf", TEX := "pgf")
 
 
 def render(
-    source: Source,
+    heading: str,
     shown: Sequence[Chart],
-    small: Iterable[str],
+    small: Sequence[str],
     legend_title: str | None,
     kinds: Collection[str],
 ) -> dict[str, bytes]:
@@ -100,11 +102,11 @@ def render(
 
     Parameters
     ----------
-    source : Source
-        The results.
+    heading : str
+        Title of the plot.
     shown : sequence of Chart
         The charts.
-    small : iterable of str
+    small : sequence of str
         Lines of small print.
     legend_title : str or None
         Title of the legend; None for no legend.
@@ -118,7 +120,6 @@ def render(
     """
     import matplotlib
 
-    small = list(small)
     names_at_ends = all(chart.ends and _names_fit(chart, COLUMN) for chart in shown)
     contents: dict[str, bytes] = {}
     for form, form_kinds in ((ALONE, KINDS), (COLUMN, PAPER)):
@@ -131,13 +132,13 @@ def render(
             title = legend_title if form is ALONE or not names_at_ends else None
             for tex in (False, True):
                 if figure_kinds := [kind for kind in chosen if (kind == TEX) == tex]:
-                    figure = _figure(source, shown, small, title, form, tex=tex)
+                    figure = _figure(heading, shown, small, title, form, tex=tex)
                     contents.update({kind: _saved(figure, kind) for kind in figure_kinds})
     return contents
 
 
 def _figure(
-    source: Source,
+    heading: str,
     shown: Sequence[Chart],
     small: Sequence[str],
     legend_title: str | None,
@@ -193,7 +194,7 @@ def _figure(
         if len(shown) == 1:
             text = fitted(small, form.small)
             all_axes[0].set_title(text, loc="left", fontsize=8, color="#444444", linespacing=1.35)
-        title = figure.suptitle(fitted([source.title], form.title), fontsize=12, ha="left")
+        title = figure.suptitle(fitted([heading], form.title), fontsize=12, ha="left")
     # Several panels with a legend leave no room for names beside lines.
     crowded = len(shown) > 1 and legend_title is not None
     names = [

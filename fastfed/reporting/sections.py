@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import Any
 
-from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
+from fastfed.privacy.certificate import WIDTH, as_text
 from fastfed.reporting import table as text_table
-from fastfed.reporting.charts import Y_LABELS, Chart, final_charts, regret_charts, sent_charts
-from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim, judge, per_silo
+from fastfed.reporting.charts import Y_LABELS, Chart, Charts
+from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim, per_silo
 from fastfed.reporting.figure import (
     Source,
     amount,
     bounds_above_plot,
     missing_bounds,
-    spaced,
     synchronisation_bounds,
-    visible_bounds,
     y_axis,
 )
 from fastfed.reporting.html import Html, definitions, details, element, join, key, table
-from fastfed.reporting.panels import Panel, curve_styles, panels
+from fastfed.reporting.panels import Panel
 from fastfed.reporting.svg import chart_svg, names_fit
-from fastfed.reporting.text import privacy_text, spec_text
+from fastfed.reporting.text import pair_text, privacy_text, spaced, span, spec_text
 from fastfed.results.results import CurveResult
 
 # ---- Certificates as text ------------------------------------------------------------------------
@@ -202,8 +199,8 @@ def _fields(certificate: dict[str, Any]) -> Html:
             ("unit", certificate["unit"]),
             ("relation", certificate["relation"]),
             ("model", certificate["model"]),
-            ("claimed", _pair(certificate["claimed"])),
-            ("exact", _pair(certificate["exact"])),
+            ("claimed", pair_text(certificate["claimed"])),
+            ("exact", pair_text(certificate["exact"])),
             ("noise std", stds),
             ("conditions", conditions),
             ("caveats", certificate["caveats"]),
@@ -212,27 +209,20 @@ def _fields(certificate: dict[str, Any]) -> Html:
     )
 
 
-def _pair(guarantee: dict[str, float] | None) -> str:
-    """Format epsilon and delta, rounded up."""
-    if guarantee is None:
-        return "none"
-    return f"epsilon {rounded_up(guarantee['epsilon'])}, delta {rounded_up(guarantee['delta'])}"
-
-
 # ---- An experiment: claims, plots, table, certificates, time, spec -------------------------------
 
 
-def experiment_section(source: Source, level: int) -> Html:
+def experiment_section(source: Source, charts: Charts, level: int) -> Html:
     """Return the body of an experiment, without its title, with headings of ``level``."""
     heading = f"h{level}"
     curves = source.results.curves
     if not curves:
         return element("p", "No replicate has run to its end yet.")
-    names = legend_labels(source)
+    names = legend_labels(curves, charts.styles)
     parts: list[Html] = []
-    if judge(source.results):
+    if source.claims:
         parts += [element(heading, "Claims"), _claims(source)]
-    parts += [element(heading, "Regret"), _plots(source)]
+    parts += [element(heading, "Regret"), _plots(source, charts)]
     parts += [element(heading, "Results"), results_table(source, names)]
     parts += [element(heading, "Privacy"), certificate_section(curves, names, level + 1)]
     parts += [element(heading, "Run"), _run(source)]
@@ -260,7 +250,7 @@ def _claims(source: Source) -> Html:
             element("div", mark(claim.verdict)),
             element("div", claim.says, " ", tag(claim), differences(claim)),
         )
-        for claim in judge(source.results)
+        for claim in source.claims
     ]
     regret = "regret per silo" if per_silo(source.results) else "regret"
     how = (
@@ -293,25 +283,23 @@ def differences(claim: Claim) -> Html:
     return element("ul", [element("li", text) for text in texts], class_="pairs")
 
 
-def _plots(source: Source) -> Html:
+def _plots(source: Source, charts: Charts) -> Html:
     """Return all plots with their captions."""
     what = Y_LABELS[y_axis(source)].capitalize()
-    shown = panels(source)
     band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
     caption = f"{what} against rounds. Lines are means{band}."
-    if visible_bounds(source):
+    if any(line.bound for chart in charts.regret for line in chart.lines):
         caption += " Thin dashed lines in grey are bounds."
-    if any(panel.others for panel in shown):
+    if any(panel.others for panel in charts.panels):
         count = spaced(len(source.results.curves))
         caption += f" Of {count} curves those of least regret, and in grey the range of all."
     notes = [*bounds_above_plot(source), *missing_bounds(source)]
     caption += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
-    sent = sent_charts(source)
     blocks = [
-        (_cards(regret_charts(source), f"{what} against rounds", shown), caption),
-        (_cards(final_charts(source), f"{what} at the last round", ()),
+        (_cards(charts.regret, f"{what} against rounds", charts.panels), caption),
+        (_cards(charts.final, f"{what} at the last round", ()),
          f"{what} at the last round, with two standard errors."),
-        (_cards(sent, f"{what} against bytes sent", shown),
+        (_cards(charts.sent, f"{what} against bytes sent", charts.panels),
          f"{what} against bytes sent so far, up and down, on a logarithmic axis. A dot is the last "
          "round. The legend says what one replicate sends on average."),
     ]  # fmt: skip
@@ -331,7 +319,7 @@ def _plots(source: Source) -> Html:
     ]
     beside = [element("div", single, class_="pictures")] if single else []
     parts = [*several[:1], *beside, *several[1:]]
-    if not sent:
+    if not charts.sent:
         parts.append(element("p", "No curve sends anything.", class_="quiet"))
     return join(parts)
 
@@ -361,12 +349,11 @@ def legend(chart: Chart) -> Html:
     )
 
 
-def legend_labels(source: Source) -> list[Html]:
+def legend_labels(curves: Sequence[CurveResult], styles: Sequence[dict[str, Any]]) -> list[Html]:
     """Return the label of every curve, after a sample of its line."""
-    curves = source.results.curves
     return [
         element("span", key(style), curve.label)
-        for curve, style in zip(curves, curve_styles(source), strict=True)
+        for curve, style in zip(curves, styles, strict=True)
     ]
 
 
@@ -433,12 +420,3 @@ def _ranges(numbers: Sequence[int]) -> str:
     if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
-
-
-def span(seconds: float) -> str:
-    """Format a duration in seconds for reading: 0.42 s, 2 min 5 s, 3 h 12 min."""
-    if seconds < 59.5:
-        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    whole = math.floor(seconds + 0.5)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

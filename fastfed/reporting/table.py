@@ -28,7 +28,6 @@ from fastfed.reporting.claims import (
     UNPROVEN,
     Claim,
     Difference,
-    judge,
     per_silo,
 )
 from fastfed.reporting.figure import Source
@@ -134,8 +133,7 @@ def as_text(source: Source) -> str:
 
 def claim_lines(source: Source) -> list[str]:
     """Return lines with the claims of the figure and their verdicts; none without claims."""
-    claims = judge(source.results)
-    if not claims:
+    if not source.claims:
         return []
     what = " in regret per silo" if per_silo(source.results) else ""
     heading = (
@@ -143,13 +141,9 @@ def claim_lines(source: Source) -> list[str]:
         f"replicates are few ({source.size})"
     )
     lines = ["", heading]
-    for claim in claims:
+    for claim in source.claims:
         lines.append(f"{claim.verdict:<10} {claim.says}")
-        if verdicts := two_verdicts(claim):
-            lines.append(f"{'':10} {verdicts}")
-        lines += [f"{'':10} {text}" for text in difference_texts(claim)]
-        if claim.reason:
-            lines.append(f"{'':10} why: {claim.reason}")
+        lines += [f"{'':10} {text}" for text in claim_details(claim)]
     return lines
 
 
@@ -174,6 +168,13 @@ def two_verdicts(claim: Claim) -> str:
     if claim.tag != PAPER or claim.picture not in PLOT_VERDICTS:
         return ""
     return f"{PLOT_VERDICTS[claim.picture]}, {GUARANTEE_VERDICTS[claim.guarantee]}"
+
+
+def claim_details(claim: Claim) -> list[str]:
+    """Return the texts below a claim: both verdicts, the differences, and the reason."""
+    reason = f"why: {claim.reason}" if claim.reason else ""
+    texts = [two_verdicts(claim), *difference_texts(claim), reason]
+    return [text for text in texts if text]
 
 
 def difference_texts(claim: Claim) -> list[str]:
@@ -342,12 +343,10 @@ class Row:
 
 def rows_of(name: str, source: Source) -> list[Row]:
     """Return the rows with the claims of an experiment; without claims, one row that says so."""
-    claims = judge(source.results)
-    if not claims:
-        says = str(source.results.figure.get("says", NOTHING))
-        claims = (Claim(says, NOT_JUDGED, (), why=NOTHING_COMPARED),)
-    paper = str(source.results.figure.get("paper", ""))
-    return [Row(name, paper, source.title, source.size, claim) for claim in claims]
+    figure = source.results.figure
+    no_claim = Claim(str(figure.get("says", NOTHING)), NOT_JUDGED, (), why=NOTHING_COMPARED)
+    paper = str(figure.get("paper", ""))
+    return [Row(name, paper, source.title, source.size, c) for c in source.claims or (no_claim,)]
 
 
 def rows_left_out(name: str, figure: Mapping[str, Any], reason: str) -> list[Row]:
@@ -401,11 +400,7 @@ def table_lines(rows: Sequence[Row]) -> list[tuple[int, str]]:
             figure = row.figure
         claim = row.statement
         lines.append((1, f"{claim.verdict:<10}  {claim.says}"))
-        if verdicts := two_verdicts(claim):
-            lines.append((2, verdicts))
-        lines += [(2, text) for text in difference_texts(claim)]
-        if claim.reason:
-            lines.append((2, f"why: {claim.reason}"))
+        lines += [(2, text) for text in claim_details(claim)]
     return [*lines, (0, ""), (0, counts(rows))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -50,10 +51,10 @@ def _guarantee(certificate: dict[str, Any]) -> list[str]:
     if claimed is None and status == "none":
         return [NOTHING]
     who = f"Protected: {_protected(certificate)}. Trust: {certificate['model']}."
-    claim = f"Claimed: {_pair_text(claimed)}." if claimed else "Nothing is claimed."
+    claim = f"Claimed: {pair_text(claimed)}." if claimed else "Nothing is claimed."
     finding = {
-        "proven": f"Proven: {_pair_text(exact)}, for everything that is released.",
-        "conditional": f"Conditional: {_pair_text(exact)} would hold if all conditions held.",
+        "proven": f"Proven: {pair_text(exact)}, for everything that is released.",
+        "conditional": f"Conditional: {pair_text(exact)} would hold if all conditions held.",
         "unproven": "Unproven: no proof covers this run, so the claim has no number.",
         "none": "None: no finite epsilon holds.",
     }[status]
@@ -64,7 +65,7 @@ def _side(side: dict[str, Any]) -> str:
     """Return a sentence about a side guarantee."""
     assumes = any(text.startswith(ASSUMES) for text in side["caveats"])
     holds = "only under assumptions" if assumes else side["status"]
-    value = f"{_pair_text(side['exact'])}, " if side["exact"] else ""
+    value = f"{pair_text(side['exact'])}, " if side["exact"] else ""
     failed: list[str] = []
     if side["status"] == "conditional":
         failed = [f"fails here: {c['text']}" for c in side["conditions"] if not c["holds"]]
@@ -77,7 +78,7 @@ def _protected(certificate: dict[str, Any]) -> str:
     return f"one {certificate['unit']}, {RELATIONS[certificate['relation']]}"
 
 
-def _pair_text(guarantee: dict[str, float] | None) -> str:
+def pair_text(guarantee: dict[str, float] | None) -> str:
     """Format epsilon and delta, rounded up."""
     if guarantee is None:
         return "none"
@@ -277,6 +278,20 @@ def shortfall(certificate: dict[str, Any]) -> str:
 def wrapped(texts: Iterable[str], width: int) -> list[str]:
     """Wrap texts into lines of at most ``width`` characters."""
     return [line for text in texts for line in textwrap.wrap(text, width)]
+
+
+def spaced(value: float) -> str:
+    """Format a whole number with spaces between thousands: 10 000."""
+    return f"{value:,.0f}".replace(",", " ")
+
+
+def span(seconds: float) -> str:
+    """Format a duration in seconds for reading: 0.42 s, 2 min 5 s, 3 h 12 min."""
+    if seconds < 59.5:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    whole = math.floor(seconds + 0.5)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 # ---- Tables for terminals, by rich ---------------------------------------------------------------

@@ -80,64 +80,6 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
     return rows
 
 
-def run(
-    experiment: Experiment,
-    folder: str | Path,
-    *,
-    threads: int | None = None,
-    engine: str = "local",
-    scheduler: str | None = None,
-    memory_limit: int | str | None = None,
-    on_start: Callable[[list[RunBatch], int], None] | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Results:
-    """Run the missing replicates of an experiment into an output folder, and return its results.
-
-    Each replicate of each curve is committed as soon as it is finished, so a second call resumes
-    where the first one stopped. Only this process writes into the folder.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        The experiment.
-    folder : str or Path
-        Output folder, new or from an earlier call with the same experiment.
-    threads : int, optional
-        Number of threads in all. Default: all processors.
-    engine : {"local", "processes", "dask"}
-        Who runs: threads of this process, worker processes, or a dask cluster.
-    scheduler : str, optional
-        Address of a dask cluster. Default: a new cluster on this machine.
-    memory_limit : int or str, optional
-        Memory that the run may use, in bytes or as a text such as "40GB". Default: the available
-        memory. If it is too small for all threads, fewer batches of runs are run at once, or fewer
-        curves in a batch. Results do not depend on it.
-    on_start : callable, optional
-        ``on_start(batches, threads)`` is called with the remaining batches of runs and the number
-        of threads (0 if a cluster has no workers yet).
-    progress : callable, optional
-        ``progress(agent_rounds)`` is called with the agent-rounds since the last call.
-
-    Returns
-    -------
-    Results
-        Results of all replicates.
-
-    Raises
-    ------
-    InputError
-        If the folder holds a different experiment, another process is writing into it, or the run
-        would not fit into memory. Nothing is written then.
-    EngineError
-        If workers could not run some curve replicates; the others are finished first.
-    OutOfMemory
-        If memory runs out nevertheless. It is a MemoryError; finished replicates are in the store.
-    """
-    resources = Resources(threads, engine, scheduler, memory_limit)
-    layout = layout_for(experiment, folder, resources)
-    return run_by(layout, experiment, folder, resources, on_start=on_start, progress=progress)
-
-
 def layout_for(experiment: Experiment, folder: str | Path, resources: Resources) -> Layout:
     """Return how the missing replicates are divided into batches of runs, with their memory.
 
@@ -149,16 +91,20 @@ def layout_for(experiment: Experiment, folder: str | Path, resources: Resources)
     return fit(experiment, resources, done=finished)
 
 
-def run_by(
-    layout: Layout,
+def run(
     experiment: Experiment,
     folder: str | Path,
     resources: Resources,
     *,
+    layout: Layout | None = None,
     on_start: Callable[[list[RunBatch], int], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Results:
-    """Do the work of `run` with a layout from `layout_for`."""
+    """Run the missing replicates of an experiment into an output folder, and return its results.
+
+    `fastfed.run` documents the arguments. ``layout`` is the value of `layout_for`, if it is known.
+    """
+    layout = layout or layout_for(experiment, folder, resources)
     meta: dict[str, Any] = {
         "identity": experiment.identity(),
         "rounds": experiment.checkpoints.tolist(),

@@ -31,6 +31,7 @@ from fastfed.environments import Replay, Sphere
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.schedule import DETERMINANT, PRIVATE_DETERMINANT
 from fastfed.protocols.serverless import Graph, Network, Part, PeerPlan, Request
+from fastfed.reporting.charts import charts_of
 from fastfed.reporting.figure import read_source
 from fastfed.reporting.page import page
 from fastfed.reporting.table import as_csv, as_text, sent
@@ -1383,7 +1384,7 @@ def test_results_json_and_report_show_the_bytes_sent(tmp_path):
         assert json_curve["bytes_up"] == mean_bytes[-1] > 0
     assert "theorem-2" in results["asking"].bounds and not results["steady"].bounds
     source = read_source(tmp_path / "out")
-    html, text = page(source), as_text(source)
+    html, text = page(source, charts_of(source)), as_text(source)
     for label in ("asking", "steady"):
         assert sent(results[label].bytes_sent) in text and sent(results[label].bytes_sent) in html
     assert str(results["steady"].bytes_up) in as_csv(source)

@@ -24,7 +24,7 @@ from fastfed.cli.run import COMMANDS as OF_RUNS
 from fastfed.environments import ENVIRONMENTS, Letor
 from fastfed.experiments.specs import quick_horizon
 from fastfed.privacy import MECHANISMS
-from fastfed.reporting import page
+from fastfed.reporting import plot_files
 from fastfed.reporting.figure import check_figure
 from fastfed.simulation import engines
 from fastfed.simulation.experiment import experiment_from_spec
@@ -469,7 +469,7 @@ def test_the_options_name_every_engine_and_every_format() -> None:
     assert list(ENGINES) == list(engines.ENGINES)
     for command in ("run", "report"):
         (option,) = (p for p in OF_RUNS[command].params if p.name == "formats")
-        assert tuple(option.type.choices) == page.ALL_FORMATS
+        assert tuple(option.type.choices) == plot_files.ALL_FORMATS
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from fastfed import experiments
 from fastfed.cli import RunFailed, cli, execution
 from fastfed.cli.execution import how_far
-from fastfed.experiments import reproduction
 from fastfed.experiments.reproduction import PlannedFigure
 from fastfed.reporting.figure import SIZES
 
@@ -213,8 +212,7 @@ def test_a_stop_keeps_what_was_played(
     figures: Path, monkeypatch: pytest.MonkeyPatch, while_writing: bool
 ) -> None:
     what = "write_report" if while_writing else "simulate_silently"
-    module = reproduction if while_writing else execution
-    real = getattr(module, what)
+    real = getattr(execution, what)
     calls = []
 
     def stopped(*args: Any) -> Any:
@@ -223,7 +221,7 @@ def test_a_stop_keeps_what_was_played(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(module, what, stopped)
+    monkeypatch.setattr(execution, what, stopped)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 130 and "the same command continues" in result.stderr
     found = rows(figures)
@@ -233,7 +231,7 @@ def test_a_stop_keeps_what_was_played(
         assert second["verdict"] == "unproven"
     else:
         assert second["verdict"] == "not played" and "stopped" in second["why"]
-    monkeypatch.setattr(module, what, real)
+    monkeypatch.setattr(execution, what, real)
     again = fastfed("reproduce", "all", "-o", figures)
     assert again.exit_code == 0 and "exact: nothing left to run" in again.stderr
     assert again.stdout.splitlines()[1].split()[3] == "0"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastfed._validate import InputError
-from fastfed.environments.classification import classification_pool
+from fastfed.environments import Classification
 from fastfed.environments.coding import from_table
 from fastfed.environments.tables import read_table
 
@@ -28,6 +28,10 @@ def file(tmp_path):
     path = tmp_path / "pets.csv"
     path.write_text(CSV)
     return path
+
+
+def pool_of(data, silos, dimension, **keys):
+    return Classification(data=data, dimension=dimension, **keys).load(silos)
 
 
 def features(path, label="kind", silo="ward", columns=None):
@@ -58,28 +62,28 @@ def test_label_and_silo_never_enter_the_features(file, tmp_path):
 
 
 def test_a_silo_column_groups_records_in_order_of_first_appearance(file):
-    pool = classification_pool(file, None, 4, label="kind", silo="ward")
+    pool = pool_of(file, None, 4, label="kind", silo="ward")
     assert pool.silo_starts.tolist() == [0, 3, 4]
     assert (pool.queries, pool.max_actions, pool.dimension) == (4, 3, 4)
     means = pool.means.reshape(4, 3)
     assert means.tolist() == [[0, 1, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1]]  # south comes last
-    assert classification_pool(file, 2, 4, label="kind", silo="ward").silos == 2
+    assert pool_of(file, 2, 4, label="kind", silo="ward").silos == 2
     with pytest.raises(InputError, match="silos must be the 2 values of the silo column 'ward'"):
-        classification_pool(file, 3, 4, label="kind", silo="ward")
+        pool_of(file, 3, 4, label="kind", silo="ward")
 
 
 def test_records_split_into_equal_contiguous_blocks_without_a_silo_column(file):
-    pool = classification_pool(file, 3, 4, label="kind")
+    pool = pool_of(file, 3, 4, label="kind")
     assert pool.silo_starts.tolist() == [0, 2, 3, 4]
     with pytest.raises(InputError, match="silos must be at most the 4 records"):
-        classification_pool(file, 5, 4, label="kind")
-    with pytest.raises(InputError, match="silos must be given"):
-        classification_pool(file, None, 4, label="kind")
+        pool_of(file, 5, 4, label="kind")
+    with pytest.raises(InputError, match="silos is required: the data have no silo column"):
+        pool_of(file, None, 4, label="kind")
 
 
 @pytest.mark.parametrize("dimension", [1, 3, 7, 20])
 def test_features_are_projections_of_norm_at_most_one(file, dimension):
-    pool = classification_pool(file, 1, dimension, label="kind", silo=None, columns=["age"])
+    pool = pool_of(file, 1, dimension, label="kind", silo=None, columns=["age"])
     rows = np.vstack([pool.rows(q) for q in range(pool.queries)])
     norms = np.sqrt(np.sum(rows * rows, axis=1, dtype=np.float32))
     assert norms.max() <= 1
@@ -91,7 +95,7 @@ def test_features_are_projections_of_norm_at_most_one(file, dimension):
 
 def test_each_action_is_linear_in_the_record_and_sees_it_differently():
     pytest.importorskip("sklearn")
-    pool = classification_pool("digits", 10, 80)
+    pool = pool_of("digits", 10, 80)
     rows = np.stack([pool.rows(q) for q in range(200)]).astype(np.float64)
     assert rows.shape == (200, 10, 80)
     # With d >= p every P_a is an isometry: inner products between records agree over actions.
@@ -101,24 +105,22 @@ def test_each_action_is_linear_in_the_record_and_sees_it_differently():
 
 
 def test_the_seed_is_a_constant_of_the_projections(file):
-    first = classification_pool(file, 2, 4, label="kind")
-    np.testing.assert_array_equal(
-        first.values, classification_pool(file, 2, 4, label="kind").values
-    )
-    other = classification_pool(file, 2, 4, label="kind", seed=1)
+    first = pool_of(file, 2, 4, label="kind")
+    np.testing.assert_array_equal(first.values, pool_of(file, 2, 4, label="kind").values)
+    other = pool_of(file, 2, 4, label="kind", projection_seed=1)
     assert not np.array_equal(first.values, other.values)
     np.testing.assert_array_equal(first.means, other.means)
 
 
 def test_digits():
     pytest.importorskip("sklearn")
-    pool = classification_pool("digits", 7, 16)
+    pool = pool_of("digits", 7, 16)
     assert (pool.queries, pool.silos, pool.max_actions, pool.dimension) == (1797, 7, 10, 16)
     assert pool.means.sum() == 1797
     np.testing.assert_array_equal(pool.best, 1)
     assert any("not linear" in note for note in pool.notes)
     with pytest.raises(InputError, match='label must be left out with data "digits"'):
-        classification_pool("digits", 7, 16, label="target")
+        pool_of("digits", 7, 16, label="target")
 
 
 def test_gzip_bom_and_quoted_cells(tmp_path):
@@ -178,7 +180,7 @@ def test_bad_tables_get_one_sentence(tmp_path, text, options, said):
     path.write_text(text)
     silos = None if "silo" in options else 1
     with pytest.raises(InputError, match=said) as caught:
-        classification_pool(path, silos, 3, **{"label": "y", **options})
+        pool_of(path, silos, 3, **{"label": "y", **options})
     assert "\n" not in str(caught.value)
 
 
@@ -187,24 +189,24 @@ def test_text_columns_of_many_values_are_named(tmp_path):
     body = "".join(f"{i},n{i},{i % 2}\n" for i in range(60))
     path.write_text("x,name,y\n" + body)
     with pytest.raises(InputError, match="at most 50 distinct values, got 60 in 'name'"):
-        classification_pool(path, 2, 3, label="y")
-    assert classification_pool(path, 2, 3, label="y", columns=["x"]).queries == 60
+        pool_of(path, 2, 3, label="y")
+    assert pool_of(path, 2, 3, label="y", columns=["x"]).queries == 60
 
 
 def test_data_that_is_neither_digits_nor_a_file_is_refused(tmp_path):
     with pytest.raises(InputError, match=r'data must be "digits" or .* did you mean "digits"'):
-        classification_pool("digit", 2, 3)
+        pool_of("digit", 2, 3)
     latin = tmp_path / "latin.csv"
     latin.write_bytes(b"x,y\n\xe9,a\n1,b\n")
     with pytest.raises(InputError, match="must be UTF-8 text, got byte 0xe9"):
-        classification_pool(latin, 1, 3, label="y")
+        pool_of(latin, 1, 3, label="y")
 
 
 def test_heart_disease_has_four_hospitals():
     path = SHARED / "heart-disease" / "heart_disease_4sites.csv"
     if not path.exists():
         pytest.skip("needs the heart disease data set, which is not part of the project")
-    pool = classification_pool(path, None, 30, label="num", silo="site")
+    pool = pool_of(path, None, 30, label="num", silo="site")
     assert np.diff(pool.silo_starts).tolist() == [303, 294, 123, 200]
     assert pool.max_actions == 5
     assert all(np.isfinite(pool.rows(q)).all() for q in range(0, 920, 50))
@@ -220,7 +222,7 @@ def test_declared_texts_that_are_numbers_are_compared_as_numbers(tmp_path):
         path = tmp_path / f"{name}.csv"
         rows = [f"{cell},{y}" for cell, y in zip(cells, "abab", strict=True)]
         path.write_text("\n".join(["sex,y", *rows]) + "\n")
-        pool = classification_pool(path, 1, 3, label="y", ranges={"sex": ["0", "1"]})
+        pool = pool_of(path, 1, 3, label="y", ranges={"sex": ["0", "1"]})
         written[name] = pool.rows(0).tobytes()
     assert written["whole"] == written["points"]
 
@@ -229,20 +231,18 @@ def test_declared_texts_of_which_no_cell_has_one_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("sex,y\nfemale,a\nmale,b\n?,b\n")
     with pytest.raises(InputError, match=r"ranges\.sex in some cell, got 'female' and none of"):
-        classification_pool(path, 1, 3, label="y", ranges={"sex": ["f", "m"]})
+        pool_of(path, 1, 3, label="y", ranges={"sex": ["f", "m"]})
     path.write_text("sex,y\n?,a\n,b\n?,b\n")  # nothing is known of anybody
-    assert classification_pool(path, 1, 3, label="y", ranges={"sex": ["f", "m"]}).queries == 3
+    assert pool_of(path, 1, 3, label="y", ranges={"sex": ["f", "m"]}).queries == 3
 
 
 def test_a_slip_among_numbers_is_noted_and_never_quoted(tmp_path):
     """The column is coded as texts, which few want: the certificate names it, and no cell."""
     path = tmp_path / "a.csv"
     path.write_text("dose,site,y\n" + "".join(f"{i},n{i % 2},{i % 2}\n" for i in range(9)))
-    assert not any(
-        "texts in others" in note for note in classification_pool(path, 2, 3, label="y").notes
-    )
+    assert not any("texts in others" in note for note in pool_of(path, 2, 3, label="y").notes)
     path.write_text(path.read_text().replace("\n3,", "\n3 mg,"))
-    notes = classification_pool(path, 2, 3, label="y").notes
+    notes = pool_of(path, 2, 3, label="y").notes
     assert (
         "columns with numbers in most cells and texts in others are coded as texts: dose" in notes
     )
@@ -252,9 +252,9 @@ def test_a_slip_among_numbers_is_noted_and_never_quoted(tmp_path):
 def test_decimal_points_and_commas_in_one_column_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("dose;y\n1,5;a\n2,5;b\n3;a\n")
-    assert classification_pool(path, 1, 3, label="y").queries == 3
+    assert pool_of(path, 1, 3, label="y").queries == 3
     path.write_text("dose;y\n1.5;a\n2,5;b\n3;a\n")
     with pytest.raises(InputError, match=r"a\.csv:3: column 'dose' must have decimal points or"):
-        classification_pool(path, 1, 3, label="y")
+        pool_of(path, 1, 3, label="y")
     path.write_text("dose;y\n1.5 mg;a\n2,5;b\n3;a\n")  # texts may have both
-    assert classification_pool(path, 1, 3, label="y").queries == 3
+    assert pool_of(path, 1, 3, label="y").queries == 3

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastfed._validate import InputError
-from fastfed.environments import ObliviousLosses, Replay
-from fastfed.environments.classification import classification_pool
+from fastfed.environments import Classification, ObliviousLosses, Replay
 from fastfed.environments.coding import from_table
 from fastfed.environments.tables import read_table
 
@@ -43,7 +42,8 @@ def check(data: bytes, name: str, silo: str | None) -> None:
             assert expected is None, str(error)
             assert name in str(error) and str(error).isprintable()
             return
-        pool = classification_pool(path, None if silo else 1, 3, "label", silo)
+        environment = Classification(data=path, dimension=3, label="label", silo=silo)
+        pool = environment.load(None if silo else 1)
     assert expected is not None, (features, classes)
     np.testing.assert_allclose(features, expected[0], rtol=0, atol=1e-9)
     assert classes.tolist() == expected[1]

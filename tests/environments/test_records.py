@@ -116,7 +116,9 @@ def test_keys_that_do_not_fit_are_refused():
         Classification.from_arrays(X, Y, coding="block")
     with pytest.raises(InputError, match="dimension goes with coding"):
         Classification.from_arrays(X, Y, coding="blocks", dimension=5)
-    with pytest.raises(InputError, match="silos must be 2, the number of values of silo, got 3"):
+    with pytest.raises(
+        InputError, match="silos must be the 2 values of the silo column 'silo', got 3"
+    ):
         Classification.from_arrays(X, Y, SILO).pool(3)
     with pytest.raises(InputError, match="silos must be at most the 30 records, got 31"):
         Classification.from_arrays(X, Y).pool(31)

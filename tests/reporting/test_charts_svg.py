@@ -19,9 +19,7 @@ from fastfed.reporting.charts import (
     Chart,
     End,
     Line,
-    final_charts,
-    regret_charts,
-    sent_charts,
+    charts_of,
 )
 from fastfed.reporting.sections import legend
 from fastfed.reporting.svg import chart_svg, names_fit, ticks
@@ -173,7 +171,7 @@ def test_names_at_the_ends_do_not_overlap_and_stay_inside() -> None:
 
 def test_a_row_for_each_final_regret() -> None:
     six = [curve(f"c, epsilon = {i}.0", 10.0 * 3**i) for i in range(1, 7)]
-    (chart,) = final_charts(source(*six))
+    (chart,) = charts_of(source(*six)).final
     root = read(chart)
     left, right, _, _ = frame(root)
     dots = [float(c.get("cx")) for c in root.iter("circle")]
@@ -186,7 +184,7 @@ def test_a_row_for_each_final_regret() -> None:
 
 
 def test_hostile_names_are_text() -> None:
-    (chart,) = regret_charts(source(curve("<script>&\"'"), curve("b", 5.0)))
+    (chart,) = charts_of(source(curve("<script>&\"'"), curve("b", 5.0))).regret
     svg = chart_svg(chart, "<&")
     assert "<script" not in svg
     assert any(t.text == "<script>&\"':  (1, 1e-05)" for t in read(chart).iter("title"))
@@ -195,7 +193,7 @@ def test_hostile_names_are_text() -> None:
 def test_regret_that_never_grows_has_axes_all_the_same() -> None:
     still = [replace(c, group_regret=0.0 * c.group_regret) for c in (curve("a"), curve("b"))]
     for log in ("", "y", "xy"):
-        (chart,) = regret_charts(source(*still, log=log))
+        (chart,) = charts_of(source(*still, log=log)).regret
         assert chart.y.low < chart.y.high
         root = read(chart)
         assert len(list(root.iter("polyline"))) == 2
@@ -249,7 +247,7 @@ def tick_texts(root: ElementTree.Element) -> list[str]:
 
 @pytest.mark.parametrize("log", ["", "x", "y", "xy"])
 def test_one_checkpoint_is_a_dot(log: str) -> None:
-    (chart,) = regret_charts(source(with_regret(curve("a"), [7.0]), log=log))
+    (chart,) = charts_of(source(with_regret(curve("a"), [7.0]), log=log)).regret
     root = read(chart)
     assert not list(root.iter("polyline"))
     (dot,) = root.iter("circle")
@@ -266,7 +264,7 @@ def test_a_bound_that_is_there_at_the_end_alone_is_a_dot() -> None:
 def test_negative_regret_is_inside_the_axes() -> None:
     six = [with_regret(curve(f"c{i}"), [-2.0, 1.0, i - 3.0]) for i in range(6)]
     found = source(*six)
-    for chart in (*regret_charts(found), *final_charts(found)):
+    for chart in (*charts_of(found).regret, *charts_of(found).final):
         root = read(chart)
         texts_are_inside(root)
         left, right, bottom, top = frame(root)
@@ -274,7 +272,7 @@ def test_negative_regret_is_inside_the_axes() -> None:
             assert points(line)[:, 1].max() < bottom and points(line)[:, 1].min() > top
         for dot in root.iter("circle"):
             assert left < float(dot.get("cx")) < right
-    (chart,) = regret_charts(found)
+    (chart,) = charts_of(found).regret
     assert chart.y.low == pytest.approx(1.05 * -3.0)
 
 
@@ -282,7 +280,7 @@ def test_what_ends_below_a_logarithmic_axis_is_named_at_its_edge() -> None:
     found = source(
         with_regret(curve("a"), [5.0, 0.0]), with_regret(curve("b"), [5.0, 9.0]), log="y"
     )
-    (chart,) = regret_charts(found)
+    (chart,) = charts_of(found).regret
     texts_are_inside(read(chart))
 
 
@@ -293,7 +291,7 @@ def test_ticks_of_rounds_are_whole_and_differ(horizon: int, log: str) -> None:
     rounds = np.array([max(1, horizon - 1), horizon])
     found = source(replace(made, rounds=rounds), log=log)
     found = replace(found, results=replace(found.results, horizon=horizon))
-    (chart,) = regret_charts(found)
+    (chart,) = charts_of(found).regret
     root = read(chart)
     texts = tick_texts(root)
     assert texts and len(set(texts)) == len(texts)
@@ -307,7 +305,7 @@ def test_ticks_of_rounds_are_whole_and_differ(horizon: int, log: str) -> None:
      [8e6, 8e6 + 8, 8e6 + 16, 1e7, 2e7], [1.6e4, 1.65e4, 1.7e4, 1.75e4, 1.8e4]],
 )  # fmt: skip
 def test_ticks_of_bytes_stand_apart_and_say_what_they_are(bits) -> None:
-    (chart,) = sent_charts(source(sending(curve("a"), bits)))
+    (chart,) = charts_of(source(sending(curve("a"), bits))).sent
     root = read(chart)
     texts = tick_texts(root)
     assert len(texts) >= 2 and len(set(texts)) == len(texts)
@@ -324,20 +322,20 @@ def test_ticks_of_bytes_stand_apart_and_say_what_they_are(bits) -> None:
 
 def test_names_without_room_leave_it_to_a_legend() -> None:
     long = "a very long label that goes on and on, with many words, number"
-    (chart,) = regret_charts(source(*(curve(f"{long} {i}", 10.0 + i) for i in range(8))))
-    (few,) = regret_charts(source(curve(f"{long} 1"), curve(f"{long} 2", 5.0)))
+    (chart,) = charts_of(source(*(curve(f"{long} {i}", 10.0 + i) for i in range(8)))).regret
+    (few,) = charts_of(source(curve(f"{long} 1"), curve(f"{long} 2", 5.0))).regret
     assert not names_fit(chart) and names_fit(few)
     root = read(chart)
     assert not [t for t in root.iter("text") if t.get("style")]
     assert legend(few) == "" and legend(chart).count("<li>") == 8
     assert f"{long} 7:  (1, 1e-05)</span>" in legend(chart)
-    assert names_fit(regret_charts(source(curve("w" * 19)))[0])
+    assert names_fit(charts_of(source(curve("w" * 19))).regret[0])
 
 
 def test_names_of_rows_have_room() -> None:
     words = "averaged gradients of clients and"
     six = [curve(f"{words} {i}", 10.0 + i) for i in range(6)]
-    (chart,) = final_charts(source(*six))
+    (chart,) = charts_of(source(*six)).final
     assert any("\n" in row for row in chart.y.rows)
     texts_are_inside(read(chart))
 
@@ -350,7 +348,7 @@ def test_long_titles_of_panels_are_wrapped() -> None:
 
 
 def test_control_characters_are_replaced() -> None:
-    (chart,) = regret_charts(source(curve("a\x01b\ufffe"), curve("c", 5.0)))
+    (chart,) = charts_of(source(curve("a\x01b\ufffe"), curve("c", 5.0))).regret
     assert any("a\ufffdb\ufffd" in (t.text or "") for t in read(chart).iter("title"))
 
 

@@ -21,7 +21,7 @@ from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate
 from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import as_text, rounded_down, rounded_up
-from fastfed.reporting.pictures import METRICS
+from fastfed.reporting.axes import METRICS
 from fastfed.reporting.table import EVENTS, plus_minus, table_rows
 from fastfed.results import results as columns
 from fastfed.results.results import CurveResult, Results
@@ -138,12 +138,12 @@ class TestPlot:
         """Colours, dashes, widths and data as in the picture that `fastfed report` writes."""
         from matplotlib.figure import Figure
 
-        from fastfed.reporting.charts import regret_charts
+        from fastfed.reporting.charts import charts_of
         from fastfed.reporting.figure import in_memory
         from fastfed.reporting.plotting import draw_chart
 
         axes = Figure().add_subplot()
-        draw_chart(axes, regret_charts(in_memory(results))[0])
+        draw_chart(axes, charts_of(in_memory(results)).regret[0])
         for ours, theirs in zip(results.plot().get_lines(), axes.get_lines(), strict=True):
             for what in ("xydata", "color", "linewidth"):
                 np.testing.assert_array_equal(

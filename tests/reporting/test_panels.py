@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ import fastfed
 from fastfed import experiments
 from fastfed._validate import InputError
 from fastfed.environments import Sphere
-from fastfed.reporting.charts import legend_texts, regret_charts
+from fastfed.reporting.charts import charts_of, legend_texts
 from fastfed.reporting.figure import Source, in_memory
 from fastfed.reporting.html import VARIABLES
 from fastfed.reporting.panels import (
@@ -24,16 +25,16 @@ from fastfed.reporting.panels import (
     MAX_CURVES,
     NOT_PRIVATE,
     check_grammar,
-    curve_styles,
     panels,
     split_label,
     symbols,
 )
-from fastfed.reporting.pictures import draw, draw_final
+from fastfed.reporting.plot_files import KINDS, draw
 from fastfed.reporting.svg import chart_svg
 from fastfed.results.results import CurveResult, Results
 from fastfed.simulation.experiment import expand, make_experiment
 
+PLOTS = ("regret", "final", "sent")
 PRIVATE = {
     "claimed": {"epsilon": 1.0, "delta": 1e-5}, "exact": {"epsilon": 1.0, "delta": 1e-5},
     "status": "proven", "also": [],
@@ -65,6 +66,15 @@ def curve(label: str, last: float = 10.0, *, private: bool = True, silos: int = 
 
 def source(*curves: CurveResult, **figure: Any) -> Source:
     return in_memory(Results("x", 5, 2, curves, figure))
+
+
+def drawn(found: Source, kinds: Sequence[str] = KINDS, plot: str = "regret") -> dict[str, bytes]:
+    """Draw only the plot ``plot``, a field of `Charts`; return the content of its files by kind."""
+    charts = charts_of(found)
+    only = {name: getattr(charts, name) if name == plot else [] for name in PLOTS}
+    files = draw(found, replace(charts, **only), kinds)
+    assert len({name.partition(".")[0] for name in files}) <= 1
+    return {name.partition(".")[2]: data for name, data in files.items()}
 
 
 def shown(found: Source) -> list[tuple[str, list[str]]]:
@@ -126,18 +136,18 @@ def test_of_very_many_the_best_are_drawn_before_the_range_of_all() -> None:
     many = source(*(curve(f"c{i}", 1000.0 - i) for i in range(100)))
     (panel,) = panels(many)
     assert list(panel.names) == [f"c{i}" for i in range(93, 100)] and len(panel.others) == 100
-    svg = draw(many, ["svg"])["svg"]
+    svg = drawn(many, ["svg"])["svg"]
     assert b"all 100 curves, from the least to the largest mean" in svg
-    assert draw_final(many, ["svg"]) == {}
+    assert drawn(many, ["svg"], "final") == {}
 
 
 def test_colour_and_dash_follow_their_keys() -> None:
-    styles = curve_styles(source(*GRID, colour="silos", dash="epsilon"))
+    styles = charts_of(source(*GRID, colour="silos", dash="epsilon")).styles
     assert [s["color"] for s in styles] == [c for c in COLOURS[:3] for _ in range(2)]
     assert len({str(s["linestyle"]) for s in styles[::2]}) == 1
     assert str(styles[0]["linestyle"]) != str(styles[1]["linestyle"])
     # Without a key for dashes they tell apart what has one colour.
-    styles = curve_styles(source(*GRID, colour="epsilon"))
+    styles = charts_of(source(*GRID, colour="epsilon")).styles
     assert len({str(s) for s in styles}) == 6 and len({s["color"] for s in styles}) == 2
 
 
@@ -192,7 +202,7 @@ def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
     with pytest.MonkeyPatch.context() as patch:
         original = plotting._spread_ends
         patch.setattr(plotting, "_spread_ends", lambda a, w: original(a, w) or seen.append((a, w)))
-        draw(source(*(curve(f"curve {i}") for i in range(6))), ["pdf"])
+        drawn(source(*(curve(f"curve {i}") for i in range(6))), ["pdf"])
     ((axes, written),) = seen
     figure = axes.figure
     figure.draw_without_rendering()
@@ -205,8 +215,8 @@ def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
 
 def test_papers_get_one_column_with_embedded_type() -> None:
     found = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
-    first = draw(found, ["pdf"])
-    assert set(first) == {"pdf"} and first == draw(found, ["pdf"])
+    first = drawn(found, ["pdf"])
+    assert set(first) == {"pdf"} and first == drawn(found, ["pdf"])
     pdf = first["pdf"]
     assert b"/FontFile2" in pdf and b"/Type3" not in pdf  # TrueType
     width = float(pdf.split(b"/MediaBox [ 0 0 ")[1].split()[0])
@@ -214,14 +224,14 @@ def test_papers_get_one_column_with_embedded_type() -> None:
 
 
 def test_logarithmic_axes_begin_where_there_is_something() -> None:
-    svg = draw(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
-    assert svg == draw(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
-    assert svg != draw(source(curve("a", 1000.0), curve("b", 1.0)), ["svg"])["svg"]
+    svg = drawn(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
+    assert svg == drawn(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
+    assert svg != drawn(source(curve("a", 1000.0), curve("b", 1.0)), ["svg"])["svg"]
 
 
 def test_charts_in_a_page_have_the_colours_of_the_page() -> None:
     found = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
-    (chart,) = regret_charts(found)
+    (chart,) = charts_of(found).regret
     text = str(chart_svg(chart, "label"))
     assert "var(--c1)" in text and "var(--text)" in text and "var(--grid)" in text
     assert not any(colour in text for colour in VARIABLES)
@@ -230,11 +240,11 @@ def test_charts_in_a_page_have_the_colours_of_the_page() -> None:
 
 def test_dots_stand_for_curves_from_six_on() -> None:
     six = [curve(f"c, epsilon = {i}.0", 10.0 * 3**i) for i in range(1, 7)]
-    assert draw_final(source(*six[:5]), ["svg"]) == {}
-    svg = draw_final(source(*six), ["svg"])["svg"].decode()
+    assert drawn(source(*six[:5]), ["svg"], "final") == {}
+    svg = drawn(source(*six), ["svg"], "final")["svg"].decode()
     assert all(f"c, ε\u00a0=\u00a0{i}<" in svg for i in range(1, 7))
     one = [replace(c, group_regret=c.group_regret[:1], replicates=(0,)) for c in six]
-    assert draw_final(source(*one), ["svg"])["svg"]
+    assert drawn(source(*one), ["svg"], "final")["svg"]
 
 
 HOSTILE = "a & b_c #1, 50 % {x} \\frac ~^ $x$, epsilon = 1.0"
@@ -243,19 +253,22 @@ HOSTILE = "a & b_c #1, 50 % {x} \\frac ~^ $x$, epsilon = 1.0"
 def test_without_latex_pgf_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match=r"^format pgf needs LaTeX \(.*\): install TeX Live"):
-        draw(source(curve("a"), curve("b")), ["pgf"])
+        drawn(source(curve("a"), curve("b")), ["pgf"])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("xelatex") is None, reason="needs xelatex")
 def test_pgf_is_input_to_latex_whatever_labels_are(tmp_path: Path) -> None:
     six = [curve(f"{HOSTILE}, rho_min = {i}.0") for i in range(6)]
-    pictures = {**draw(source(*six), ["pgf"]), "final": draw_final(source(*six), ["pgf"])["pgf"]}
+    pictures = {
+        **drawn(source(*six), ["pgf"]),
+        "final": drawn(source(*six), ["pgf"], "final")["pgf"],
+    }
     for name, content in pictures.items():
         (tmp_path / f"{name}.pgf").write_bytes(content)
     (tmp_path / "paper.tex").write_text(
         r"\documentclass[twocolumn]{article}\usepackage{fontspec}\usepackage{pgf}"
-        r"\def\mathdefault#1{#1}\begin{document}\noindent\input{pgf.pgf}"
+        r"\def\mathdefault#1{#1}\begin{document}\noindent\input{regret.pgf}"
         "\n\n" + r"\noindent\input{final.pgf}\end{document}"
     )
     done = subprocess.run(
@@ -290,5 +303,5 @@ def test_a_sweep_of_a_thousand_curves_has_a_page_of_a_few_megabytes(tmp_path: Pa
     page = (tmp_path / "report.html").read_text()
     assert len(page) < 5e6
     assert page.count('<th scope="row">') > 2000  # each has its row of results, and of privacy
-    assert "more certificates stand in certificates.txt" in page
+    assert "more certificates are in certificates.txt" in page
     assert (tmp_path / "certificates.txt").read_text().count("\n====") == 1000

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_panels import drawn
 
+import fastfed
 from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
 from fastfed.reporting import table
-from fastfed.reporting.charts import Y_LABELS, Chart, any_sends, regret_charts, sent_charts
+from fastfed.reporting.charts import Y_LABELS, Chart, ascii_plot, charts_of
 from fastfed.reporting.figure import (
     AXES,
     Source,
@@ -29,18 +31,16 @@ from fastfed.reporting.figure import (
     missing_bounds,
     read_source,
     regret,
-    spaced,
     synchronisation_bounds,
 )
-from fastfed.reporting.page import FORMATS, write_report
+from fastfed.reporting.page import write_report
 from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, line_styles
-from fastfed.reporting.pictures import ascii_plot, draw, draw_sent
+from fastfed.reporting.plot_files import FORMATS
 from fastfed.reporting.plotting import draw_chart
 from fastfed.reporting.sections import certificates_text
 from fastfed.reporting.table import plus_minus, rate, sent, times
-from fastfed.reporting.text import privacy_text, spec_text
+from fastfed.reporting.text import privacy_text, spaced, spec_text
 from fastfed.simulation.experiment import Experiment, make_experiment
-from fastfed.simulation.run import run
 
 
 def an_experiment(**figure: Any) -> Experiment:
@@ -65,7 +65,7 @@ def an_experiment(**figure: Any) -> Experiment:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "out"
-    run(an_experiment(title="Small, and $quare", note="one note", y="time-average"), path)
+    fastfed.run(an_experiment(title="Small, and $quare", note="one note", y="time-average"), path)
     return path
 
 
@@ -197,7 +197,7 @@ def test_certificates_are_those_of_the_experiment(source: Source) -> None:
 
 
 def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
-    first, second = draw(source), draw(source)
+    first, second = drawn(source), drawn(source)
     assert first == second
     assert set(first) == {"png", "svg"}
     assert first["png"].startswith(b"\x89PNG")
@@ -207,15 +207,15 @@ def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
 
 def sent_lines(source: Source) -> list[tuple[Any, Any]]:
     """Bytes and regret of every line in the picture of communication that has points."""
-    (chart,) = sent_charts(source)
+    (chart,) = charts_of(source).sent
     return [(line.x, line.y) for line in chart.lines if len(line.x)]
 
 
 def test_communication_begins_at_the_first_message_and_ends_at_the_total(source: Source) -> None:
     """Bytes of the schedule against the store's regret."""
     seen = sent_lines(source)
-    pictures = draw_sent(source)
-    assert pictures == draw_sent(source)
+    pictures = drawn(source, plot="sent")
+    assert pictures == drawn(source, plot="sent")
     assert pictures["png"].startswith(b"\x89PNG")
     curves = source.results.curves
     # The lonely silos send nothing, and have no line.
@@ -231,7 +231,7 @@ def test_communication_begins_at_the_first_message_and_ends_at_the_total(source:
 
 def test_no_picture_of_communication_where_nobody_sends(source: Source, tmp_path: Path) -> None:
     alone = replace(source, results=replace(source.results, curves=source.results.curves[-1:]))
-    assert any_sends(source) and not any_sends(alone)
+    assert charts_of(source).sent and not charts_of(alone).sent
     written = {p.name for p in write_report(alone, tmp_path, FORMATS)}
     assert "figure.png" in written and "communication.png" not in written
     assert "No curve sends anything." in (tmp_path / "report.html").read_text()
@@ -307,17 +307,17 @@ def test_drawing_leaves_no_trace(source: Source) -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    draw(source)
-    draw_sent(source)
+    drawn(source)
+    drawn(source, plot="sent")
     assert dict(matplotlib.rcParams) == before
 
 
 def test_figure_shows_what_the_spec_asks_for(source: Source) -> None:
     figure = {**source.results.figure, "y": "cumulative"}
     cumulative = replace(source, results=replace(source.results, figure=figure))
-    assert draw(cumulative)["png"] != draw(source)["png"]
+    assert drawn(cumulative)["png"] != drawn(source)["png"]
     without = replace(source, results=replace(source.results, figure={**figure, "note": []}))
-    assert draw(without)["png"] != draw(cumulative)["png"]
+    assert drawn(without)["png"] != drawn(cumulative)["png"]
 
 
 def of_figure(source: Source, **keys: Any) -> Source:
@@ -334,7 +334,7 @@ def with_curves(source: Source, **changes: Any) -> Source:
 
 def chart_of(source: Source) -> Chart:
     """The one chart of regret against rounds."""
-    (chart,) = regret_charts(source)
+    (chart,) = charts_of(source).regret
     return chart
 
 
@@ -407,8 +407,8 @@ def test_a_bound_is_drawn_as_the_axis_has_it(source: Source, y: str, divisor: li
     # The axis makes room for it, and there is nothing to say in small print.
     assert axes.get_ylim()[1] > 1.5 * tallest(plain) > before.get_ylim()[1]
     assert bounds_above_plot(asked) == missing_bounds(asked) == []
-    assert draw(asked)["png"] == draw(asked)["png"] != draw(plain)["png"]
-    assert b">Theorem 1</text>" in draw(asked)["svg"]
+    assert drawn(asked)["png"] == drawn(asked)["png"] != drawn(plain)["png"]
+    assert b">Theorem 1</text>" in drawn(asked)["svg"]
 
 
 def test_a_bound_below_the_curves_leaves_the_axis_alone(source: Source) -> None:
@@ -425,7 +425,7 @@ def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> N
     far = bounded(plain, np.linspace(3.01, 5000.0, 6) * top)
     assert axes_of(far).get_ylim() == axes_of(plain).get_ylim()
     assert len(axes_of(far).get_lines()) == len(plain.results.curves)
-    assert b">Theorem 1</text>" not in draw(far)["svg"]
+    assert b">Theorem 1</text>" not in drawn(far)["svg"]
     # It leaves the picture: drawn up to its upper edge.
     leaving = bounded(plain, np.array([0.5, 1.0, 2.0, 2.9, 50.0, 5000.0]) * top)
     axes = axes_of(leaving)
@@ -435,7 +435,7 @@ def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> N
         (note,) = bounds_above_plot(source_)
         value = 5000.0 * top
         assert note == f"above the plot: Theorem 1 = {spaced(value)} at the last round"
-        assert b"above the plot: Theorem 1" in draw(source_)["svg"]
+        assert b"above the plot: Theorem 1" in drawn(source_)["svg"]
     # It comes in: what counts is where it ends.
     coming = bounded(plain, np.array([5000.0, 50.0, 4.0, 2.0, 1.5, 1.4]) * top)
     assert bounds_above_plot(coming) == [] and axes_of(coming).get_ylim() == (0.0, 3.0 * top)
@@ -519,7 +519,7 @@ def test_figure_of_one_replicate_and_odd_labels(folder: Path) -> None:
         )
     )
     odd = replace(one, results=replace(one.results, curves=curves))
-    assert draw(odd)["png"].startswith(b"\x89PNG")
+    assert drawn(odd)["png"].startswith(b"\x89PNG")
 
 
 def test_lines_can_be_told_apart(source: Source) -> None:

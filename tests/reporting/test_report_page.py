@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import fastfed
 from fastfed.cli import cli
 from fastfed.environments import Sphere
 from fastfed.reporting.figure import Source, read_source
 from fastfed.reporting.html import element, join
-from fastfed.reporting.page import FORMATS, anchor, write_overview, write_report
-from fastfed.reporting.sections import span
-from fastfed.reporting.text import as_toml
+from fastfed.reporting.page import anchor, write_overview, write_report
+from fastfed.reporting.plot_files import FORMATS
+from fastfed.reporting.text import as_toml, span
 from fastfed.results.store import Effort
 from fastfed.simulation.experiment import Experiment, make_experiment
-from fastfed.simulation.run import run
 
 NASTY = """<script>alert("1")</script> & 'so on' $x ]]> é"""
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two experiments in subfolders, with their pages and the one over both."""
     out = tmp_path_factory.mktemp("pages") / "out"
     for name in ("first", "second & last"):
-        run(an_experiment(name), out / name)
+        fastfed.run(an_experiment(name), out / name)
         write_report(read_source(out / name), out / name)
     written = write_overview(out)
     assert written is not None and written[0] == out / "report.html"
@@ -252,7 +252,7 @@ def test_spec_lists_every_key(source: Source, folder: Path) -> None:
 @pytest.mark.slow
 def test_the_same_results_give_the_same_page(folder: Path, tmp_path: Path) -> None:
     """Run again elsewhere, with another number of threads: only the times differ."""
-    run(an_experiment("first"), tmp_path / "again", threads=1)
+    fastfed.run(an_experiment("first"), tmp_path / "again", threads=1)
     pages = []
     for path in (folder / "first", tmp_path / "again"):
         source = read_source(path)
@@ -322,7 +322,7 @@ def test_runs_that_played_something_are_kept_with_their_time(tmp_path: Path) -> 
         silos=3,
     )
     for replicates, threads in ((1, 1), (1, 2), (3, 2)):
-        run(first.with_options(replicates), tmp_path, threads=threads)
+        fastfed.run(first.with_options(replicates), tmp_path, threads=threads)
     effort = read_source(tmp_path).effort
     # The second call had nothing to play.
     assert [r.threads for r in effort.runs] == [1, 2]

@@ -13,7 +13,7 @@ from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.results.store import FILE, _name_damaged
 from fastfed.simulation.experiment import Experiment, make_experiment
-from fastfed.simulation.run import load, run
+from fastfed.simulation.run import load
 
 
 def experiment(*epsilons: float, replicates: int = 2) -> Experiment:
@@ -28,7 +28,7 @@ def experiment(*epsilons: float, replicates: int = 2) -> Experiment:
 
 def written_store(folder: Path) -> Path:
     """Run an experiment of two curves and return the path of its store."""
-    run(experiment(1.0, 5.0), folder, threads=1)
+    fastfed.run(experiment(1.0, 5.0), folder, threads=1)
     return folder / FILE
 
 
@@ -89,7 +89,10 @@ def test_a_changed_row_is_named_and_the_store_is_refused(change: str, tmp_path: 
     path = written_store(tmp_path)
     with sqlite3.connect(path) as db:
         db.execute(change)
-    for use in (lambda: load(tmp_path), lambda: run(experiment(1.0, 5.0), tmp_path, threads=1)):
+    for use in (
+        lambda: load(tmp_path),
+        lambda: fastfed.run(experiment(1.0, 5.0), tmp_path, threads=1),
+    ):
         with pytest.raises(InputError, match=r"damaged.*row .* of \w+ is not what was written"):
             use()
 
@@ -101,7 +104,7 @@ def test_stores_without_digests_load_and_a_resumed_run_adds_them(tmp_path: Path)
         db.execute("DELETE FROM cells WHERE replicate = 1")
         db.execute("DELETE FROM timings WHERE replicate = 1")
     assert load(tmp_path).curves[0].replicates == (0,)
-    run(experiment(1.0, 5.0), tmp_path, threads=1)
+    fastfed.run(experiment(1.0, 5.0), tmp_path, threads=1)
     assert load(tmp_path).curves[0].replicates == (0, 1)
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*) FROM digests WHERE name = 'cells'").fetchone() == (4,)
@@ -109,7 +112,7 @@ def test_stores_without_digests_load_and_a_resumed_run_adds_them(tmp_path: Path)
 
 def test_stores_that_get_more_curves_keep_valid_digests(tmp_path: Path) -> None:
     written_store(tmp_path)
-    run(experiment(0.5, 1.0, 5.0, replicates=3), tmp_path, threads=1)
+    fastfed.run(experiment(0.5, 1.0, 5.0, replicates=3), tmp_path, threads=1)
     assert [c.label for c in load(tmp_path).curves] == ["0.5", "1.0", "5.0"]
 
 

@@ -529,7 +529,7 @@ def test_reports_on_real_records_begin_with_what_no_certificate_covers(tmp_path)
     """The report, the table and the certificates all say it, also for stored results."""
     for keys, has_scaling_note in (({}, True), ({"ranges": {"age": [0, 120]}}, False)):
         folder = tmp_path / str(has_scaling_note)
-        run_module.run(real_records(tmp_path, **keys), folder, threads=1)
+        fastfed.run(real_records(tmp_path, **keys), folder, threads=1)
         source = read_source(folder)
         assert source.about_records[0].startswith("Made of real records: regret, curves, tables")
         assert "`fastfed plan`" in source.about_records[1]
@@ -551,7 +551,7 @@ def test_reports_on_real_records_begin_with_what_no_certificate_covers(tmp_path)
 
 
 def test_reports_on_synthetic_data_do_not_mention_real_records(tmp_path):
-    run_module.run(experiment_from_spec(spec()), tmp_path, threads=1)
+    fastfed.run(experiment_from_spec(spec()), tmp_path, threads=1)
     source = read_source(tmp_path)
     assert source.about_records == ()
     text = write_report(source, tmp_path, {})[-1].read_text()
@@ -559,7 +559,7 @@ def test_reports_on_synthetic_data_do_not_mention_real_records(tmp_path):
 
 
 def test_an_older_store_of_a_data_set_mentions_real_records_too(tmp_path):
-    run_module.run(real_records(tmp_path), tmp_path / "out", threads=1)
+    fastfed.run(real_records(tmp_path), tmp_path / "out", threads=1)
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db, db:
         facts = json.loads(db.execute("SELECT facts FROM curves").fetchone()[0])
         del facts["about_records"]
@@ -572,7 +572,7 @@ def test_an_older_store_of_a_data_set_mentions_real_records_too(tmp_path):
     (curve,) = source.results.curves
     assert curve.made == {} and curve.dated_certificate == curve.certificate
     # Resuming the run adds the current notes.
-    run_module.run(real_records(tmp_path), tmp_path / "out", threads=1)
+    fastfed.run(real_records(tmp_path), tmp_path / "out", threads=1)
     source = read_source(tmp_path / "out")
     assert len(source.about_records) == 3 and source.results.curves[0].made["version"]
 
@@ -585,21 +585,20 @@ def test_certificates_name_version_spec_digest_and_date(tmp_path, monkeypatch):
         return {**made_now(identity), "date": next(dates)}
 
     monkeypatch.setattr(store_module, "made_now", with_next_date)
-    first = run_module.run(experiment, tmp_path / "out", threads=1).curves[0]
+    first = fastfed.run(experiment, tmp_path / "out", threads=1).curves[0]
     digest = hashlib.sha256(msgspec.json.encode(experiment.identity(), order="sorted")).hexdigest()
     assert first.made == {
         "version": fastfed.__version__, "spec_digest": digest, "date": "2031-01-01"
     }  # fmt: skip
     assert digest.startswith(experiment.digest())
     # An unchanged certificate keeps its date; a changed certificate gets a new date.
-    repeated = run_module.run(experiment, tmp_path / "out", threads=1).curves[0]
+    repeated = fastfed.run(experiment, tmp_path / "out", threads=1).curves[0]
     assert repeated.made == first.made and repeated.certificate == first.certificate
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db, db:
         db.execute("UPDATE curves SET certificate = replace(certificate, 'conditional', 'none')")
         digests.seal(db)
     assert (
-        run_module.run(experiment, tmp_path / "out", threads=1).curves[0].made["date"]
-        == "2031-01-03"
+        fastfed.run(experiment, tmp_path / "out", threads=1).curves[0].made["date"] == "2031-01-03"
     )
     shown_certificate = first.to_builtins()["certificate"]
     assert shown_certificate == {**first.certificate, **first.made}

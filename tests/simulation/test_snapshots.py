@@ -18,10 +18,11 @@ import numpy as np
 import problems
 import pytest
 
+import fastfed
 from fastfed._kernels import driver
 from fastfed.environments import FixedSet, Sphere
 from fastfed.results.store import Store
-from fastfed.simulation import compiled, run, snapshots
+from fastfed.simulation import compiled, snapshots
 from fastfed.simulation.dispatch import Interrupted
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.snapshots import Snapshot
@@ -166,14 +167,14 @@ def test_an_interrupted_run_continues_from_its_snapshot(
     if engine == "processes":
         monkeypatch.setattr("fastfed.simulation.engines.processes.EVERY", 0.0)
     experiment = two_curves()
-    run.run(experiment, tmp_path / "whole", threads=1)
+    fastfed.run(experiment, tmp_path / "whole", threads=1)
     with pytest.raises(Interrupted):
-        run.run(experiment, tmp_path / "parts", threads=1, progress=stop_after(300, []))
+        fastfed.run(experiment, tmp_path / "parts", threads=1, progress=stop_after(300, []))
     snapshot_files = list((tmp_path / "parts" / snapshots.FOLDER).iterdir())
     assert len(snapshot_files) == 1 and snapshot_files[0].stat().st_mode & 0o777 == 0o600
     set_seconds(snapshot_files[0], 1000.0)
     reported: list[int] = []
-    run.run(experiment, tmp_path / "parts", threads=1, engine=engine, progress=reported.append)
+    fastfed.run(experiment, tmp_path / "parts", threads=1, engine=engine, progress=reported.append)
     assert stored_rows(tmp_path / "parts") == stored_rows(tmp_path / "whole")
     # The time before the interruption counts, too; the curves of a batch share it.
     with Store.open_existing(tmp_path / "parts") as store:
@@ -202,13 +203,13 @@ def damage(path: Path, kind: str) -> None:
 def test_a_damaged_snapshot_is_ignored(kind: str, tmp_path: Path, frequent_snapshots: None) -> None:
     experiment = two_curves()
     with pytest.raises(Interrupted):
-        run.run(experiment, tmp_path, threads=1, progress=stop_after(300, []))
+        fastfed.run(experiment, tmp_path, threads=1, progress=stop_after(300, []))
     (snapshot_file,) = (tmp_path / snapshots.FOLDER).iterdir()
     damage(snapshot_file, kind)
     reported: list[int] = []
-    run.run(experiment, tmp_path, threads=1, progress=reported.append)
+    fastfed.run(experiment, tmp_path, threads=1, progress=reported.append)
     assert reported[0] == 0 and sum(reported) == 2 * 2 * 3 * 90
-    run.run(experiment, tmp_path / "whole", threads=1)
+    fastfed.run(experiment, tmp_path / "whole", threads=1)
     assert stored_rows(tmp_path) == stored_rows(tmp_path / "whole")
 
 
@@ -303,7 +304,7 @@ def test_a_snapshot_is_not_written_again_at_the_same_round(
 def test_a_full_disk_does_not_end_the_run(tmp_path: Path, frequent_snapshots: None) -> None:
     """Check this for a snapshot folder that cannot be created."""
     (tmp_path / snapshots.FOLDER).write_text("in the way")
-    results = run.run(two_curves(), tmp_path, threads=1)
+    results = fastfed.run(two_curves(), tmp_path, threads=1)
     assert len(results.curves) == 2
 
 

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 from test_snapshots import stop_after, stored_rows, two_curves
 
+import fastfed
 from fastfed.environments import Sphere
-from fastfed.simulation import compiled, run, snapshots
+from fastfed.simulation import compiled, snapshots
 from fastfed.simulation.dispatch import Interrupted, RunBatch
 from fastfed.simulation.engines import processes
 from fastfed.simulation.experiment import Experiment, make_experiment
@@ -80,9 +81,9 @@ def test_dask_continues_an_interrupted_run(
     """Check that workers use the client's snapshots and that the folder is clean afterwards."""
     e, address = two_curves(), threads.scheduler_address
     monkeypatch.setattr(dask_snapshots.Place, "seen", lambda self: folder_is_shared)
-    run.run(e, tmp_path / "whole", threads=1)
+    fastfed.run(e, tmp_path / "whole", threads=1)
     with pytest.raises(Interrupted):
-        run.run(e, tmp_path / "part", threads=1, progress=stop_after(300, []))
+        fastfed.run(e, tmp_path / "part", threads=1, progress=stop_after(300, []))
     loaded_rounds = []
     load = snapshots.Kept.into
     monkeypatch.setattr(
@@ -90,7 +91,7 @@ def test_dask_continues_an_interrupted_run(
         "into",
         lambda kept, states: loaded_rounds.append(kept.round) or load(kept, states),
     )
-    run.run(e, tmp_path / "part", engine="dask", scheduler=address)
+    fastfed.run(e, tmp_path / "part", engine="dask", scheduler=address)
     assert len(loaded_rounds) == 1 and loaded_rounds[0] >= 40
     assert stored_rows(tmp_path / "part") == stored_rows(tmp_path / "whole")
     assert not (tmp_path / "part" / snapshots.FOLDER).exists()
@@ -105,7 +106,7 @@ def test_snapshots_sent_by_workers_suffice_to_continue(
     e, address = two_curves(400), threads.scheduler_address
     monkeypatch.setattr(dask_snapshots.Place, "seen", lambda self: False)
     monkeypatch.setattr(compiled, "CALL_SECONDS", 0.002)
-    run.run(e, tmp_path / "whole", threads=1)
+    fastfed.run(e, tmp_path / "whole", threads=1)
     written: list[Path] = []
     original_store = dask_snapshots.store
 
@@ -129,7 +130,7 @@ def test_snapshots_sent_by_workers_suffice_to_continue(
         simulate(run, first, last, 20, reported)
 
     monkeypatch.setattr(compiled, "run_rounds", slowly)
-    run.run(e, tmp_path / "sent", engine="dask", scheduler=address)
+    fastfed.run(e, tmp_path / "sent", engine="dask", scheduler=address)
     assert stored_rows(tmp_path / "sent") == stored_rows(tmp_path / "whole")
     assert written
     monkeypatch.setattr(compiled, "run_rounds", simulate)
@@ -137,7 +138,7 @@ def test_snapshots_sent_by_workers_suffice_to_continue(
     for path in (tmp_path / "kept").iterdir():
         shutil.copy(path, tmp_path / "part" / snapshots.FOLDER)
     reported: list[int] = []
-    run.run(e, tmp_path / "part", threads=1, progress=reported.append)
+    fastfed.run(e, tmp_path / "part", threads=1, progress=reported.append)
     assert max(reported) >= 2 * 3 * 20
     assert stored_rows(tmp_path / "part") == stored_rows(tmp_path / "whole")
 
@@ -188,14 +189,14 @@ def test_another_process_continues_from_the_snapshot_of_a_killed_process(tmp_pat
 
     killer = threading.Thread(target=kill)
     killer.start()
-    run.run(e, tmp_path / "killed", engine="processes", threads=1, progress=reported.append)
+    fastfed.run(e, tmp_path / "killed", engine="processes", threads=1, progress=reported.append)
     killer.join()
     assert len(pids) == 2
     loss_index = reported.index(min(reported))
     assert reported[loss_index] < 0 and sum(reported) == 4 * 400_000
     # The second worker first reports the rounds of the snapshot.
     assert reported[loss_index + 1] >= 4 * 1000
-    run.run(e, tmp_path / "whole", threads=1)
+    fastfed.run(e, tmp_path / "whole", threads=1)
     assert stored_rows(tmp_path / "killed") == stored_rows(tmp_path / "whole")
 
 
@@ -258,12 +259,12 @@ def test_another_dask_worker_continues_after_one_is_killed(cluster, tmp_path):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    run.run(
+    fastfed.run(
         e, tmp_path / "killed", engine="dask", scheduler=started.scheduler_address,
         progress=reported.append,
     )  # fmt: skip
     killer.join()
-    run.run(e, tmp_path / "whole", threads=1)
+    fastfed.run(e, tmp_path / "whole", threads=1)
     assert stored_rows(tmp_path / "killed") == stored_rows(tmp_path / "whole")
     assert sum(reported) == 4 * 400_000
     # Progress falls, but not to the first round: at most by the distance of some snapshots.

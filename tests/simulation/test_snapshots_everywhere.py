@@ -17,9 +17,10 @@ from problems import ordinary_cases
 from test_drivers import same
 from test_snapshots import stop_after, stored_rows
 
+import fastfed
 from fastfed.environments import ObliviousLosses
 from fastfed.experts.baselines import Leader
-from fastfed.simulation import compiled, dispatch, expert_course, experts, run, snapshots
+from fastfed.simulation import compiled, dispatch, expert_course, experts, snapshots
 from fastfed.simulation.dispatch import Interrupted
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.snapshots import Snapshot, Snapshots
@@ -228,13 +229,13 @@ def experiment_of_kind(kind: str, replicates: int = 2, **sizes: int) -> Experime
 def test_an_interrupted_run_continues_from_its_snapshot(kind, frequent_snapshots, tmp_path):
     """Interrupt the run several times; the results equal those of an uninterrupted run."""
     e = experiment_of_kind(kind)
-    run.run(e, tmp_path / "whole", threads=1)
+    fastfed.run(e, tmp_path / "whole", threads=1)
     all_rounds, part = 2 * 3 * 150, tmp_path / "part"
     reported: list[int] = []
     for interrupt_at in (60, 200, 400, 500, 700):
         reported = []
         with pytest.raises(Interrupted):
-            run.run(
+            fastfed.run(
                 e,
                 part,
                 threads=1,
@@ -243,7 +244,7 @@ def test_an_interrupted_run_continues_from_its_snapshot(kind, frequent_snapshots
         (snapshot_file,) = (part / snapshots.FOLDER).iterdir()
         assert snapshot_file.stat().st_mode & 0o777 == 0o600
     reported = []
-    run.run(e, part, threads=1, progress=reported.append)
+    fastfed.run(e, part, threads=1, progress=reported.append)
     assert reported[0] > 100 and sum(reported) == all_rounds // 2
     assert stored_rows(part) == stored_rows(tmp_path / "whole")
     assert not (part / snapshots.FOLDER).exists()
@@ -267,7 +268,7 @@ DAMAGES = ["flipped", "cut", "of another experiment", "of another kind"]
 def test_snapshots_that_do_not_fit_are_ignored(kind, damage, frequent_snapshots, tmp_path):
     e, part = experiment_of_kind(kind, replicates=1), tmp_path / "part"
     with pytest.raises(Interrupted):
-        run.run(e, part, threads=1, progress=stop_after(200, []))
+        fastfed.run(e, part, threads=1, progress=stop_after(200, []))
     (snapshot_file,) = (part / snapshots.FOLDER).iterdir()
     content = bytearray(snapshot_file.read_bytes())
     if damage == "flipped":
@@ -279,13 +280,15 @@ def test_snapshots_that_do_not_fit_are_ignored(kind, damage, frequent_snapshots,
             kind if damage.endswith("experiment") else "experts", 1, horizon=140
         )
         with pytest.raises(Interrupted):
-            run.run(other_experiment, tmp_path / "other", threads=1, progress=stop_after(200, []))
+            fastfed.run(
+                other_experiment, tmp_path / "other", threads=1, progress=stop_after(200, [])
+            )
         content[:] = (tmp_path / "other" / snapshots.FOLDER / snapshot_file.name).read_bytes()
     snapshot_file.write_bytes(content)
     reported: list[int] = []
-    run.run(e, part, threads=1, progress=reported.append)
+    fastfed.run(e, part, threads=1, progress=reported.append)
     assert max(reported) < 150  # the run started again from the first round
-    run.run(e, tmp_path / "whole", threads=1)
+    fastfed.run(e, tmp_path / "whole", threads=1)
     assert stored_rows(part) == stored_rows(tmp_path / "whole")
 
 

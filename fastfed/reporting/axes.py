@@ -1,8 +1,8 @@
-"""Plots of an experiment: in files, in axes of matplotlib, and as plain text."""
+"""Draw curves of results into axes of matplotlib, for `Results.plot`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,114 +10,24 @@ import numpy as np
 
 from fastfed._validate import InputError, boolean, choice, nearest, show
 from fastfed.reporting import plotting
-from fastfed.reporting.charts import (
-    Y_LABELS,
-    Line,
-    amount_text,
-    final_charts,
-    legend_entry,
-    regret_charts,
-    regret_lines,
-    sent_charts,
-)
+from fastfed.reporting.charts import Y_LABELS, Line, amount_text, legend_entry, regret_lines
 from fastfed.reporting.figure import (
+    LOGS,
     SYNCHRONISATIONS,
     Source,
     bounds_above_plot,
     ceiling,
     in_memory,
-    regret,
-    spaced,
     y_axis,
 )
-from fastfed.reporting.panels import COLOURS, N_BEST, NOT_PRIVATE, least_regret, line_styles
-from fastfed.reporting.text import is_private
-from fastfed.results.results import CurveResult, Results, standard_error
+from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, line_styles
+from fastfed.reporting.text import is_private, spaced
+from fastfed.results.results import Results, standard_error
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# ---- Files, drawn by matplotlib ------------------------------------------------------------------
-
-LEGEND = "curve: privacy as (ε, δ)"
-LEGEND_SENT = "curve: sent in one replicate, on average"
-
-
-def draw(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """Draw regret against rounds; return the content of the plot file of each kind."""
-    notes = [*small_print(source), *bounds_above_plot(source)]
-    return plotting.render(source, regret_charts(source), notes, LEGEND, kinds)
-
-
-def draw_sent(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """Draw regret against bytes sent, as `draw`; return {} if no curve sends anything."""
-    charts = sent_charts(source)
-    notes = [*small_print(source), "a dot is the last round"]
-    return plotting.render(source, charts, notes, LEGEND_SENT, kinds) if charts else {}
-
-
-def draw_final(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """Draw regret at the last round, as `draw`; return {} for too few or too many curves."""
-    charts = final_charts(source)
-    return plotting.render(source, charts, small_print(source), None, kinds) if charts else {}
-
-
-def small_print(source: Source) -> list[str]:
-    """Return the lines below the title: problem size, replicates, bands and notes."""
-    band = "" if source.replicates == "1 replicate" else ", band: ± 2 standard errors"
-    return [source.setting, f"{source.replicates}{band}", *source.notes]
-
-
-# ---- ASCII plot for terminals --------------------------------------------------------------------
-
-MARKS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
-    """Plot the mean regret of every curve against rounds as text.
-
-    Parameters
-    ----------
-    source : Source
-        The results.
-    width, height : int
-        Size of the plot in characters.
-
-    Returns
-    -------
-    str
-        The plot, in which each curve is drawn with a letter, and a list of the letters. "" if no
-        replicate is finished.
-    """
-    curves, selection = source.results.curves, ""
-    if len(curves) > len(MARKS):
-        selection = f", the {N_BEST} curves of least regret among {spaced(len(curves))}"
-        curves = least_regret(curves)
-    if not curves:
-        return ""
-    means = [regret(source, curve)[0] for curve in curves]
-    top = max(float(mean.max()) for mean in means) or 1.0
-    grid = [[" "] * width for _ in range(height)]
-    columns = np.linspace(0.0, source.results.horizon, width)
-    for mark, curve, mean in zip(MARKS, curves, means, strict=False):
-        heights = np.interp(columns, [0, *curve.rounds], [0.0, *mean]) / top
-        for column, level in enumerate(heights):
-            row = grid[height - 1 - min(height - 1, int(level * height))]
-            # If curves overlap, the letter of the first curve stays.
-            row[column] = mark if row[column] == " " else row[column]
-    axis = f"{top:.4g}"
-    lines = [f"{axis if i == 0 else '':>10} |{''.join(row)}" for i, row in enumerate(grid)]
-    rounds = f"round {spaced(source.results.horizon)}"
-    lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
-    names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
-    lines.append(f"{'':12}{names}")
-    title = f"{Y_LABELS[y_axis(source)]}{selection}"
-    return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"
-
-
-# ---- Plots in axes of matplotlib, for ``Results.plot`` -------------------------------------------
 
 NO_MATPLOTLIB = 'plot needs matplotlib, which is not installed: pip install "fastfed[figures]"'
 #: Metrics of regret, each with the scale of the y axis in a spec's figure.
@@ -128,28 +38,17 @@ REGRETS = {
 }
 
 
-def _count(name: str) -> Callable[[CurveResult], np.ndarray]:
-    """Return a function that returns a count of a curve, (R, C)."""
-    return lambda curve: curve.counts[name]
-
-
-def _up_and_down(unit: str) -> Callable[[CurveResult], np.ndarray]:
-    """Return a function that returns the sum of the counts up and down of a curve, (R, C)."""
-    return lambda curve: curve.counts[f"{unit}_up"] + curve.counts[f"{unit}_down"]
-
-
-#: Metrics of counts: the label of the y axis, and a function that returns the count, (R, C).
-COUNTS: dict[str, tuple[str, Callable[[CurveResult], np.ndarray]]] = {
-    "synchronisations": ("synchronisations so far", _count("synchronisations")),
-    "bits": ("bits sent so far, up and down", _up_and_down("bits")),
-    "bits_up": ("bits sent so far, up", _count("bits_up")),
-    "bits_down": ("bits sent so far, down", _count("bits_down")),
-    "bytes": ("sent so far, up and down", _up_and_down("bytes")),
-    "bytes_up": ("sent so far, up", _count("bytes_up")),
-    "bytes_down": ("sent so far, down", _count("bytes_down")),
+#: Metrics of counts: the label of the y axis, and the names of the counts that are added up.
+COUNTS = {
+    "synchronisations": ("synchronisations so far", ("synchronisations",)),
+    "bits": ("bits sent so far, up and down", ("bits_up", "bits_down")),
+    "bits_up": ("bits sent so far, up", ("bits_up",)),
+    "bits_down": ("bits sent so far, down", ("bits_down",)),
+    "bytes": ("sent so far, up and down", ("bytes_up", "bytes_down")),
+    "bytes_up": ("sent so far, up", ("bytes_up",)),
+    "bytes_down": ("sent so far, down", ("bytes_down",)),
 }
 METRICS = (*REGRETS, *COUNTS)
-LOGS = ("", "x", "y", "xy")
 #: Characters in a line of a legend inside the axes.
 INSIDE_CHARACTERS = 48
 
@@ -291,15 +190,15 @@ def _draw_counts(
     """Draw a count; return the legend entries."""
     from matplotlib.ticker import EngFormatter
 
-    name, counts = COUNTS[metric]
+    label, names = COUNTS[metric]
     entries = []
     for curve, style in zip(source.results.curves, styles, strict=True):
-        values = counts(curve)
+        values = np.sum([curve.counts[name] for name in names], axis=0)
         spread = 2.0 * standard_error(values)
         text = legend_entry(curve)
         line = Line(text, curve.rounds, values.mean(axis=0), style, spread)
         entries.append((plotting.draw_line(axes, line), text))
-    _format_axes(axes, name)
+    _format_axes(axes, label)
     if metric.startswith("bytes"):
         axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
     return entries
@@ -339,7 +238,7 @@ def _legend(axes: Axes, entries: list[tuple[Artist, str]]) -> int:
     axes.legend(
         [*existing[0], *(artist for artist, _ in entries)],
         texts,
-        title=LEGEND,
+        title=plotting.LEGEND,
         alignment="left",
         fontsize="small",
         title_fontsize="small",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import fastfed
-from fastfed.reporting import kept, page
+from fastfed.reporting import page, plot_files
 from fastfed.reporting.figure import read_source
 
 pytest.importorskip("matplotlib")
@@ -54,16 +54,16 @@ def out(made: Path, tmp_path: Path) -> Path:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Return a list that gets the kinds of each call that draws; reuse earlier drawings."""
     calls: list[tuple[str, ...]] = []
-    draw_all = page.draw_all
+    draw = plot_files.draw
 
-    def record_call(source, kinds=page.KINDS):
+    def record_call(source, charts, kinds):
         calls.append(tuple(kinds))
-        key = kept.made_from_digest(source), tuple(kinds)
+        key = plot_files.made_from_digest(source), tuple(kinds)
         if key not in DRAWN:
-            DRAWN[key] = draw_all(source, kinds)
+            DRAWN[key] = draw(source, charts, kinds)
         return dict(DRAWN[key])
 
-    monkeypatch.setattr(page, "draw_all", record_call)
+    monkeypatch.setattr(plot_files, "draw", record_call)
     return calls
 
 
@@ -97,7 +97,12 @@ def test_a_second_report_draws_nothing_and_changes_no_file(out: Path, drawn: lis
 
 def test_the_report_needs_no_figure_file(out: Path, drawn: list) -> None:
     report_before = (out / "report.html").read_bytes()
-    for path in (*out.glob("*.png"), *out.glob("*.svg"), out / "report.html", out / kept.FILE):
+    for path in (
+        *out.glob("*.png"),
+        *out.glob("*.svg"),
+        out / "report.html",
+        out / plot_files.FILE,
+    ):
         path.unlink()
     page.report(out, formats=[])
     assert drawn == []
@@ -118,7 +123,7 @@ def test_figures_are_drawn_again_after_a_new_replicate(out: Path, drawn: list) -
 @pytest.mark.parametrize("how", ["changed", "gone", "kept changed", "kept cut", "nothing kept"])
 def test_changed_or_missing_files_are_drawn_again(out: Path, drawn: list, how: str) -> None:
     state_before = state(out)
-    path = out / ("figure.png" if "kept" not in how else kept.FILE)
+    path = out / ("figure.png" if "kept" not in how else plot_files.FILE)
     data = path.read_bytes()
     if how in ("gone", "nothing kept"):
         path.unlink()
@@ -139,7 +144,7 @@ def test_changed_or_missing_files_are_drawn_again(out: Path, drawn: list, how: s
 def test_figures_are_drawn_again_after_a_change_of_the_code(
     out: Path, drawn: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "_code", lambda: "another")
+    monkeypatch.setattr(plot_files, "_code", lambda: "another")
     page.report(out)
     assert len(drawn) == 1
 
@@ -158,14 +163,14 @@ def test_a_missing_figure_draws_only_its_format(out: Path, drawn: list) -> None:
 
 
 def test_figures_of_fewer_replicates_are_out_of_date(out: Path) -> None:
-    assert page.out_of_date(read_source(out), out) == []
+    assert plot_files.out_of_date(read_source(out), out) == []
     (out / "figure.pgf").write_text("of an earlier version")
-    assert page.out_of_date(read_source(out), out) == ["figure.pgf"]
+    assert plot_files.out_of_date(read_source(out), out) == ["figure.pgf"]
     run(out, replicates=2)
     (out / "figure.png").unlink()
-    assert page.formats_in(out) == ["png", "svg"]
+    assert plot_files.formats_in(out) == ["png", "svg"]
     names = ["figure.svg", "figure.pgf", "communication.png", "communication.svg"]
-    assert page.out_of_date(read_source(out), out) == names
+    assert plot_files.out_of_date(read_source(out), out) == names
 
 
 def test_the_overview_of_several_experiments_draws_no_figure(out: Path, drawn: list) -> None:

@@ -1,4 +1,4 @@
-"""Reuse plot files that were drawn earlier from the same results.
+"""Plot files of a report: draw them with matplotlib, or reuse earlier files of the same results.
 
 The file ``.pictures`` in an output folder holds a digest of everything that plots depend on, and a
 digest of each plot file. A plot file is reused only if both digests are right. A file that was
@@ -8,7 +8,8 @@ changed or removed is drawn again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+import shutil
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -19,13 +20,83 @@ import msgspec
 import numpy as np
 
 import fastfed
-from fastfed._validate import InputError
-from fastfed.reporting.figure import Source
+from fastfed._validate import InputError, choice
+from fastfed.reporting.charts import Charts
+from fastfed.reporting.figure import Source, bounds_above_plot
+from fastfed.reporting.plotting import KINDS, LEGEND, LEGEND_SENT, PAPER, TEX, render
 from fastfed.results.files import replace_file
 
+#: Names of plot files, their formats by default, and all formats.
+NAMES = ("figure", "final", "communication")
+FORMATS = KINDS
+ALL_FORMATS = (*KINDS, *PAPER)
 FILE = ".pictures"
 #: Fields with durations and dates, which no plot shows.
 TIMES = ("agent_rounds_per_second", "made")
+
+
+def check_formats(formats: Collection[str]) -> None:
+    """Raise InputError if a format is unknown, or needs LaTeX and LaTeX is missing.
+
+    Callers check this before a long simulation.
+    """
+    for each in formats:
+        choice("formats", each, ALL_FORMATS)
+    if TEX in formats and shutil.which("xelatex") is None:
+        raise InputError(f"format {TEX} needs LaTeX: install TeX Live with xelatex, or use pdf")
+
+
+def formats_in(folder: str | Path) -> list[str]:
+    """Return the formats of the plot files of a folder, without PGF, which is not redrawn."""
+    formats = (kind for kind in ALL_FORMATS if kind != TEX)
+    return [k for k in formats if any((Path(folder) / f"{name}.{k}").exists() for name in NAMES)]
+
+
+def has_plots(written: Iterable[Path]) -> bool:
+    """Return True if there are plot files among these files."""
+    return any(path.suffix[1:] in ALL_FORMATS for path in written)
+
+
+def has_matplotlib() -> bool:
+    """Return True if matplotlib can be imported."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+# ---- Drawing -------------------------------------------------------------------------------------
+
+
+def draw(source: Source, charts: Charts, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
+    """Draw all charts; return the content of each plot file by name.
+
+    Return an empty dict without matplotlib.
+    """
+    if not has_matplotlib():
+        return {}
+    small = small_print(source)
+    plots = (
+        (charts.regret, [*small, *bounds_above_plot(source)], LEGEND),
+        (charts.final, small, None),
+        (charts.sent, [*small, "a dot is the last round"], LEGEND_SENT),
+    )
+    return {
+        f"{name}.{kind}": data
+        for name, (shown, notes, legend) in zip(NAMES, plots, strict=True)
+        if shown
+        for kind, data in render(source.title, shown, notes, legend, kinds).items()
+    }
+
+
+def small_print(source: Source) -> list[str]:
+    """Return the lines below the title: problem size, replicates, bands and notes."""
+    band = "" if source.replicates == "1 replicate" else ", band: ± 2 standard errors"
+    return [source.setting, f"{source.replicates}{band}", *source.notes]
+
+
+# ---- Reusing files -------------------------------------------------------------------------------
 
 
 class _Record(msgspec.Struct):
@@ -36,25 +107,15 @@ class _Record(msgspec.Struct):
     digests: dict[str, str]  # by file name
 
 
-def cached_plots(
-    source: Source,
-    folder: Path,
-    kinds: Collection[str],
-    draw: Callable[[Collection[str]], dict[str, bytes]],
+def plots_of(
+    source: Source, charts: Charts, folder: Path, kinds: Collection[str]
 ) -> dict[str, bytes]:
-    """Return the content of every plot file of these kinds, by file name.
+    """Return the content of every plot file of these kinds by name, drawn or read from ``folder``.
 
-    Parameters
-    ----------
-    source : Source
-        The results.
-    folder : Path
-        The output folder.
-    kinds : collection of str
-        Kinds of plot files, such as "png".
-    draw : callable
-        ``draw(kinds)`` returns new plot files by name, for the kinds that cannot be reused.
+    Files in the folder are reused if nothing that they show has changed.
     """
+    if not kinds or not charts.regret:
+        return {}
     made_from = made_from_digest(source)
     stored = _read(folder / FILE, made_from)
     contents = {name: _data(folder / name, digest) for name, digest in stored.digests.items()}
@@ -67,7 +128,7 @@ def cached_plots(
     }
     if not to_draw:
         return reused
-    drawn = draw(to_draw)
+    drawn = draw(source, charts, to_draw)
     if not drawn:
         return reused
     other_digests = {name: d for name, d in stored.digests.items() if _kind(name) not in to_draw}
@@ -82,10 +143,16 @@ def cached_plots(
     return {**reused, **drawn}
 
 
-def current(source: Source, folder: Path) -> set[str]:
-    """Return the names of the plot files in a folder that show these results."""
-    stored = _read(folder / FILE, made_from_digest(source))
-    return {name for name, d in stored.digests.items() if _data(folder / name, d) is not None}
+def out_of_date(source: Source, folder: Path) -> list[str]:
+    """Return the names of plot files in a folder that do not show these results."""
+    files = (f"{name}.{kind}" for name in NAMES for kind in ALL_FORMATS)
+    existing = [name for name in files if (folder / name).exists()]
+    digests = _read(folder / FILE, made_from_digest(source)).digests if existing else {}
+    return [
+        name
+        for name in existing
+        if name not in digests or _data(folder / name, digests[name]) is None
+    ]
 
 
 def made_from_digest(source: Source) -> str:
