@@ -243,6 +243,12 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @click.option(
     "--metrics", type=click.IntRange(1, 65535), help="Port on this machine for GET /metrics."
 )
+@click.option(
+    "--keep",
+    metavar="DAYS",
+    type=click.FloatRange(min=0.0, max=36500.0),
+    help="Erase records that many days after they are released. By default none is erased.",
+)
 @party
 def silo(
     folder: Path,
@@ -251,6 +257,7 @@ def silo(
     ledger: str | None,
     replay: Path | None,
     metrics: int | None,
+    keep: float | None,
 ) -> None:
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
     from fastfed.deployment import folder as folders
@@ -264,6 +271,11 @@ def silo(
     rehearsal = replay_of(process, replay) if replay else None
     if metrics is not None:
         Metrics(process, metrics).start()
+    if keep is not None:
+        process.check_erasable()
+        threading.Thread(
+            target=process.keep_erasing, args=(86_400.0 * keep, say), daemon=True
+        ).start()
     with Application(process, folder / folders.SOCKET) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
         if rehearsal is not None:

@@ -255,6 +255,8 @@ class ExpertSilo(SiloParty):
     def _decode_end(value: bytes) -> Lost:
         return msgspec.msgpack.decode(value, type=Lost)
 
+    restarts_from_records = True
+
     def snapshot(self, covers: Covered) -> dict[str, bytes]:
         """Return no snapshot: the places of all decisions are computed from the log."""
         return {}

@@ -239,6 +239,8 @@ class PhaseSilo(SiloParty):
         if is_end and self._decode_end(write.value).leaf:
             self.model.learned(self._leaf_sums.sum(axis=0), self.model.round + 1)
 
+    restarts_from_records = True
+
     def snapshot(self, covers: Covered) -> dict[str, bytes]:
         """Return no snapshot: the local model is computed from the log, record by record."""
         return {}

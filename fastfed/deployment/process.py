@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from fastfed._validate import InputError
-from fastfed.deployment.calls import FULL
+from fastfed.deployment.calls import FULL, failure
 from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.model import Decision
 from fastfed.deployment.party import NOTHING, Clock, Covered, Message, Party, SteadyClock, Step
@@ -24,6 +24,10 @@ from fastfed.deployment.store import Conflict, Store, Write, chained
 T = TypeVar("T")
 #: Number of writes between two snapshots: a restart applies at most about this many.
 SNAPSHOT_EVERY = 10_000
+#: Number of records that are looked at by one call of `SiloProcess.erase`.
+ERASE_AT_ONCE = 1_000
+#: Seconds between two looks for records to erase.
+ERASE_EVERY = 60.0
 
 
 class Call(Generic[T]):
@@ -406,6 +410,56 @@ class SiloProcess(Process):
     def cancel(self, name: str) -> None:
         """End a decision without a reward; see `SiloParty.cancel`."""
         self.call(lambda: (self.party.cancel(name, self.now()), None))
+
+    def erase(self, keep: float) -> int:
+        """Erase records that are older than ``keep`` seconds; return how many.
+
+        A record is erased when its leaf is released and it ended ``keep`` seconds ago. Decisions
+        whose reward is overdue by ``keep`` end first. A call looks at `ERASE_AT_ONCE` records.
+
+        Raises
+        ------
+        InputError
+            See `check_erasable`.
+        OSError
+            If the disk is full. The next call tries again.
+        """
+        self.check_erasable()
+        with self._claimed():
+            before, up_to = self.now() - keep, dict(self.party.erased_up_to)
+            try:
+                expired = self.party.expire(before, ERASE_AT_ONCE)
+                self._fold_new(expired, self.store.write_all(expired))
+                ids = self.party.erasable(before, ERASE_AT_ONCE)
+                if ids:
+                    covers = Covered(self.store.position, self._others)
+                    self.store.save_snapshot(self.party.snapshot(covers), ids)
+                    self.party.snapshot_saved()
+                    self._covered = covers
+            except BaseException:
+                self.party.erased_up_to = up_to
+                raise
+            return len(ids)
+
+    def check_erasable(self) -> None:
+        """Raise InputError if a restart needs the records: in phases, or with experts."""
+        if self.party.restarts_from_records:
+            raise InputError(
+                "records of a plan in phases or with experts cannot be erased: a restart needs them"
+            )
+
+    def keep_erasing(self, keep: float, say: Callable[[str], None]) -> None:
+        """Erase records older than ``keep`` seconds for ever; ``say`` gets each new problem."""
+        last_problem, pause = "", threading.Event()
+        while True:
+            try:
+                problem, count = "", self.erase(keep)
+            except (InputError, *FULL) as error:
+                problem, count = f"no records are erased: {failure(error)[1]}", 0
+            if problem and problem != last_problem:
+                say(problem)
+            last_problem = problem
+            pause.wait(0.1 if count else ERASE_EVERY)
 
     def leave(self) -> None:
         """Leave the federation; the hub learns this from the silo's next message."""

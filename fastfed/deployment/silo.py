@@ -66,6 +66,8 @@ from fastfed.protocols.secure_sum import Sharer
 _SUBJECT, _SNAPSHOT = b"fastfed subject", b"fastfed snapshot"
 #: Number of hexadecimal digits of a decision's id.
 ID = 16
+#: Why a decision has ended that had no reward when its record was to be erased.
+EXPIRED = "expired"
 #: Number of decisions without a reward that stay in memory.
 CACHED = 10_000
 #: The reason in `SiloParty.unreported` for a report that could not be recovered.
@@ -96,6 +98,8 @@ class SiloParty(Speaker):
     """
 
     summarised: ClassVar[tuple[str, ...]] = (*RECORDS, "subject", "subjects")
+    #: True if a restart needs all records, so none can be erased.
+    restarts_from_records: ClassVar[bool] = False
     #: Makes the model that the silo acts on before the first release.
     starts: Callable[[DeployedPlan], Any] = staticmethod(model_at_start)
 
@@ -146,6 +150,9 @@ class SiloParty(Speaker):
         #: True if each person's keyed digest is the key of a write. Logs of earlier versions lack
         #: these writes until `upgrade`; `_old_subjects` are the digests in such a log.
         self._has_subjects, self._old_subjects = False, set[bytes]()
+        #: Numbers of the last writes whose records were looked at, by kind: decisions whose reward
+        #: is overdue have ended up to here, and records are erased up to here.
+        self.erased_up_to: dict[str, int] = dict.fromkeys(RECORDS, 0)
         #: Leaf -> digest of its sums, in the last snapshot and in the one that is being stored.
         self._saved_leaves = self._unsaved_leaves = dict[int, bytes]()
         # ---- State of this process: empty after a restart.
@@ -369,7 +376,7 @@ class SiloParty(Speaker):
         y = private_reward("reward", reward)
         decided, previous = self._decision(name), self._end(name)
         if previous is not None:
-            if previous.reward == y and previous.why != "cancelled":
+            if (previous.reward == y and previous.why != "cancelled") or previous.why == EXPIRED:
                 return Step()
             raise InputError(f"decision {name} has ended already, otherwise")
         calendar = self.deployed.document.calendar
@@ -416,7 +423,7 @@ class SiloParty(Speaker):
         """Return the stored decision with this id; raise InputError if there is none."""
         decision = self._open.get(name) or self.decisions.get(name)
         if decision is None:
-            raise InputError("there is no decision of that id")
+            raise InputError("there is no decision of that id, or its record was erased")
         return decision
 
     def _end(self, name: str) -> Any:
@@ -518,7 +525,9 @@ class SiloParty(Speaker):
         changed = [k for k in leaves if self._saved_leaves.get(k) != leaves[k]]
         counts = self.decisions.count, self.ended.count, self._learning_count
         clipped = self.clipped_features, self.clipped_rewards
-        state = msgspec.msgpack.encode((*covers, leaves, *counts, *clipped, self._has_subjects))
+        state = msgspec.msgpack.encode(
+            (*covers, leaves, self.erased_up_to, *counts, *clipped, self._has_subjects)
+        )
         seal = keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state)
         self._unsaved_leaves = leaves
         return {"state": seal + state} | {
@@ -534,18 +543,57 @@ class SiloParty(Speaker):
         seal, state = parts["state"][:KEY], parts["state"][KEY:]
         if seal != keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state):
             return NOTHING
-        position, others, leaves, *counts = msgspec.msgpack.decode(
-            state, type=tuple[Position, bytes, dict[int, bytes], int, int, int, int, int, bool]
+        position, others, leaves, erased, *counts = msgspec.msgpack.decode(
+            state,
+            type=tuple[
+                Position, bytes, dict[int, bytes], dict[str, int], int, int, int, int, int, bool
+            ],
         )
         if any(digest(parts.get(f"leaf {k}", b"")) != one for k, one in leaves.items()):
             return NOTHING
         for k in leaves:
             self._leaf_sums[k] = np.frombuffer(parts[f"leaf {k}"])
-        self._saved_leaves = leaves
+        self._saved_leaves, self.erased_up_to = leaves, erased
         self.decisions.count, self.ended.count, self._learning_count = counts[:3]
         self.clipped_features, self.clipped_rewards = counts[3:5]
         self._has_subjects = bool(counts[5])
         return Covered(position, others)
+
+    def expire(self, before: float, count: int) -> tuple[Write, ...]:
+        """Return the writes that end open decisions whose reward was due before a time.
+
+        ``count`` decisions are looked at, from where the last call stopped.
+        """
+        deadline = self.deployed.document.calendar.reward_deadline
+        writes = []
+        for number, write in self._store.records("decision", self.erased_up_to["decision"], count):
+            decided = msgspec.msgpack.decode(write.value, type=Decided)
+            if decided.time + deadline >= before:
+                break
+            self.erased_up_to["decision"] = number
+            if self._end(write.key) is None:
+                ended = Ended(0, None, float(before), EXPIRED)
+                writes.append(Write("ended", write.key, wire.encoded(ended)))
+        return tuple(writes)
+
+    def erasable(self, before: float, count: int) -> list[str]:
+        """Return the ids of decisions whose records are older than a time and not needed any more.
+
+        They ended before the time, and the sums of their leaf are released, so no report is made
+        from them again. ``count`` records are looked at, from where the last call stopped.
+        """
+        released = self.model.release
+        if self.plan.protocol.bits and released < self.plan.releases:
+            # A later release rounds the records of earlier leaves again.
+            released = 0
+        ids = []
+        for number, write in self._store.records("ended", self.erased_up_to["ended"], count):
+            ended = self._decode_end(write.value)
+            if ended.time >= before or ended.leaf > min(released, self.closed_leaves):
+                break
+            self.erased_up_to["ended"] = number
+            ids.append(write.key)
+        return ids
 
     def _fold_record(self, name: str, ended: Ended) -> None:
         """Add the record of a decision that has ended to its leaf."""

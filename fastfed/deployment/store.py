@@ -98,6 +98,13 @@ class Store(Protocol):
         """
         ...
 
+    def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
+        """List ``count`` writes of one kind in order, after write number ``after``.
+
+        Each has its number. Writes with an erased value are left out.
+        """
+        ...
+
     @property
     def position(self) -> Position:
         """The place of the last write."""
@@ -391,6 +398,16 @@ class SqliteStore:
         """
         return self._read_chain.writes(after, until, but)
 
+    def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
+        """List writes of one kind with their numbers; see `Store.records`."""
+        # The index is over (kind, key); "+kind" makes SQLite go through the rows in order instead.
+        rows = self._reads.execute(
+            "SELECT number, kind, key, value FROM writes WHERE number > ? AND +kind = ? "
+            "AND length(value) > 0 ORDER BY number LIMIT ?",
+            (after, kind, count),
+        )
+        return [(number, Write(*write)) for number, *write in rows]
+
     def snapshot(self) -> dict[str, bytes]:
         """Return the parts of the last snapshot by name; empty if there is none."""
         return dict(self._reads.execute("SELECT name, value FROM snapshots"))
@@ -409,8 +426,8 @@ class SqliteStore:
                 "UPDATE writes SET value = x'' WHERE kind = ? AND key = ?",
                 [(kind, key) for key in erase for kind in RECORDS],
             )
-        if erase:
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        if erase and self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            raise OSError(errno.EBUSY, "erased records are still in the log's -wal file", self.path)
 
 
 def _locked(path: str) -> int:
@@ -468,6 +485,11 @@ class MemoryStore:
     ) -> Iterator[Write]:
         """Iterate over writes in order; see `Store.writes`."""
         return (w for w in self._writes[after.number : until] if w.kind not in but)
+
+    def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
+        """List writes of one kind with their numbers; see `Store.records`."""
+        numbered = enumerate(self._writes[after:], after + 1)
+        return [(n, w) for n, w in numbered if w.kind == kind and w.value][:count]
 
     @property
     def position(self) -> Position:
