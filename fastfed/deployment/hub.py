@@ -109,6 +109,8 @@ class Hub(Speaker):
         self._fits_cache: dict[int, list[Fit]] = {}
         #: Silo name -> releases in which its report was scaled down to the plan's cap.
         self.capped: dict[str, set[int]] = {}
+        #: The last release of which a report is stored.
+        self._last_reported = 0
         # ---- State of this process: empty after a restart.
         #: The hub sends this nonce to silos. A silo that repeats it is running now.
         self._nonce = os.urandom(16)
@@ -203,13 +205,11 @@ class Hub(Speaker):
         answers = [
             self._news_message(envelope.sender, k, self.broadcasts[k]) for k in missed_broadcasts
         ]
-        clocks = self.own_time(now), body.time
-        answers.append(
-            self._receipt_message(silo, b"" if is_running else body.nonce, clocks=clocks)
-        )
+        clocks, nonce = (self.own_time(now), body.time), b"" if is_running else body.nonce
+        answers.append(self._receipt_message(silo, nonce, clocks=clocks, after=envelope.release))
         if silo not in self._silo_release:
             # Ask the silo to repeat the hub's nonce, which no old message of the silo can hold.
-            answers.append(self._receipt_message(silo, self._nonce))
+            answers.append(self._receipt_message(silo, self._nonce, after=envelope.release))
         return Step(join_write, tuple(answers))
 
     def _receipt_message(
@@ -219,8 +219,11 @@ class Hub(Speaker):
         more: tuple[tuple[int, bytes], ...] = (),
         left: bool = False,
         clocks: tuple[float, float] = (0.0, 0.0),
+        after: int | None = None,
     ) -> Message:
         """Make a receipt for a silo: which of its reports the hub has, and why it takes no more.
+
+        Reports of releases that both hub and silo have are left out: nobody needs them again.
 
         Parameters
         ----------
@@ -235,11 +238,15 @@ class Hub(Speaker):
             True if the same step records that the silo leaves.
         clocks : tuple of float
             The hub's clock time, and the silo's clock time in the message that is answered.
+        after : int, optional
+            The last release that the silo has. By default the hub's last release.
         """
+        released = len(self.broadcasts)
+        first = 1 + (released if after is None else min(after, released))
         complete = {
-            k: digest(data)
-            for (k, i), data in self.reports.items()
-            if i == silo and (k, i) in self.seen
+            k: digest(self.reports[k, silo])
+            for k in range(first, self._last_reported + 1)
+            if (k, silo) in self.reports and (k, silo) in self.seen
         }
         ended = self.ended or ("the silo has left" if left or silo in self.left_silos else "")
         reports = tuple(sorted({**complete, **dict(more)}.items()))
@@ -642,6 +649,7 @@ class Hub(Speaker):
         elif kind == "report":
             release, _, silo = key.partition("/")
             self.reports[int(release), int(silo)] = value
+            self._last_reported = max(self._last_reported, int(release))
         elif kind == "seen":
             release, _, silo = key.partition("/")
             self.seen[int(release), int(silo)] = value

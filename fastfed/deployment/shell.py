@@ -21,6 +21,8 @@ import msgspec
 from fastfed._validate import InputError, is_line, show
 from fastfed.deployment.calls import (
     FULL,
+    WHOLE,
+    Kept,
     call,
     failure,
     one_line,
@@ -210,7 +212,7 @@ def listening(
         http=cast(Any, gate.protocol), loop="asyncio", ws="none", lifespan="off",
         ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=client_ca, ssl_cert_reqs=cert_reqs,
         access_log=False, backlog=gate.backlog,
-        timeout_graceful_shutdown=FINISH, **log_options,
+        timeout_graceful_shutdown=FINISH, timeout_keep_alive=int(WHOLE), **log_options,
     )  # fmt: skip
     with _pem(cert, key, client_ca):
         config.load()
@@ -324,7 +326,7 @@ class Dialer:
         if parts.scheme != "https" and not (parts.scheme == "http" and local(parts.hostname or "")):
             raise InputError(f"hub must be https://..., or http:// on this machine, got {hub}")
         self.process, self.url = process, hub.rstrip("/") + PATH
-        self._context = None
+        self._context, self._kept = None, Kept()
         if parts.scheme == "https":
             self._context = client_context(ca, cert, key)
 
@@ -364,7 +366,7 @@ class Dialer:
         if party.unanswered_since is None:
             party.unanswered_since = self.process.now()
         try:
-            status, body = call(self.url, self._largest, data, self._context)
+            status, body = call(self.url, self._largest, data, self._context, self._kept)
         except OSError as error:
             party.unanswered_since = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None

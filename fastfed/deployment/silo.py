@@ -718,7 +718,12 @@ class SiloParty(Speaker):
         messages = [
             message for k in sorted(unanswered) for message in self._send_session(k).messages
         ]
-        unconfirmed = [item for item in sorted(self.sealed.items()) if item[0] not in self._hub_has]
+        released_by_both = min(hub_released, self.model.release)
+        unconfirmed = [
+            item
+            for item in sorted(self.sealed.items())
+            if item[0] > released_by_both and item[0] not in self._hub_has
+        ]
         messages += [
             message for k, data in unconfirmed for message in self._report_messages(k, data)
         ]
@@ -997,7 +1002,8 @@ class SiloParty(Speaker):
             self._hub_time = body.time
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
         if is_new:
-            # The receipt lists all reports that the hub has now. `tick` repeats the others.
+            # The receipt lists the reports that the hub has now, of releases that not both have.
+            # `tick` repeats the others.
             self._hub_answered, self._hub_has, self._hub_released = True, set(), released
             self._hub_nonce = b""
         elif len(body.nonce) == len(self._nonce):

@@ -16,11 +16,11 @@ import fcntl
 import hashlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fastfed._sqlite import copied
 from fastfed._validate import InputError
@@ -247,17 +247,15 @@ class Chain:
         The hash of an erased record cannot be checked, since its value is gone.
         """
         head, entry = after.chain, after.number
-        bounds: tuple[object, ...] = (after.number, 2**62 if until is None else until)
-        query = f"SELECT {_COLUMNS} FROM writes WHERE number > ? AND number <= ?"
+        last = 2**62 if until is None else until
+        query = f"SELECT {_COLUMNS} FROM writes WHERE number > ? AND number <= ? ORDER BY number"
+        rows: Iterable[Any] = self._db.execute(query, (after.number, last))
         if but:
             # Each range of kinds is read from the index, so the other rows are not read at all.
-            edges = ["", *sorted(but), "\U0010ffff"]
-            query = " UNION ALL ".join(
-                f"SELECT {_COLUMNS} FROM writes WHERE kind > ? AND kind < ?" for _ in edges[1:]
-            )
-            query = f"SELECT * FROM ({query}) WHERE number > ? AND number <= ?"
-            bounds = (*(edge for pair in pairwise(edges) for edge in pair), *bounds)
-        rows = self._db.execute(f"{query} ORDER BY number", bounds)
+            ranges = pairwise(["", *sorted(but), "\U0010ffff"])
+            query = f"SELECT {_COLUMNS} FROM writes WHERE kind > ? AND kind < ?"
+            found = (row for edges in ranges for row in self._db.execute(query, edges))
+            rows = sorted(row for row in found if after.number < row[0] <= last)
         try:
             for entry, kind, key, value, chain in rows:
                 write = Write(kind, key, value)
