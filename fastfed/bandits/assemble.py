@@ -698,18 +698,15 @@ def assemble(
         only_released = released_only(config, schedule)
     clip = config.clipping(problem, clip)
     theory = make_theory(
+        config,
         # A silo that never synchronises is treated as a federation with one silo.
         problem if schedule.batch_size else replace(problem, silos=1),
         noise.distribution if noise else no_noise,
-        radius=config.radius,
-        radius_multiplier=config.radius_multiplier,
-        regularizer=config.regularizer_rule,
         failure_probability=public_failure(config),
         clip=clip,
         released_only=only_released,
         union=problem.silos,
         ordered=ordered,
-        centred=config.centred_norm(problem),
     )
     plan = make_plan(config, problem, protocol, schedule, clip, theory, noise)
     if growth := config.ranking[1]:
