@@ -343,8 +343,6 @@ ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "diversity": (0.1, (0, -1), "diversity must be > 0"),
     "margin": (3.0, (0, math.inf), "margin must be > 0"),
     "failure_probability": (0.1, (0, 1), "failure_probability must be > 0 and < 1"),
-    "radius": (0.1, (0,), "radius must be > 0"),
-    "bound": (1.0, (0,), "bound must be > 0"),
     "c_2": (50.0, (0,), "c_2 must be > 0"),
     "printed": (True, (1, "yes"), "printed must be true or false"),
     "constant": (1.0, (0, -1, math.nan), "constant must be > 0"),
