@@ -526,10 +526,12 @@ def release_for(
     factor: Factor | None = None,
     centred: Centred | None = None,
 ) -> GaussianRelease:
-    """Compute `calibrate_release` for arguments that are valid on their own.
+    """Compute `calibrate_release`, or `calibrate_tree`, for arguments that are valid on their own.
 
-    Raises InputError for a calibration other than "exact".
+    Raises InputError for a release other than "tree" and a calibration other than "exact".
     """
+    if release == "tree":
+        return tree_for(budget, releases, calibration, layout, covariance_ratio, returning, centred)
     if calibration != "exact":
         raise InputError(
             f'calibration must be "exact" when release is "{release}", got "{calibration}"'
