@@ -141,7 +141,7 @@ def test_account_of_a_secure_sum_divides_delta_among_tails(coins: int) -> None:
             epsilons = [math.inf]
             for share in binomial.TAIL_SHARES:
                 tail_delta = delta * share
-                std = binomial.effective_std(coins, 1, -math.expm1(math.log1p(-tail_delta) / count))
+                std = binomial.std_of_coins(coins, 1, -math.expm1(math.log1p(-tail_delta) / count))
                 if std > 0.0:
                     # Outside the tails the noise is Gaussian, and (delta - tail_delta) / (1 -
                     # tail_delta) remains.
