@@ -273,8 +273,8 @@ class Chain:
 class SqliteStore:
     """Store writes in an SQLite file, with a chain of SHA-256 hashes that shows changes.
 
-    One process at a time can open a file. Reads use a connection of their own, so that they do not
-    wait for a sync.
+    One process at a time can open a file. Reads use a second connection, so that they do not wait
+    for a sync.
 
     Parameters
     ----------
