@@ -92,8 +92,8 @@ class Connection(asyncio.Protocol):
         self._answer, self._data = loop.create_future(), b""
         if self._transport is None:
             self._transport, _ = await loop.create_unix_connection(lambda: self, str(self._path))
-        head = f"POST {path} HTTP/1.1\r\nhost: silo\r\ncontent-length: {len(body)}\r\n\r\n"
-        self._transport.write(head.encode() + body)
+        head = f"POST {path} HTTP/1.1\r\nhost: silo\r\ncontent-type: application/json\r\n"
+        self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         return await self._answer
 
 

@@ -385,7 +385,8 @@ class Application:
         self.connections: dict[_Connection, None] = {}
         self._max_connections = files_for(4, 256)
         self._requests: dict[int, _Request] = {}
-        self._is_syncing = self._is_planned = False
+        self._is_syncing = self._is_late = False
+        self._planned: asyncio.TimerHandle | None = None
         #: Seconds that the last syncs took, smoothed.
         self._pace = 1.0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -520,10 +521,8 @@ class Application:
                     self._fail(request, error)
                 else:
                     request.connection.reply(request, 200, answer)
-        if self._silo.has_waiting and not (self._is_planned or self._is_syncing):
-            self._is_planned = True
-            # After all that has arrived by now is computed.
-            self.soon(self._sync)
+        if self._silo.has_waiting and not self._is_syncing:
+            self._plan_sync()
 
     def _done(self, done: list[Call[Any]]) -> None:
         """Deliver calls that are done, in the thread that answers; called by the silo's process."""
@@ -532,9 +531,29 @@ class Application:
         else:
             self._from_thread(self._deliver, done)
 
+    def _plan_sync(self) -> None:
+        """Plan the next sync, after all that has arrived by now is computed.
+
+        Connections that were answered just now may send their next request at once. If syncs are
+        slow, wait a third of one for these requests, so that more requests share the sync.
+        """
+        waits = self._pace >= self.fast and self._expects_requests()
+        if self._planned is not None:
+            if waits or not self._is_late:
+                return
+            self._planned.cancel()
+        assert self._loop is not None
+        self._is_late = waits
+        self._planned = self._loop.call_later(self._pace / 3.0 if waits else 0.0, self._sync)
+
+    def _expects_requests(self) -> bool:
+        """Return True if a connection was answered less than one sync ago, and is idle now."""
+        since = time.monotonic() - self._pace
+        return any(not one.busy and one.idle_since > since for one in self.connections)
+
     def _sync(self) -> None:
         """Store what is computed, here if that is fast, else in a different thread."""
-        self._is_planned = False
+        self._planned = None
         if self._pace < self.fast:
             self._timed_sync()
             return
