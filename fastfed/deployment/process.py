@@ -9,7 +9,7 @@ so a call that fails has changed nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
@@ -470,3 +470,27 @@ class SiloProcess(Process):
         """Recover from lost reports; see `SiloParty.recover`."""
         with self._claimed():
             self.make_durable(self.party.recover())
+
+
+def settle(processes: Mapping[str, Process]) -> None:
+    """Let all parties do what is due, and carry their messages, until nobody stores anything more.
+
+    Raises
+    ------
+    InputError
+        If a party finds a contradiction between messages, or cannot do what is due.
+    """
+    idle, before = 0, [process.store.position for process in processes.values()]
+    # After a start, parties first prove to each other that they run, which stores nothing.
+    while idle < 3:
+        messages = [message for process in processes.values() for message in process.tick()]
+        while messages:
+            message = messages.pop(0)
+            step, answers = processes[message.to].handle(message.data)
+            if step.problem:
+                raise InputError(step.problem)
+            messages += answers
+        after = [process.store.position for process in processes.values()]
+        idle, before = (idle + 1 if after == before else 0), after
+    if problem := next((p.problem for p in processes.values() if p.problem), ""):
+        raise InputError(problem)
