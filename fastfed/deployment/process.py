@@ -24,8 +24,8 @@ from fastfed.deployment.store import Conflict, Store, Write, chained
 T = TypeVar("T")
 #: Number of writes between two snapshots: a restart applies at most about this many.
 SNAPSHOT_EVERY = 10_000
-#: Number of records that are looked at by one call of `SiloProcess.erase`.
-ERASE_AT_ONCE = 1_000
+#: Number of records that are erased while calls wait.
+ERASE_AT_ONCE = 500
 #: Seconds between two looks for records to erase.
 ERASE_EVERY = 60.0
 
@@ -77,6 +77,8 @@ def restored(party: Party, store: Store) -> Covered:
     """
     party.attach(store)
     covered = party.restore(parts) if (parts := store.snapshot()) else NOTHING
+    if covered.position.number < store.erased:
+        raise InputError("records were erased, and the snapshot is damaged: restore a backup")
     if covered == NOTHING:
         return covered
     others, (number, chain) = bytes(32), covered.position
@@ -415,7 +417,7 @@ class SiloProcess(Process):
         """Erase records that are older than ``keep`` seconds; return how many.
 
         A record is erased when its leaf is released and it ended ``keep`` seconds ago. Decisions
-        whose reward is overdue by ``keep`` end first. A call looks at `ERASE_AT_ONCE` records.
+        whose reward is overdue by ``keep`` end first.
 
         Raises
         ------
@@ -425,13 +427,21 @@ class SiloProcess(Process):
             If the disk is full. The next call tries again.
         """
         self.check_erasable()
+        count, last_count = 0, -1
+        while count != last_count:
+            last_count, count = count, count + self._erase_some(keep)
+        if count:
+            self.store.forget()
+        return count
+
+    def _erase_some(self, keep: float) -> int:
+        """Erase some of the records as `erase` does, so that calls wait only for a short time."""
         with self._claimed():
             before, up_to = self.now() - keep, dict(self.party.erased_up_to)
             try:
                 expired = self.party.expire(before, ERASE_AT_ONCE)
                 self._fold_new(expired, self.store.write_all(expired))
-                ids = self.party.erasable(before, ERASE_AT_ONCE)
-                if ids:
+                if ids := self.party.erasable(before, ERASE_AT_ONCE):
                     covers = Covered(self.store.position, self._others)
                     self.store.save_snapshot(self.party.snapshot(covers), ids)
                     self.party.snapshot_saved()
@@ -453,13 +463,14 @@ class SiloProcess(Process):
         last_problem, pause = "", threading.Event()
         while True:
             try:
-                problem, count = "", self.erase(keep)
+                self.erase(keep)
+                problem = ""
             except (InputError, *FULL) as error:
-                problem, count = f"no records are erased: {failure(error)[1]}", 0
+                problem = f"no records are erased: {failure(error)[1]}"
             if problem and problem != last_problem:
                 say(problem)
             last_problem = problem
-            pause.wait(0.1 if count else ERASE_EVERY)
+            pause.wait(ERASE_EVERY)
 
     def leave(self) -> None:
         """Leave the federation; the hub learns this from the silo's next message."""

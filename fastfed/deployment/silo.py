@@ -472,8 +472,6 @@ class SiloParty(Speaker):
         """Apply a durable write to the state."""
         kind, key, value = write
         # The kinds are those of the writes that this class makes; others are ignored.
-        if kind in RECORDS and not value:
-            raise InputError(f"the record of {key} was erased, and no valid snapshot covers it")
         if kind == "decision":
             decision = msgspec.msgpack.decode(value, type=Decided)
             self.decisions.count += 1
@@ -589,7 +587,8 @@ class SiloParty(Speaker):
         ids = []
         for number, write in self._store.records("ended", self.erased_up_to["ended"], count):
             ended = self._decode_end(write.value)
-            if ended.time >= before or ended.leaf > min(released, self.closed_leaves):
+            is_last = number >= self._store.position.number
+            if is_last or ended.time >= before or ended.leaf > min(released, self.closed_leaves):
                 break
             self.erased_up_to["ended"] = number
             ids.append(write.key)

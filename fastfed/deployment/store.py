@@ -5,8 +5,8 @@ computes its state by applying all writes in order, also after a restart. No wri
 repeating a write does nothing, and a different value under the same key is refused.
 
 Two things keep a restart short and old records off the disk. A *snapshot* is the state that the
-first writes lead to, so a restart applies only the writes after it. The values of records that a
-snapshot covers may be *erased*: they are replaced by empty ones.
+first writes lead to, so a restart applies only the writes after it. Records that a snapshot covers
+may be *erased*: their writes are deleted.
 """
 
 from __future__ import annotations
@@ -99,10 +99,7 @@ class Store(Protocol):
         ...
 
     def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
-        """List ``count`` writes of one kind in order, after write number ``after``.
-
-        Each has its number. Writes with an erased value are left out.
-        """
+        """List (number, write) of the first ``count`` writes of a kind after number ``after``."""
         ...
 
     @property
@@ -117,9 +114,18 @@ class Store(Protocol):
     def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
         """Store parts of a snapshot in place of their last values, and erase records.
 
-        The values of decisions with the ids ``erase``, and of their ends, are replaced by empty
-        values.
+        Of the decisions with the ids ``erase``, the writes of the decision and of its end are
+        deleted. The last write of the log must not be one of them.
         """
+        ...
+
+    @property
+    def erased(self) -> int:
+        """Number of the write up to which writes may have been erased; 0 if none was."""
+        ...
+
+    def forget(self) -> None:
+        """Remove what was erased from all files."""
         ...
 
     def close(self) -> None:
@@ -240,13 +246,18 @@ class Chain:
         return None if row is None else row[0]
 
     def writes(
-        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+        self,
+        after: Position = START,
+        until: int | None = None,
+        but: Sequence[str] = (),
+        erased: int = 0,
     ) -> Iterator[Write]:
         """Iterate over writes in order; raise InputError where the chain of hashes breaks.
 
-        The hash of an erased record cannot be checked, since its value is gone.
+        Up to number ``erased``, writes may be missing. The hash of a write after a missing one
+        cannot be checked.
         """
-        head, entry = after.chain, after.number
+        head, last_number = after.chain, after.number
         last = 2**62 if until is None else until
         query = f"SELECT {_COLUMNS} FROM writes WHERE number > ? AND number <= ? ORDER BY number"
         rows: Iterable[Any] = self._db.execute(query, (after.number, last))
@@ -257,16 +268,16 @@ class Chain:
             found = (row for edges in ranges for row in self._db.execute(query, edges))
             rows = sorted(row for row in found if after.number < row[0] <= last)
         try:
-            for entry, kind, key, value, chain in rows:
-                write = Write(kind, key, value)
-                is_erased = kind in RECORDS and not value
-                if not (but or is_erased) and chained(head, write) != chain:
-                    raise InputError(f"the log of {self._name} is broken at entry {entry}")
-                head = chain
+            for number, kind, key, value, chain in rows:
+                write, is_next = Write(kind, key, value), number == last_number + 1
+                is_checked = not but and (is_next or number > erased)
+                if is_checked and not (is_next and chained(head, write) == chain):
+                    raise InputError(f"the log of {self._name} is broken at entry {number}")
+                head, last_number = chain, number
                 yield write
         except sqlite3.DatabaseError as error:
             raise InputError(
-                f"the log of {self._name} is damaged after entry {entry} ({error})"
+                f"the log of {self._name} is damaged after entry {last_number} ({error})"
             ) from None
 
 
@@ -294,6 +305,8 @@ class SqliteStore:
             return
         try:
             self._lock = _locked(path)
+            # A killed process may have left erased records in SQLite's write-ahead log.
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._reads = sqlite3.connect(
                 f"{Path(path).resolve().as_uri()}?mode=ro",
                 uri=True,
@@ -394,14 +407,14 @@ class SqliteStore:
         InputError
             If the chain of hashes is broken, because a write was changed or removed.
         """
-        return self._read_chain.writes(after, until, but)
+        return self._read_chain.writes(after, until, but, self.erased)
 
     def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
         """List writes of one kind with their numbers; see `Store.records`."""
         # The index is over (kind, key); "+kind" makes SQLite go through the rows in order instead.
         rows = self._reads.execute(
             "SELECT number, kind, key, value FROM writes WHERE number > ? AND +kind = ? "
-            "AND length(value) > 0 ORDER BY number LIMIT ?",
+            "ORDER BY number LIMIT ?",
             (after, kind, count),
         )
         return [(number, Write(*write)) for number, *write in rows]
@@ -413,18 +426,35 @@ class SqliteStore:
     def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
         """Store parts of a snapshot, and erase records; see `Store.save_snapshot`.
 
-        SQLite overwrites erased values with zeros. The write-ahead log, which still holds them, is
-        emptied.
+        SQLite overwrites what was erased with zeros. Its write-ahead log may hold it until
+        `forget`.
         """
+        erased = {"erased": str(self._position.number).encode()} if erase else {}
         with self._transaction():
             self._db.executemany(
-                "INSERT OR REPLACE INTO snapshots VALUES (?, ?)", list(parts.items())
+                "INSERT OR REPLACE INTO snapshots VALUES (?, ?)", [*parts.items(), *erased.items()]
             )
             self._db.executemany(
-                "UPDATE writes SET value = x'' WHERE kind = ? AND key = ?",
+                "DELETE FROM writes WHERE kind = ? AND key = ?",
                 [(kind, key) for key in erase for kind in RECORDS],
             )
-        if erase and self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+
+    @property
+    def erased(self) -> int:
+        """Number of the write up to which writes may have been erased; 0 if none was."""
+        query = "SELECT value FROM snapshots WHERE name = 'erased'"
+        row = self._reads.execute(query).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def forget(self) -> None:
+        """Empty SQLite's write-ahead log, which may hold what was erased.
+
+        Raises
+        ------
+        OSError
+            If a different program reads the file at this moment.
+        """
+        if self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             raise OSError(errno.EBUSY, "erased records are still in the log's -wal file", self.path)
 
 
@@ -449,8 +479,10 @@ class MemoryStore:
     """Store writes in memory, for tests and demonstrations."""
 
     def __init__(self, writes: Sequence[Write] = ()) -> None:
-        self._writes, self._snapshot = list(writes), dict[str, bytes]()
-        self._values = {write[:2]: write.value for write in self._writes}
+        #: All writes in order; None for an erased one.
+        self._writes: list[Write | None] = list(writes)
+        self._values = {write[:2]: write.value for write in writes}
+        self._snapshot, self.erased = dict[str, bytes](), 0
 
     def write(self, write: Write) -> bool:
         """Store one write; see `Store.write`."""
@@ -470,7 +502,8 @@ class MemoryStore:
             return [self.write(write) for write in writes]
         except BaseException:
             for write in self._writes[count:]:
-                del self._values[write[:2]]
+                if write is not None:
+                    del self._values[write[:2]]
             del self._writes[count:]
             raise
 
@@ -482,12 +515,12 @@ class MemoryStore:
         self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
     ) -> Iterator[Write]:
         """Iterate over writes in order; see `Store.writes`."""
-        return (w for w in self._writes[after.number : until] if w.kind not in but)
+        return (w for w in self._writes[after.number : until] if w and w.kind not in but)
 
     def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
         """List writes of one kind with their numbers; see `Store.records`."""
         numbered = enumerate(self._writes[after:], after + 1)
-        return [(n, w) for n, w in numbered if w.kind == kind and w.value][:count]
+        return [(n, w) for n, w in numbered if w and w.kind == kind][:count]
 
     @property
     def position(self) -> Position:
@@ -502,9 +535,13 @@ class MemoryStore:
         """Store parts of a snapshot, and erase records; see `Store.save_snapshot`."""
         self._snapshot |= parts
         for place, write in enumerate(self._writes):
-            if write.kind in RECORDS and write.key in erase:
-                self._writes[place] = write._replace(value=b"")
-                self._values[write[:2]] = b""
+            if write is not None and write.kind in RECORDS and write.key in erase:
+                self._writes[place] = None
+                del self._values[write[:2]]
+                self.erased = len(self._writes)
+
+    def forget(self) -> None:
+        """Do nothing: there are no files."""
 
     def close(self) -> None:
         """Do nothing: no file is open."""
@@ -528,13 +565,12 @@ class StoredValues(Mapping[str, T]):
 
     def __getitem__(self, key: str) -> T:
         value = self.store.value(self._kind, key)
-        if not value:
-            # Never stored, or erased.
+        if value is None:
             raise KeyError(key)
         return self._decode(value)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the keys in order, including keys of erased values."""
+        """Iterate over the keys in order."""
         return (write.key for write in self.store.writes() if write.kind == self._kind)
 
     def __len__(self) -> int:

@@ -338,7 +338,7 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(tmp_pa
         silo = made.processes["silo0"]
         if release == 2:
             # Records of release 1 are old enough, those of release 2 are not.
-            keep = made.now - (closes[0] + 1.0)
+            keep, erased_id = made.now - (closes[0] + 1.0), next(iter(silo.party.decisions))
             kept.append(silo.erase(keep))
             for k, mark in enumerate(marks[:120]):
                 stored = np.float64(mark).tobytes()
@@ -351,11 +351,92 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(tmp_pa
         ours, theirs = made.processes[name].party, calm.processes[name].party
         assert ours.model.release == 3 and (ours.model.theta == theirs.model.theta).all()
     silo = made.processes["silo0"]
-    first = next(iter(silo.party.decisions))
+    assert kept == [60] and silo.store.erased > 100
+    first = erased_id
     for again in (lambda: silo.reward(first, 0.5), lambda: silo.cancel(first)):
         with pytest.raises(InputError, match="was erased"):
             again()
     silo.close()
+
+
+def lived(folder, erases):
+    """A federation in which silo0 has 80 records of each release; the size of its file."""
+    folder.mkdir()
+    made = OnDisk(federation.deployed(), folder)
+    made.settle()
+    for close in made.plan.document.calendar.closes:
+        made.now = close - 10.0
+        for name in made.plan.silos:
+            process = made.processes[name]
+            for _ in range(80 if name == "silo0" else 1):
+                process.reward(process.decide(ROWS).id, 0.375)
+        made.now += 10.0
+        made.settle()
+        if erases:
+            erases(made)
+    made.processes["silo0"].close()
+    return (folder / "state").stat().st_size
+
+
+def test_the_file_uses_the_room_of_erased_records_again(tmp_path):
+    erased = lived(tmp_path / "a", lambda made: made.processes["silo0"].erase(-1.0))
+    assert erased < 0.7 * lived(tmp_path / "b", None)
+
+
+def test_a_kill_while_records_are_erased_leaves_all_or_none(tmp_path):
+    """At each statement of the store that erasing runs."""
+
+    class Killed(BaseException):
+        pass
+
+    steps = [0]
+
+    def erases(made):
+        silo = made.processes["silo0"]
+        before = state_of(silo)
+        for stop in range(20):
+            left = [stop]
+
+            def traced(statement, left=left):
+                if left[0] == 0:
+                    raise Killed
+                left[0] -= 1
+
+            db = silo.store._db
+
+            class Counted:
+                def __getattr__(self, name, db=db):
+                    return getattr(db, name)
+
+                def execute(self, sql, *rest, db=db):
+                    traced(sql)
+                    return db.execute(sql, *rest)
+
+                def executemany(self, sql, rows, db=db):
+                    traced(sql)
+                    return db.executemany(sql, rows)
+
+            silo.store._db = Counted()
+            try:
+                silo.erase(-1.0)
+            except Killed:
+                steps[0] += 1
+                silo.store._db = db
+                silo.store.close()
+                made.ledgers["silo0"].close()
+                made.reopen()
+                silo = made.processes["silo0"]
+                assert state_of(silo) == before
+                # What is there is whole: each decision has its end, and no end lacks its decision.
+                assert set(silo.party.ended) == set(silo.party.decisions)
+            else:
+                silo.store._db = db
+                break
+        assert len(list(silo.party.ended)) <= 1 and state_of(silo) == before
+        made.settle()
+
+    lived(tmp_path / "a", erases)
+    assert steps[0] > 12
 
 
 def test_an_overdue_decision_ends_when_its_record_is_erased():
