@@ -428,13 +428,10 @@ class Hub(Speaker):
         if release not in self.sets:
             if release in self._lost_broadcasts or release in self._lost_sets:
                 return self._reopen_lost_set(release)
-            later_lost = any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
-            helper = self.deployed.document.helper
-            if helper is not None and (later_lost or (self._helper_opened or 0) >= release):
-                # Ask the helper, by an empty set, which set of this release it has answered.
-                return Step((), (Message(helper.name, self.signed(release, Opened(()))),))
+            if requests := self._requests_to_helper():
+                return Step((), requests)
             # If a later broadcast was lost, a silo will return the broadcast of this release.
-            return Step() if later_lost else self._open_next_set(release, now)
+            return Step() if self._later_lost(release) else self._open_next_set(release, now)
         if self.deployed.shared and release not in self.answers:
             return Step((), self._requests_to_helper())
         why_impossible = self._why_sum_impossible(release)
@@ -547,15 +544,26 @@ class Hub(Speaker):
         entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in members)
         return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
-    def _requests_to_helper(self) -> tuple[Message, ...]:
-        """Make the message that asks the helper to add up its shares of the open set, if needed.
+    def _later_lost(self, release: int) -> bool:
+        """Return True if the restored log lacks a set or broadcast of a later release."""
+        return any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
 
-        The message passes on the shares, which silos have encrypted to the helper.
+    def _requests_to_helper(self) -> tuple[Message, ...]:
+        """Make the message that the helper must answer now; none if there is nothing to answer.
+
+        It asks the helper to add up its shares of the open set, and passes on the shares, which
+        silos have encrypted to the helper. If the restored log lacks a set that the helper has
+        answered, it asks by an empty set which one that was.
         """
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
-        opened_set = self.sets.get(release)
-        if helper is None or opened_set is None or release in self.answers:
+        if helper is None or release > self.plan.releases or release in self.answers:
             return ()
+        opened_set = self.sets.get(release)
+        if opened_set is None:
+            known = release in self._lost_broadcasts or release in self._lost_sets
+            answered = self._later_lost(release) or (self._helper_opened or 0) >= release
+            empty = Message(helper.name, self.signed(release, Opened(())))
+            return (empty,) if answered and not known else ()
         shares = []
         for entry in opened_set.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
