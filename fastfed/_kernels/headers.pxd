@@ -160,7 +160,6 @@ cdef extern from "ff_bonus_cache.h" nogil:
         int64_t version
         const ff_directions *directions
     int64_t ff_bonus_cache_size(int64_t d)
-    int64_t ff_bonus_cache_lazy_size(int64_t d)
     int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                        const double *w, const double *theta, double beta,
                                        double gamma, const double *points, int64_t points_count,

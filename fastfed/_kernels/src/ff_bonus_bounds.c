@@ -17,25 +17,12 @@ int64_t ff_bonus_bounds_size(int64_t d)
            few_size(d);
 }
 
-int64_t ff_bonus_bounds_columns_size(int64_t d) { return (ff_columns_size(d) + 1) / 2 + 8; }
-
-void ff_bonus_bounds_store_columns(const double *restrict w, int64_t d, ff_bonus_bounds *bounds)
-{
-    /* Outside this range, entries could leave the range of float32 (ff_norm_error). */
-    if (!(bounds->model.frobenius > 0x1p-100) || !(bounds->model.frobenius < 0x1p100))
-        return;
-    float *columns = (float *)aligned((double *)bounds + ff_bonus_bounds_size(d));
-    ff_columns_make(w, d, columns);
-    bounds->columns = columns;
-}
-
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,
                          ff_bonus_bounds *bounds)
 {
     const double *r = w;
-    bounds->columns = NULL;
     bounds->model = (ff_bonus_factor){0.0, 0.0, 0.0};
     /* With a second bonus: R of both bonuses. Without one, R is W. */
     if (gamma != 0.0) {
