@@ -115,8 +115,6 @@ cdef extern from "ff_screen_i16.h" nogil:
     int64_t ff_screen_i16_available()
     int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
     int64_t ff_quantised_bytes(int64_t d, int64_t actions)
-    int64_t ff_screen_i16(const ff_actions *actions, const double *w, const double *theta,
-                           double beta, int64_t d, double *scratch, int64_t *candidates)
 
 cdef extern from "ff_candidates.h" nogil:
     ctypedef struct ff_candidates:

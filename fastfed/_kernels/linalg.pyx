@@ -236,19 +236,6 @@ def has_screen_i16():
     return bool(ff_screen_i16_fits(&view, 1))
 
 
-def screen_i16(actions, const double[:, ::1] w, const double[::1] theta, double beta):
-    """Return the indices that screening in 16 bits does not discard, in ascending order; None if it
-    does not apply, or discards too little."""
-    cdef int64_t d = w.shape[0]
-    cdef ff_actions view = view_of(actions)
-    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
-    cdef int64_t[::1] out = np.empty(view.actions, np.int64)
-    if not ff_screen_i16_fits(&view, d):
-        return None
-    cdef int64_t count = ff_screen_i16(&view, &w[0, 0], &theta[0], beta, d, &scratch[0], &out[0])
-    return None if count < 0 else np.asarray(out)[:count]
-
-
 # ---- local rounds --------------------------------------------------------------------------------
 
 #: The largest number of deviations on the grid of a posterior ("belief").

@@ -73,7 +73,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
 /* clang-format off */
 #define EACH_WIDE(each) \
     each(ff_screen_i16_available) each(ff_screen_i16_fits) each(ff_quantised_bytes) \
-    each(ff_quantised_block) each(ff_screen_i16_scratch) each(ff_screen_i16) \
+    each(ff_quantised_block) each(ff_screen_i16_scratch) \
     each(ff_bonus_factor_make) \
     each(ff_bonus_cache_size) each(ff_bonus_cache_refresh) \
     each(ff_bonus_cache_rewind) \
