@@ -431,7 +431,9 @@ class SiloProcess(Process):
         while count != last_count:
             last_count, count = count, count + self._erase_some(keep)
         if count:
-            self.store.forget()
+            # Not during a sync, whose commit would fail.
+            with self._claimed():
+                self.store.forget()
         return count
 
     def _erase_some(self, keep: float) -> int:

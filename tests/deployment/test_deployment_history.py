@@ -383,6 +383,36 @@ def test_the_file_uses_the_room_of_erased_records_again(tmp_path):
     assert erased < 0.7 * lived(tmp_path / "b", None)
 
 
+def test_calls_go_on_while_records_are_erased(tmp_path):
+    made = OnDisk(federation.deployed(), tmp_path)
+    made.settle()
+    silo, stop, failed = made.processes["silo0"], threading.Event(), []
+
+    def calls():
+        while not stop.is_set():
+            try:
+                silo.reward(silo.decide(ROWS).id, 0.375)
+            except Exception as error:
+                failed.append(error)
+                return
+
+    threads = [threading.Thread(target=calls) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    erased = 0
+    for close in made.plan.document.calendar.closes:
+        made.now = float(close)
+        made.settle()
+        for _ in range(10):
+            erased += silo.erase(-1.0)
+            time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert not failed and erased > 100
+    silo.close()
+
+
 def test_a_kill_while_records_are_erased_leaves_all_or_none(tmp_path):
     """At each statement of the store that erasing runs."""
 
