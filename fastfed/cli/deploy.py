@@ -67,11 +67,10 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
         _signals.heard()
         stop.set()
         wait([ended], ENDING)
-        if process.turn().acquire(timeout=WRITING):
-            # Everything is on disk already, so do not wait long for a slow disk to close the files.
-            closing = threading.Thread(target=process.close, daemon=True)
-            closing.start()
-            closing.join(WRITING)
+        # Everything is on disk already, so do not wait long for the party's lock or a slow disk.
+        closing = threading.Thread(target=process.close, daemon=True)
+        closing.start()
+        closing.join(WRITING)
         end()
 
 

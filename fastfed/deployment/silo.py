@@ -19,23 +19,20 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
-from unicodedata import normalize
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from fastfed._cells import plain_name
-from fastfed._kernels import aggregation, environments
+from fastfed._kernels import environments
 from fastfed._random import NoiseSource
-from fastfed._validate import InputError, is_line, show
+from fastfed._validate import InputError, show
 from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.guard import check_range, hub_sees_reports
 from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
-from fastfed.deployment.party import NOTHING, Covered, Message, Speaker, Step
+from fastfed.deployment.party import Message, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
 from fastfed.deployment.schema import private_reward
@@ -45,15 +42,14 @@ from fastfed.deployment.seal import (
     digest,
     encrypted_to,
     hidden_by,
-    keyed_digest,
     uniform_below,
 )
-from fastfed.deployment.store import RECORDS, MemoryStore, Position, Store, StoredValues, Write
+from fastfed.deployment.silo_records import EXPIRED, SiloRecords
+from fastfed.deployment.store import Write
 from fastfed.deployment.sums import (
     TO_HUB,
     Counter,
     PairMasks,
-    Record,
     Sessions,
     hidden_of,
     in_shares,
@@ -63,18 +59,13 @@ from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packe
 from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
-_SUBJECT, _SNAPSHOT = b"fastfed subject", b"fastfed snapshot"
 #: Number of hexadecimal digits of a decision's id.
 ID = 16
-#: Why a decision has ended that had no reward when its record was to be erased.
-EXPIRED = "expired"
-#: Number of decisions without a reward that stay in memory.
-CACHED = 10_000
 #: The reason in `SiloParty.unreported` for a report that could not be recovered.
 LOST = "lost with the state it was made of"
 
 
-class SiloParty(Speaker):
+class SiloParty(SiloRecords):
     """Run one silo as a state machine, which does no input or output.
 
     Each method returns a `Step`: entries to store, and messages to send afterwards.
@@ -97,9 +88,6 @@ class SiloParty(Speaker):
         Returns the requested number of random bytes: os.urandom, except in tests.
     """
 
-    summarised: ClassVar[tuple[str, ...]] = (*RECORDS, "subject", "subjects")
-    #: True if a restart needs all records, so none can be erased.
-    restarts_from_records: ClassVar[bool] = False
     #: Makes the model that the silo acts on before the first release.
     starts: Callable[[DeployedPlan], Any] = staticmethod(model_at_start)
 
@@ -117,20 +105,13 @@ class SiloParty(Speaker):
         super().__init__(deployed, name, secret)
         self.index, self._chain_summary = deployed.index(name), summary(deployed)
         self.ledger, self.dataset = ledger, dataset
-        self._secret, self._entropy = secret, entropy
-        self._store: Store = MemoryStore()
+        self._entropy = entropy
         self._sealing = SealedNoise(secret, deployed.digest, name)
         self._noise: NoiseSource = self._sealing.source if noise is None else noise
         self._range = self._limits()
         self._statistics = self._randomizer()
         # ---- State saved in the store: survives a restart.
         self.model: Model = self.starts(deployed)
-        #: Decision id -> the stored decision. Both mappings are read from the store when needed.
-        self.decisions = StoredValues("decision", msgspec.msgpack.Decoder(Decided).decode)
-        #: Decision id -> its reward, or why it has none.
-        self.ended: StoredValues[Any] = StoredValues("ended", self._decode_end)
-        #: Decision id -> decision, of the last `CACHED` decisions that have not ended.
-        self._open: dict[str, Decided] = {}
         #: Release -> the bytes of this silo's report of it.
         self.sealed: dict[int, bytes] = {}
         #: Sessions of all silos: 32 bytes for each release, on which pairwise masks depend.
@@ -143,18 +124,6 @@ class SiloParty(Speaker):
         self.alarms: list[str] = []
         #: Why the silo has left the federation; empty while it takes part.
         self.leave_reason = ""
-        #: Exact sums of each leaf, (releases, s), where s is the length of one record's statistic.
-        self._leaf_sums = np.zeros((self.plan.releases, self.plan.statistic_size))
-        #: Numbers of decisions that may be learned from, of clipped features and clipped rewards.
-        self._learning_count = self.clipped_features = self.clipped_rewards = 0
-        #: True if each person's keyed digest is the key of a write. Logs of earlier versions lack
-        #: these writes until `upgrade`; `_old_subjects` are the digests in such a log.
-        self._has_subjects, self._old_subjects = False, set[bytes]()
-        #: Numbers of the last writes whose records were looked at, by kind: decisions whose reward
-        #: is overdue have ended up to here, and records are erased up to here.
-        self.erased_up_to: dict[str, int] = dict.fromkeys(RECORDS, 0)
-        #: Leaf -> digest of its sums, in the last snapshot and in the one that is being stored.
-        self._saved_leaves = self._unsaved_leaves = dict[int, bytes]()
         # ---- State of this process: empty after a restart.
         #: This process sends the nonce to the hub. A receipt that repeats it is no old message.
         self._nonce = entropy(16)
@@ -173,6 +142,10 @@ class SiloParty(Speaker):
         self.hub_refusal = ""
         #: The randomizer after its last report, and the digest of the leaf sums that it was given.
         self._last_randomizer: tuple[SumRandomizer, bytes] | None = None
+
+    def _statistic(self, x: np.ndarray, y: float) -> np.ndarray:
+        """Compute the statistic of one record, (s,)."""
+        return self._statistics.point(x, y)
 
     def _randomizer(self) -> Any:
         """Create a new object that computes reports from leaf sums, or from records.
@@ -302,38 +275,6 @@ class SiloParty(Speaker):
             raise InputError(f"id {name} is of a decision for another person or offer")
         return self._public(name, stored)
 
-    def digest_of(self, subject: str | int) -> bytes:
-        """Compute the 16-byte keyed digest that identifies a person in this silo's state.
-
-        The text is normalised first: spaces and the encoding of accented letters do not matter.
-        """
-        text = self._subject_text(subject)
-        return self._keyed_subject(plain_name("subject", text))
-
-    def _keyed_subject(self, text: str) -> bytes:
-        """Compute the keyed digest of a text, which must be in Unicode's normal form NFC."""
-        return keyed_digest(self._secret, _SUBJECT, text.encode())[:16]
-
-    def _is_known(self, subject_digest: bytes, subject: str | int) -> bool:
-        """Return True if an earlier decision was made for this person."""
-        # Earlier versions of fastfed stored the digest of the text without normalising spaces.
-        as_written = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
-        return any(
-            self._store.value("subject", one.hex()) is not None
-            for one in {subject_digest, as_written}
-        )
-
-    def _subject_text(self, subject: str | int) -> str:
-        """Convert a subject to text; raise InputError if it is not text or a whole number."""
-        if isinstance(subject, (int, np.integer)) and not isinstance(subject, bool):
-            subject = str(int(subject))
-        if not isinstance(subject, str) or not subject.strip() or not is_line(subject):
-            raise InputError(
-                "subject must be text that tells persons apart, of printable characters on one "
-                "line; leave it out for somebody who is not to be counted"
-            )
-        return subject
-
     def _may_be_learned(self, now: float) -> bool:
         """Return True if a decision made now may be learned from.
 
@@ -419,22 +360,6 @@ class SiloParty(Speaker):
             raise InputError(f"decision {name} has ended already, otherwise")
         return Step((Write("ended", name, wire.encoded(Ended(0, None, float(now), "cancelled"))),))
 
-    def _decision(self, name: str) -> Decided:
-        """Return the stored decision with this id; raise InputError if there is none."""
-        decision = self._open.get(name) or self.decisions.get(name)
-        if decision is None:
-            raise InputError("there is no decision of that id, or its record was erased")
-        return decision
-
-    def _end(self, name: str) -> Any:
-        """Return how a decision has ended; None if it has not."""
-        return None if name in self._open else self.ended.get(name)
-
-    @staticmethod
-    def _decode_end(value: bytes) -> Any:
-        """Decode the stored end of a decision."""
-        return msgspec.msgpack.decode(value, type=Ended)
-
     def check_recovered(self) -> None:
         """Raise InputError while reports are `lost`: the silo must be recovered first."""
         if self.lost and not self.leave_reason:
@@ -472,23 +397,8 @@ class SiloParty(Speaker):
         """Apply a durable write to the state."""
         kind, key, value = write
         # The kinds are those of the writes that this class makes; others are ignored.
-        if kind == "decision":
-            decision = msgspec.msgpack.decode(value, type=Decided)
-            self.decisions.count += 1
-            self._open[key] = decision
-            if len(self._open) > CACHED:
-                del self._open[next(iter(self._open))]
-            self._learning_count += decision.learns
-            if decision.subject and not self._has_subjects:
-                self._old_subjects.add(decision.subject)
-        elif kind == "ended":
-            self.ended.count += 1
-            ended = self._decode_end(value)
-            if ended.leaf:
-                self._fold_record(key, ended)
-            self._open.pop(key, None)
-        elif kind == "subjects":
-            self._has_subjects, self._old_subjects = True, set()
+        if kind in self.summarised:
+            self._fold_record_write(write)
         elif kind == "sealed":
             self.sealed[int(key)] = value
             self.lost.pop(int(key), None)
@@ -505,109 +415,6 @@ class SiloParty(Speaker):
             self.alarms.append(value.decode())
         elif kind == "left":
             self.leave_reason = "the silo has left"
-
-    def attach(self, store: Store) -> None:
-        """Set the store from which decisions are read."""
-        self._store = self.decisions.store = self.ended.store = store
-
-    def upgrade(self) -> tuple[Write, ...]:
-        """Return the writes that hold the persons' digests, in a log that lacks them."""
-        if self._has_subjects:
-            return ()
-        known = (Write("subject", one.hex(), b"") for one in sorted(self._old_subjects))
-        return (*known, Write("subjects", "", b"written"))
-
-    def snapshot(self, covers: Covered) -> dict[str, bytes]:
-        """Return the state that decisions and rewards lead to, sealed by the silo's secret."""
-        leaves = {k: digest(sums.tobytes()) for k, sums in enumerate(self._leaf_sums) if sums.any()}
-        changed = [k for k in leaves if self._saved_leaves.get(k) != leaves[k]]
-        counts = self.decisions.count, self.ended.count, self._learning_count
-        clipped = self.clipped_features, self.clipped_rewards
-        state = msgspec.msgpack.encode(
-            (*covers, leaves, self.erased_up_to, *counts, *clipped, self._has_subjects)
-        )
-        seal = keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state)
-        self._unsaved_leaves = leaves
-        return {"state": seal + state} | {
-            f"leaf {k}": self._leaf_sums[k].tobytes() for k in changed
-        }
-
-    def snapshot_saved(self) -> None:
-        """Note that the last snapshot is stored: the next one holds only what changes from now."""
-        self._saved_leaves = self._unsaved_leaves
-
-    def restore(self, parts: Mapping[str, bytes]) -> Covered:
-        """Set the state to that of a snapshot; return what it covers, or `NOTHING` if invalid."""
-        seal, state = parts["state"][:KEY], parts["state"][KEY:]
-        if seal != keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state):
-            return NOTHING
-        position, others, leaves, erased, *counts = msgspec.msgpack.decode(
-            state,
-            type=tuple[
-                Position, bytes, dict[int, bytes], dict[str, int], int, int, int, int, int, bool
-            ],
-        )
-        if any(digest(parts.get(f"leaf {k}", b"")) != one for k, one in leaves.items()):
-            return NOTHING
-        for k in leaves:
-            self._leaf_sums[k] = np.frombuffer(parts[f"leaf {k}"])
-        self._saved_leaves, self.erased_up_to = leaves, erased
-        self.decisions.count, self.ended.count, self._learning_count = counts[:3]
-        self.clipped_features, self.clipped_rewards = counts[3:5]
-        self._has_subjects = bool(counts[5])
-        return Covered(position, others)
-
-    def expire(self, before: float, count: int) -> tuple[Write, ...]:
-        """Return the writes that end open decisions whose reward was due before a time.
-
-        ``count`` decisions are looked at, from where the last call stopped.
-        """
-        deadline = self.deployed.document.calendar.reward_deadline
-        writes = []
-        for number, write in self._store.records("decision", self.erased_up_to["decision"], count):
-            decided = msgspec.msgpack.decode(write.value, type=Decided)
-            if decided.time + deadline >= before:
-                break
-            self.erased_up_to["decision"] = number
-            if self._end(write.key) is None:
-                ended = Ended(0, None, float(before), EXPIRED)
-                writes.append(Write("ended", write.key, wire.encoded(ended)))
-        return tuple(writes)
-
-    def erasable(self, before: float, count: int) -> list[str]:
-        """Return the ids of decisions whose records are older than a time and not needed any more.
-
-        They ended before the time, and the sums of their leaf are released, so no report is made
-        from them again. ``count`` records are looked at, from where the last call stopped.
-        """
-        released = self.model.release
-        if self.plan.protocol.bits and released < self.plan.releases:
-            # A later release rounds the records of earlier leaves again.
-            released = 0
-        ids = []
-        for number, write in self._store.records("ended", self.erased_up_to["ended"], count):
-            ended = self._decode_end(write.value)
-            is_last = number >= self._store.position.number
-            if is_last or ended.time >= before or ended.leaf > min(released, self.closed_leaves):
-                break
-            self.erased_up_to["ended"] = number
-            ids.append(write.key)
-        return ids
-
-    def _fold_record(self, name: str, ended: Ended) -> None:
-        """Add the record of a decision that has ended to its leaf."""
-        x_and_y = self._clipped(name, ended)
-        aggregation.add(self._leaf_sums[ended.leaf - 1], self._statistics.point(*x_and_y[:2]))
-        self.clipped_features += x_and_y[2]
-        self.clipped_rewards += x_and_y[3]
-
-    def _clipped(self, name: str, ended: Ended) -> tuple[np.ndarray, float, bool, bool]:
-        """Return the clipped features (d,) and reward of a decision, and which were clipped."""
-        x = np.frombuffer(self._decision(name).x, dtype="<f8").astype(np.float64)
-        clip = self.plan.clip
-        assert clip is not None and ended.reward is not None
-        y, features_clipped, reward_clipped = clip.apply(x, ended.reward)
-        return x, y, features_clipped, reward_clipped
 
     def _waits(self, now: float) -> dict[str, Any]:
         """Return what this silo waits for at time ``now``, as a row of `progress.WAITS`."""
@@ -868,15 +675,6 @@ class SiloParty(Speaker):
         for k in range(1, release + 1):
             for node, sums in hidden_by(self.plan, k, self._leaf_sums[:k]).items():
                 self._sealing.set_hidden_sums(node, sums)
-
-    def _records(self) -> list[Record]:
-        """Return all records that entered a leaf, numbered by their decisions."""
-        ended = ((n, name, self.ended.get(name)) for n, name in enumerate(self.decisions, 1))
-        return [
-            Record(n, e.leaf, self._statistics.point(*self._clipped(name, e)[:2]))
-            for n, name, e in ended
-            if e and e.leaf
-        ]
 
     def _secure_report(self, release: int, row: np.ndarray) -> bytes:
         """Make a report whose values no party may see: split into two shares, or masked."""
