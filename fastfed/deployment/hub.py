@@ -125,6 +125,8 @@ class Hub(Speaker):
         self._helper_opened: int | None = None
         #: Release -> entries of a set that the helper has added up and this restored log lacks.
         self._lost_sets: dict[int, tuple[wire.Entry, ...]] = {}
+        #: Silo or helper -> time of its last `Join`. A silo's must prove that the silo is running.
+        self.contacts: dict[str, float] = {}
 
     def _make_server(self, noise: NoiseSource | None) -> Any:
         """Create the object that computes a release from a set of reports."""
@@ -184,6 +186,7 @@ class Hub(Speaker):
         )
         if envelope.sender not in self.deployed.silos:
             self._helper_opened = max(envelope.release, self._helper_opened or 0)
+            self.contacts[envelope.sender] = now
             # A helper that was restored must get its later answers before it adds up a new set.
             later_answers = (
                 data for k, data in sorted(self.answers.items()) if k > envelope.release
@@ -198,6 +201,7 @@ class Hub(Speaker):
         if is_running and (body.after or not body.time):
             # Count a silo that sends its clock time only if it has also read this hub's clock time.
             self._silo_release[silo] = envelope.release
+            self.contacts[envelope.sender] = now
         # Send broadcasts before the receipt: the silo then knows which sets exclude its report.
         missed_broadcasts = (
             () if silo in self.left_silos else range(envelope.release + 1, len(self.broadcasts) + 1)
@@ -743,6 +747,19 @@ class Hub(Speaker):
             **self._guard_status(),
             **self._chain_summary,
         }
+
+    def last_reports(self) -> dict[str, int]:
+        """Return the last release of which the hub has each silo's report; 0 if it has none."""
+        releases = range(self._last_reported, 0, -1)
+        return {
+            name: next((k for k in releases if (k, i) in self.reports), 0)
+            for i, name in enumerate(self.deployed.silos)
+        }
+
+    def assume_presence(self) -> None:
+        """Let a copy of this hub, which no party calls, answer `waits` as if all had called it."""
+        self._silo_release = dict.fromkeys(range(len(self.deployed.silos)), len(self.broadcasts))
+        self._helper_opened = len(self.answers)
 
     def _guard_status(self) -> dict[str, object]:
         """Return the entries of the status about false reports.
