@@ -125,7 +125,7 @@ class Hub(Speaker):
         self._helper_opened: int | None = None
         #: Release -> entries of a set that the helper has added up and this restored log lacks.
         self._lost_sets: dict[int, tuple[wire.Entry, ...]] = {}
-        #: Silo or helper -> time of its last `Join`. A silo's must prove that the silo is running.
+        #: Party -> when its last signed message arrived, which may be an old one that was repeated.
         self.contacts: dict[str, float] = {}
 
     def _make_server(self, noise: NoiseSource | None) -> Any:
@@ -148,6 +148,7 @@ class Hub(Speaker):
         """
         kinds = ("join", "report", "seen", "set", "leave", "sessions", "broadcast")
         envelope = self.wire.read(data, kinds)
+        self.contacts[envelope.sender] = now
         if envelope.kind == "join":
             return self._answer_join(envelope, data, now)
         if envelope.kind == "broadcast":
@@ -186,7 +187,6 @@ class Hub(Speaker):
         )
         if envelope.sender not in self.deployed.silos:
             self._helper_opened = max(envelope.release, self._helper_opened or 0)
-            self.contacts[envelope.sender] = now
             # A helper that was restored must get its later answers before it adds up a new set.
             later_answers = (
                 data for k, data in sorted(self.answers.items()) if k > envelope.release
@@ -201,7 +201,6 @@ class Hub(Speaker):
         if is_running and (body.after or not body.time):
             # Count a silo that sends its clock time only if it has also read this hub's clock time.
             self._silo_release[silo] = envelope.release
-            self.contacts[envelope.sender] = now
         # Send broadcasts before the receipt: the silo then knows which sets exclude its report.
         missed_broadcasts = (
             () if silo in self.left_silos else range(envelope.release + 1, len(self.broadcasts) + 1)

@@ -24,6 +24,13 @@ from fastfed.deployment.process import Process, SiloProcess
 Clock = Callable[[], float]
 
 
+def kind_of(process: Process) -> str:
+    """Return "silo", "hub" or "helper"."""
+    if isinstance(process, SiloProcess):
+        return "silo"
+    return "hub" if isinstance(process.party, Hub) else "helper"
+
+
 # ---- metrics -------------------------------------------------------------------------------------
 
 
@@ -280,7 +287,7 @@ class Log:
             state = self._state(process)
         self.event(
             "started",
-            federation=party.deployed.document.name,
+            title=titled(party.name, kind_of(process), party.deployed.document.name),
             plan=party.deployed.digest.hex(),
             released=state.get("released", state.get("opened")),
             releases=party.plan.releases,
@@ -352,7 +359,7 @@ class JsonLog(Log):
 
 #: Event -> its sentence in a `PlainLog`. Events that are not listed get no line there.
 SENTENCES = {
-    "started": '{party} of "{federation}", plan {plan}, release {released} of {releases}',
+    "started": "{title}; plan {plan}, release {released} of {releases}",
     "listening": "listening on {address}",
     "hub": "the hub is {address}",
     "courier": "the socket of couriers is {address}",
@@ -376,6 +383,11 @@ def utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
+def titled(party: str, kind: str, federation: str) -> str:
+    """Return who a party is as text: ``north, silo of "Wound care"``."""
+    return f'{kind if party == kind else f"{party}, {kind}"} of "{federation}"'
+
+
 def listed(names: Sequence[str]) -> str:
     """Return names as text: at most `MOST`, and the number of the others."""
     more = len(names) - MOST
@@ -395,7 +407,7 @@ class PlainLog(Log):
             self._next_full = self._clock() + PAUSE
             sentence = "{text}"
         if sentence is not None and fields.get("value", True):
-            self._write(one_line(sentence.format(party=self._party, **fields)))
+            self._write(one_line(sentence.format(**fields)))
 
     def __call__(self, text: str) -> None:
         """Write a message about the network."""

@@ -17,7 +17,15 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import one_line
 from fastfed.deployment.client import Client
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.observe import hub_numbers, listed, masked, silo_numbers, utc
+from fastfed.deployment.observe import (
+    hub_numbers,
+    kind_of,
+    listed,
+    masked,
+    silo_numbers,
+    titled,
+    utc,
+)
 from fastfed.deployment.process import Process, SiloProcess
 
 #: Width of the text, and of its first column.
@@ -30,8 +38,8 @@ START = {
 }
 
 
-def duration(seconds: float) -> str:
-    """Format a number of seconds by its two largest units, such as "3 h 12 min"."""
+def duration(seconds: float, units: int = 2) -> str:
+    """Format a number of seconds by its largest ``units`` units, such as "3 h 12 min"."""
     left, parts = round(max(0.0, seconds)), []
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         if left >= size:
@@ -39,13 +47,18 @@ def duration(seconds: float) -> str:
             left %= size
         elif parts:
             break
-    return " ".join(parts[:2]) or "0 s"
+    return " ".join(parts[:units]) or "0 s"
 
 
 def ago(time: float, now: float) -> str:
     """Format a time with its distance from now: ``... (in 2 h)`` or ``... (3 min ago)``."""
     distance = duration(abs(time - now))
     return f"{utc(time)} ({f'in {distance}' if time > now else f'{distance} ago'})"
+
+
+def due_text(time: float, now: float) -> str:
+    """Return when a release is due, or was: ``is due 2026-03-01 08:00 UTC (in 2 h)``."""
+    return f"{'is' if time > now else 'was'} due {ago(time, now)}"
 
 
 # ---- as plain data -------------------------------------------------------------------------------
@@ -74,16 +87,16 @@ def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
     with process.turn():
         now = process.now() if now is None else now
         if isinstance(process, SiloProcess):
-            kind, released, more = "silo", party.model.release, _silo_facts(process)
+            released, more = party.model.release, _silo_facts(process)
         elif isinstance(party, Hub):
-            kind, released, more = "hub", len(party.broadcasts), _hub_facts(party, now)
+            released, more = len(party.broadcasts), _hub_facts(party, now)
         else:
-            kind, released, more = "helper", len(party.answers), {}
+            released, more = len(party.answers), {}
         troubles = _troubles(process)
         waits = party.waits(now)
     closes = deployed.document.calendar.closes
     return {
-        "kind": kind,
+        "kind": kind_of(process),
         "party": party.name,
         "federation": deployed.document.name,
         "plan": deployed.digest.hex(),
@@ -125,7 +138,7 @@ def _hub_facts(hub: Hub, now: float) -> dict[str, Any]:
             "left": name in status["left"],
             "last_report": reports[name],
             "last_contact": hub.contacts.get(name),
-            "capped": len(status.get("capped", {}).get(name, ())),
+            "capped": len(status["capped"].get(name, ())) if "capped" in status else None,
         }
         for name in hub.deployed.silos
     ]
@@ -199,6 +212,7 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
         facts["troubles"].append(masked(live["stopped"]))
     if ledger_problem:
         facts["troubles"].append(ledger_problem)
+        facts["budget"] = {"problem": ledger_problem}
     started = (target / folders.STATE).exists()
     return {"folder": str(folder), "runs": runs, "started": started} | facts
 
@@ -219,6 +233,8 @@ def budget_text(budget: Mapping[str, Any] | None) -> str:
     """Return what is spent of a silo's budget as a sentence."""
     if budget is None:
         return "no ceiling is set"
+    if "problem" in budget:
+        return "not known"
     return (
         f"epsilon {budget['spent']:.4g} spent of {budget['ceiling']:g}, at delta "
         f"{budget['delta']:g}"
@@ -236,15 +252,14 @@ def text_of(facts: Mapping[str, Any]) -> str:
     """Return the facts of a folder as plain text, in lines of at most `WIDTH` characters."""
     now, kind = facts["time"], facts["kind"]
     rows = [
-        ("party", f'{facts["party"]}, {kind} of "{facts["federation"]}"'),
+        ("party", titled(facts["party"], kind, facts["federation"])),
         ("plan", facts["plan"]),
         ("runs", {True: "yes", False: "no", None: "not known on this system"}[facts["runs"]]),
     ]
     if not facts["started"]:
         rows[-1] = ("runs", "no, it has never been started")
-    due = (
-        "" if facts["next_close"] is None else f"; the next is due {ago(facts['next_close'], now)}"
-    )
+    close = facts["next_close"]
+    due = "" if close is None else f"; the next {due_text(close, now)}"
     rows.append(("releases", f"{facts['released']} of {facts['releases']}{due}"))
     if kind == "silo":
         numbers = facts["numbers"]
@@ -254,7 +269,7 @@ def text_of(facts: Mapping[str, Any]) -> str:
         ]
     if kind == "hub":
         for silo in facts["silos"]:
-            rows.append(("silo", f"{silo['name']}: {silo_text(silo)}"))
+            rows.append(("report", f"{silo['name']}: {silo_text(silo)}"))
     rows += [("trouble", trouble) for trouble in facts["troubles"]]
     if facts["waits"] is None:
         rows.append(("to do", f"start it: {START[kind].format(folder=facts['folder'])}"))
@@ -278,4 +293,4 @@ def silo_text(silo: Mapping[str, Any]) -> str:
         return "has left"
     if not silo["joined"]:
         return "has not joined"
-    return f"last report {silo['last_report']}" if silo["last_report"] else "no report yet"
+    return f"release {silo['last_report']}" if silo["last_report"] else "none yet"

@@ -17,9 +17,9 @@ from typing import Any
 from fastfed._validate import InputError
 from fastfed.deployment.calls import one_line
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.observe import Answer, LocalServer, metrics_answer, utc
+from fastfed.deployment.observe import Answer, LocalServer, listed, metrics_answer, titled, utc
 from fastfed.deployment.process import Process, SiloProcess
-from fastfed.deployment.status import ago, budget_text, duration, facts_of, silo_text, wait_text
+from fastfed.deployment.status import ago, budget_text, due_text, duration, facts_of, silo_text
 
 #: Seconds after which a browser loads the page again.
 REFRESH = 30
@@ -43,7 +43,7 @@ CSS = """
 * { box-sizing: border-box; }
 body {
   margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 68rem; background: var(--page);
-  color: var(--text); overflow-wrap: anywhere;
+  color: var(--text); overflow-wrap: break-word;
   font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
 }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0; }
@@ -51,7 +51,7 @@ h2 { font-size: 1rem; margin: 0 0 0.6rem; }
 p { margin: 0.3rem 0; }
 .quiet { color: var(--quiet); font-size: 0.875rem; }
 .state { border-radius: 10px; padding: 0.8rem 1rem; margin: 1rem 0; }
-.state strong { display: block; }
+.state p, .state strong { display: block; overflow-wrap: anywhere; }
 .good { color: var(--good); background: var(--good-back); }
 .wait { color: var(--wait); background: var(--wait-back); }
 .bad { color: var(--bad); background: var(--bad-back); }
@@ -76,11 +76,12 @@ table { border-collapse: collapse; width: 100%; font-size: 0.94rem; }
 th, td { text-align: left; padding: 0.35rem 0.8rem 0.35rem 0; vertical-align: top; }
 thead th { color: var(--quiet); font-weight: 600; font-size: 0.82rem; }
 tbody tr { border-top: 1px solid var(--line); }
-tbody th { font-weight: 600; }
+tbody th { font-weight: 600; overflow-wrap: anywhere; min-width: 5rem; }
 details { margin-top: 1rem; }
 summary { cursor: pointer; font-weight: 600; }
 pre { overflow-x: auto; font-size: 0.82rem; line-height: 1.45; margin: 0.8rem 0 0; }
-code { font-size: 0.875rem; }
+code { font-size: 0.875rem; overflow-wrap: anywhere; }
+footer { margin-top: 1.2rem; }
 """
 #: Nothing may be loaded or sent; the one style sheet is known by its hash.
 _STYLE = base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
@@ -132,31 +133,31 @@ def _state(facts: Mapping[str, Any]) -> str:
     if facts["troubles"]:
         lines = "".join(f"<p>{escaped(text)}</p>" for text in facts["troubles"])
         boxes.append(f'<div class="state bad"><strong>Something is wrong</strong>{lines}</div>')
-    is_due = waits["since"] is not None or waits["state"] not in ("open", "over", "set", "hub")
-    ended = waits["state"] in ("ended", "stopped", "alarm")
-    if is_due:
-        kind, title = "wait", "It has ended" if ended else "It waits"
-    else:
-        kind, title = (
-            "good",
-            "All releases are out" if waits["state"] == "over" else "Nothing is due",
-        )
-    boxes.append(
-        f'<div class="state {kind}"><strong>{title}</strong>'
-        f"<p>Waits for {escaped(wait_text(waits, now))}.</p>"
-        f"<p>What to do: {escaped(waits['do'])}.</p></div>"
-    )
+    is_idle = waits["state"] in ("open", "over")
+    what = waits["for"].removeprefix("nothing: ")
+    what = what[0].upper() + what[1:] if what != waits["for"] else f"Waits for {what}"
+    lines = [f"<strong>{escaped(what)}</strong>"]
+    if waits["who"]:
+        lines.append(f"<p>For: {escaped(listed(waits['who']))}</p>")
+    if waits["since"] is not None:
+        lines.append(f"<p>Since: {escaped(ago(waits['since'], now))}</p>")
+    if waits["state"] != "open":
+        lines.append(f"<p>What to do: {escaped(waits['do'])}</p>")
+    boxes.append(f'<div class="state {"good" if is_idle else "wait"}">{"".join(lines)}</div>')
     return "\n".join(boxes)
 
 
 def _releases(facts: Mapping[str, Any]) -> str:
+    """Return the card about releases."""
     released, releases, due = facts["released"], facts["releases"], facts["next_close"]
-    text = f"{released} of {releases} releases"
-    when = "all releases are out" if due is None else f"next is due {ago(due, facts['time'])}"
+    text = f"{released} of {releases} releases are out"
+    when = "" if due is None else f"The next {due_text(due, facts['time'])}"
     return _card(
         "Releases",
-        f"<p>{escaped(text)}; {escaped(when)}</p>",
+        f"<p>{escaped(text)}</p>",
         _bar(released / max(1, releases), text),
+        f'<p class="quiet">{escaped(when)}</p>',
+        whole=facts["kind"] == "hub",
     )
 
 
@@ -170,8 +171,8 @@ def _silo_cards(facts: Mapping[str, Any]) -> list[str]:
     pace, decisions = facts.get("per_minute"), int(numbers["decisions"])
     counts = [
         ("Decisions", decisions),
-        ("Open: no reward yet", int(numbers["open_decisions"])),
-        ("Ended: rewarded, cancelled or expired", decisions - int(numbers["open_decisions"])),
+        ("Open, without a reward", int(numbers["open_decisions"])),
+        ("Ended by a reward or without", decisions - int(numbers["open_decisions"])),
         ("Decisions a minute", "not known yet" if pace is None else f"{pace:.3g}"),
         ("Records with clipped features", int(numbers["clipped_features"])),
         ("Records with a clipped reward", int(numbers["clipped_rewards"])),
@@ -181,7 +182,7 @@ def _silo_cards(facts: Mapping[str, Any]) -> list[str]:
         ("Releases without a report", int(numbers["releases_without"])),
         ("Reports lost", int(numbers["reports_lost"])),
     ]
-    window = f"The pace is that of the last {duration(WINDOW)} at most."
+    window = f"Decisions a minute: over the last {duration(WINDOW)}, or since the start."
     return [
         _card("Privacy budget", *spent),
         _card("Decisions", _list(counts), f'<p class="quiet">{window}</p>'),
@@ -189,36 +190,31 @@ def _silo_cards(facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _contact(time: float | None, now: float) -> str:
-    return "not since the hub was started" if time is None else f"{duration(now - time)} ago"
-
-
 def _hub_cards(facts: Mapping[str, Any]) -> list[str]:
-    """Return the cards that only a hub has."""
-    now, helper = facts["time"], facts["helper"]
-    rows = "".join(
-        f'<tr><th scope="row">{escaped(silo["name"])}</th><td>{escaped(silo_text(silo))}</td>'
-        f"<td>{escaped(_contact(silo['last_contact'], now))}</td><td>{silo['capped']}</td></tr>\n"
-        for silo in facts["silos"]
-    )
-    heads = "".join(
-        f'<th scope="col">{text}</th>' for text in ("Silo", "Reports", "Last contact", "Capped")
-    )
-    cards = [
+    """Return the card that only a hub has: a table of the silos and the helper."""
+    columns, helper = ["Party", "Last report", "Last contact"], facts["helper"]
+    rows = [[silo["name"], silo_text(silo), silo["last_contact"]] for silo in facts["silos"]]
+    if any(silo["capped"] is not None for silo in facts["silos"]):
+        columns.append("Capped")
+        rows = [[*row, silo["capped"]] for row, silo in zip(rows, facts["silos"], strict=True)]
+    if helper is not None:
+        answer = f"sum {helper['answers']}" if helper["answers"] else "none yet"
+        rows.append([f"{helper['name']} (helper)", answer, helper["last_contact"]])
+    lines = []
+    for name, report, contact, *capped in rows:
+        seconds = None if contact is None else facts["time"] - contact
+        when = "none since start" if seconds is None else f"{duration(seconds, units=1)} ago"
+        cells = "".join(f"<td>{escaped(cell)}</td>" for cell in (report, when, *capped))
+        lines.append(f'<tr><th scope="row">{escaped(name)}</th>{cells}</tr>')
+    heads = "".join(f'<th scope="col">{text}</th>' for text in columns)
+    body = "\n".join(lines)
+    return [
         _card(
-            "Silos",
-            f"<table><thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody></table>",
+            "Silos" if helper is None else "Silos and helper",
+            f"<table><thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table>",
             whole=True,
         )
     ]
-    if helper is not None:
-        about = [
-            ("Name", helper["name"]),
-            ("Sets added up", helper["answers"]),
-            ("Last contact", _contact(helper["last_contact"], now)),
-        ]
-        cards.append(_card("Helper", _list(about)))
-    return cards
 
 
 def html_of(facts: Mapping[str, Any]) -> str:
@@ -235,7 +231,7 @@ def html_of(facts: Mapping[str, Any]) -> str:
         HTML. Every text from outside, such as a name, is escaped.
     """
     kind = facts["kind"]
-    title = f"{facts['party']}, {kind} of {facts['federation']}"
+    title = titled(facts["party"], kind, facts["federation"])
     cards = [_releases(facts), *(_silo_cards if kind == "silo" else _hub_cards)(facts)]
     return f"""<!doctype html>
 <html lang="en">
