@@ -180,8 +180,8 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
     -------
     dict
         See `facts_of`, and ``folder``, ``runs`` (True, False, or None if it is not known) and
-        ``started`` (False if the party has never run). ``waits`` is None for a party that does not
-        run.
+        ``started`` (False if the party has never run). ``waits`` is None for a party that must be
+        started.
 
     Raises
     ------
@@ -207,7 +207,11 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
     if facts["kind"] == "silo":
         # A silo that runs answers at its socket.
         runs = bool(runs)
-    facts["waits"] = (live or facts)["waits"] if runs is not False else None
+    facts["waits"] = (live or facts)["waits"]
+    is_over = facts["kind"] != "silo" and facts["waits"]["state"] in ("over", "ended", "alarm")
+    if runs is False and not is_over:
+        # A silo's application may need decisions after the last release, too.
+        facts["waits"] = None
     if live is not None and live["stopped"] and not facts["troubles"]:
         facts["troubles"].append(masked(live["stopped"]))
     if ledger_problem:

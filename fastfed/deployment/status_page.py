@@ -129,10 +129,10 @@ def _card(title: str, *parts: str, whole: bool = False) -> str:
 
 def _state(facts: Mapping[str, Any]) -> str:
     """Return the boxes at the top: what is wrong, and what the party waits for."""
-    boxes, now, waits = [], facts["time"], facts["waits"]
+    boxes, now, waits = list[str](), facts["time"], facts["waits"]
     if facts["troubles"]:
-        lines = "".join(f"<p>{escaped(text)}</p>" for text in facts["troubles"])
-        boxes.append(f'<div class="state bad"><strong>Something is wrong</strong>{lines}</div>')
+        troubles = "".join(f"<p>{escaped(text)}</p>" for text in facts["troubles"])
+        boxes.append(f'<div class="state bad"><strong>Something is wrong</strong>{troubles}</div>')
     is_idle = waits["state"] in ("open", "over")
     what = waits["for"].removeprefix("nothing: ")
     what = what[0].upper() + what[1:] if what != waits["for"] else f"Waits for {what}"

@@ -695,6 +695,10 @@ def test_commands_serve_pages_and_say_where(tmp_path):
     assert f"the socket of the application is {tmp_path / 'silo0' / 'silo.sock'}" in said[1]
     assert said[1][-1] == "release 4 is out"
     assert not any("Traceback" in line for lines in said for line in lines)
+    # A hub has nothing to do after the last release; a silo can still be asked for decisions.
+    text = status(tmp_path / "hub")
+    assert "runs       no\n" in text and f"waits for  {WAITS['hub']['over'].what}\n" in text
+    assert "to do      start it: fastfed silo" in status(tmp_path / "silo0")
 
 
 # ---- the dashboard -------------------------------------------------------------------------------
