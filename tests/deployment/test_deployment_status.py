@@ -660,7 +660,7 @@ def test_commands_serve_pages_and_say_where(tmp_path):
         for name, page in (("silo0", ports[2]), ("silo1", ports[3]))
     ]  # fmt: skip
     running = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True) for each in (hub, *silos)]
-    pages, until = {}, time.time() + 60
+    pages, until = {}, time.time() + 180
     try:
         # The calendar is over: four empty releases come at once.
         while time.time() < until and not all("4 of 4" in pages.get(p, "") for p in ports[1:]):
@@ -693,7 +693,7 @@ def test_commands_serve_pages_and_say_where(tmp_path):
     ]
     assert said[0][-1] == "release 4 is out"
     assert f"the socket of the application is {tmp_path / 'silo0' / 'silo.sock'}" in said[1]
-    assert said[1][-1] == "release 4 is out"
+    assert all("release 4 is out" in lines for lines in said[1:])
     assert not any("Traceback" in line for lines in said for line in lines)
     # A hub has nothing to do after the last release; a silo can still be asked for decisions.
     text = status(tmp_path / "hub")
