@@ -20,12 +20,13 @@ import rich_click as click
 from fastfed import _signals
 from fastfed._validate import InputError, check_plain, number, parsed
 from fastfed.cli import Group, RunFailed
-from fastfed.cli.output import F, print_table, stoppable
+from fastfed.cli.output import F, json_option, print_json, print_table, stoppable
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 #: Maximum number of bytes of a hub's status.
 LONGEST_STATUS = 1 << 24
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+PORT = click.IntRange(1, 65535)
 
 
 #: Seconds that a party has after a signal: first to end its work, then to finish a write.
@@ -115,13 +116,14 @@ def party(command: F) -> F:
 @click.option(
     "--port",
     default=8443,
-    type=click.IntRange(1, 65535),
+    type=PORT,
     show_default=True,
     help="Port to listen on.",
 )
 @click.option("--cert", type=FILE, help="Certificate (PEM) for TLS 1.3.")
 @click.option("--key", type=FILE, help="Private key of the certificate (PEM).")
 @click.option("--client-ca", type=FILE, help="Authority (PEM) of client certificates: mutual TLS.")
+@click.option("--page", type=PORT, help="Port on this machine for a status page and GET /metrics.")
 @click.option("--log-json", is_flag=True, help="Log lines of JSON, without values of records.")
 @party
 def serve(
@@ -131,6 +133,7 @@ def serve(
     cert: Path | None,
     key: Path | None,
     client_ca: Path | None,
+    page: int | None,
     log_json: bool,
 ) -> None:
     """Run the hub of a federation from its FOLDER."""
@@ -138,18 +141,31 @@ def serve(
     from fastfed.deployment import shell
 
     pair, process = [str(file) if file else None for file in (cert, key)], folders.opened(folder)
-    authority, log = str(client_ca) if client_ca else None, json_log(process, log_json)
-    until_signal(
-        process,
-        lambda stop: shell.serve(process, host, port, pair[0], pair[1], authority, log, stop),
-    )
+    authority, log = str(client_ca) if client_ca else None, log_of(process, log_json)
+    log.start(process, **page_of(process, page))
+
+    def work(stop: threading.Event) -> None:
+        threading.Thread(target=log.watch, args=(process, shell.EVERY, stop), daemon=True).start()
+        shell.serve(process, host, port, pair[0], pair[1], authority, log, stop)
+
+    until_signal(process, work)
 
 
-def json_log(process: Any, wanted: bool) -> Any:
-    """Return a `JsonLog` that writes to standard error; None if it is not wanted."""
-    from fastfed.deployment.observe import JsonLog
+def log_of(process: Any, as_json: bool) -> Any:
+    """Return the log of a party, which writes to standard error."""
+    from fastfed.deployment.observe import JsonLog, PlainLog
 
-    return JsonLog(sys.stderr, process.party.name) if wanted else None
+    return (JsonLog if as_json else PlainLog)(sys.stderr, process.party.name)
+
+
+def page_of(process: Any, port: int | None) -> dict[str, str]:
+    """Start the status page of a party, if a port is given; return its address for the log."""
+    from fastfed.deployment.status_page import StatusPage
+
+    if port is None:
+        return {}
+    StatusPage(process, port).start()
+    return {"page": f"http://127.0.0.1:{port}/"}
 
 
 def dialling(command: Any) -> Any:
@@ -174,19 +190,22 @@ def dialling(command: Any) -> Any:
         if (hub is None) == (courier is None):
             raise InputError("exactly one of --hub and --courier must be given")
 
-        def exchange(process: Any) -> None:
+        def exchange(process: Any, **addresses: str) -> None:
             from fastfed.deployment.shell import Dialer
 
+            log = log_of(process, log_json)
             if courier is not None:
-                carried(process, courier, every, log_json)
+                log.start(process, **addresses, courier=str(courier))
+                carried(process, courier, every, log)
                 return
             assert hub is not None
             dialer = Dialer(
                 process, hub, *(str(file) if file else None for file in (ca, cert, key))
             )
-            log = json_log(process, log_json)
-            report, look = (say, None) if log is None else (log, log.look)
-            until_signal(process, lambda stop: dialer.run(stop, every, report, look))
+            # An address may hold a password before its last @.
+            scheme, _, host = hub.partition("://")
+            log.start(process, **addresses, hub=f"{scheme}://{host.rpartition('@')[2]}")
+            until_signal(process, lambda stop: dialer.run(stop, every, log, log.look))
 
         command(exchange=exchange, **others)
 
@@ -217,20 +236,13 @@ def dialling(command: Any) -> Any:
     return with_options
 
 
-def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
+def carried(process: Any, courier: Path, every: float, log: Any) -> None:
     """Serve a party's couriers on a Unix socket until a signal arrives."""
     from fastfed.deployment.flower import Courier
 
-    log = json_log(process, log_json)
-
-    def look(stop: threading.Event) -> None:
-        while not stop.wait(every):
-            if log is not None:
-                log.look(process)
-
-    with Courier(process, courier, say if log is None else log) as server:
+    with Courier(process, courier, log) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        until_signal(process, look)
+        until_signal(process, lambda stop: log.watch(process, every, stop))
 
 
 @click.command()
@@ -239,9 +251,8 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @click.option("--dataset", help="Dataset that the ledger charges: the one given to join.")
 @click.option("--ledger", type=click.Path(dir_okay=False), help="Path of the ledger, if it moved.")
 @click.option("--replay", type=FILE, help="Source (TOML) of past records to rehearse with.")
-@click.option(
-    "--metrics", type=click.IntRange(1, 65535), help="Port on this machine for GET /metrics."
-)
+@click.option("--metrics", type=PORT, help="Port on this machine for GET /metrics.")
+@click.option("--page", type=PORT, help="Port on this machine for a status page and GET /metrics.")
 @click.option(
     "--keep",
     metavar="DAYS",
@@ -251,11 +262,12 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @party
 def silo(
     folder: Path,
-    exchange: Callable[[Any], None],
+    exchange: Callable[..., None],
     dataset: str | None,
     ledger: str | None,
     replay: Path | None,
     metrics: int | None,
+    page: int | None,
     keep: float | None,
 ) -> None:
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
@@ -268,8 +280,9 @@ def silo(
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
     rehearsal = replay_of(process, replay) if replay else None
-    if metrics is not None:
+    if metrics not in (None, page):
         Metrics(process, metrics).start()
+    addresses = page_of(process, page)
     if keep is not None:
         process.check_erasable()
         threading.Thread(
@@ -280,7 +293,7 @@ def silo(
         if rehearsal is not None:
             never = threading.Event()
             threading.Thread(target=rehearsal.run, args=(never, say), daemon=True).start()
-        exchange(process)
+        exchange(process, socket=str(folder / folders.SOCKET), **addresses)
 
 
 def say(text: str) -> None:
@@ -496,17 +509,38 @@ def leave(folder: Path) -> None:
 
 
 @deploy.command()
-@click.argument("hub")
+@click.argument("where", metavar="HUB|FOLDER")
 @click.option("--ca", type=FILE, help="Certificate authority of the hub (PEM).")
 @click.option("--cert", type=FILE, help="Your certificate (PEM), if the hub requires one.")
 @click.option("--key", type=FILE, help="Private key of the certificate (PEM).")
-def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    """Print the status of a HUB (https://...), and what the hub waits for."""
+@json_option
+def status(where: str, ca: Path | None, cert: Path | None, key: Path | None, as_json: bool) -> None:
+    """Print how a party is doing, and what it waits for.
+
+    The party is a HUB (https://..., which answers JSON), or that of a FOLDER, running or not, on
+    this machine. Of a FOLDER no file is changed.
+    """
+    if "://" in where or not os.path.isdir(where):
+        print_hub_status(where, ca, cert, key)
+        return
+    from fastfed.deployment.status import facts_in, text_of
+
+    facts = facts_in(where)
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(text_of(facts))
+
+
+def print_hub_status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
+    """Print the status that the hub at an address answers, as JSON."""
     import ssl
 
     from fastfed.deployment.calls import call
     from fastfed.deployment.shell import address_of, client_context
 
+    if "://" not in hub:
+        raise InputError(f"there is no folder {hub}, and the address of a hub is https://...")
     secured = address_of(hub).scheme == "https"
     context = client_context(*(str(file) if file else None for file in (ca, cert, key)))
     try:
@@ -552,7 +586,8 @@ def export(folder: Path, output: Path | None) -> None:
 def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) -> None:
     """Run a hub and three silos as processes, kill them, and compare with an undisturbed run.
 
-    One silo is also restored from an old backup, and one of its messages is replayed.
+    One silo is also restored from an old backup, and one of its messages is replayed. The log of
+    each party is the file log in its folder.
     """
     from fastfed.deployment import demo as demonstration
 

@@ -6,7 +6,7 @@
 - Messages: `wire` (formats), `guard` (checks against false reports).
 - Secrets and budgets: `seal` (keys and noise), `ledger` (logs and budgets), `charges` (costs).
 - Processes: `party` (on disk), `folder` (files of a party), `shell`, `calls`, `gate` and `flower`
-  (networks), `observe` (metrics and logs), `reading` (of files in use), `demo`.
+  (networks), `observe` (metrics and logs), `status` and `status_page` (for operators), `demo`.
 - Data: `schema` and `declared` (how records become features and rewards), `data` (a silo's table),
   `replay` (rehearsal with past records).
 

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
@@ -409,10 +409,18 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.server.complete(self.connection)
         return body
 
-    def reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
-        """Send an answer."""
+    def reply(
+        self,
+        status: int,
+        body: bytes,
+        kind: str = "application/json",
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Send an answer; ``headers`` are further headers."""
         self.send_response(status)
         self.send_header("content-type", kind)
+        for name, value in headers:
+            self.send_header(name, value)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

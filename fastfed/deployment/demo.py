@@ -76,7 +76,7 @@ def reward_of(rows: list[list[float]], action: int) -> float:
 
 
 class Child:
-    """One party in a separate process."""
+    """One party in a separate process, whose log is the file ``log`` in the party's folder."""
 
     def __init__(self, name: str, *arguments: str) -> None:
         self.name, self.arguments = name, arguments
@@ -87,7 +87,8 @@ class Child:
         """Start the process."""
         # -P: do not import from the current folder, which may be a checkout that is not built.
         command = [sys.executable, "-P", "-m", "fastfed", *self.arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with open(Path(self.arguments[1]) / "log", "ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
 
     def kill(self) -> None:
         """Kill the process without warning, and start it again."""

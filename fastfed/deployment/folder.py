@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,6 +174,33 @@ def remembered(folder: str | Path) -> LedgerNote | None:
         ) from None
 
 
+def checked_copy(note: LedgerNote, file: Path) -> Ledger:
+    """Return a copy in memory of a ledger's file, after checking that a note is about it.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, is a different ledger, or is older than the note.
+    """
+    if not file.is_file():
+        raise InputError(
+            f"there is no ledger at {file}, and a new one would forget what was spent: name where "
+            "it is by --ledger"
+        )
+    copy, problem = Ledger.read(file), ""
+    if note.identity and copy.identity != note.identity:
+        problem = "is another ledger than the one to which these records are charged"
+    elif note.identity and not copy.had_head(note.head):
+        problem = "is older than what was charged to it"
+    if problem:
+        copy.close()
+        raise InputError(
+            f"{file} {problem}: name the right file by --ledger, or restore its newest backup; "
+            "if there is none, leave the federation (fastfed deploy leave)"
+        )
+    return copy
+
+
 def ledger_of(
     note: LedgerNote, dataset: str | None = None, ledger: str | Path | None = None
 ) -> tuple[str, Ledger]:
@@ -204,28 +231,12 @@ def ledger_of(
             f'dataset must be "{note.dataset}", to whose ledger these records are charged, got '
             f'"{dataset}"; leave it out'
         )
-    if not file.is_file():
-        raise InputError(
-            f"there is no ledger at {file}, and a new one would forget what was spent: name where "
-            "it is by --ledger"
-        )
+    checked_copy(note, file).close()
     # A note of an earlier version has no identity: it can be compared only by the file.
     if not note.identity and note.ledger.is_file() and not file.samefile(note.ledger):
         raise InputError(
             f"the ledger must be {note.ledger}, to which these records are charged, got {file}"
         )
-    if note.identity:
-        problem = ""
-        with closing(Ledger.read(file)) as copy:
-            if copy.identity != note.identity:
-                problem = "is another ledger than the one to which these records are charged"
-            elif not copy.had_head(note.head):
-                problem = "is older than what was charged to it"
-        if problem:
-            raise InputError(
-                f"{file} {problem}: name the right file by --ledger, or restore its newest backup; "
-                "if there is none, leave the federation (fastfed deploy leave)"
-            )
     return note.dataset, Ledger(str(file))
 
 
@@ -305,6 +316,36 @@ def read_party(folder: str | Path) -> Process:
         return Process(_hub_or_helper(name, plan, secret), store)
     budget = Ledger(":memory:")
     return SiloProcess(silo_of(plan, name, secret, budget), store, budget)
+
+
+def read_ledger(folder: str | Path) -> tuple[str, Ledger]:
+    """Return the dataset of a folder's silo, and a copy in memory of its ledger.
+
+    Raises
+    ------
+    InputError
+        If the ledger is missing or damaged, or is not the ledger of the folder's note.
+    """
+    note = remembered(folder) or LedgerNote("records", Path(folder) / LEDGER)
+    return note.dataset, checked_copy(note, note.ledger)
+
+
+def in_use(folder: str | Path) -> bool | None:
+    """Return True if a process of this machine uses a folder's state; None if it is not known.
+
+    The state is not locked to find out. Processes of other containers are not seen.
+    """
+    state, locks = Path(folder) / STATE, Path("/proc/locks")
+    if not state.exists():
+        return False
+    try:
+        # Such as "1: FLOCK ADVISORY WRITE 4711 fe:00:131 0 EOF". Not all file systems show the
+        # device of a file there, so only the file's number is compared.
+        held = [text.split() for text in locks.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return None
+    number = str(state.stat().st_ino)
+    return any(w[1] == "FLOCK" and w[5].rpartition(":")[2] == number for w in held if w[1] != "->")
 
 
 def _party_in(folder: Path) -> tuple[str, DeployedPlan, bytes]:

@@ -125,6 +125,8 @@ class Hub(Speaker):
         self._helper_opened: int | None = None
         #: Release -> entries of a set that the helper has added up and this restored log lacks.
         self._lost_sets: dict[int, tuple[wire.Entry, ...]] = {}
+        #: Party -> when its last signed message arrived, which may be an old one that was repeated.
+        self.contacts: dict[str, float] = {}
 
     def _make_server(self, noise: NoiseSource | None) -> Any:
         """Create the object that computes a release from a set of reports."""
@@ -146,6 +148,7 @@ class Hub(Speaker):
         """
         kinds = ("join", "report", "seen", "set", "leave", "sessions", "broadcast")
         envelope = self.wire.read(data, kinds)
+        self.contacts[envelope.sender] = now
         if envelope.kind == "join":
             return self._answer_join(envelope, data, now)
         if envelope.kind == "broadcast":
@@ -751,6 +754,19 @@ class Hub(Speaker):
             **self._guard_status(),
             **self._chain_summary,
         }
+
+    def last_reports(self) -> dict[str, int]:
+        """Return the last release of which the hub has each silo's report; 0 if it has none."""
+        releases = range(self._last_reported, 0, -1)
+        return {
+            name: next((k for k in releases if (k, i) in self.reports), 0)
+            for i, name in enumerate(self.deployed.silos)
+        }
+
+    def assume_presence(self) -> None:
+        """Let a copy of this hub, which no party calls, answer `waits` as if all had called it."""
+        self._silo_release = dict.fromkeys(range(len(self.deployed.silos)), len(self.broadcasts))
+        self._helper_opened = len(self.answers)
 
     def _guard_status(self) -> dict[str, object]:
         """Return the entries of the status about false reports.

@@ -1,4 +1,4 @@
-"""Metrics and logs for operators: Prometheus text, and JSON lines.
+"""Metrics and logs for operators: Prometheus text, and lines of plain text or JSON.
 
 Neither contains values of records. A silo's metrics contain counts of records (such as open or
 clipped ones), which nobody outside the silo may see. They are served on the silo's machine only.
@@ -11,16 +11,24 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from http.server import HTTPServer
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, cast
 
 from fastfed._validate import InputError, integer
-from fastfed.deployment.calls import Bounded, LocalHandler
+from fastfed.deployment.calls import Bounded, LocalHandler, failure, one_line
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.process import Process, SiloProcess
 
 Clock = Callable[[], float]
+
+
+def kind_of(process: Process) -> str:
+    """Return "silo", "hub" or "helper"."""
+    if isinstance(process, SiloProcess):
+        return "silo"
+    return "hub" if isinstance(process.party, Hub) else "helper"
 
 
 # ---- metrics -------------------------------------------------------------------------------------
@@ -116,46 +124,106 @@ def prometheus(kind: str, numbers: dict[str, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-class Metrics(Bounded, HTTPServer):
-    """Serve a silo's metrics at `GET /metrics` on the loopback address.
+def metrics_text(process: Process) -> str:
+    """Return the metrics of a hub or a silo as Prometheus text."""
+    if isinstance(process, SiloProcess):
+        return prometheus("silo", silo_numbers(process))
+    numbers = hub_numbers(cast(Hub, process.party), process.now())
+    return prometheus("hub", numbers | {"clock_off_seconds": process.clock_off})
+
+
+# ---- servers on this machine ---------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """What a `LocalServer` answers at a path."""
+
+    #: The value of the header content-type.
+    kind: str
+    #: Returns the text; it is called without a lock.
+    text: Callable[[], str]
+    #: Further headers.
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class LocalServer(Bounded, HTTPServer):
+    """Answer GET requests on the loopback address; nothing can be changed by a request.
 
     Parameters
     ----------
-    silo : SiloProcess
     port : int
         0 for a free port that the system chooses; the attribute ``server_port`` has its number.
+    answers : mapping of str to Answer
+        Path -> the answer.
+
+    Raises
+    ------
+    InputError
+        If the port is in use, or may not be used.
     """
 
-    def __init__(self, silo: SiloProcess, port: int) -> None:
-        if not isinstance(silo, SiloProcess):
-            raise InputError("metrics are those of a silo")
-        super().__init__(
-            ("127.0.0.1", integer("port", port, at_least=0, at_most=65535)), _handler_for(silo)
-        )
+    def __init__(self, port: int, answers: Mapping[str, Answer]) -> None:
+        self.answers = answers
+        port = integer("port", port, at_least=0, at_most=65535)
+        try:
+            super().__init__(("127.0.0.1", port), LocalGet)
+        except OSError as error:
+            raise InputError(
+                f"port {port} of this machine cannot be used ({error.strerror}): choose another"
+            ) from None
 
     def start(self) -> None:
         """Serve in a new thread until `shutdown` is called."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
-def _handler_for(silo: SiloProcess) -> type[LocalHandler]:
-    """Create the class that handles requests for a silo's metrics."""
+class LocalGet(LocalHandler):
+    """Answer a request to a `LocalServer`."""
 
-    class Handler(LocalHandler):
-        """Answer GET /metrics."""
+    server: LocalServer
 
-        def do_GET(self) -> None:
-            # Refuse other host names: a web page in a local browser could use one (DNS rebinding).
-            host = (self.headers.get("host") or "").rsplit(":", 1)[0]
-            if self.path != "/metrics" or host not in ("127.0.0.1", "localhost"):
-                self.send_error(404)
-                return
-            self.server.complete(self.connection)
-            with silo.turn():
-                body = prometheus("silo", silo_numbers(silo)).encode()
-            self.reply(200, body, "text/plain; version=0.0.4; charset=utf-8")
+    def do_GET(self) -> None:
+        """Answer GET."""
+        # Refuse other host names: a web page in a local browser could use one (DNS rebinding).
+        host = (self.headers.get("host") or "").rsplit(":", 1)[0]
+        answer = self.server.answers.get(self.path)
+        if answer is None or host not in ("127.0.0.1", "localhost"):
+            self.send_error(404)
+            return
+        self.server.complete(self.connection)
+        self.reply(200, answer.text().encode(), answer.kind, answer.headers)
 
-    return Handler
+    def refuse(self) -> None:
+        """Answer a method that could change something, or that no browser needs."""
+        self.reply(405, b"send GET requests\n", "text/plain", [("allow", "GET")])
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = refuse
+
+
+def metrics_answer(process: Process) -> Answer:
+    """Return the answer to GET /metrics."""
+
+    def text() -> str:
+        with process.turn():
+            return metrics_text(process)
+
+    return Answer("text/plain; version=0.0.4; charset=utf-8", text)
+
+
+class Metrics(LocalServer):
+    """Serve a silo's metrics at `GET /metrics` on the loopback address.
+
+    Parameters
+    ----------
+    silo : SiloProcess
+    port : int
+        See `LocalServer`.
+    """
+
+    def __init__(self, silo: SiloProcess, port: int) -> None:
+        if not isinstance(silo, SiloProcess):
+            raise InputError("metrics are those of a silo")
+        super().__init__(port, {"/metrics": metrics_answer(silo)})
 
 
 # ---- logs ----------------------------------------------------------------------------------------
@@ -180,8 +248,8 @@ def masked(text: str) -> str:
     return _NUMBER.sub("#", text)
 
 
-class JsonLog:
-    """Write one line of JSON for each event: time, party, event, and further fields.
+class Log:
+    """Write one line for each event of a party: `JsonLog` or `PlainLog`.
 
     Parameters
     ----------
@@ -195,31 +263,45 @@ class JsonLog:
 
     def __init__(self, stream: IO[str], party: str, clock: Clock = time.time) -> None:
         self._stream, self._party, self._clock = stream, party, clock
-        self._lock, self._last_state = threading.Lock(), dict[str, Any]()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
+        self._last_state, self._last_error = dict[str, Any](), ""
 
     def event(self, event: str, **fields: Any) -> None:
-        """Write one line. Fields may hold names and public numbers only."""
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
-        line = {"time": now, "party": self._party, "event": event, **fields}
-        with self._lock:
-            self._stream.write(json.dumps(line) + "\n")
-            self._stream.flush()
+        """Write an event. Fields may hold names and public numbers only."""
+        raise NotImplementedError
 
     def __call__(self, text: str) -> None:
-        """Write a message about the network, with its numbers masked."""
-        events = (event for start, event in EVENTS if text.startswith(start))
-        self.event(next(events, "problem"), text=masked(text))
+        """Write a message about the network."""
+        raise NotImplementedError
 
-    def look(self, process: Process) -> None:
-        """Write an event for each part of the party's state that changed since the last call.
+    def _write(self, line: str) -> None:
+        # A log that nobody can read any more must not stop the party.
+        with self._lock, suppress(OSError, ValueError):
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
-        Such parts are releases, sealed reports, alarms, and what the party waits for.
-        """
+    def start(self, process: Process, **addresses: str) -> None:
+        """Write which party of which plan has started, and at which addresses it can be found."""
         party: Any = process.party
-        waits = party.waits(process.now())
+        with process.turn():
+            state = self._state(process)
+        self.event(
+            "started",
+            title=titled(party.name, kind_of(process), party.deployed.document.name),
+            plan=party.deployed.digest.hex(),
+            released=state.get("released", state.get("opened")),
+            releases=party.plan.releases,
+        )
+        for name, address in addresses.items():
+            self.event(name, address=address)
+
+    def _state(self, process: Process) -> dict[str, Any]:
+        """Return those parts of the party's state whose changes are events."""
+        party: Any = process.party
+        now = process.now()
         state: dict[str, Any] = {"stopped": bool(getattr(party, "stopped", ""))}
         state["clock_off"] = bool(process.clock_off)
-        state["waits"] = "" if waits["since"] is None else " ".join((waits["state"], *waits["who"]))
+        state["waits"] = self._wait(party.waits(now), now)
         if isinstance(process, SiloProcess):
             state |= {"sealed": max(party.sealed, default=0), "released": party.model.release}
             state["lost"] = len(party.lost)
@@ -227,11 +309,131 @@ class JsonLog:
             state |= {"released": len(party.broadcasts), "alarms": len(party.alarms)}
             state["stopped"] = bool(party.ended)
         else:
-            state["opened"] = len(party.answers)
-        for name, value in state.items():
-            if value != self._last_state.get(name, type(value)()):
-                self.event(name, value=value)
-        self._last_state = state
+            state |= {"opened": len(party.answers), "alarms": len(party.alarms)}
+        return state
+
+    def _wait(self, waits: dict[str, Any], now: float) -> str:
+        """Return what the party waits for as text; empty if nothing is due."""
+        return "" if waits["since"] is None else " ".join((waits["state"], *waits["who"]))
+
+    def look(self, process: Process) -> None:
+        """Write an event for each part of the party's state that changed since the last call.
+
+        Such parts are releases, sealed reports, alarms, and what the party waits for.
+        """
+        with self._looking:
+            try:
+                with process.turn():
+                    state = self._state(process)
+            except Exception as error:
+                # A party works on if its state cannot be shown.
+                text = failure(error)[1]
+                if text != self._last_error:
+                    self(text)
+                self._last_error = text
+                return
+            for name, value in state.items():
+                if value != self._last_state.get(name, type(value)()):
+                    self.event(name, value=value)
+            self._last_state = state
+
+    def watch(self, process: Process, every: float, stop: threading.Event) -> None:
+        """Look every ``every`` seconds until ``stop`` is set."""
+        while not stop.wait(every):
+            self.look(process)
+
+
+class JsonLog(Log):
+    """Write one line of JSON for each event: time, party, event, and further fields."""
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Write one line."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
+        self._write(json.dumps({"time": now, "party": self._party, "event": event, **fields}))
+
+    def __call__(self, text: str) -> None:
+        """Write a message about the network, with its numbers masked."""
+        events = (event for start, event in EVENTS if text.startswith(start))
+        self.event(next(events, "problem"), text=masked(text))
+
+
+#: Event -> its sentence in a `PlainLog`. Events that are not listed get no line there.
+SENTENCES = {
+    "started": "{title}; plan {plan}, release {released} of {releases}",
+    "listening": "listening on {address}",
+    "hub": "the hub is {address}",
+    "courier": "the socket of couriers is {address}",
+    "socket": "the socket of the application is {address}",
+    "page": "the status page is {address}",
+    "sealed": "the report of release {value} is sealed",
+    "released": "release {value} is out",
+    "opened": "the shares of release {value} are added up",
+    "waits": "waiting for {value}",
+    "alarms": "alarms: {value}; the status has their texts",
+    "stopped": "nothing is sent any more; the status says why",
+    "clock_off": "this machine's clock is ignored: it is not that of the other parties; set it",
+}
+#: A `PlainLog` names a wait that has lasted SETTLED seconds, at most MOST of those who are waited
+#: for, and at most one wait every PAUSE seconds.
+SETTLED, MOST, PAUSE = 30.0, 5, 60.0
+
+
+def utc(seconds: float) -> str:
+    """Format seconds since 1970 as text, such as 2026-03-01 08:00 UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def titled(party: str, kind: str, federation: str) -> str:
+    """Return who a party is as text: ``north, silo of "Wound care"``."""
+    return f'{kind if party == kind else f"{party}, {kind}"} of "{federation}"'
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as text: at most `MOST`, and the number of the others."""
+    more = len(names) - MOST
+    return ", ".join(names[:MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+class PlainLog(Log):
+    """Write one short sentence for each event."""
+
+    _next_wait = _next_full = 0.0
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Write a sentence; none if something has ended, such as a wait."""
+        sentence = SENTENCES.get(event)
+        if event == "message" and fields["status"] == 503 and self._clock() >= self._next_full:
+            # The disk is full: every party repeats its messages every few seconds.
+            self._next_full = self._clock() + PAUSE
+            sentence = "{text}"
+        if sentence is not None and fields.get("value", True):
+            self._write(one_line(sentence.format(**fields)))
+
+    def __call__(self, text: str) -> None:
+        """Write a message about the network."""
+        self._write(text)
+
+    def start(self, process: Process, **addresses: str) -> None:
+        """Write the first lines. What they name is no event of the first `look`."""
+        super().start(process, **addresses)
+        with process.turn():
+            state = self._state(process)
+        self._last_state = {
+            name: state[name] for name in ("sealed", "released", "opened") if name in state
+        }
+
+    def _wait(self, waits: dict[str, Any], now: float) -> str:
+        """Return a sentence about a wait, since when and for whom, and what to do."""
+        since, last = waits["since"], self._last_state.get("waits", "")
+        if since is None or now - since < SETTLED:
+            return ""
+        if last and self._clock() < self._next_wait:
+            return str(last)
+        who = f": {listed(waits['who'])}" if waits["who"] else ""
+        text = f"{waits['for']}{who}, since {utc(since)}; what to do: {waits['do']}"
+        if text != last:
+            self._next_wait = self._clock() + PAUSE
+        return text
 
 
 class JsonHandler(logging.Handler):

@@ -33,9 +33,9 @@ from fastfed.deployment.observe import (
     UNREACHABLE,
     JsonHandler,
     JsonLog,
-    hub_numbers,
+    Log,
     masked,
-    prometheus,
+    metrics_text,
 )
 from fastfed.deployment.process import Process
 
@@ -58,7 +58,7 @@ class HubApp:
     if the disk is full, and 500 for a program error, which is written to the log.
     """
 
-    def __init__(self, process: Process, log: JsonLog | None = None) -> None:
+    def __init__(self, process: Process, log: Log | None = None) -> None:
         self.process, self._log = process, log
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -97,16 +97,17 @@ class HubApp:
             more = event.get("more_body", False)
             if len(data) > self._hub.wire.largest:
                 return 413, text, b"the message is too large"
+        return await asyncio.to_thread(self._answer_logged, data)
+
+    def _answer_logged(self, data: bytes) -> tuple[int, bytes, bytes]:
+        """Answer a message as `answer` does; log what was refused, and what has changed."""
         try:
-            answer = await asyncio.to_thread(self.answer, data)
+            answer = self.answer(data)
         except (InputError, *FULL) as error:
             # After 503 (the disk is full), the sender repeats the message.
             status, problem = failure(error)
-            answer = (
-                status,
-                text,
-                (problem if status == 400 else f"nothing was kept: {problem}").encode(),
-            )
+            problem = problem if status == 400 else f"nothing was kept: {problem}"
+            answer = status, b"text/plain; charset=utf-8", problem.encode()
         if self._log is not None:
             if answer[0] != 200:
                 self._log.event("message", status=answer[0], text=masked(answer[2].decode()))
@@ -134,8 +135,7 @@ class HubApp:
 
     def metrics(self) -> str:
         """Return the hub's metrics as Prometheus text; none depends on a single record."""
-        numbers = hub_numbers(self._hub, self.process.now())
-        return prometheus("hub", numbers | {"clock_off_seconds": self.process.clock_off})
+        return metrics_text(self.process)
 
 
 def local(host: str) -> bool:
@@ -186,7 +186,7 @@ def listening(
     cert: str | None = None,
     key: str | None = None,
     client_ca: str | None = None,
-    log: JsonLog | None = None,
+    log: Log | None = None,
 ) -> Any:
     """Create the configuration of the web server uvicorn for a hub; see `serve`."""
     if not isinstance(process.party, Hub):
@@ -201,7 +201,7 @@ def listening(
         raise InputError("the hub needs uvicorn: pip install 'fastfed[deploy]'") from error
     cert_reqs = ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED
     log_options: dict[str, Any] = {}
-    if log is not None:
+    if isinstance(log, JsonLog):
         logging.getLogger("uvicorn").handlers = [JsonHandler(log)]
         log_options["log_config"] = None
     from fastfed.deployment.gate import Gate, quiet
@@ -231,7 +231,7 @@ def serve(
     cert: str | None = None,
     key: str | None = None,
     client_ca: str | None = None,
-    log: JsonLog | None = None,
+    log: Log | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run the hub until `stop` is set or, without `stop`, until a signal arrives.
@@ -248,7 +248,7 @@ def serve(
     client_ca : str, optional
         File of a certificate authority. If given, clients must have a certificate of this authority
         (mutual TLS). No other authority is accepted, not even those of the system.
-    log : JsonLog, optional
+    log : Log, optional
     stop : threading.Event, optional
 
     Raises
@@ -272,6 +272,12 @@ def serve(
                 # of connections that wait should still be as long as the system allows.
                 with listener.dup() as queue:
                     queue.listen()
+            if log is not None and self.started:
+                scheme, name = (
+                    "http" if cert is None else "https",
+                    f"[{host}]" if ":" in host else host,
+                )
+                log.event("listening", address=f"{scheme}://{name}:{port}")
 
         async def on_tick(self, counter: int) -> bool:
             return (stop is not None and stop.is_set()) or await super().on_tick(counter)

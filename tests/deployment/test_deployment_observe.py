@@ -134,7 +134,7 @@ def test_metrics_are_served_to_this_machine_alone():
     assert got("/status")[0] == got("/")[0] == 404
     # A page in a browser that has another name point to this machine.
     assert got(host="evil.example.org")[0] == 404
-    assert got(method="POST")[0] == 501
+    assert got(method="POST")[0] == 405
     server.shutdown()
     server.server_close()
     with pytest.raises(InputError, match="those of a silo"):

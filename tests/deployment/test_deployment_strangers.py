@@ -31,6 +31,7 @@ from fastfed.deployment.demo import free_port
 from fastfed.deployment.observe import Metrics
 from fastfed.deployment.plans import compile_plan
 from fastfed.deployment.shell import Dialer, HubApp
+from fastfed.deployment.status_page import StatusPage
 
 # ---- parties as processes ------------------------------------------------------------------------
 
@@ -342,13 +343,14 @@ def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("kind", ["application", "courier", "metrics"])
+@pytest.mark.parametrize("kind", ["application", "courier", "metrics", "page"])
 def test_a_request_that_drips_is_ended(kind, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(calls, "WHOLE", 1.0)
     silo, path = federation.Federation(federation.deployed()).processes["silo0"], tmp_path / "s"
     with ExitStack() as stack:
-        if kind == "metrics":
-            stack.enter_context(serving(server := Metrics(silo, 0)))
+        if kind in ("metrics", "page"):
+            of = Metrics if kind == "metrics" else StatusPage
+            stack.enter_context(serving(server := of(silo, 0)))
             made = stack.enter_context(socket.create_connection(server.server_address, 10))
         else:
             of = {"application": Application, "courier": flower.Courier}[kind]
@@ -500,7 +502,9 @@ def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
         "http://[::1]:9",
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
-        assert child.wait(30) == 0 and not child.stderr.read()
+        assert child.wait(30) == 0
+        said = child.stderr.read()
+        assert said.startswith("a, silo of ") and len(said.splitlines()) == 3, said
 
 
 IN_A_LOCK = LONG.replace(

@@ -1,0 +1,300 @@
+"""What a person wants to know about a party, as plain data and as text.
+
+`facts_of` collects it from a running process, and `facts_in` from the folder of a party, whether
+the party runs or not. Neither has a value of a record: counts only, which a silo keeps to itself.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastfed import __version__
+from fastfed._validate import InputError
+from fastfed.deployment import folder as folders
+from fastfed.deployment.calls import one_line
+from fastfed.deployment.client import Client
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.observe import (
+    hub_numbers,
+    kind_of,
+    listed,
+    masked,
+    silo_numbers,
+    titled,
+    utc,
+)
+from fastfed.deployment.process import Process, SiloProcess
+
+#: Width of the text, and of its first column.
+WIDTH, LABEL = 80, 11
+#: How to start each kind of party.
+START = {
+    "hub": "fastfed serve {folder}",
+    "silo": "fastfed silo {folder} --hub https://...",
+    "helper": "fastfed helper {folder} --hub https://...",
+}
+
+
+def duration(seconds: float, units: int = 2) -> str:
+    """Format a number of seconds by its largest ``units`` units, such as "3 h 12 min"."""
+    left, parts = round(max(0.0, seconds)), []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+        elif parts:
+            break
+    return " ".join(parts[:units]) or "0 s"
+
+
+def ago(time: float, now: float) -> str:
+    """Format a time with its distance from now: ``... (in 2 h)`` or ``... (3 min ago)``."""
+    distance = duration(abs(time - now))
+    return f"{utc(time)} ({f'in {distance}' if time > now else f'{distance} ago'})"
+
+
+def due_text(time: float, now: float) -> str:
+    """Return when a release is due, or was: ``is due 2026-03-01 08:00 UTC (in 2 h)``."""
+    return f"{'is' if time > now else 'was'} due {ago(time, now)}"
+
+
+# ---- as plain data -------------------------------------------------------------------------------
+
+
+def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
+    """Collect what a page or a text shows of a party.
+
+    Parameters
+    ----------
+    process : Process
+        The process of a hub, a silo or a helper.
+    now : float, optional
+        Seconds since 1970. By default the time by the process.
+
+    Returns
+    -------
+    dict
+        Plain data. ``kind``, ``party``, ``federation``, ``plan`` (digest), ``certificate``;
+        ``time``, ``released``, ``releases``, ``next_close`` (seconds since 1970, or None),
+        ``waits`` (see `progress.waiting`), ``troubles`` (texts). For a silo ``numbers`` (its
+        metrics) and ``budget``; for a hub ``numbers``, ``silos``, ``capped`` and ``helper``.
+    """
+    party: Any = process.party
+    deployed, certificate = party.deployed, str(party.deployed.certificate)
+    with process.turn():
+        now = process.now() if now is None else now
+        if isinstance(process, SiloProcess):
+            released, more = party.model.release, _silo_facts(process)
+        elif isinstance(party, Hub):
+            released, more = len(party.broadcasts), _hub_facts(party, now)
+        else:
+            released, more = len(party.answers), {}
+        troubles = _troubles(process)
+        waits = party.waits(now)
+    closes = deployed.document.calendar.closes
+    return {
+        "kind": kind_of(process),
+        "party": party.name,
+        "federation": deployed.document.name,
+        "plan": deployed.digest.hex(),
+        "version": __version__,
+        "time": now,
+        "released": released,
+        "releases": party.plan.releases,
+        "next_close": None if released >= len(closes) else float(closes[released]),
+        "waits": waits,
+        "troubles": troubles,
+        **more,
+        "certificate": certificate,
+    }
+
+
+def _silo_facts(silo: SiloProcess) -> dict[str, Any]:
+    """Return what only a silo has: its metrics, and its budget if a ceiling is set."""
+    ledger, dataset = silo.party.ledger, silo.party.dataset
+    ceiling = ledger.ceiling(dataset)
+    budget = None
+    if ceiling is not None:
+        budget = {
+            "dataset": dataset,
+            "spent": ledger.epsilon(dataset),
+            "ceiling": ceiling[0],
+            "delta": ceiling[1],
+        }
+    return {"numbers": silo_numbers(silo), "budget": budget}
+
+
+def _hub_facts(hub: Hub, now: float) -> dict[str, Any]:
+    """Return what only a hub has: its metrics, and what it knows of each silo and the helper."""
+    status: dict[str, Any] = hub.status()
+    reports, helper = hub.last_reports(), hub.deployed.document.helper
+    silos = [
+        {
+            "name": name,
+            "joined": name in hub.joined,
+            "left": name in status["left"],
+            "last_report": reports[name],
+            "last_contact": hub.contacts.get(name),
+            "capped": len(status["capped"].get(name, ())) if "capped" in status else None,
+        }
+        for name in hub.deployed.silos
+    ]
+    answered = {
+        "name": helper.name,
+        "answers": len(hub.answers),
+        "last_contact": hub.contacts.get(helper.name),
+    } if helper is not None else None  # fmt: skip
+    return {"numbers": hub_numbers(hub, now), "silos": silos, "helper": answered}
+
+
+def _troubles(process: Process) -> list[str]:
+    """Return texts about what is wrong: alarms, an early end, and what the last round could not do.
+
+    Numbers are masked in the reason of an end, which may quote an entry of a sum.
+    """
+    party: Any = process.party
+    texts = [*party.alarms]
+    reason = getattr(party, "ended", "") if isinstance(party, Hub) else ""
+    reason = reason or getattr(party, "stopped", "")
+    if reason and reason not in texts:
+        texts.append(masked(reason))
+    if process.problem:
+        texts.append(process.problem)
+    elif process.clock_off:
+        texts.append("this machine's clock is ignored, since it is not that of the other parties")
+    return texts
+
+
+# ---- of a folder ---------------------------------------------------------------------------------
+
+
+def facts_in(folder: str | Path) -> dict[str, Any]:
+    """Collect what is known of the party of a folder, from a copy of its files.
+
+    No file is created, locked or changed. A running silo is also asked what it waits for.
+
+    Returns
+    -------
+    dict
+        See `facts_of`, and ``folder``, ``runs`` (True, False, or None if it is not known) and
+        ``started`` (False if the party has never run). ``waits`` is None for a party that must be
+        started.
+
+    Raises
+    ------
+    InputError
+        If the folder has no plan, or the state is damaged. A ledger that is damaged or missing is
+        one of the ``troubles``.
+    """
+    target = Path(folder)
+    if not target.is_dir():
+        raise InputError(f"there is no folder {target}")
+    process, ledger_problem = folders.read_party(target), ""
+    if isinstance(process, SiloProcess):
+        try:
+            dataset, process.party.ledger = folders.read_ledger(target)
+            process.party.dataset = dataset
+        except InputError as error:
+            ledger_problem = str(error)
+    elif isinstance(process.party, Hub):
+        process.party.assume_presence()
+    facts = facts_of(process)
+    live = _live_status(target) if facts["kind"] == "silo" else None
+    runs = folders.in_use(target) if live is None else True
+    if facts["kind"] == "silo":
+        # A silo that runs answers at its socket.
+        runs = bool(runs)
+    facts["waits"] = (live or facts)["waits"]
+    is_over = facts["kind"] != "silo" and facts["waits"]["state"] in ("over", "ended", "alarm")
+    if runs is False and not is_over:
+        # A silo's application may need decisions after the last release, too.
+        facts["waits"] = None
+    if live is not None and live["stopped"] and not facts["troubles"]:
+        facts["troubles"].append(masked(live["stopped"]))
+    if ledger_problem:
+        facts["troubles"].append(ledger_problem)
+        facts["budget"] = {"problem": ledger_problem}
+    started = (target / folders.STATE).exists()
+    return {"folder": str(folder), "runs": runs, "started": started} | facts
+
+
+def _live_status(folder: Path) -> dict[str, Any] | None:
+    """Return the status that the running silo of a folder answers; None if it does not run."""
+    try:
+        status: dict[str, Any] = Client(folder / folders.SOCKET, wait=0).call("status")
+    except OSError:
+        return None
+    return status
+
+
+# ---- as text -------------------------------------------------------------------------------------
+
+
+def budget_text(budget: Mapping[str, Any] | None) -> str:
+    """Return what is spent of a silo's budget as a sentence."""
+    if budget is None:
+        return "no ceiling is set"
+    if "problem" in budget:
+        return "not known"
+    return (
+        f"epsilon {budget['spent']:.4g} spent of {budget['ceiling']:g}, at delta "
+        f"{budget['delta']:g}"
+    )
+
+
+def wait_text(waits: Mapping[str, Any], now: float) -> str:
+    """Return for what and for whom a party waits, and since when, as a sentence."""
+    who = f": {listed(waits['who'])}" if waits["who"] else ""
+    since = "" if waits["since"] is None else f", since {ago(waits['since'], now)}"
+    return f"{waits['for']}{who}{since}"
+
+
+def text_of(facts: Mapping[str, Any]) -> str:
+    """Return the facts of a folder as plain text, in lines of at most `WIDTH` characters."""
+    now, kind = facts["time"], facts["kind"]
+    rows = [
+        ("party", titled(facts["party"], kind, facts["federation"])),
+        ("plan", facts["plan"]),
+        ("runs", {True: "yes", False: "no", None: "not known on this system"}[facts["runs"]]),
+    ]
+    if not facts["started"]:
+        rows[-1] = ("runs", "no, it has never been started")
+    close = facts["next_close"]
+    due = "" if close is None else f"; the next {due_text(close, now)}"
+    rows.append(("releases", f"{facts['released']} of {facts['releases']}{due}"))
+    if kind == "silo":
+        numbers = facts["numbers"]
+        rows += [
+            ("budget", budget_text(facts["budget"])),
+            ("decisions", f"{numbers['decisions']}, of which {numbers['open_decisions']} are open"),
+        ]
+    if kind == "hub":
+        for silo in facts["silos"]:
+            rows.append(("report", f"{silo['name']}: {silo_text(silo)}"))
+    rows += [("trouble", trouble) for trouble in facts["troubles"]]
+    if facts["waits"] is None:
+        rows.append(("to do", f"start it: {START[kind].format(folder=facts['folder'])}"))
+    else:
+        rows += [("waits for", wait_text(facts["waits"], now)), ("to do", facts["waits"]["do"])]
+    lines = []
+    for label, text in rows:
+        lines += textwrap.wrap(
+            one_line(text),
+            WIDTH,
+            initial_indent=label.ljust(LABEL),
+            subsequent_indent=" " * LABEL,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
+
+
+def silo_text(silo: Mapping[str, Any]) -> str:
+    """Return what the hub knows of a silo as a phrase."""
+    if silo["left"]:
+        return "has left"
+    if not silo["joined"]:
+        return "has not joined"
+    return f"release {silo['last_report']}" if silo["last_report"] else "none yet"
