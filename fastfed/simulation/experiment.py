@@ -291,9 +291,16 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     expanded = []
     for combination in itertools.product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
-        label = ", ".join([str(curve["label"]), *(f"{k} = {v}" for k, v in chosen.items())])
+        label = ", ".join([str(curve["label"]), *(f"{k} = {_in_label(v)}" for k, v in chosen.items())])
         expanded.append({**curve, **chosen, "label": label})
     return expanded
+
+
+def _in_label(value: Any) -> str:
+    """Format a swept value for a label: a table as "key value; key value", others as Python does."""
+    if not isinstance(value, dict):
+        return str(value)
+    return "; ".join(f"{key} {_in_label(inner)}" for key, inner in value.items())
 
 
 def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:

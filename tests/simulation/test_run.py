@@ -16,6 +16,7 @@ import pytest
 import fastfed
 from fastfed.reporting.figure import read_source
 from fastfed.reporting.page import write_report
+from fastfed.reporting.panels import split_label
 from fastfed.reporting.text import spec_text
 from fastfed.results import digests
 from fastfed.results import store as store_module
@@ -105,6 +106,20 @@ def test_labels_of_a_sweep_contain_the_swept_values():
         "private, epsilon = 1.0",
         "private, epsilon = 10.0",
     ]
+
+
+def test_labels_of_swept_tables_contain_keys_and_values():
+    """Sweep over tables: labels have no Python dict, and are split again for the plots."""
+    curve = {"label": "LDP", "algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-4,
+             "batch_size": 10, "intercept": [5.0, 8.0], "sieve": 0.1,
+             "share": [{"until": 20}, {"until": 30, "fraction": 0.5}]}  # fmt: skip
+    labels = [c.label for c in experiment_from_spec({**spec(), "curve": [curve]}).curves]
+    assert labels[:2] == [
+        "LDP, intercept = 5.0, share = until 20",
+        "LDP, intercept = 5.0, share = until 30; fraction 0.5",
+    ]
+    values = {"intercept": "8.0", "share": "until 30; fraction 0.5"}
+    assert len(labels) == 4 and split_label(labels[3]) == ("LDP", values)
 
 
 def test_a_stored_run_loads_with_equal_results(tmp_path):
