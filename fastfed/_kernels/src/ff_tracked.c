@@ -104,6 +104,7 @@ static void compute_all(const ff_actions *actions, const double *restrict w,
     }
 }
 
+/* Compute the scores of all actions, which later data points then update. */
 void ff_tracked_make(ff_tracked *tracked, double *restrict values, const ff_actions *actions,
                      const double *restrict w, const double *restrict theta, double gamma,
                      int64_t released, int64_t d, double *restrict scratch)
@@ -231,6 +232,8 @@ static double rounding_of(const ff_tracked *tracked, const double *restrict thet
     return 8.0 * unit_of(d) * score_scale * tracked->length;
 }
 
+/* Choose the action with the largest score by the tracked scores and their error bounds; return -1
+ * if too many actions may be best. */
 int64_t ff_tracked_choose(ff_tracked *tracked, double *restrict values, const ff_actions *actions,
                           const double *restrict w, const double *restrict theta, double beta,
                           double gamma, int64_t d, double *restrict scratch, double *restrict x)
@@ -297,6 +300,8 @@ static ff_sieve_bounds bound_sieve(parts p, int64_t n, double beta, double gamma
     return ff_sieve_bounds_of(sieve, score[0], error);
 }
 
+/* Choose by the tracked scores and their error bounds under a sieve; return -1 if too many actions
+ * may be best. */
 int64_t ff_tracked_choose_sieved(ff_tracked *tracked, double *restrict values,
                                  const ff_actions *actions, const double *restrict w,
                                  const double *restrict theta, double beta, double gamma,

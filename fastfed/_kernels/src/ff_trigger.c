@@ -4,6 +4,7 @@
 
 #include "ff_panel.h"
 
+/* Return the doubles of scratch that a trigger needs. */
 int64_t ff_trigger_scratch(int64_t d) { return 2 * ff_statistic(d) + d * d; }
 
 /* The scratch, cut into its parts: a statistic (s), the statistic plus ridge (s), its factor (d,
@@ -271,6 +272,7 @@ static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds
 
 /* ---- both ------------------------------------------------------------------------------------ */
 
+/* Restart the trigger after a synchronisation. */
 void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, const double *w,
                         int64_t silos, int64_t d, double *scratch)
 {
@@ -293,6 +295,7 @@ void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, 
     }
 }
 
+/* Return 1 if a cheap bound shows that the trigger cannot fire in this round. */
 int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x, int64_t d)
 {
     if (trigger->kind == FF_DETERMINANT && d > FF_RECOMPUTE_MAX)
@@ -302,6 +305,8 @@ int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
                                            : skips_privately(trigger, silo, rounds, square, d);
 }
 
+/* Return 1 if the trigger fires: the silo's noisy statistic has grown enough since the last
+ * synchronisation. */
 int ff_trigger_fires(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x,
                      const double *total, const double *batch, const ff_stream *noise,
                      int64_t stride, int64_t d, double *normals, double *scratch)
