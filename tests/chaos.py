@@ -155,13 +155,13 @@ def certificates(folder: Path) -> None:
     (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
     usual = "-newkey rsa:2048 -nodes -subj /CN={0} -keyout {0}.key"
     for name in ("ca", "hub", "member"):
-        made = f"req {usual.format(name)} "
+        request = f"req {usual.format(name)} "
         if name == "ca":
-            commands = [made + "-x509 -days 9 -out ca.pem"
+            commands = [request + "-x509 -days 9 -out ca.pem"
                         " -addext keyUsage=critical,keyCertSign,cRLSign"]  # fmt: skip
         else:
             signed = f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 9"
-            commands = [f"{made} -out {name}.csr", f"{signed} -extfile ext -out {name}.pem"]
+            commands = [f"{request} -out {name}.csr", f"{signed} -extfile ext -out {name}.pem"]
         for command in commands:
             words = ["openssl", *command.split()]
             subprocess.run(words, cwd=folder, check=True, capture_output=True)
@@ -780,10 +780,10 @@ class Plan:
         def connect() -> socket.socket:
             if party.role == "serve":
                 return socket.create_connection(("127.0.0.1", self.port), 0.2)
-            made = socket.socket(socket.AF_UNIX)
-            made.settimeout(0.2)
-            made.connect(str(party.folder / "silo.sock"))
-            return made
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(0.2)
+            connection.connect(str(party.folder / "silo.sock"))
+            return connection
 
         old = rng.choice(self.messages) if self.messages else b""
         stranger = threading.Thread(target=flood, args=(connect, rng, seconds, old), daemon=True)
@@ -985,9 +985,9 @@ class Plan:
         """No party may have shown a fault of the program."""
         for party in self.parties:
             text = party.errors.read_text(errors="replace") if party.errors.exists() else ""
-            found = re.search(r"Traceback|program error|Exception in", text)
-            near = text[max(0, found.start() - 200) : found.start() + 1500] if found else ""
-            self.check("no program error", not found, who=party.name, near=near)
+            actual = re.search(r"Traceback|program error|Exception in", text)
+            near = text[max(0, actual.start() - 200) : actual.start() + 1500] if actual else ""
+            self.check("no program error", not actual, who=party.name, near=near)
 
 
 def lane(journal: Journal, numbers: Iterator[int]) -> None:

@@ -84,10 +84,12 @@ def digests(curve: Any, plan: Any) -> Digests:
         "certificate": dict(curve.certificate),
         "bounds": curve.bounds,
     }
-    found = {kind: [digest(content), digest(content, DIGITS)] for kind, content in contents.items()}
+    actual = {
+        kind: [digest(content), digest(content, DIGITS)] for kind, content in contents.items()
+    }
     values = set(numbers(plan))
     of_set = (sorted({_plain(value, digits) for value in values}) for digits in (None, DIGITS))
-    return {**found, "plan": [digest(texts) for texts in of_set]}
+    return {**actual, "plan": [digest(texts) for texts in of_set]}
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -136,25 +138,25 @@ def arithmetic() -> str:
     """
     x = np.concatenate([np.arange(1, 300) / 300.0, np.arange(1, 300) * 0.37])
     parts = x[x < 1.0]
-    found: list[Any] = []
+    collected: list[Any] = []
     for name in ("exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "sqrt"):
         ours = getattr(math, name)
-        found += [[ours(each) for each in x], getattr(np, name)(x)]
-    found += [[math.lgamma(v) for v in x], [math.pow(v, 0.37) for v in x], np.power(x, 0.37)]
-    found += [np.logaddexp(x, 1.0), np.cumsum(x), x.sum(), np.prod(parts), np.convolve(x, x)]
-    found += [np.fft.irfft(np.fft.rfft(x, 1024) ** 3, 1024)]
+        collected += [[ours(each) for each in x], getattr(np, name)(x)]
+    collected += [[math.lgamma(v) for v in x], [math.pow(v, 0.37) for v in x], np.power(x, 0.37)]
+    collected += [np.logaddexp(x, 1.0), np.cumsum(x), x.sum(), np.prod(parts), np.convolve(x, x)]
+    collected += [np.fft.irfft(np.fft.rfft(x, 1024) ** 3, 1024)]
     for function in (special.ndtr, special.erfcx, special.digamma):
-        found.append(function(x))
-    found += [special.ndtri(parts), special.erfinv(parts), special.gammaincc(7.5, x)]
-    found += [special.betainc(3.5, 40.0, parts), special.betaincinv(3.5, 40.0, parts)]
-    found.append(special.rel_entr(parts, parts[::-1]))
+        collected.append(function(x))
+    collected += [special.ndtri(parts), special.erfinv(parts), special.gammaincc(7.5, x)]
+    collected += [special.betainc(3.5, 40.0, parts), special.betaincinv(3.5, 40.0, parts)]
+    collected.append(special.rel_entr(parts, parts[::-1]))
     for d in (2, 5, 10, 21, 100):
         a = np.sin(np.arange(3 * d * d) * 1.7).reshape(3 * d, d)
         gram = np.eye(d) + a.T @ a
-        found += [gram, a @ a.T, a @ a[0], a[0] @ a[1], np.linalg.norm(a, axis=1)]
-        found += [np.linalg.inv(gram), np.linalg.solve(gram, a[0]), np.linalg.eigvalsh(gram)]
-        found += [np.linalg.qr(a, mode="r"), np.einsum("ij,ij->i", a, a)]
-    return digest(found)
+        collected += [gram, a @ a.T, a @ a[0], a[0] @ a[1], np.linalg.norm(a, axis=1)]
+        collected += [np.linalg.inv(gram), np.linalg.solve(gram, a[0]), np.linalg.eigvalsh(gram)]
+        collected += [np.linalg.qr(a, mode="r"), np.einsum("ij,ij->i", a, a)]
+    return digest(collected)
 
 
 def differences(
@@ -164,8 +166,8 @@ def differences(
 
     ``exact``: whether all bits must be equal, or the first 8 digits of numbers.
     """
-    said = [f"{name}: {label}: this curve is new" for label in found if label not in stored]
-    said += [f"{name}: {label}: this curve is gone" for label in stored if label not in found]
+    messages = [f"{name}: {label}: this curve is new" for label in found if label not in stored]
+    messages += [f"{name}: {label}: this curve is gone" for label in stored if label not in found]
     for label in found:
         if label not in stored:
             continue
@@ -177,8 +179,8 @@ def differences(
             elif exact and old[0] != new[0]:
                 changes.append(f"{kind} (beyond {DIGITS} digits)")
         if changes:
-            said.append(f"{name}: {label}: another {' and another '.join(changes)}")
-    return said
+            messages.append(f"{name}: {label}: another {' and another '.join(changes)}")
+    return messages
 
 
 def load() -> dict[str, Any]:
@@ -221,18 +223,18 @@ def main(arguments: Iterable[str]) -> int:
     if STORED.exists():
         stored = load()
     exact = stored["arithmetic"] == arithmetic()
-    figures, said = {}, []
+    figures, lines = {}, []
     for name in chosen:
         figures[name] = play(name)
         changes = differences(name, stored["figures"].get(name, {}), figures[name], exact=exact)
         print("\n".join(changes) or f"{name}: equal", flush=True)
-        said += changes
+        lines += changes
     if writing:
         write(figures)
     curves = sum(map(len, figures.values()))
     how = "all bits" if exact else f"{DIGITS} digits: libraries or processor are others than then"
-    print(f"{len(figures)} figures, {curves} curves, {len(said)} differ (compared: {how})")
-    return 1 if said and not writing else 0
+    print(f"{len(figures)} figures, {curves} curves, {len(lines)} differ (compared: {how})")
+    return 1 if lines and not writing else 0
 
 
 if __name__ == "__main__":

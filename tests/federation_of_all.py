@@ -55,12 +55,12 @@ def plan(kind):
 
 def federation_of(kind):
     """Its parties in memory, with room in their ledgers."""
-    made = federation.Federation(plan(kind))
-    for ledger in made.ledgers.values():
+    deployment = federation.Federation(plan(kind))
+    for ledger in deployment.ledgers.values():
         ledger.set_ceiling("records", 100.0, 1e-5)
-    made.now = float(made.plan.document.calendar.start)
-    made.settle()
-    return made
+    deployment.now = float(deployment.plan.document.calendar.start)
+    deployment.settle()
+    return deployment
 
 
 def period(made, release):

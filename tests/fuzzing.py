@@ -465,20 +465,20 @@ def damaged_letor(rng: Random) -> bytes:
 
 def packed(rng: Random, data: bytes) -> bytes:
     """A gzip file, whole or damaged."""
-    made = gzip.compress(data, mtime=0)
+    compressed = gzip.compress(data, mtime=0)
     kind = rng.randrange(6)
     if kind == 0:
-        return made[: rng.randint(0, len(made))]
+        return compressed[: rng.randint(0, len(compressed))]
     if kind == 1:
-        broken = bytearray(made)
+        broken = bytearray(compressed)
         broken[rng.randrange(len(broken))] ^= 1 << rng.randrange(8)
         return bytes(broken)
     if kind == 2:
         half = len(data) // 2
         return gzip.compress(data[:half], mtime=0) + gzip.compress(data[half:], mtime=0)
     if kind == 3:
-        return made + rng.choice((b"\0" * 9, b"junk", b"\x1f\x8b", made[:-3]))
-    return made
+        return compressed + rng.choice((b"\0" * 9, b"junk", b"\x1f\x8b", compressed[:-3]))
+    return compressed
 
 
 # ---- CSV files -------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ def epsilon_of(number: Any) -> Callable[[], str]:
 
         keys = {"algorithm": "private-fedlinucb", "epsilon": number, "delta": np.float32(1e-5)}
         world = {"kind": "sphere", "dimension": 3, "actions": 5}
-        found = fastfed.simulate(world, **keys, silos=2, horizon=20)
-        return f"claimed epsilon {found.curves[0].certificate['claimed']['epsilon']:g}"
+        results = fastfed.simulate(world, **keys, silos=2, horizon=20)
+        return f"claimed epsilon {results.curves[0].certificate['claimed']['epsilon']:g}"
 
     return made
 

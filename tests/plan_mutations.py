@@ -150,8 +150,8 @@ def honest(kind: str, number: int = -1) -> plans.DeployedPlan | None:
 
 def some_honest(rng: Random, kind: str) -> plans.DeployedPlan:
     """The plan of a kind, half of the time after a change of its spec."""
-    found = honest(kind, rng.randrange(len(changes_of(kind)))) if rng.random() < 0.6 else None
-    return found or federation_of_all.plan(kind)
+    actual = honest(kind, rng.randrange(len(changes_of(kind)))) if rng.random() < 0.6 else None
+    return actual or federation_of_all.plan(kind)
 
 
 def another_honest(rng: Random, kind: str) -> plans.DeployedPlan:
@@ -159,14 +159,14 @@ def another_honest(rng: Random, kind: str) -> plans.DeployedPlan:
     numbers = list(range(len(changes_of(kind))))
     rng.shuffle(numbers)
     base = federation_of_all.plan(kind)
-    found = (honest(kind, number) for number in numbers)
-    return next(plan for plan in found if plan is not None and plan.digest != base.digest)
+    actual = (honest(kind, number) for number in numbers)
+    return next(plan for plan in actual if plan is not None and plan.digest != base.digest)
 
 
 def document(plan: plans.DeployedPlan) -> list[Any]:
     """The fields of a plan's file, all of them."""
-    found = msgspec.msgpack.decode(msgspec.msgpack.decode(plan.as_bytes())[0])
-    return found + [None] * (len(FIELDS) - len(found))
+    content = msgspec.msgpack.decode(msgspec.msgpack.decode(plan.as_bytes())[0])
+    return content + [None] * (len(FIELDS) - len(content))
 
 
 def encoded(fields: Any) -> bytes:
@@ -211,17 +211,17 @@ class Place:
 def places(value: Any, arrays: bool = False) -> list[Place]:
     """All numbers of a document's part; with `arrays` those in bytes, too."""
     items: Any = value.items() if isinstance(value, dict) else enumerate(value)
-    found = []
+    collected = []
     for key, item in items:
         if isinstance(item, bool) or item is None:
             continue
         if isinstance(item, int | float):
-            found.append(Place(value, key))
+            collected.append(Place(value, key))
         elif isinstance(item, list | dict):
-            found += places(item, arrays)
+            collected += places(item, arrays)
         elif arrays and isinstance(item, bytes) and len(item) % 8 == 0:
-            found += [Place(value, key, at) for at in range(0, len(item), 8)]
-    return found
+            collected += [Place(value, key, at) for at in range(0, len(item), 8)]
+    return collected
 
 
 def containers(value: Any) -> list[Any]:
@@ -299,11 +299,11 @@ GROUPS = (
 
 def _grouped(numbers: dict[str, Any], group: tuple[str, ...]) -> list[Place]:
     box = {key: value for key, value in numbers.items() if key.startswith(group)}
-    found = places(box, arrays=True)
-    for place in found:
+    actual = places(box, arrays=True)
+    for place in actual:
         if place.box is box:
             place.box = numbers
-    return [p for p in found if isinstance(p.get(), float)]
+    return [p for p in actual if isinstance(p.get(), float)]
 
 
 def nudge_group(rng: Random, fields: list[Any], kind: str) -> None:
@@ -464,8 +464,8 @@ def helper(rng: Random, fields: list[Any], kind: str) -> None:
     """The helper, the least set, exploration or the cap is added, removed or exchanged."""
     way = rng.randrange(5)
     if way < 2:
-        found = document(federation_of_all.plan("secure-sum"))[AT["helper"]]
-        fields[AT["helper"]] = None if fields[AT["helper"]] else found
+        actual = document(federation_of_all.plan("secure-sum"))[AT["helper"]]
+        fields[AT["helper"]] = None if fields[AT["helper"]] else actual
         if way == 1 and fields[AT["helper"]]:
             fields[AT["helper"]] = list(rng.choice((fields[AT["hub"]], *fields[AT["silos"]])))
             fields[AT["helper"]][0] = rng.choice(("helper", fields[AT["helper"]][0]))
@@ -495,15 +495,15 @@ def chain(rng: Random, fields: list[Any], kind: str) -> None:
             for name in ("silos", "hub", "helper"):
                 fields[AT[name]] = before[AT[name]]
     elif way == 2:
-        depth, made = rng.choice((2, 3, 20, 200)), encoded(before)
+        depth, encoded_plan = rng.choice((2, 3, 20, 200)), encoded(before)
         for number in count(1):
             dates = fields[AT["calendar"]]
             by = 2000 * number + before[AT["calendar"]][1][-1] - dates[0]
             fields[AT["calendar"]] = [dates[0] + by, [c + by for c in dates[1]], *dates[2:]]
-            fields[AT["extends"]] = [made, b"", reason]
+            fields[AT["extends"]] = [encoded_plan, b"", reason]
             if number == depth:
                 break
-            made = encoded(fields)
+            encoded_plan = encoded(fields)
     elif way == 3:
         fields[AT["extends"]] = [encoded(later), rng.randbytes(rng.choice((0, 32, 500))), reason]
     elif way == 4:
@@ -600,11 +600,11 @@ def spelled(rng: Random, fields: list[Any], kind: str) -> bytes:
 def signed(rng: Random, fields: list[Any], kind: str) -> bytes:
     """Signatures that nobody made."""
     names = [p[0] for p in fields[AT["silos"]]] + ["hub", "helper", "nobody", ""]
-    made = {
+    signatures = {
         rng.choice(names): rng.choice((bytes(64), rng.randbytes(64), b"", rng.randbytes(63), None))
         for _ in range(rng.randrange(1, 4))
     }
-    return sealed(fields, made)
+    return sealed(fields, signatures)
 
 
 def guided(rng: Random, fields: list[Any], kind: str) -> None:
@@ -844,8 +844,8 @@ def judged(plan: plans.DeployedPlan, data: bytes) -> str:
     check_ranges(plan, fields)
     compared = check_sentences(plan, fields)
     certificate = plan.certificate
-    found = check_epsilon(plan) if certificate.status == "proven" else certificate.status
-    return found if compared else f"{found}; sentences compared with the protocol's alone"
+    actual = check_epsilon(plan) if certificate.status == "proven" else certificate.status
+    return actual if compared else f"{actual}; sentences compared with the protocol's alone"
 
 
 def check_executed(plan: plans.DeployedPlan, fields: list[Any]) -> None:
@@ -962,16 +962,16 @@ EXCEEDED = "the claimed budget is not met; the exact value is what holds"
 
 def texts_of(certificate: Any) -> list[str]:
     """All sentences of a certificate and of those under `also`, but for chains of plans."""
-    found = []
+    collected = []
     for each in (certificate, *getattr(certificate, "also", ())):
         if "together with plan" in each.model:
             continue
-        found += [each.unit, each.relation, each.model, each.status, each.source]
+        collected += [each.unit, each.relation, each.model, each.status, each.source]
         # Whether the exact epsilon is within the claim is compared with the numbers themselves.
-        found += [c.text for c in each.conditions]
-        found += [str(c.holds) for c in each.conditions if type(c) is Condition]
-        found += [*(c for c in each.caveats if c != EXCEEDED), *each.noise_std]
-    return found
+        collected += [c.text for c in each.conditions]
+        collected += [str(c.holds) for c in each.conditions if type(c) is Condition]
+        collected += [*(c for c in each.caveats if c != EXCEEDED), *each.noise_std]
+    return collected
 
 
 def check_sentences(plan: plans.DeployedPlan, fields: list[Any]) -> bool:
@@ -1020,16 +1020,16 @@ def near(one: Any, two: Any) -> bool:
 
 def choices_of(fields: list[Any]) -> list[Any]:
     """A file's choices under standard names, keys and dates: they change no sentence."""
-    found = list(fields)
+    actual = list(fields)
     base = document(federation_of_all.plan("secure-sum"))
     for name in ("format", "name", "hub"):
-        found[AT[name]] = base[AT[name]]
-    found[AT["numbers"]] = {}
-    found[AT["silos"]] = [f"silo{i}" for i in range(len(fields[AT["silos"]]))]
-    found[AT["helper"]] = base[AT["helper"]] if fields[AT["helper"]] else None
-    found[AT["calendar"]] = [len(fields[AT["calendar"]][1])]
-    found[AT["extends"]] = None
-    return found
+        actual[AT[name]] = base[AT[name]]
+    actual[AT["numbers"]] = {}
+    actual[AT["silos"]] = [f"silo{i}" for i in range(len(fields[AT["silos"]]))]
+    actual[AT["helper"]] = base[AT["helper"]] if fields[AT["helper"]] else None
+    actual[AT["calendar"]] = [len(fields[AT["calendar"]][1])]
+    actual[AT["extends"]] = None
+    return actual
 
 
 @cache
@@ -1091,10 +1091,12 @@ def check_events(plan: plans.DeployedPlan) -> None:
     fresh = max(event.exact() for event in events)
     if exact.epsilon < fresh * (1.0 - 1e-12):
         raise Broken(f"epsilon {exact.epsilon!r} is certified, the events give {fresh!r}")
-    said = [c.holds for c in certificate.conditions if isinstance(c, ClaimCondition)]
-    if said != [exact.epsilon <= certificate.claimed.epsilon]:
-        raise Broken(f"of epsilon {exact.epsilon!r} and {certificate.claimed} it says {said}")
-    if (EXCEEDED in certificate.caveats) == said[0]:
+    claims_hold = [c.holds for c in certificate.conditions if isinstance(c, ClaimCondition)]
+    if claims_hold != [exact.epsilon <= certificate.claimed.epsilon]:
+        raise Broken(
+            f"of epsilon {exact.epsilon!r} and {certificate.claimed} it says {claims_hold}"
+        )
+    if (EXCEEDED in certificate.caveats) == claims_hold[0]:
         raise Broken(f"the caveats of a certificate beyond its claim: {certificate.caveats}")
 
 
@@ -1147,14 +1149,14 @@ def attempt(seed: int, kinds: tuple[str, ...] = KINDS, sizes: bool = False) -> t
         return ("unchanged",)
     try:
         plan = load(data)
-        found = "refused" if plan is None else judged(plan, data)
+        actual = "refused" if plan is None else judged(plan, data)
     except Broken as broken:
         raise Broken(f"seed {seed} ({kind}, {way}): {broken}") from broken
-    if found == "refused":
+    if actual == "refused":
         return "mutations", "refused", f"of {kind}", f"by {way}"
     return (
         "mutations", "loaded", f"of {kind}", f"by {way}", f"loaded, of {kind}", f"loaded, by {way}",
-        f"loaded, epsilon {found}",
+        f"loaded, epsilon {actual}",
     )  # fmt: skip
 
 

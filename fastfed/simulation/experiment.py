@@ -291,13 +291,15 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     expanded = []
     for combination in itertools.product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
-        label = ", ".join([str(curve["label"]), *(f"{k} = {_in_label(v)}" for k, v in chosen.items())])
+        label = ", ".join(
+            [str(curve["label"]), *(f"{k} = {_in_label(v)}" for k, v in chosen.items())]
+        )
         expanded.append({**curve, **chosen, "label": label})
     return expanded
 
 
 def _in_label(value: Any) -> str:
-    """Format a swept value for a label: a table as "key value; key value", others as Python does."""
+    """Format a swept value for a label: a table as "key value; key value", a scalar by str."""
     if not isinstance(value, dict):
         return str(value)
     return "; ".join(f"{key} {_in_label(inner)}" for key, inner in value.items())

@@ -642,10 +642,10 @@ def check_against_paper(e: Experiment, outcome: Outcome) -> oracle.Decentralised
     np.testing.assert_array_equal(outcome.total, peer_run.totals)
     # Compare the final sums with their definition; some were still under way after the last round.
     noise = node_noise(e) if e.curves[0].keys["private"] else None
-    for part, found in zip(plan.parts, outcome.total, strict=True):
+    for part, actual in zip(plan.parts, outcome.total, strict=True):
         np.testing.assert_allclose(
-            found, total_by_definition(e, part, outcome, replayed.broadcasts, noise),
-            rtol=0, atol=1e-8 * max(1.0, np.abs(found).max()),
+            actual, total_by_definition(e, part, outcome, replayed.broadcasts, noise),
+            rtol=0, atol=1e-8 * max(1.0, np.abs(actual).max()),
         )  # fmt: skip
         count = len(part.clique)
         start, later = part.plan.regularizer[0], part.plan.regularizer[-1]

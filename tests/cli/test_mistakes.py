@@ -20,8 +20,8 @@ def test_the_message(mistake: Mistake) -> None:
 
 
 def test_mistakes_differ() -> None:
-    made = [mistake.what for mistake in every()]
-    assert len(made) >= 120 and sorted(made) == sorted(set(made))
+    descriptions = [mistake.what for mistake in every()]
+    assert len(descriptions) >= 120 and sorted(descriptions) == sorted(set(descriptions))
 
 
 def test_a_poor_message_is_found(tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def test_what_a_curve_plays_by_default_is_a_candidate(trust: str) -> None:
         protocol = TRUST[trust][1][0][0]
         keys = {"protocol": protocol, "epsilon": asked.epsilon, "delta": asked.delta}
         plan = ALGORITHMS["private-fedlinucb"].make(keys, asked.problem).plan
-        found, failed = made_of(asked, trust, recipes(asked, trust))
+        actual, failed = made_of(asked, trust, recipes(asked, trust))
         assert not failed
-        same = [c for c in found if c.plan.release_rounds == plan.release_rounds]
+        same = [c for c in actual if c.plan.release_rounds == plan.release_rounds]
         assert any((c.plan.release, c.plan.factor) == (plan.release, plan.factor) for c in same)
 
 
@@ -150,11 +150,11 @@ def test_few_releases_are_factorised() -> None:
 def test_what_is_near_differs_in_one_thing() -> None:
     asked = question(horizon=3000)
     best = asked.make("central", "central", "factorised", Growing(9, 1.2), Variant(0.1))
-    found = near(asked, best)
-    assert {b for *_, b, _ in found} == {
+    actual = near(asked, best)
+    assert {b for *_, b, _ in actual} == {
         Growing(9, 1.2), Growing(3, 1.2), Growing(27, 1.2), Growing(9, 1.1),
     }  # fmt: skip
-    assert ("central", "toeplitz", Growing(9, 1.2), Variant(0.1)) in found
+    assert ("central", "toeplitz", Growing(9, 1.2), Variant(0.1)) in actual
     own = asked.make("central", "central", "factorised", Growing(3, 1.2), Variant(until=100))
     assert {v.until for *_, v in near(asked, own)} == {50, 100, 200}
     flat = asked.make("shuffle", "shuffle-vector", "flat", Growing(9, 1.4))
@@ -169,27 +169,27 @@ def test_a_ranking_changes_neither_noise_nor_guarantee_nor_bound() -> None:
     one = asked.make("central", "central", "factorised", STEPS)
     assert (one.plan.ranking, one.plan.sieve_growth, "sieve" in one.keys) == (SIEVE, 1.0, False)
     for factor in (0.0, *SIEVES):
-        less, made = one.with_sieve(factor), asked.make(
+        less, sieved = one.with_sieve(factor), asked.make(
             "central", "central", "factorised", STEPS, Variant(factor)
         )  # fmt: skip
-        assert less.label == made.label == one.label + f", sieve {factor:g}"
-        assert less.keys == made.keys == {**one.keys, "sieve": factor}
+        assert less.label == sieved.label == one.label + f", sieve {factor:g}"
+        assert less.keys == sieved.keys == {**one.keys, "sieve": factor}
         # It is the plan that its keys make.
-        assert (less.plan.ranking, less.plan.widths) == (made.plan.ranking, made.plan.widths)
+        assert (less.plan.ranking, less.plan.widths) == (sieved.plan.ranking, sieved.plan.widths)
         assert less.plan.ranking == factor and less.plan.widths == one.plan.widths
-        np.testing.assert_array_equal(less.plan.factor.matrix, made.plan.factor.matrix)
-        assert less.system.certificate == made.system.certificate == one.system.certificate
+        np.testing.assert_array_equal(less.plan.factor.matrix, sieved.plan.factor.matrix)
+        assert less.system.certificate == sieved.system.certificate == one.system.certificate
         # The account of the plan that is simulated, made again from its numbers.
-        assert account(less.plan, asked.problem) == account(made.plan, asked.problem)
-        assert less.bound == made.bound == one.bound is not None
+        assert account(less.plan, asked.problem) == account(sieved.plan, asked.problem)
+        assert less.bound == sieved.bound == one.bound is not None
 
 
 def test_all_rankings_of_the_best_are_played() -> None:
-    found = plan(**{**ASK, "trust": "central"})
-    assert {c.bonus for c in found.candidates if c.regret} == {SIEVE, *SIEVES}
-    assert {c.keys.get("sieve") for c in found.candidates if c.regret} == {None, *SIEVES}
-    less = found.baseline(LESS)
-    assert less.keys["sieve"] == min(SIEVES) and "sieve" not in found.baseline("alone").keys
+    verdicts = plan(**{**ASK, "trust": "central"})
+    assert {c.bonus for c in verdicts.candidates if c.regret} == {SIEVE, *SIEVES}
+    assert {c.keys.get("sieve") for c in verdicts.candidates if c.regret} == {None, *SIEVES}
+    less = verdicts.baseline(LESS)
+    assert less.keys["sieve"] == min(SIEVES) and "sieve" not in verdicts.baseline("alone").keys
 
 
 # ---- how they are simulated ----------------------------------------------------------------------
@@ -198,8 +198,8 @@ def test_all_rankings_of_the_best_are_played() -> None:
 def regrets(plan: Any, environment: Any, replicates: int) -> np.ndarray:
     marks = np.array([plan.horizon])
     opened = (environment.open(7, r, plan.silos) for r in range(replicates))
-    found = [dispatch.run(e, [plan], marks)[0].group_regret[0] / plan.silos for e in opened]
-    return np.array(found)
+    actual = [dispatch.run(e, [plan], marks)[0].group_regret[0] / plan.silos for e in opened]
+    return np.array(actual)
 
 
 @pytest.mark.parametrize(
@@ -242,12 +242,12 @@ def test_the_slack_of_few_silos_is_that_of_all(multiplier: float) -> None:
         rows = 60.0 * (one.plan.end(k) if k else 0)
         gram = rows / 3.0 * np.eye(3) + np.diag(rng.uniform(0.0, 0.2, size=3)) * rows
         total = np.append(rng.normal(size=3) * rows / 10.0, gram[np.tril_indices(3)])
-        found = []
+        collected = []
         for scaled, times in ((one.plan, 1.0), (few, 6.0)):
             silo = Acting(scaled)
             silo._refresh(total / times, k)
-            found.append(silo._slack)
-        assert found[1] == pytest.approx(found[0], rel=1e-9)
+            collected.append(silo._slack)
+        assert collected[1] == pytest.approx(collected[0], rel=1e-9)
 
 
 def test_a_centre_stays_and_clips_nothing_of_few_silos() -> None:
@@ -321,19 +321,19 @@ def test_only_silos_that_learn_for_themselves_are_known_to_fall() -> None:
 
 
 def test_a_secure_sum_says_whom_it_trusts_and_its_fallback() -> None:
-    found = plan(**{**ASK, "trust": ["secure-sum", "central"]}, colluders=3)
-    verdict = found.verdicts[0]
+    verdicts = plan(**{**ASK, "trust": ["secure-sum", "central"]}, colluders=3)
+    verdict = verdicts.verdicts[0]
     assert "neither the server nor 3 of the 8 silos are trusted" in verdict.trusted
-    assert found.colluders == 3
-    best = found[verdict.best]
+    assert verdicts.colluders == 3
+    best = verdicts[verdict.best]
     assert best.keys["colluders"] == 3
     own = {k: v for k, v in best.keys.items() if k != "algorithm"}
     system = fastfed.make_system(best.keys["algorithm"], silos=8, horizon=300, dimension=3, **own)
     known = [c.exact.epsilon for c in system.certificate.also if c.exact is not None]
     assert best.fallback_epsilon == max(known) > 2.0
     assert f"if all other silos collude, its epsilon is {max(known):.3g}" in verdict.sentence
-    assert all(c.fallback_epsilon is None for c in found.candidates if c.trust == "central")
-    assert "collude" not in found.verdicts[1].sentence
+    assert all(c.fallback_epsilon is None for c in verdicts.candidates if c.trust == "central")
+    assert "collude" not in verdicts.verdicts[1].sentence
     usual = plan(**{**ASK, "trust": "secure-sum", "seconds": 0.01})
     assert usual.colluders == 2 and "colluders" not in usual.candidates[0].keys
 
@@ -392,18 +392,18 @@ def test_what_is_unproven_is_compared_with_the_best_alone(unlike: fastfed.advice
 
 def test_the_better_of_both_local_baselines_is_compared() -> None:
     """Each has the same proven bound, so the better one is what sharing must beat."""
-    found = plan(**{**ASK, "epsilon": 8.0, "trust": "central", "seconds": 1.0})
-    (verdict,) = found.verdicts
-    ours = found[verdict.best].regret
+    verdicts = plan(**{**ASK, "epsilon": 8.0, "trust": "central", "seconds": 1.0})
+    (verdict,) = verdicts.verdicts
+    ours = verdicts[verdict.best].regret
     assert ours is not None and verdict.helps
-    means = {name: found.baseline(name).regret.mean for name in ("alone", LESS)}
+    means = {name: verdicts.baseline(name).regret.mean for name in ("alone", LESS)}
     assert verdict.alone == min(means, key=lambda name: means[name])
-    regrets = {b.name: b.regret for b in found.baselines} | {verdict.best: ours}
-    said = verdict_text(
+    regrets = {b.name: b.regret for b in verdicts.baselines} | {verdict.best: ours}
+    text = verdict_text(
         verdict, regrets, budget=(8.0, 1e-5), looked=True, differ=False, fallback=None
     )
-    assert said.startswith(f"share by {verdict.best}: regret")
-    assert "if regret must have a proven bound" not in said
+    assert text.startswith(f"share by {verdict.best}: regret")
+    assert "if regret must have a proven bound" not in text
 
 
 def test_unequal_silos_are_noted(tmp_path: Path) -> None:
@@ -475,15 +475,15 @@ def test_an_environment_has_its_own_intercept(tmp_path: Path) -> None:
 
 def test_json_has_the_new_keys() -> None:
     args = [*ARGS, "--trust", "secure-sum", "--intercept", 2, "--json"]
-    found = json.loads(CliRunner().invoke(cli, ["plan", *map(str, args)]).stdout)
-    first = found["candidates"][0]
+    result = json.loads(CliRunner().invoke(cli, ["plan", *map(str, args)]).stdout)
+    first = result["candidates"][0]
     assert first["centred"] is True and first["batches"] and first["releases"] > 0
     assert first["share_until"] is None and first["fallback_epsilon"] > 0.2
-    assert found["colluders"] == 2 and found["verdicts"][0]["alone"] in ("alone", LESS)
+    assert result["colluders"] == 2 and result["verdicts"][0]["alone"] in ("alone", LESS)
     assert first["bonus"] in (SIEVE, *SIEVES)
 
 
 def test_labels_are_unique() -> None:
-    found = plan(**{**ASK, "trust": ["silo-ldp", "central"]})
-    labels = [c.label for c in found.candidates]
+    verdicts = plan(**{**ASK, "trust": ["silo-ldp", "central"]})
+    labels = [c.label for c in verdicts.candidates]
     assert len(set(labels)) == len(labels) > 15

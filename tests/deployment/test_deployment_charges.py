@@ -49,12 +49,12 @@ def squares(plan):
 
     This is the squared shift of the first k prefixes in units of their noise, for any noise.
     """
-    rows, found = noise_rows(plan), []
+    rows, collected = noise_rows(plan), []
     for k in range(1, plan.releases + 1):
         root = np.linalg.cholesky(rows[:k] @ rows[:k].T)
         shifts = solve_triangular(root, np.tri(k), lower=True)
-        found.append(float((shifts**2).sum(axis=0).max()))
-    return np.array(found)
+        collected.append(float((shifts**2).sum(axis=0).max()))
+    return np.array(collected)
 
 
 RELEASES = {

@@ -71,9 +71,14 @@ def killed(home, protocol, hidden, seed):
                 for i, client in enumerate(clients):
                     demo._caught_up(client, k, close)
                     rows = demo.rows_of(i, patient)
-                    made = demo.insist(lambda c=client, r=rows: c.call("decide", actions=r), close)
-                    actions[i, patient] = made["action"]
-                    given = {"id": made["id"], "reward": demo.reward_of(rows, made["action"])}
+                    decision = demo.insist(
+                        lambda c=client, r=rows: c.call("decide", actions=r), close
+                    )
+                    actions[i, patient] = decision["action"]
+                    given = {
+                        "id": decision["id"],
+                        "reward": demo.reward_of(rows, decision["action"]),
+                    }
                     demo.insist(lambda c=client, g=given: c.call("reward", **g), close)
             if time.time() >= close:
                 raise InputError(demo.TOO_BUSY)
@@ -111,5 +116,5 @@ def test_processes_that_are_killed_end_with_the_model_of_a_calm_run(protocol, hi
     assert all(theta == calm for theta in thetas)
     for name in ("hub", *demo.SILOS):
         command = [sys.executable, "-m", "fastfed", "ledger", "verify", str(home / name)]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert found.returncode == 0, found.stdout + found.stderr
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr

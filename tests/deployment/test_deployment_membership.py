@@ -75,16 +75,16 @@ def lived(plan, people):
 
 def mu_of(plan, change):
     """The Gaussian privacy parameter of what leaves, for a change (K, s) of the leaf sums."""
-    made = plan.plan
-    std = spread(made.noise_std, made.dimension)
-    if made.secure is not None or made.release == "factorised":
-        encoder = made.factor.encoder
-    elif made.release in ("toeplitz", "buffered"):
+    executed = plan.plan
+    std = spread(executed.noise_std, executed.dimension)
+    if executed.secure is not None or executed.release == "factorised":
+        encoder = executed.factor.encoder
+    elif executed.release in ("toeplitz", "buffered"):
         lags = np.arange(PERIODS)
-        if made.release == "toeplitz":
-            column = made.coefficients
+        if executed.release == "toeplitz":
+            column = executed.coefficients
         else:
-            column = aggregation.buffered_column(made.coefficients, PERIODS)
+            column = aggregation.buffered_column(executed.coefficients, PERIODS)
         encoder = np.array([[column[k - j] if k >= j else 0.0 for j in lags] for k in lags])
     else:
         ends = np.arange(1, PERIODS + 1)[:, None]
@@ -96,16 +96,16 @@ def mu_of(plan, change):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_person_moves_nobody_else_between_releases(kind):
     plan = plan_of(kind)
-    found = {extra: lived(plan, worlds(extra)) for extra in range(PERIODS + 1)}
+    actual = {extra: lived(plan, worlds(extra)) for extra in range(PERIODS + 1)}
     claimed = plan.certificate.exact
     worst = 0.0
-    for before, (sums, strangers) in found.items():
+    for before, (sums, strangers) in actual.items():
         # Everybody who is known in a period is learned from in it.
         assert all(leaf == p // PEOPLE for p, leaf in strangers.items() if p >= PEOPLE)
         for after in range(before):
-            assert found[after][1] == strangers, (before, after)
+            assert actual[after][1] == strangers, (before, after)
             if plan.plan.encoding is None:
-                worst = max(worst, mu_of(plan, sums - found[after][0]))
+                worst = max(worst, mu_of(plan, sums - actual[after][0]))
     if plan.plan.encoding is None:
         epsilon = gaussian_epsilon(worst, claimed.delta)
         assert 0.3 * claimed.epsilon < epsilon <= claimed.epsilon * (1 + 1e-9)

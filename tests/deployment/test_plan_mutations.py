@@ -73,8 +73,8 @@ def test_no_record_keeps_a_release_from_being_made(kind):
 def test_the_second_account_is_the_first_but_for_rounding(release):
     plan = federation.deployed(system={"batch_size": 2, "release": release})
     exact = plan.certificate.exact
-    found = gaussian_epsilon(linear_mu(plan.executed), exact.delta)
-    assert exact.epsilon * (1 - 1e-7) < found < exact.epsilon * (1 + 1e-8)
+    actual = gaussian_epsilon(linear_mu(plan.executed), exact.delta)
+    assert exact.epsilon * (1 - 1e-7) < actual < exact.epsilon * (1 + 1e-8)
 
 
 def test_the_worst_pair_of_records_is_that_of_the_closed_forms():
@@ -93,9 +93,9 @@ def test_the_worst_pair_of_records_is_that_of_the_closed_forms():
 def plan_with(plan, /, **parts):
     """A copy of a plan with other attributes, as no loader makes it; what is derived is dropped."""
     names = ("document", "plan", "signatures", "earlier", "executed", "problem", "certificate")
-    made = object.__new__(type(plan))
-    made.__dict__.update({name: getattr(plan, name) for name in names} | parts)
-    return made
+    changed_plan = object.__new__(type(plan))
+    changed_plan.__dict__.update({name: getattr(plan, name) for name in names} | parts)
+    return changed_plan
 
 
 def believed(kind, change, **parts):
@@ -174,8 +174,8 @@ def test_a_dropped_condition_is_caught(monkeypatch):
 def test_a_smaller_epsilon_is_caught(monkeypatch, kind):
     exact = federation_of_all.plan(kind).certificate.exact
     exact = msgspec.structs.replace(exact, epsilon=exact.epsilon * (1.0 - 1e-9))
-    said = objection(monkeypatch, *honest_with(kind, exact=exact))
-    assert "is certified, the events give" in said
+    complaint = objection(monkeypatch, *honest_with(kind, exact=exact))
+    assert "is certified, the events give" in complaint
 
 
 def test_plans_together_cost_more_than_the_last_one(monkeypatch):

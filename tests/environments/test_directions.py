@@ -49,9 +49,9 @@ def test_every_score_is_between_its_bounds(d, rank, spread, gamma):
         theta = size * draw.normal(size=d)
         for count, entered in ((len(rows), 0), (len(rows), 12), (33, 0), (2, 12)):
             columns = np.asfortranarray(rows[:count])
-            found = linalg.bonus_ends(columns, w, theta, 1.5, gamma, points[:entered], few)
-            assert found is not None
-            ends, now = found
+            actual = linalg.bonus_ends(columns, w, theta, 1.5, gamma, points[:entered], few)
+            assert actual is not None
+            ends, now = actual
             score = linalg.scores(columns, now, theta, 1.5, gamma)
             assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
 
@@ -85,14 +85,14 @@ def test_bounds_hold_at_the_ends_of_numbers():
     for v, rows, beta, gamma in cases:
         w = linalg.factor(np.diag(v)[np.tril_indices(d)], d)
         columns = np.asfortranarray(rows, dtype=np.float32)
-        found = linalg.bonus_ends(columns, w, np.zeros(d), beta, gamma, none, few)
-        made += found is not None
-        if found is not None:
+        actual = linalg.bonus_ends(columns, w, np.zeros(d), beta, gamma, none, few)
+        made += actual is not None
+        if actual is not None:
             x = columns.astype(np.longdouble)
             width = x / np.sqrt(v.astype(np.longdouble))
             second = x / v.astype(np.longdouble)
             score = beta * np.sqrt((width**2).sum(1)) + gamma * np.sqrt((second**2).sum(1))
-            ends = found[0].astype(np.longdouble)
+            ends = actual[0].astype(np.longdouble)
             assert (score <= ends[:3] * (1 + 1e-12)).all()
             assert (ends[3:] <= score * (1 + 1e-12)).all()
     assert made

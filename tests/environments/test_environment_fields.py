@@ -87,7 +87,7 @@ def test_a_field_refuses_what_it_cannot_be(kind: str, name: str, tmp_path: Path)
     refused = 0
     for value in HOSTILE:
         try:
-            made = cls(**{**base, name: value})
+            environment = cls(**{**base, name: value})
         except InputError as error:
             refused += 1
             assert name in str(error), (value, str(error))
@@ -97,7 +97,7 @@ def test_a_field_refuses_what_it_cannot_be(kind: str, name: str, tmp_path: Path)
             continue
         # What only the data can decide is refused when they are read: by facts, at the latest.
         with pytest.raises(InputError, match=f"{name}|there is no such file"):
-            made.facts(2, 3)
+            environment.facts(2, 3)
         refused += 1
     assert refused >= 10 or name in ANYTHING, f"{kind}.{name} refuses {refused} of {len(HOSTILE)}"
 

@@ -199,10 +199,10 @@ def test_facts_and_description():
     assert facts.linear and facts.features_bounded and facts.reward.kind == "bernoulli"
     assert Gap(reward=RewardDistribution("gaussian", 0.5)).facts(3, 100).reward_range is None
     assert Gap(gap=0.1).describe() != Gap(gap=0.2).describe()
-    made = environment_from_spec(
+    environment = environment_from_spec(
         {"kind": "gap", "dimension": 4, "gap": 0.2, "reward": {"kind": "none"}}
     )
-    assert made == Gap(dimension=4, gap=0.2, reward=RewardDistribution("none"))
+    assert environment == Gap(dimension=4, gap=0.2, reward=RewardDistribution("none"))
 
 
 def test_both_drivers_play_it_alike_and_a_curve_may_say_its_gap():

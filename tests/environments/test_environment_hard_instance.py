@@ -160,8 +160,8 @@ def test_rounds_silos_and_replicates_are_independent():
 def test_contexts_do_not_know_theta():
     """One p-value: the sign of the expected reward is a coin, over replicates and rounds."""
     world = HardInstance(4)
-    found = np.concatenate([rounds(world, 50, replicate)[2][:, 0] for replicate in range(100)])
-    assert stats.binomtest(int((found > 0).sum()), len(found)).pvalue > RARE
+    actual = np.concatenate([rounds(world, 50, replicate)[2][:, 0] for replicate in range(100)])
+    assert stats.binomtest(int((actual > 0).sum()), len(actual)).pvalue > RARE
 
 
 def test_rewards_have_the_mean_of_the_law():
@@ -228,8 +228,8 @@ def test_facts_description_and_spec():
         ({"reward": {"std": 0.2}}, RewardDistribution("gaussian", 0.2)),
         ({"reward": {"kind": "none"}}, RewardDistribution("none")),
     ):
-        made = environment_from_spec({"kind": "hard-instance", "radius": 0.25, **table})
-        assert made == fastfed.environments.HardInstance(radius=0.25, reward=law)
+        environment = environment_from_spec({"kind": "hard-instance", "radius": 0.25, **table})
+        assert environment == fastfed.environments.HardInstance(radius=0.25, reward=law)
     # Elsewhere a Gaussian law without a std is what it was.
     assert (
         environment_from_spec({"kind": "sphere", "reward": {"kind": "gaussian"}}).reward.std == 0.5

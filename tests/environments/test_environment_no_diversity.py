@@ -101,9 +101,9 @@ def test_facts_description_and_spec():
     assert facts.linear and facts.features_bounded and not facts.contexts_made
     assert NoDiversity(RewardDistribution("none")).facts(3, 100).reward_range == (-0.5, 0.5)
     assert NoDiversity().natural_silos() is None
-    made = environment_from_spec({"kind": "no-diversity", "reward": {"kind": "gaussian"}})
-    assert made == fastfed.environments.NoDiversity()
-    assert made.describe() == {
+    environment = environment_from_spec({"kind": "no-diversity", "reward": {"kind": "gaussian"}})
+    assert environment == fastfed.environments.NoDiversity()
+    assert environment.describe() == {
         "kind": "no-diversity",
         "reward": {"kind": "gaussian", "std": 1.0},
     }

@@ -139,15 +139,15 @@ def test_regret_is_against_the_silos_own_best():
         {"label": "alone", "algorithm": "local-linucb"},
         {"label": "together", "algorithm": "fedlinucb", "batch_size": 10},
     ]
-    found = {}
+    collected = {}
     for rotation in (0.0, 0.8):
         world = Rotated(4, 30, rotation, RewardDistribution("none"))
         done = fastfed.simulate(world, curves=curves, silos=10, horizon=1500, replicates=2)
         for curve in done.curves:
             half = curve.group_regret[:, len(curve.rounds) // 2 - 1]
-            found[rotation, curve.label] = float((curve.group_regret[:, -1] - half).mean())
-    assert found[0.8, "alone"] < 2.0 * found[0.0, "alone"]
-    assert found[0.8, "together"] > 20.0 * found[0.0, "together"]
+            collected[rotation, curve.label] = float((curve.group_regret[:, -1] - half).mean())
+    assert collected[0.8, "alone"] < 2.0 * collected[0.0, "alone"]
+    assert collected[0.8, "together"] > 20.0 * collected[0.0, "together"]
 
 
 def test_what_it_promises():
@@ -172,16 +172,16 @@ def test_a_silo_alone_needs_no_common_theta():
 
 
 def test_from_a_spec_and_bad_values():
-    made = environment_from_spec({"kind": "rotated", "dimension": 4, "rotation": 0.4})
-    assert made == Rotated(4, 100, 0.4)
-    assert made.describe() == {
+    environment = environment_from_spec({"kind": "rotated", "dimension": 4, "rotation": 0.4})
+    assert environment == Rotated(4, 100, 0.4)
+    assert environment.describe() == {
         "kind": "rotated",
         "dimension": 4,
         "actions": 100,
         "rotation": 0.4,
         "reward": {"kind": "bernoulli", "std": 0.0},
     }
-    assert made.memory(10, 100, 2) == 320
+    assert environment.memory(10, 100, 2) == 320
     for keys, says in (
         ({"dimension": 0}, "dimension must be an integer >= 1 and <= 32768, got 0"),
         ({"rotation": -0.1}, "rotation must be >= 0 and <= 3.14159, got"),

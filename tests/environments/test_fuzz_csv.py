@@ -134,13 +134,16 @@ def check_arrays(data: bytes, name: str) -> None:
         path.write_bytes(data)
         for make in (lambda: Replay(path=str(path)), lambda: ObliviousLosses(losses=str(path))):
             try:
-                made = make()
+                environment = make()
             except InputError as error:
                 assert str(error).isprintable()
                 continue
-            if isinstance(made, Replay):
-                assert np.isfinite(made.contexts).all() and np.isfinite(made.rewards).all()
-            made.describe()
+            if isinstance(environment, Replay):
+                assert (
+                    np.isfinite(environment.contexts).all()
+                    and np.isfinite(environment.rewards).all()
+                )
+            environment.describe()
 
 
 @repeat(200)

@@ -307,8 +307,8 @@ def test_facts_hold_for_what_is_served(kind, keys):
     low, high, seen = np.inf, -np.inf, 0.0
     tolerance = 1e-12
     for silo, t in itertools.product(range(4), range(1, 13)):
-        found = [value_and_gradient(opened, silo, t, p) for p in x]
-        values, gradients = np.array([f[0] for f in found]), np.array([f[1] for f in found])
+        actual = [value_and_gradient(opened, silo, t, p) for p in x]
+        values, gradients = np.array([f[0] for f in actual]), np.array([f[1] for f in actual])
         low, high = min(low, gradients.min()), max(high, gradients.max())
         assert np.abs(gradients).max() <= facts.lipschitz + tolerance
         assert values.max() - values.min() <= facts.loss_range + tolerance
@@ -335,12 +335,12 @@ def test_sums_and_gradients_are_those_of_rows(kind, keys):
     opened = make(kind, **keys).open(3, 1, 4)
     x = points(3)[-1]
     order = np.array([np.random.default_rng(i).permutation(12)[:5] + 1 for i in range(4)])
-    found = opened.losses.gradients(order, x)
+    actual = opened.losses.gradients(order, x)
     expected = [
         sum(value_and_gradient(opened, i, int(t), x)[1] for t in order[i]) for i in range(4)
     ]
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-    np.testing.assert_array_equal(found, opened.losses.gradients(order, x, 3))
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
+    np.testing.assert_array_equal(actual, opened.losses.gradients(order, x, 3))
     if not opened.losses.has_rows:
         return
     table = rows(opened, 4, 12)
@@ -457,10 +457,10 @@ def best_of(environment: Any, replicate: int, seed: int = 0) -> int:
 )
 def test_the_best_expert_differs_between_replicates(kind, keys):
     environment = make(kind, **keys, experts=5)
-    found = [best_of(environment, replicate) for replicate in range(60)]
-    assert found == [best_expert(0, replicate, 5) for replicate in range(60)]
-    assert set(found) == set(range(5))
-    assert found != [best_of(environment, replicate, seed=1) for replicate in range(60)]
+    actual = [best_of(environment, replicate) for replicate in range(60)]
+    assert actual == [best_expert(0, replicate, 5) for replicate in range(60)]
+    assert set(actual) == set(range(5))
+    assert actual != [best_of(environment, replicate, seed=1) for replicate in range(60)]
 
 
 @pytest.mark.parametrize("experts", [2, 3, 7])
@@ -628,8 +628,8 @@ def test_losses_are_multiples_of_a_unit():
 def test_silos_and_rounds_of_an_array():
     keys: dict[str, Any] = {"algorithm": "hedge", "replicates": 1}
     each = make("oblivious-losses")
-    found = fastfed.simulate(each, horizon=12, checkpoints=12, **keys).curves[0]
-    assert found.silos == 4 and found.dimension == 3
+    results = fastfed.simulate(each, horizon=12, checkpoints=12, **keys).curves[0]
+    assert results.silos == 4 and results.dimension == 3
     with pytest.raises(InputError, match="silos must be 4 for these data, got 5"):
         fastfed.simulate(each, horizon=12, silos=5, **keys)
     with pytest.raises(
@@ -769,17 +769,17 @@ def test_gradient_losses_are_learnt():
         {"label": "plain", "algorithm": "fed-dp-ope-stoch", "noise": "none", "batch": "largest"},
         {"label": "quiet", "algorithm": "fed-dp-ope-stoch", "epsilon": 500.0, "batch": "largest"},
     ]
-    found = fastfed.simulate(environment, horizon=500, silos=3, replicates=3, curves=curves)
+    results = fastfed.simulate(environment, horizon=500, silos=3, replicates=3, curves=curves)
     start = 0.5 * float(((np.full(3, 1 / 3) - OPTIMUM) ** 2).sum()) * 3 * 500
-    for curve in found.curves:
+    for curve in results.curves:
         assert curve.mean[-1] < 0.6 * start
     step = fastfed.simulate(
         environment, horizon=500, silos=3, replicates=1, curves=curves, driver="step"
     )
-    for a, b in zip(found.curves, step.curves, strict=True):
+    for a, b in zip(results.curves, step.curves, strict=True):
         np.testing.assert_array_equal(a.group_regret[:1], b.group_regret)
-    assert found["quiet"].certificate["status"] == "proven"
-    assert any("taken on trust" in c for c in found["quiet"].certificate["caveats"])
+    assert results["quiet"].certificate["status"] == "proven"
+    assert any("taken on trust" in c for c in results["quiet"].certificate["caveats"])
 
 
 def test_compiled_functions():
@@ -811,12 +811,12 @@ def test_compiled_functions():
         return 0.5 * state[0] * (x[0] ** 2 + x[1] ** 2 + x[2] ** 2)
 
     keys = {"experts": 3, "optimum": [1 / 3] * 3}
-    made = (
+    environment = (
         fastfed.environments.GradientLosses(function=slope, state=state, **keys)
         .open(0, 0, 2)
         .losses
     )
-    value, gradient = made.value(0, 1, np.array([0.5, 0.5, 0.0]))
+    value, gradient = environment.value(0, 1, np.array([0.5, 0.5, 0.0]))
     assert value == pytest.approx(0.0625) and gradient.tolist() == [0.125, 0.125, 0.0]
 
 
@@ -848,10 +848,10 @@ def test_numbers_of_the_environment_in_a_curve_change_its_losses():
             {"label": "changed", "algorithm": "hedge", **keys},
         ]
         run = {"horizon": 30, "silos": 2, "checkpoints": 5}
-        found = fastfed.simulate(make(kind), curves=curves, **run)
+        results = fastfed.simulate(make(kind), curves=curves, **run)
         alone = fastfed.simulate(dataclasses.replace(make(kind), **keys), "hedge", **run)
-        np.testing.assert_array_equal(found["changed"].group_regret, alone.curves[0].group_regret)
-        assert (found["changed"].group_regret != found["base"].group_regret).any()
+        np.testing.assert_array_equal(results["changed"].group_regret, alone.curves[0].group_regret)
+        assert (results["changed"].group_regret != results["base"].group_regret).any()
 
 
 def losses_of(clients: str, **keys: Any) -> fastfed.environments.ObliviousLosses:
@@ -922,10 +922,10 @@ def test_a_loss_that_all_clients_meet_is_paid_by_all(curve):
 def test_one_row_that_20_clients_meet_moves_a_choice_beyond_the_claim():
     """The likelihood ratio of one choice of an expert: above the claim, below the account."""
     curve = {"algorithm": "fed-svt", "epsilon": 1.0, "optimal_loss": 0.0, "switches": 1}
-    (found,) = make_experiment(
+    (experiment,) = make_experiment(
         name="x", environment=losses_of("shared"), curves=[curve], silos=20, horizon=64
     ).curves
-    plan, stated = found.system.plan, found.system.certificate
+    plan, stated = experiment.system.plan, experiment.system.certificate
     row, other = 20.0 * np.array([0.0, 1, 1, 1]), 20.0 * np.array([1.0, 0, 0, 0])
     ratio = np.abs(
         plan.noise.choices.log_probabilities(row) - plan.noise.choices.log_probabilities(other)

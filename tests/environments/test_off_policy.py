@@ -53,10 +53,10 @@ def test_the_logging_policy_s_own_value_is_the_mean_reward():
     actions, rewards = draw.integers(k, size=n), draw.uniform(size=n)
     uniform = np.full((n, k), 1 / k)
     for estimate in (inverse_propensity, self_normalised_):
-        found = estimate(actions, rewards, np.full(n, 1 / k), uniform)
-        assert found.value == pytest.approx(rewards.mean())
-        assert found.effective_rounds == pytest.approx(n)
-        assert found.rewarded == n
+        actual = estimate(actions, rewards, np.full(n, 1 / k), uniform)
+        assert actual.value == pytest.approx(rewards.mean())
+        assert actual.effective_rounds == pytest.approx(n)
+        assert actual.rewarded == n
 
 
 def test_cross_fitting_is_the_oracle_s_and_never_sees_the_round_itself():
@@ -64,30 +64,30 @@ def test_cross_fitting_is_the_oracle_s_and_never_sees_the_round_itself():
     n, k, d, folds = 23, 3, 4, 4
     contexts, actions = draw.normal(size=(n, k, d)), draw.integers(k, size=n)
     rewards = draw.uniform(size=n)
-    made = cross_fitted_ridge(contexts, actions, rewards, folds=folds, ridge=0.7, seed=5)
+    predictions = cross_fitted_ridge(contexts, actions, rewards, folds=folds, ridge=0.7, seed=5)
     fold = np.random.default_rng(5).permutation(n) % folds
     for t in range(n):
         train = [s for s in range(n) if fold[s] != fold[t]]
         for b in range(k):
             want = oracle.ridge_prediction(contexts, actions, rewards, train, 0.7, t, b)
-            assert made[t, b] == pytest.approx(want, rel=1e-9, abs=1e-12)
+            assert predictions[t, b] == pytest.approx(want, rel=1e-9, abs=1e-12)
     other = rewards.copy()
     other[7] += 100.0
     again = cross_fitted_ridge(contexts, actions, other, folds=folds, ridge=0.7, seed=5)
     same = fold == fold[7]
-    np.testing.assert_array_equal(again[same], made[same])
-    assert (again[~same] != made[~same]).all()
+    np.testing.assert_array_equal(again[same], predictions[same])
+    assert (again[~same] != predictions[~same]).all()
 
 
 def test_estimates_are_unbiased_and_a_good_model_makes_them_vary_less():
-    found = {"ipw": [], "wrong model": [], "good model": [], "no weights": []}
+    actual = {"ipw": [], "wrong model": [], "good model": [], "no weights": []}
     for seed in range(600):
         given, means, truth = log(seed, n=80)
-        found["ipw"].append(inverse_propensity(*given).value - truth)
-        found["wrong model"].append(doubly_robust(*given, 0.9 - means).value - truth)
-        found["good model"].append(doubly_robust(*given, means).value - truth)
-        found["no weights"].append(given[1].mean() - truth)
-    errors = {name: np.array(values) for name, values in found.items()}
+        actual["ipw"].append(inverse_propensity(*given).value - truth)
+        actual["wrong model"].append(doubly_robust(*given, 0.9 - means).value - truth)
+        actual["good model"].append(doubly_robust(*given, means).value - truth)
+        actual["no weights"].append(given[1].mean() - truth)
+    errors = {name: np.array(values) for name, values in actual.items()}
     off = {n: abs(e.mean()) / e.std() * math.sqrt(len(e)) for n, e in errors.items()}
     assert max(off["ipw"], off["wrong model"], off["good model"]) < 4
     assert off["no weights"] > 20  # so the log and the policy do differ
@@ -95,8 +95,8 @@ def test_estimates_are_unbiased_and_a_good_model_makes_them_vary_less():
     # Of rewards without noise, the true model leaves nothing to vary.
     actions, _, propensities, policy = given
     exact = means[np.arange(80), actions]
-    found = doubly_robust(actions, exact, propensities, policy, means)
-    assert found.value == pytest.approx(truth, rel=1e-12)
+    actual = doubly_robust(actions, exact, propensities, policy, means)
+    assert actual.value == pytest.approx(truth, rel=1e-12)
 
 
 def test_intervals_cover_where_there_is_much_and_where_there_is_little():

@@ -95,14 +95,14 @@ def largest_found(
             return -float(np.linalg.norm(entries(release, *one)))
         return -float(moved(release, *one, *record(free[k + 1 :]))[0])
 
-    found = 0.0
+    collected = 0.0
     for _ in range(starts):
         # The best of some: flat places outside of the ball and at ends of the range catch others.
         tried = rng.normal(size=(40, 2 * (k + 1)))
         tried[:, [k, -1]] = rng.uniform(-math.pi, math.pi, (40, 2))
         start = min(tried, key=loss)
-        found = max(found, -float(minimize(loss, start, method="L-BFGS-B").fun))
-    return found
+        collected = max(collected, -float(minimize(loss, start, method="L-BFGS-B").fun))
+    return collected
 
 
 # ---- theta* - theta0, and the noise of its error -------------------------------------------------

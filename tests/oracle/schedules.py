@@ -81,8 +81,8 @@ class Bits:
                 counted[j] += int(own[0]) - g[j]
         for i in {silo for silo, _ in points}:
             counted += self.centred(i, k)
-        found = counted / g
-        return found[:d], symmetric(found[d:])
+        actual = counted / g
+        return actual[:d], symmetric(actual[d:])
 
 
 @dataclass

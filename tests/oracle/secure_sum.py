@@ -75,15 +75,15 @@ def secure_sums(
 ) -> list[list[int]]:
     """Return the sums of all releases, integers [K][s], of leaves and shares [M][K][s]."""
     size = len(leaves[0][0])
-    found = []
+    collected = []
     for k, row in enumerate(factor):
         entries = [0] * size
         for own, noise in zip(leaves, shares, strict=True):
             for e in range(size):
                 entries[e] += sum(c * own[j][e] for j, c in enumerate(row[: k + 1]))
                 entries[e] += noise[k][e]
-        found.append(entries)
-    return found
+        collected.append(entries)
+    return collected
 
 
 def exact_inverse(factor: Sequence[Sequence[int]]) -> list[list[Fraction]]:

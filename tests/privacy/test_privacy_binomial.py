@@ -81,9 +81,9 @@ def test_delta_of_shifted_binomials_equals_enumeration(p: float) -> None:
         length = trials + shift + 1
         plain, moved = np.zeros(length), np.zeros(length)
         plain[: trials + 1] = moved[shift:] = pmf(trials, p)
-        found = shifted_binomial_delta(trials, shift, epsilon, p)
+        actual = shifted_binomial_delta(trials, shift, epsilon, p)
         (expected,) = divergences([plain], [moved], [epsilon])
-        assert found == pytest.approx(expected, rel=1e-9, abs=1e-15)
+        assert actual == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
 def test_delta_of_shifted_binomials_of_large_sizes() -> None:
@@ -183,8 +183,8 @@ def test_account_covers_many_small_changes_and_one_large_change() -> None:
         norm = math.hypot(*shape)
         account = VectorSumAccount([(20_000, norm)], 65, integers=True)
         for epsilon in (0.0, 0.2, 1.0):
-            found = pld_delta([(20_000, shape)], epsilon, 1e-3, upper=False)
-            assert found <= account.delta(epsilon) + 1e-13
+            actual = pld_delta([(20_000, shape)], epsilon, 1e-3, upper=False)
+            assert actual <= account.delta(epsilon) + 1e-13
 
 
 @pytest.mark.usefixtures("built_once")

@@ -279,11 +279,11 @@ def test_published_code_fails_from_these_budgets_on(
     delta: float, replaced: float, zero_out: float
 ) -> None:
     for relation, edge in (("replace", replaced), ("zero-out", zero_out)):
-        found = [
+        actual = [
             calibrate_tree(Budget(edge * f, delta, relation), 400, "published-code").conditions()
             for f in (0.93, 1.04)
         ]
-        assert [c[0].holds for c in found] == [True, False]
+        assert [c[0].holds for c in actual] == [True, False]
 
 
 def test_conditions_state_the_calculated_epsilon() -> None:

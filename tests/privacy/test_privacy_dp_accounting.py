@@ -42,8 +42,8 @@ def test_two_hundred_trees() -> None:
         theirs = mechanism.GaussianPrivacyLoss(
             standard_deviation=tree.noise_std / (math.sqrt(kappa) * joint)
         )
-        found = theirs.get_delta_for_epsilon(epsilon)
-        assert found == pytest.approx(delta, rel=REL), (epsilon, delta, releases, layout)
+        actual = theirs.get_delta_for_epsilon(epsilon)
+        assert actual == pytest.approx(delta, rel=REL), (epsilon, delta, releases, layout)
         assert tree.exact() == pytest.approx(epsilon, rel=REL)
 
 
@@ -79,6 +79,6 @@ def test_epsilon_of_the_published_noise() -> None:
             tree = calibrate_tree(Budget(epsilon, delta), 400, calibration)
             mu = 3.0 * user_sensitivity("replace", layout) / tree.noise_std
             theirs = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / mu)
-            found = tree.exact()
-            assert found == pytest.approx(epsilon_of(mu, delta), rel=1e-12)
-            assert theirs.get_delta_for_epsilon(found) == pytest.approx(delta, rel=REL)
+            actual = tree.exact()
+            assert actual == pytest.approx(epsilon_of(mu, delta), rel=1e-12)
+            assert theirs.get_delta_for_epsilon(actual) == pytest.approx(delta, rel=REL)

@@ -50,8 +50,8 @@ def adaptive(queries: list[float], threshold: float, a: float, b: float) -> list
     ],
 )
 def test_crossing_probabilities(a: float, b: float, queries: list[float]) -> None:
-    found = AboveThreshold(a, b).crossing_probabilities(queries, 1.0)
-    np.testing.assert_allclose(found, adaptive(queries, 1.0, a, b), rtol=1e-8)
+    actual = AboveThreshold(a, b).crossing_probabilities(queries, 1.0)
+    np.testing.assert_allclose(actual, adaptive(queries, 1.0, a, b), rtol=1e-8)
 
 
 def test_probability_of_one_query_has_a_closed_form() -> None:
@@ -89,8 +89,8 @@ def test_log_probabilities_do_not_underflow() -> None:
 def test_simulated_runs_have_the_calculated_probabilities() -> None:
     mechanism, queries, n = AboveThreshold(2.0, 3.0), [-2.0, 0.0, 1.0, -4.0], 40_000
     uniforms = np.random.default_rng(4).uniform(size=(n, 5))
-    found = [mechanism.first_above(queries, 1.0, u) for u in uniforms]
-    counts = np.bincount([4 if k is None else k for k in found], minlength=5)
+    actual = [mechanism.first_above(queries, 1.0, u) for u in uniforms]
+    counts = np.bincount([4 if k is None else k for k in actual], minlength=5)
     expected = n * mechanism.crossing_probabilities(queries, 1.0)
     assert stats.chisquare(counts, expected).pvalue > ALARM
 

@@ -108,9 +108,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_does_not_go_together_is_refused_in_a_sentence(
     curve: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(InputError, match=says) as found:
+    with pytest.raises(InputError, match=says) as actual:
         experiment(curve)
-    text = str(found.value)
+    text = str(actual.value)
     assert "\n" not in text and len(text) < 250
 
 

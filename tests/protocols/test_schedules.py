@@ -192,16 +192,16 @@ def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
     if plan.release == "factorised":
         assert plan.factor is not None
         matrix = plan.factor.matrix
-        made = lambda k: oracle.factorised(matrix, givers, draw, k)  # noqa: E731
+        noise = lambda k: oracle.factorised(matrix, givers, draw, k)  # noqa: E731
     elif protocol.senders == "users":
         lengths = np.diff([0, *ends_of(plan)])
         scales = np.sqrt(lengths / lengths.max())
-        made = lambda k: oracle.batches(scales, givers, draw, k)  # noqa: E731
+        noise = lambda k: oracle.batches(scales, givers, draw, k)  # noqa: E731
     else:
         assert plan.release == "tree"
-        made = lambda k: oracle.tree(givers, draw, k)  # noqa: E731
+        noise = lambda k: oracle.tree(givers, draw, k)  # noqa: E731
     public = plan.clip is not None and plan.clip.constant > 0.0
-    return {"noise": made, "public": public}
+    return {"noise": noise, "public": public}
 
 
 def replayed(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
@@ -379,7 +379,7 @@ def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
     e = experiment_of(CASES[name])
     plan = e.curves[0].system.plan
     opened = e.environment.open(e.seed, 0, e.silos)
-    found = []
+    collected = []
     for _ in range(2):
         actions, broadcast = deploy(plan, opened, None)
         if broadcast is None:
@@ -393,11 +393,11 @@ def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
                 if plan.clip is not None:
                     y, _, _ = plan.clip.apply(x, y)
                 plain += np.append(x * y, np.outer(x, x)[np.tril_indices(d)])
-        found.append(broadcast.values - plain)
+        collected.append(broadcast.values - plain)
     std = spread_of(plan)
-    assert (np.abs(found) <= 9.0 * std + 1e-5).all()
+    assert (np.abs(collected) <= 9.0 * std + 1e-5).all()
     noisy = std > 0.0
-    alike = found[0][noisy] == found[1][noisy]
+    alike = collected[0][noisy] == collected[1][noisy]
     # Counts of bits may agree in some entry.
     assert not (alike.all() and noisy.any() if plan.encoding else alike.any())
     assert noisy[:-1].all() or plan.protocol.noise_by == "none"
@@ -441,26 +441,28 @@ def spread_of(plan: Plan) -> np.ndarray:
 @pytest.mark.parametrize("first", [1, 3, 40])
 @pytest.mark.parametrize("ratio", [1.0, 1.1, 2.0, 1e6])
 def test_growing_batches(horizon: int, first: int, ratio: float) -> None:
-    made = Schedule.growing(horizon, first, ratio)
+    schedule = Schedule.growing(horizon, first, ratio)
     if first > horizon:
-        assert made.releases == 0 and list(made.ends) == []
+        assert schedule.releases == 0 and list(schedule.ends) == []
         return
-    lengths = list(made.lengths)
-    assert lengths[0] == first and sum(lengths) == made.ends[-1] <= horizon
+    lengths = list(schedule.lengths)
+    assert lengths[0] == first and sum(lengths) == schedule.ends[-1] <= horizon
     exact = float(first)
     for n in lengths:
         assert n == round(exact)
         exact *= ratio
     # The next would end beyond the horizon.
-    assert made.ends[-1] + round(exact) > horizon
-    assert made.batch_size == max(lengths)
+    assert schedule.ends[-1] + round(exact) > horizon
+    assert schedule.batch_size == max(lengths)
     plan = fastfed.make_system(
         "fedlinucb", silos=2, horizon=horizon, dimension=2, batch_size="growing",
         batch_first=first, batch_ratio=ratio,
     ).plan  # fmt: skip
-    assert plan.release_rounds == tuple(made.ends) and plan.releases == made.releases
-    assert [plan.end(k) for k in range(made.releases + 1)] == [0, *made.ends]
-    assert all(plan.due(t) == sum(n <= t for n in made.ends) for t in range(min(horizon, 300) + 1))
+    assert plan.release_rounds == tuple(schedule.ends) and plan.releases == schedule.releases
+    assert [plan.end(k) for k in range(schedule.releases + 1)] == [0, *schedule.ends]
+    assert all(
+        plan.due(t) == sum(n <= t for n in schedule.ends) for t in range(min(horizon, 300) + 1)
+    )
 
 
 @pytest.mark.parametrize("rounds", [(1, 2), (1, 2, 3, 4, 5, 6)])

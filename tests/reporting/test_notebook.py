@@ -579,10 +579,10 @@ class TestLooks:
         assert "Audit of <b>" in read(audit).texts
 
     def test_a_calibration_in_sentences(self):
-        found = calibrate("gaussian-tree", Budget(1.0, 1e-6), 40)
-        for text in (read(found).text, printed(found, 400)):
-            assert f"Noise of standard deviation {found.noise_std:.6g} for epsilon 1" in text
-            assert "relation replace, 40 releases." in text and found.source in text
+        actual = calibrate("gaussian-tree", Budget(1.0, 1e-6), 40)
+        for text in (read(actual).text, printed(actual, 400)):
+            assert f"Noise of standard deviation {actual.noise_std:.6g} for epsilon 1" in text
+            assert "relation replace, 40 releases." in text and actual.source in text
 
     @pytest.mark.parametrize(
         ("value", "down"), [(0.0, "0"), (0.1, "0.1"), (1.23459, "1.234"), (12345.6, "12340")]

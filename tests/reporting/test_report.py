@@ -484,8 +484,8 @@ def test_bounds_in_one_picture_are_told_apart(source: Source) -> None:
     asked = of_figure(
         with_curves(source, bounds=bounds), y="cumulative", line=[line_of(b, b) for b in bounds]
     )
-    found = axes_of(asked).get_lines()[-4:]
-    assert len({str(line._unscaled_dash_pattern) for line in found}) == 4
+    actual = axes_of(asked).get_lines()[-4:]
+    assert len({str(line._unscaled_dash_pattern) for line in actual}) == 4
 
 
 def test_synchronisations_stand_beside_their_bounds(source: Source) -> None:

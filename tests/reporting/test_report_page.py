@@ -359,8 +359,8 @@ def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]
     """
     frames = ""
     for number, (page, width) in enumerate(pages):
-        found = f"parent.document.body.dataset.found{number}"
-        measure = f"{found}=innerWidth+' '+document.documentElement.scrollWidth"
+        actual = f"parent.document.body.dataset.found{number}"
+        measure = f"{actual}=innerWidth+' '+document.documentElement.scrollWidth"
         copy = page.replace("</body>", f"<script>{measure}</script></body>")
         # A frame, for a window of its own is never narrower than 500 pixels.
         frames += f'<iframe width="{width}" height="900" style="border:0" '
@@ -369,9 +369,9 @@ def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]
     frame.write_text(f"<!DOCTYPE html><body>{frames}</body>")
     shown = browse(tmp_path, "--window-size=1400,1000", "--dump-dom", frame.as_uri())
     body = shown[shown.index("<body") :].partition("<iframe")[0]
-    found = {int(n): (int(w), int(c)) for n, w, c in re.findall(r'found(\d+)="(\d+) (\d+)"', body)}
-    assert sorted(found) == list(range(len(pages))), body[:500]
-    return [found[number] for number in range(len(pages))]
+    actual = {int(n): (int(w), int(c)) for n, w, c in re.findall(r'found(\d+)="(\d+) (\d+)"', body)}
+    assert sorted(actual) == list(range(len(pages))), body[:500]
+    return [actual[number] for number in range(len(pages))]
 
 
 @needs_browser
@@ -383,8 +383,8 @@ def test_no_page_is_wider_than_its_window(folder: Path, tmp_path: Path) -> None:
         for width in (390, 1200)
     ]
     wide = '<!DOCTYPE html><body><div style="width:700px">x</div></body>'
-    *found, (_, too_wide) = widths(tmp_path, [*pages, (wide, 390)])
-    for (_, width), (window, content) in zip(pages, found, strict=True):
+    *actual, (_, too_wide) = widths(tmp_path, [*pages, (wide, 390)])
+    for (_, width), (window, content) in zip(pages, actual, strict=True):
         assert window == width and content <= width
     assert too_wide >= 700
 

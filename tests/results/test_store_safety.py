@@ -70,9 +70,9 @@ def start(*args: object, **keys: object) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    found = tmp_path / "s.toml"
-    found.write_text(SPEC.format(horizon=400))
-    return found
+    actual = tmp_path / "s.toml"
+    actual.write_text(SPEC.format(horizon=400))
+    return actual
 
 
 # ---- kill -9 ------------------------------------------------------------------------------------
@@ -355,8 +355,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    found = file.read_bytes()
-    assert len(found) == 200_000 and len(set(found)) == 1
+    actual = file.read_bytes()
+    assert len(actual) == 200_000 and len(set(actual)) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 

@@ -106,8 +106,8 @@ def _try(words: Array, n: int) -> float:
         return math.nan
     step = int(rest == 3)
     v = v * ((2.83 + 5.1 / b) * spread) / (a / (us * us) + b)
-    found = _log_pmf(k, n, offset - part) - _log_pmf(quarter + step, n, step - part)
-    return math.nan if log(float(v)) > found else offset - part
+    actual = _log_pmf(k, n, offset - part) - _log_pmf(quarter + step, n, step - part)
+    return math.nan if log(float(v)) > actual else offset - part
 
 
 def binomials_from_words(random: Array, n: int) -> Array:

@@ -109,13 +109,15 @@ def least_squares(statistics: Array, d: int) -> Array:
 
 def hadamard(values: Array) -> Array:
     """H v of every row v of a (M, 2^k) array, H in Sylvester's order."""
-    made = np.array(values, dtype=np.float64, ndmin=2)
-    n, h = made.shape[1], 1
+    result = np.array(values, dtype=np.float64, ndmin=2)
+    n, h = result.shape[1], 1
     while h < n:
-        pairs = made.reshape(len(made), n // (2 * h), 2, h)
-        made = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
-        made, h = made.reshape(-1, n), 2 * h
-    return made
+        pairs = result.reshape(len(result), n // (2 * h), 2, h)
+        result = np.stack(
+            [pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2
+        )
+        result, h = result.reshape(-1, n), 2 * h
+    return result
 
 
 def scores(actions: Array, w: Array, theta: Array, beta: float, gamma: float) -> Array:

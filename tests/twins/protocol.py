@@ -90,9 +90,9 @@ def refresh(statistic: Array, regularizer: float, w: Array, theta: Array) -> flo
     for _ in range(200):
         v = statistic[d:].copy()
         v[diagonal] += regularizer + shift
-        found = factor(v, d)
-        if found is not None:
-            w[...] = found
+        actual = factor(v, d)
+        if actual is not None:
+            w[...] = actual
             theta[...] = solve(w, statistic[:d])
             return shift
         shift = 2.0 * shift if shift > 0.0 else regularizer if regularizer > 0.0 else 1.0
