@@ -338,6 +338,7 @@ class InterleavedNoise:
             raise AttributeError(name)
 
         def draw(*args: Any, **keys: Any) -> Any:
+            """Call the source's method with the run's silo name, round and key."""
             arguments = dict(zip(_PARAMETERS[name][: len(args)], args, strict=True)) | keys
             for key, value in arguments.items():
                 if key == "silo":

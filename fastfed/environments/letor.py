@@ -275,6 +275,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
         )
 
     def compute_into(storage: PoolStorage) -> _Model:
+        """Compute theta*, features and rewards of all rows into the storage."""
         if options["scaling"] == "column":
             span = options["reward_range"]
             model = _by_column(letor, columns, theta, largest, span, path, storage)

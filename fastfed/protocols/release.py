@@ -85,6 +85,7 @@ class HonakerNoise:
         return coefficients
 
     def size(self, k: int) -> tuple[int, float]:
+        """Return the number of terms of prefix k, and the sum of their coefficients' sizes."""
         total = 0.0
         for top in range(k.bit_length()):
             if k >> top & 1:
@@ -167,6 +168,7 @@ class NestedNoise:
         self._size = size
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
+        """Return the noise of prefix k: the sum of its draws, made once and stored."""
         drawn, noise = self._draws, np.zeros(self._size)
         self._draws = drawn + [np.array(draw(n + 1)) for n in range(len(drawn), self._count(k))]
         for normals in self._draws:
@@ -333,6 +335,7 @@ class ExactAdder:
         exact.check_fixed(values, self.unit, who)
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
+        """Return a tree node with noise, sampled exactly and rounded."""
         if number not in self._draw_cache:
             self._draw_cache = {}
         released = exact.add_normals(values, self._std * scale, self._draw(number))
@@ -344,6 +347,7 @@ class ExactAdder:
         return released
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
+        """Return prefix k with noise, sampled exactly and rounded."""
         prefixes = self._prefixes
         assert prefixes is not None
         noise = prefixes.at(k, self._values)

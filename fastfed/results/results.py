@@ -126,6 +126,7 @@ class CurveResult(Displayed):
         object.__setattr__(self, "certificate", StoredCertificate(self.certificate))
 
     def __repr__(self) -> str:
+        """Return label, final group regret and privacy status."""
         end = self.final()
         single = len(self.replicates) == 1
         error = "" if single else f" ± {end['stderr']:.2g}"
@@ -340,6 +341,7 @@ class Results(Displayed):
         return "\n  ".join([*lines, *map(repr, self.curves)])
 
     def __getitem__(self, label: str) -> CurveResult:
+        """Return the curve with this label."""
         for curve in self.curves:
             if curve.label == label:
                 return curve

@@ -569,6 +569,7 @@ def factor_for(weights: np.ndarray) -> Factor:
 
 
 def _compute_factor(weights: np.ndarray) -> Factor:
+    """Compute the factor B that minimises the weighted cost, by multiplicative updates of v."""
     from scipy.linalg import solve_triangular
 
     size = len(weights)

@@ -131,6 +131,7 @@ class Dask:
         ):
 
             def run_round(batches: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
+                """Run batches on all workers, and yield what finishes."""
                 # About four tasks per worker, so that the last tasks end at similar times.
                 threads_per_batch = threads if alone else max(1, threads // workers)
                 size = 1 if alone else -(-len(batches) // (4 * workers))
@@ -279,6 +280,7 @@ def _progress_sender(worker: Any, topic: str, key: str, work: RunBatch) -> Calla
     last_report, agent_rounds_done = time.perf_counter(), 0
 
     def on_progress(agent_rounds: int) -> None:
+        """Report progress to the scheduler every few seconds; stop if the task was cancelled."""
         nonlocal last_report, agent_rounds_done
         agent_rounds_done += agent_rounds
         if (seconds := time.perf_counter()) - last_report >= EVERY:

@@ -210,6 +210,7 @@ def carrier(
             client.set_metadata([name, key], True)
 
     def call(function: Any, address: str, *arguments: Any) -> Any:
+        """Call a function on one worker and return its answer; None if the worker is gone."""
         # Like `Client.run`, with a timeout for a worker that never answers.
         answers = client.sync(
             client._run, function, name, *arguments, workers=[address], callback_timeout=PATIENCE
