@@ -61,7 +61,7 @@ def names() -> list[str]:
 
 
 def play(name: str) -> dict[str, Digests]:
-    """The digests of a figure's curves, by label, as `reproduce NAME --quick` plays them."""
+    """Return the digests of a figure's curves, by label, as `reproduce NAME --quick` plays them."""
     experiment = sized_experiment(experiments.figure(name), size="quick")
     with tempfile.TemporaryDirectory() as folder:
         results = fastfed.run(experiment, folder)
@@ -70,7 +70,7 @@ def play(name: str) -> dict[str, Digests]:
 
 
 def digests(curve: Any, plan: Any) -> Digests:
-    """The digests of a curve of results and of what was played, by kind."""
+    """Return the digests of a curve of results and of what was played, by kind."""
     counts = {name: np.asarray(count, np.float64) for name, count in curve.counts.items()}
     contents = {
         "play": {
@@ -93,7 +93,7 @@ def digests(curve: Any, plan: Any) -> Digests:
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """Every float in dataclasses, structs, arrays and plain data, however deep."""
+    """Yield every float in dataclasses, structs, arrays and plain data, however deep."""
     if isinstance(value, (float, np.floating)):
         yield float(value)
     elif isinstance(value, np.ndarray):
@@ -114,7 +114,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 def digest(value: Any, digits: int | None = None) -> str:
-    """A digest of plain data and arrays: of all bits, or of numbers to so many digits."""
+    """Return a digest of plain data and arrays: of all bits, or of numbers to so many digits."""
     text = json.dumps(_plain(value, digits), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -162,7 +162,7 @@ def arithmetic() -> str:
 def differences(
     name: str, stored: dict[str, Digests], found: dict[str, Digests], *, exact: bool
 ) -> list[str]:
-    """What differs in a figure, a sentence for each curve; empty where nothing does.
+    """Return what differs in a figure, a sentence for each curve; empty where nothing does.
 
     ``exact``: whether all bits must be equal, or the first 8 digits of numbers.
     """
@@ -184,7 +184,7 @@ def differences(
 
 
 def load() -> dict[str, Any]:
-    """What is stored: the figures' digests, and that of the arithmetic they were made with."""
+    """Return the stored digests of figures, and the digest of the arithmetic at that time."""
     content: dict[str, Any] = json.loads(STORED.read_text())
     return content
 

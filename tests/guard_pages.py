@@ -26,7 +26,7 @@ living: set[weakref.ref[mmap.mmap]] = set()
 
 
 def at_the_end(array: np.ndarray) -> np.ndarray:
-    """A copy whose last byte is the last of a page before one that is closed."""
+    """Return a copy that ends at the last byte of a page, before a page without access."""
     open_bytes = -(-array.nbytes // PAGE) * PAGE
     memory = mmap.mmap(-1, open_bytes + PAGE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -41,7 +41,7 @@ from fastfed.simulation.systems import ALGORITHMS
 
 
 def lower(d: int, seed: int, spread: float) -> np.ndarray:
-    """W of a V whose eigenvalues lie far apart."""
+    """Return W of a V whose eigenvalues differ by orders of magnitude."""
     rng = np.random.default_rng(seed)
     q, _ = np.linalg.qr(rng.normal(size=(d, d)))
     v = q * np.exp(rng.uniform(-spread, spread, size=d)) @ q.T
@@ -292,7 +292,7 @@ def test_both_drivers_play_the_same(name: str) -> None:
 
 
 def slacks_of_parties(e: Any) -> list[float]:
-    """The slack of each batch, as the first silo of a federation by hand has it."""
+    """Return the slack of each batch, as the first silo of a hand-run federation computes it."""
     plan, noise = e.curves[0].system.plan, SeededNoise(e.seed, 0)
     opened = e.environment.open(e.seed, 0, e.silos)
     silos = [Silo(plan, i, noise) for i in range(plan.silos)]
@@ -441,7 +441,7 @@ def test_the_bound_is_that_of_the_definition(keys: dict[str, Any], multiplier: f
 
 
 def equal_batches(plan: Plan, full: np.ndarray) -> float:
-    """The bound for equal batches, operation by operation as it was before others were known."""
+    """Return the bound for equal batches, by the operations of the time before unequal batches."""
     radius = plan.radius
     d, c = plan.dimension, radius.anchor
     alone = plan.batch_size == 0

@@ -72,12 +72,12 @@ def spec(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes ten times the play; where no picture is looked at, none is drawn."""
+    """Draw no plots where no test looks at them: drawing takes ten times as long as the runs."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def played(folder: Path) -> dict[tuple[int, int], bytes]:
-    """Every cell of a store, as its bytes."""
+    """Return every cell of a store, as its bytes."""
     with sqlite3.connect(folder / "results.sqlite") as db:
         return {
             (position, replicate): b"".join(blobs)
@@ -702,7 +702,7 @@ def write_letor(path: Path, queries: int, features: int = 2) -> None:
 
 
 def complains(result: Result, *words: str) -> None:
-    """Exit code 2, one line on standard error with these words, nothing on standard output."""
+    """Check that a command fails with code 2 and one line on standard error with these words."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1

@@ -61,7 +61,7 @@ def text(name: str, keys: str, paper: str = "a-2020", lazy: str = "true", horizo
 
 @pytest.fixture
 def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Figures to reproduce in place of the package's; no pictures, which take most of the time."""
+    """Replace the package's figures by a few small ones, and draw no plots."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     folder = tmp_path / "figures"
     folder.mkdir()

@@ -20,13 +20,13 @@ GROWING = {"batch_size": "growing", "batch_first": 2, "batch_ratio": 1.3}
 
 
 def totals(plan):
-    """(mu^2, probability) charged for the first k releases, k = 1..K."""
+    """Return (mu^2, probability) charged for the first k releases, k = 1..K."""
     charges = [charge_of(plan.executed, b"", "d", k) for k in range(1, plan.plan.releases + 1)]
     return np.cumsum([c.mu2 for c in charges]), np.cumsum([c.failure for c in charges])
 
 
 def noise_rows(plan):
-    """Coefficients of independent draws in the noise of each prefix, (K, draws)."""
+    """Return coefficients of independent draws in the noise of each prefix, (K, draws)."""
     source = prefix_noise(plan)
     if source is not None:
         rows = [source.terms(k) for k in range(1, plan.releases + 1)]

@@ -117,7 +117,7 @@ def test_a_process_has_a_steady_clock_by_default():
 
 
 def hear(clock, hands, off=0.0, name="hub", took=0.0):
-    """A party whose clock is off by so much answers at once; the answer takes so long."""
+    """Let a party answer whose clock is off by ``off`` seconds."""
     asked = clock() + max(clock.ahead, 0.0)
     said = ClockReading(name, hands.wall + off, asked)
     hands.wait(took)
@@ -269,7 +269,7 @@ def test_of_two_others_one_that_is_ahead_is_no_alarm():
 
 
 def clocked(**off):
-    """A federation whose parties have clocks of their own, off by so many seconds."""
+    """Return a deployment in which each party's clock is off by the given seconds."""
     deployment = Federation(deployed())
     for name, process in deployment.processes.items():
 

@@ -389,7 +389,7 @@ HEAD = "age,pain,sex,num"
 
 
 def clean(text):
-    """Refuse text with a part of a planted value."""
+    """Check that a text contains no part of a planted value."""
     for part in ("uillfeather", "HIV", "918273", b"Quillfeather".hex()):
         assert part not in text, text
 

@@ -190,7 +190,7 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
 
 
 def played(plan, late=None, last=LOSSES, made=None):
-    """All releases of a federation; of the first decision of silo1 the losses come ``late``."""
+    """Make all releases; the losses of silo1's first decision come in period ``late``."""
     made = federation.Federation(plan) if made is None else made
     made.settle()
     closes = plan.document.calendar.closes

@@ -25,7 +25,7 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def played(protocol):
-    """A federation after one release."""
+    """Return a federation after one release."""
     deployment = federation.Federation(federation.deployed(protocol))
     deployment.settle()
     deployment.now = deployment.plan.document.calendar.closes[0] - 1.0

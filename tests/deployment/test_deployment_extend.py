@@ -29,7 +29,7 @@ SPEC = {"system": SYSTEM, "calendar": CALENDAR}
 
 
 def play(made, releases, rows=None, reward=0.5):
-    """One record of each silo in each period."""
+    """Add one record at each silo in each period."""
     made.settle()
     for close in made.plan.document.calendar.closes[:releases]:
         made.now = close - 1.0
@@ -42,7 +42,7 @@ def play(made, releases, rows=None, reward=0.5):
 
 
 def first(protocol="silo-ldp", releases=2, **keys):
-    """A federation of a first plan, after some releases."""
+    """Return a deployment of a first plan after some releases."""
     keys.setdefault("dimension", 3)
     return play(federation.Federation(federation.deployed(protocol, **keys)), releases)
 
@@ -53,7 +53,7 @@ def last(made):
 
 
 def second(made, plan, ceiling=None):
-    """The parties of a later plan, on the ledgers of the first."""
+    """Return the parties of a later plan, which use the ledgers of the first plan."""
     new = federation.Federation(plan)
     new.now = float(plan.document.calendar.start)
     for name in plan.silos:
@@ -345,7 +345,7 @@ def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_no
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Folders of a first plan at silo0 and the hub; silo0 knows one broadcast."""
+    """Return folders of a first plan at silo0 and the hub; silo0 knows one broadcast."""
     home = tmp_path_factory.mktemp("extend")
     names = ("silo0", "silo1", "hub")
     keys = {name: folders.make_keys(home / name) for name in names}
@@ -379,7 +379,7 @@ def run(*arguments):
 
 
 def words(result):
-    """What a command printed, without its line breaks and frames."""
+    """Return what a command printed, without its line breaks and frames."""
     return " ".join(result.output.replace("│", " ").split())
 
 

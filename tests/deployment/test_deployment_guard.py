@@ -51,7 +51,7 @@ class Liar(SiloParty):
 
 
 def group(lies=False, influence=None, bias=None, protocol="silo-ldp", releases=4, epsilon=100.0):
-    """Regret of the honest silos beside the last one, and the federation."""
+    """Return the total regret of the honest silos (all but the last), and the deployment."""
     shared = {"name": "guard", "least": SILOS if protocol == "secure-sum" else 2}
     if influence is not None:
         shared["influence"] = influence
@@ -212,7 +212,7 @@ def test_an_influence_is_of_use_where_the_hub_sees_noisy_reports(protocol):
 
 
 def honest(plan, rng, theta, rows):
-    """Reports of all silos and releases, as `Alarm.fits` takes them; each has rows of its own."""
+    """Return reports of all silos and releases, as `Alarm.fits` takes them, with different rows."""
     d, sets = plan.dimension, {}
     lower = np.tril_indices(d)
     stds = np.full(plan.statistic_size, plan.noise_std.bias)

@@ -121,7 +121,7 @@ def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
     hub, liar = deployment.processes["hub"], {}
 
     def doubled(data):
-        """Another broadcast of the same set for silo0, signed by the hub."""
+        """Return a second, different broadcast of the same set for silo0, signed by the hub."""
         actual = deployment.plan.wire.read(data)
         if actual.kind != "news":
             return data

@@ -21,7 +21,7 @@ SOON = CALENDAR | {"grace": 10}
 
 
 def schedules(protocol, seeds, calendar=CALENDAR, **keys):
-    """Unrest, a stretch in which releases are made, and the hub put back to any of its states."""
+    """Yield schedules: faults, calm releases, and a hub restored to an earlier state."""
     worlds = []
     for seed in seeds:
         world = World(deployed(protocol, calendar=calendar), seed, hub_restore=0.7, **keys)

@@ -39,7 +39,7 @@ class Killer(threading.Thread):
 
 
 def time_to_start():
-    """Seconds that a process needs on this machine, as busy as it is, until it does something."""
+    """Return the seconds that a process needs on this machine until it does something."""
     started = time.monotonic()
     subprocess.run([sys.executable, "-m", "fastfed", "silo", "--help"], check=True, stdout=-3)
     command = "import uvicorn, scipy.special, scipy.optimize, fastfed.deployment.folder"
@@ -48,7 +48,7 @@ def time_to_start():
 
 
 def killed(home, protocol, hidden, seed):
-    """Patients come while processes are killed; thetas, those of a calm run, and the kills."""
+    """Serve patients while processes are killed; return thetas with and without kills."""
     needed = time_to_start()
     gap = max(1.5, 1.2 * needed)
     period = int(KILLS * gap / 2 / demo.RELEASES + 8 * needed) + 6

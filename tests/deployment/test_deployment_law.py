@@ -62,7 +62,7 @@ def with_secrets(made, run):
 
 
 def deployed_once(plan, run):
-    """What a federation released, (K, s): its noise is sealed by this run's secrets."""
+    """Return the releases (K, s) of one deployment with new secrets."""
     deployment = Federation(plan)
     with_secrets(deployment, run)
     for close in plan.document.calendar.closes:
@@ -81,7 +81,7 @@ def deployed_once(plan, run):
 
 
 def simulated_once(plan, run):
-    """The same of the step objects, under one seed."""
+    """Return the releases (K, s) of the step objects under one seed."""
     p, noise = plan.plan, SeededNoise(run)
     keys = [simulated_keys(run, i, p.silos) if p.secure else None for i in range(p.silos)]
     silos = [Silo(p, i, noise, keys[i]) for i in range(p.silos)]
@@ -100,7 +100,7 @@ def simulated_once(plan, run):
 
 
 def problems(case, runs, change=lambda values: values, deployed=deployed_once):
-    """p-values of all comparisons that are too small together, by name.
+    """Return by name the p-values that are too small for the number of comparisons.
 
     change: is applied to what is deployed, in standard deviations from its mean.
     """
@@ -129,7 +129,7 @@ def problems(case, runs, change=lambda values: values, deployed=deployed_once):
 
 
 def chi_square(found, wanted):
-    """p-value of a chi-square test that two samples have one law, by the quantiles of both."""
+    """Return the p-value of a chi-square test that two samples have the same distribution."""
     ends = np.quantile(np.concatenate([found, wanted]), np.linspace(0.0, 1.0, BINS + 1)[1:-1])
     counts = [np.bincount(np.searchsorted(ends, each), minlength=BINS) for each in (found, wanted)]
     return float(stats.chi2_contingency(counts)[1])
@@ -178,7 +178,7 @@ THETA, WIDE = np.array([0.9, -0.4]), 0.7
 
 
 def visits(run, of):
-    """Rows offered and the chance of a reward, of each patient of each silo in one run."""
+    """Yield rows offered and the chance of a reward, of each patient of each silo in one run."""
     rng = np.random.default_rng([run, of])
     while True:
         rows = rng.uniform(-WIDE, WIDE, (4, 2))
@@ -186,7 +186,7 @@ def visits(run, of):
 
 
 def deployed_run(plan, run):
-    """Regret of each period, and theta at the end, of a federation that acts on its releases."""
+    """Return regret of each period and the last theta of a deployment that uses its releases."""
     deployment, drawn, regrets = Federation(plan), visits(run, 0), []
     for ledger in deployment.ledgers.values():
         ledger.set_ceiling("records", 50.0, 1e-6)
@@ -207,7 +207,7 @@ def deployed_run(plan, run):
 
 
 def simulated_run(plan, run):
-    """The same of the step objects, under one seed."""
+    """Return regret of each period and the last theta of the step objects under one seed."""
     p, noise, drawn, regrets = plan.plan, SeededNoise(run), visits(run, 1), []
     silos, server = [Silo(p, i, noise) for i in range(p.silos)], Server(p, noise)
     for _ in range(p.releases):
@@ -230,7 +230,7 @@ PATIENTS = 4
 
 
 def whole_runs(protocol, runs):
-    """p-values that are too small together: regret of each period, and theta, of whole runs."""
+    """Return the p-values of whole runs (regret by period, theta) that are too small."""
     plan = deployed(
         protocol, batches=3, batch=PATIENTS, system={"batch_size": PATIENTS, "epsilon": 50.0},
     )  # fmt: skip

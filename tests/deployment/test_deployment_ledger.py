@@ -58,7 +58,7 @@ INSERT INTO charges VALUES ('records', x'01', 1, 0.03, 0.0, x'');
 
 @pytest.fixture
 def home(tmp_path):
-    """Folders of a plan at silo0 and the hub, and a plan that continues it."""
+    """Return folders of a plan at silo0 and the hub, and a plan that continues it."""
     names = ("silo0", "silo1", "hub")
     keys = {name: folders.make_keys(tmp_path / name) for name in names}
     silos = [{"name": name, **keys[name]} for name in names[:2]]
@@ -326,7 +326,7 @@ def test_a_note_of_an_earlier_version_is_taken_over(home):
 
 
 def files_of(place):
-    """Every file below a folder: its time and its content."""
+    """Return every file below a folder: its time and its content."""
     return {
         str(file.relative_to(place)): (
             file.stat().st_mtime_ns,

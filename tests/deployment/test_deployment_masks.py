@@ -174,7 +174,7 @@ def test_invariants_hold_over_many_schedules():
 
 
 def reborn(made):
-    """Silo 0 after its state and its ledger were lost, told by a hub that nothing ever came."""
+    """Return silo 0 without state and ledger; the hub has received none of its reports."""
     plan, ledger = made.plan, Ledger(":memory:")
     ledger.set_ceiling("records", 5.0, 1e-5)
     party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)

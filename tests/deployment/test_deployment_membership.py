@@ -44,21 +44,21 @@ def plan_of(kind):
 
 
 def record(person):
-    """A person's row and reward, the same in whichever period they come."""
+    """Return a person's row and reward, the same in whichever period they come."""
     rng = np.random.default_rng(person)
     x = rng.normal(size=2)
     return x / np.linalg.norm(x), float(rng.uniform())
 
 
 def worlds(extra):
-    """Who comes in which period: strangers, who never change, and perhaps one more person."""
+    """Return who takes part in each period, without and with one more person."""
     people = [(k, PEOPLE * k + i) for k in range(1, PERIODS + 1) for i in range(PEOPLE)]
     # The one person comes first in the period, where a count would displace most.
     return sorted([*people, *(((extra, 0),) if extra else ())])
 
 
 def lived(plan, people):
-    """The silo's leaf sums (K, s), and the leaf of every stranger."""
+    """Return the silo's leaf sums (K, s), and the leaf of every stranger."""
     ledger = Ledger(":memory:")
     silo = silo_of(plan, "silo0", federation.secret("silo0"), ledger)
     leaves = {}
@@ -74,7 +74,7 @@ def lived(plan, people):
 
 
 def mu_of(plan, change):
-    """The Gaussian privacy parameter of what leaves, for a change (K, s) of the leaf sums."""
+    """Return the GDP parameter of what leaves the silo, for a change (K, s) of the leaf sums."""
     executed = plan.plan
     std = spread(executed.noise_std, executed.dimension)
     if executed.secure is not None or executed.release == "factorised":

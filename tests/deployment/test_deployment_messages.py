@@ -28,7 +28,7 @@ def report(release=1, sender="silo0", identity=SILO, size=None):
 
 
 def spoiled(data, **fields):
-    """A message with other fields, signed again."""
+    """Return a message with other fields, signed again."""
     document = msgspec.structs.replace(msgspec.msgpack.decode(data, type=wire.Envelope), **fields)
     signature = SILO.sign(document.signed_part())
     return msgspec.structs.replace(document, signature=signature).as_bytes()
@@ -218,13 +218,13 @@ def test_a_spec_in_toml_gives_the_same_plan():
 
 
 def resealed(document, **fields):
-    """A plan file with other fields, spelled as it should be."""
+    """Return a plan file with other fields, spelled as it should be."""
     changed = msgspec.structs.replace(document, **fields)
     return msgspec.msgpack.encode([plans.spelled(changed), {}])
 
 
 def numbers(**changed):
-    """The plan's numbers with others in their place."""
+    """Return the plan's numbers with others in their place."""
     return PLAN.document.numbers | {name.replace("__", "."): v for name, v in changed.items()}
 
 

@@ -26,7 +26,7 @@ def running(protocol="silo-ldp", **keys):
 
 
 def says(made, name):
-    """The state of a party, and whom it waits for."""
+    """Return the state of a party, and whom it waits for."""
     now = made.processes[name].now()
     actual = made.processes[name].party.waits(now)
     kind = name if name in ("hub", "helper") else "silo"
@@ -79,7 +79,7 @@ def hub_without_a_silo_of_two(made):
 
 
 def hub_with_half_a_report(made):
-    """The report of silo2 has arrived, and the signed message about it has not."""
+    """Let the report of silo2 arrive without its signed message."""
     away = made.processes.pop("silo2")
     served(made, 1, ["silo0", "silo1"])
     made.settle()
@@ -97,7 +97,7 @@ def hub_just_started(made):
 
 
 def hub_restored(made):
-    """To before a release that silos have; one of its silos is away."""
+    """Restore the hub to before a release that silos have; one silo is away."""
     backup = list(made.processes["hub"].store.writes())
     period(made, 1)
     made.processes.pop("silo2")
@@ -122,7 +122,7 @@ def without_helper(made):
 
 
 def apart(name, off):
-    """Led to the end of a period by all clocks but one, which is off by so many seconds."""
+    """Advance all clocks to the end of a period; one clock is off by the given seconds."""
 
     def led(made):
         for each, process in made.processes.items():
@@ -198,7 +198,7 @@ def silo_given_up(made):
 
 
 def silo_forgotten(made):
-    """It told another session before its state was restored."""
+    """Restore a silo to before it sent its session."""
     made.now = federation.START + 100.0
     silo = made.processes["silo0"]
     values = tuple(bytes([i]) * 32 for i in range(3))

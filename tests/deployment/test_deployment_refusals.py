@@ -40,7 +40,7 @@ WAY = {
 
 
 def refusals():
-    """File name and line of each raise on the way of a message."""
+    """Return file name and line of each raise on the way of a message."""
     collected = set()
     for module, names in WAY.items():
         path = inspect.getsourcefile(module)
@@ -52,7 +52,7 @@ def refusals():
 
 
 def frozen(value, seen=()):
-    """All data that an object holds, as text; objects of ours by their attributes."""
+    """Return all data that an object holds, as text; objects of ours by their attributes."""
     if id(value) in seen:
         return "..."
     seen = (*seen, id(value))
@@ -72,7 +72,7 @@ def frozen(value, seen=()):
 
 
 def played(protocol):
-    """A federation with one release behind it, and the second one's reports on their way."""
+    """Return a federation with one release behind it, and the second one's reports on their way."""
     deployment = federation.Federation(federation.deployed(protocol))
     deployment.settle()
     for release in (1, 2):
@@ -98,7 +98,7 @@ def floats(*values):
 
 
 def respelled(data, **fields):
-    """A message with other fields, signed as it was, or by silo0."""
+    """Return a message with other fields, signed as it was, or by silo0."""
     document = msgspec.structs.replace(msgspec.msgpack.decode(data, type=wire.Envelope), **fields)
     if "signature" not in fields:
         signature = SILOS[0].sign(document.signed_part())
@@ -107,7 +107,7 @@ def respelled(data, **fields):
 
 
 def to_everybody(plan):
-    """What no receiver takes."""
+    """Yield messages that every receiver refuses."""
     good = plan.wire.signed(SILOS[0], "silo0", 2, Report(floats()))
     version = good[:1] + b"\xcc" + good[1:]
     yield bytes(1 << 22), "at most"
@@ -258,7 +258,7 @@ def cases():
 
 
 def others():
-    """Refusals that need a receiver of their own: who has not joined, has left, or has ended."""
+    """Yield messages for receivers that have not joined, have left, or have ended."""
     plan = MADE["silo-ldp"].plan
     report = federation.sealed_report(plan, 0, 2, floats())
     fresh, left, ended = (hub.Hub(plan, federation.secret("hub")) for _ in "abc")
@@ -298,7 +298,7 @@ def others():
 
 
 def refused(receiver, data, message):
-    """The lines of the raises on the way."""
+    """Return the lines of the raise statements that refused a message."""
     before = frozen(receiver)
     with pytest.raises(InputError, match=message) as caught:
         receiver.handle(data, MADE["silo-ldp"].now)

@@ -265,7 +265,7 @@ def test_deployed_parties_make_the_bits_of_client_and_averager():
 
 
 def reported(plan, rows, rewards=(0.9,), silo="silo1", away=()):
-    """The first release of a federation in which one silo has records."""
+    """Return the first release of a federation in which one silo has records."""
     deployment = federation.Federation(plan)
     deployment.settle()
     process = deployment.processes[silo]

@@ -52,7 +52,7 @@ def test_invariants_hold_over_many_schedules(protocol):
 
 
 def drawn(seeds):
-    """Schedules as `scripts/schedules` draws them; what they did."""
+    """Run schedules as `scripts/schedules` draws them, and return what they did."""
     total = Counter()
     for seed in seeds:
         did, broken = schedules_of_all.run(seed)

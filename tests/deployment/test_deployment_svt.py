@@ -138,7 +138,7 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
 
 
 def played(late, last=LOSSES, plan=None, made=None):
-    """All releases; of silo1's first decision the losses come in period ``late``, from 0."""
+    """Return all releases; of silo1's first decision the losses come in period ``late``, from 0."""
     plan = plan_of() if plan is None else plan
     made = federation.Federation(plan) if made is None else made
     made.settle()

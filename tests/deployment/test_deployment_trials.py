@@ -121,7 +121,7 @@ class Site:
         return SiloClient(self.home / name / folders.SOCKET).call("status")
 
     def until(self, name, what):
-        """The status of a party, once it is so."""
+        """Wait until a party's status fulfils a condition, and return the status."""
         last = time.monotonic() + PATIENCE
         actual = None
         while time.monotonic() < last:
@@ -133,7 +133,7 @@ class Site:
         pytest.fail(f"{name} is not so after {PATIENCE:.0f} s: {actual}")
 
     def patient(self, name):
-        """One patient of a silo, who is learned from."""
+        """Serve one patient at a silo, whose reward is learned from."""
         client = SiloClient(self.home / name / folders.SOCKET)
         last = time.time() + PATIENCE
         rows = [[0.1, 0.2, 0.3], [0.3, -0.2, 0.1]]
@@ -142,7 +142,7 @@ class Site:
         return decision
 
     def day(self, number, *names):
-        """A day with one patient at each of these silos, and the end of its grace period."""
+        """Serve one patient at each of these silos, and end the day's grace period."""
         self.go_to((number - 0.5) * self.period)
         for name in names:
             self.patient(name)
@@ -288,7 +288,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @contextmanager
 def group(kind, name, **limits):
-    """A control group of version 1 with these limits; skipped where none can be made."""
+    """Yield a control group of version 1 with these limits; skipped where none can be made."""
     folder = GROUPS / kind / f"fastfed_{os.getpid()}_{name}"
     try:
         folder.mkdir()

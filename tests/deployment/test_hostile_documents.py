@@ -27,7 +27,7 @@ HOSTILE = (
 
 
 def leaves(value, path=()):
-    """Paths of everything in plain data that is not a list or table with something in it."""
+    """Yield paths of everything in plain data that is not a list or table with something in it."""
     items = ()
     if isinstance(value, dict):
         items = value.items()
@@ -40,7 +40,7 @@ def leaves(value, path=()):
 
 
 def changed(value, path, new):
-    """Plain data with another value in one place."""
+    """Return plain data with another value in one place."""
     if not path:
         return new
     key, *rest = path
@@ -62,7 +62,7 @@ def attacks(kind):
 
 
 def check(plan, path, data):
-    """True if a document is accepted."""
+    """Return True if a document is accepted."""
     try:
         compiled_plan = plans.load(encoded([encoded(data), {}]))
     except InputError:
@@ -110,7 +110,7 @@ def test_every_field_of_a_document_is_attacked():
 
 
 def messages(made):
-    """A true message of each kind, and who takes it."""
+    """Return a true message of each kind, and who takes it."""
     plan, hub = made.plan, made.processes["hub"].party
     collected = {}
     for name, process in made.processes.items():
@@ -165,7 +165,7 @@ def test_no_hostile_value_in_a_message_changes_a_party(kind):
 
 
 def resigned(plain, identity):
-    """An envelope of these fields, signed as its sender signs."""
+    """Return an envelope of these fields, signed as its sender signs."""
     try:
         document = msgspec.convert(plain, wire.Envelope, strict=True)
         signature = identity.sign(document.signed_part())

@@ -91,7 +91,7 @@ def test_the_worst_pair_of_records_is_that_of_the_closed_forms():
 
 
 def plan_with(plan, /, **parts):
-    """A copy of a plan with other attributes, as no loader makes it; what is derived is dropped."""
+    """Return a copy of a plan with other attributes; values derived from them are dropped."""
     names = ("document", "plan", "signatures", "earlier", "executed", "problem", "certificate")
     changed_plan = object.__new__(type(plan))
     changed_plan.__dict__.update({name: getattr(plan, name) for name in names} | parts)
@@ -112,7 +112,7 @@ def believed(kind, change, **parts):
 
 
 def halved(kind):
-    """A file with half of the noise, under the certificate of all of it."""
+    """Return a file with half of the noise, under the certificate of all of it."""
 
     def change(fields):
         numbers = fields[AT["numbers"]]
@@ -126,7 +126,7 @@ def halved(kind):
 
 
 def objection(monkeypatch, data, plan):
-    """What the check says of a loader that returns this plan, or raises this exception."""
+    """Return what the check says of a loader that returns this plan, or raises this exception."""
 
     def load(given):
         if isinstance(plan, BaseException):
@@ -152,7 +152,7 @@ def test_half_of_the_noise_is_caught(monkeypatch, kind):
 
 
 def honest_with(kind, **certificate):
-    """An honest file and its plan, with other fields of its certificate."""
+    """Return an honest file and its plan, with other fields of its certificate."""
     plan = federation_of_all.plan(kind)
     changed = msgspec.structs.replace(plan.certificate, **certificate)
     return plan.as_bytes(), plan_with(plan, certificate=changed)

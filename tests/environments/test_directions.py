@@ -17,7 +17,7 @@ needs_it = pytest.mark.skipif(
 
 
 def hanging_together(draw, count: int, d: int, spread: float = 0.05) -> np.ndarray:
-    """Rows of d features, nearly all of which 12 numbers tell, as documents of real queries."""
+    """Return rows of d features, nearly all of them functions of 12 numbers, like real queries."""
     rows = np.abs(draw.normal(size=(count, 12))) @ draw.uniform(size=(12, d))
     rows += spread * draw.normal(size=(count, d))
     return rows / (1.000001 * np.linalg.norm(rows, axis=1).max())

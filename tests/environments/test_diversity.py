@@ -28,7 +28,7 @@ def bernstein(dimension, largest, rounds):
 
 
 def hard_constants(dimension, radius):
-    """(lambda_0, C_0): the best action is not 0 in half of the rounds, by symmetry.
+    """Return (lambda_0, C_0): the best action is not 0 in half of the rounds, by symmetry.
 
     C_0 is the density at 0 of |<z, theta*_block>|, which falls from there on.
     """
@@ -39,7 +39,7 @@ def hard_constants(dimension, radius):
 
 
 def sphere_constants(actions):
-    """(lambda_0, C_0) with d = 4: m is the largest of K uniforms, by Archimedes."""
+    """Return (lambda_0, C_0) of the sphere with d = 4 and K actions."""
     m, square = actions / (actions + 1), actions / (actions + 2)
     along, both = 4 * square - 4 * m + 1, 2 * m - 1
     plane = np.linalg.eigvalsh([[along, both], [both, 1]])[0]
@@ -101,7 +101,7 @@ def test_fixed_contexts_have_no_diversity():
 
 
 def recorded(gaps, features):
-    """A replay (silos, rounds): two actions, `features` (silos, rounds, d) those of the best."""
+    """Return a replay (silos, rounds) of two actions; the best one has these features."""
     gaps, features = np.asarray(gaps, float), np.asarray(features, float)
     contexts = np.stack([np.zeros_like(features), features], axis=2)
     rewards = np.stack([0.9 - gaps, np.full_like(gaps, 0.9)], axis=2)

@@ -34,7 +34,7 @@ def uniform_p(values):
 
 
 def coordinate_p(points):
-    """The least p-value of the coordinates of points (n, d), d >= 2, uniform on the sphere."""
+    """Return the least p-value of the coordinates of points (n, d) uniform on the sphere."""
     d = points.shape[1]
     law = stats.beta(0.5, (d - 1) / 2)
     squares = [stats.kstest(points[:, j] ** 2, law.cdf).pvalue for j in range(d)]

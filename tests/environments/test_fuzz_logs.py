@@ -51,7 +51,7 @@ def workbook():
 
 
 def damaged(rng, data):
-    """The data after up to four random changes, each at a random place."""
+    """Return the data after up to four random changes, each at a random place."""
     changed = bytearray(data)
     for _ in range(rng.randint(0, 4)):
         at, kind = rng.randrange(len(changed) + 1), rng.randrange(4)

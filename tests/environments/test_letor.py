@@ -99,7 +99,7 @@ def test_compiled_and_exact_parsers_agree_bitwise():
 
 
 def hard_value(rng) -> str:
-    """A decimal of any length, near a tie of two float32 as often as not, perhaps an exponent."""
+    """Return a decimal of any length, often near a tie of two float32 numbers."""
     if rng.random() < 0.5:
         low = np.float32(rng.uniform(0.0, 1.0) * 10.0 ** rng.integers(-30, 30))
         tie = (Fraction(float(low)) + Fraction(float(np.nextafter(low, np.float32(np.inf))))) / 2

@@ -52,7 +52,7 @@ def mslr(path: Path, queries: int, features: int = 136, seed: int = 0) -> Path:
 
 
 def in_memory(*sources: Path) -> dict[str, np.ndarray]:
-    """The arrays of the cache, by one block for each file."""
+    """Return the arrays of the cache, by one block for each file."""
     parts = letor_parser.Parts([], [], [], [])
     letor_parser.parse(sources, 65_536, parts)
     width = max(block.shape[1] for block in parts.features)

@@ -24,7 +24,7 @@ UNIT = 2.0**-24
 
 
 def rows(adversary: Adversary, silos: int, horizon: int) -> np.ndarray:
-    """What every expert loses, (m, T, d)."""
+    """Return what every expert loses, (m, T, d)."""
     return np.array(
         [[adversary.losses.row(i, t) for t in range(1, horizon + 1)] for i in range(silos)]
     )
@@ -35,7 +35,7 @@ def served(environment: Any, silos: int, horizon: int, replicate: int = 0, seed:
 
 
 def uneven(seed: int, replicate: int, silo: int, round: int) -> np.ndarray:
-    """A plain function of losses, of three experts."""
+    """Return losses of three experts that depend on all parts of the key."""
     return np.random.default_rng((seed, replicate, silo, round)).uniform(size=3)
 
 
@@ -64,7 +64,7 @@ MADE: dict[str, dict[str, Any]] = {
 
 
 def make(kind: str, **keys: Any) -> Any:
-    """The environment of a spec's table (...: left out)."""
+    """Return the environment of a spec's table (...: left out)."""
     given = {**MADE[kind], **keys}
     return environment_from_spec({"kind": kind, **{k: v for k, v in given.items() if v is not ...}})
 
@@ -197,7 +197,7 @@ def test_bad_arrays(losses, message, tmp_path):
 
 
 def write_bad(path: Path, what: str) -> None:
-    """A file that holds no losses."""
+    """Write a file that holds no losses."""
     if what == "empty":
         path.write_bytes(b"")
     elif what == "text":
@@ -285,7 +285,7 @@ def points(d: int) -> np.ndarray:
 
 
 def value_and_gradient(adversary: Adversary, silo: int, round: int, x: np.ndarray) -> Any:
-    """The loss at x and its gradient, from rows where there are any."""
+    """Return the loss at x and its gradient, from rows where there are any."""
     losses = adversary.losses
     if not losses.has_rows:
         return losses.value(silo, round, x)
@@ -442,7 +442,7 @@ def test_a_changed_array_does_not_change_the_losses():
 
 
 def best_of(environment: Any, replicate: int, seed: int = 0) -> int:
-    """From what is lost at three clients in 40 rounds, where one is clearly the best."""
+    """Return the expert with the least losses at three clients in 40 rounds."""
     return int(served(environment, 3, 40, replicate, seed).sum(axis=(0, 1)).argmin())
 
 
@@ -855,7 +855,7 @@ def test_numbers_of_the_environment_in_a_curve_change_its_losses():
 
 
 def losses_of(clients: str, **keys: Any) -> fastfed.environments.ObliviousLosses:
-    """One row of losses a round, given once, to each client or by a function."""
+    """Return an environment of the same losses, given once, for each client, or by a function."""
     table = (np.random.default_rng(4).random((64, 4)) < 0.5).astype(float)
     if clients == "function":
         return fastfed.environments.ObliviousLosses(

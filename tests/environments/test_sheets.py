@@ -61,7 +61,7 @@ def workbook(path, *sheets, **cells):
 
 
 def oracle(text=TEXT):
-    """Names and cells by the csv module."""
+    """Return names and cells by the csv module."""
     names, *rows = csv.reader(io.StringIO(text))
     return names, rows
 

@@ -183,7 +183,7 @@ def play(
     length: int,
     rng: np.random.Generator,
 ) -> tuple[bool, bool, bool, float]:
-    """One lazy run of one silo on noisy prefix sums, with the direct radius of docs/centred.md.
+    """Run one lazy silo on noisy prefix sums, with the direct radius of docs/centred.md.
 
     Parameters
     ----------

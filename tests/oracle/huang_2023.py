@@ -207,7 +207,7 @@ def winsorized_mean_1d(
     uniform: float | None = None,
     gumbel: np.ndarray | None = None,
 ) -> float:
-    """Algorithm 3; `laplace` is a standard draw, `uniform` or `gumbel` that of the range."""
+    """Run Algorithm 3 with a standard draw `laplace`; `uniform` or `gumbel` draws the range."""
     x = np.asarray(x, dtype=np.float64)
     a, b = private_range(x, epsilon / 2, r, B, uniform=uniform, gumbel=gumbel)
     mean = float(np.mean(np.maximum(a, np.minimum(b, x))))
@@ -232,7 +232,7 @@ def winsorized_mean_high_d(
     uniforms: np.ndarray | None = None,
     gumbels: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Algorithm 4 from 4.4 on: (M, d) to (d,), for given eps', r' and B sqrt(d2).
+    """Run Algorithm 4 from step 4.4 on: (M, d) to (d,), for given eps', r' and B sqrt(d2).
 
     `signs`, `laplace` and `uniforms` are (d2,), `gumbels` (d2, bins).
     """

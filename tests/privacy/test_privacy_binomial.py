@@ -33,7 +33,7 @@ EXACT = [  # trials, shift, epsilon, delta
 
 @cache
 def pmf(trials: int, p: float = 0.25) -> np.ndarray:
-    """By logarithms of factorials: another way than the package's."""
+    """Return the probability mass by logarithms of factorials, unlike the package."""
     k = np.arange(trials + 1)
     log = special.gammaln(trials + 1) - special.gammaln(k + 1) - special.gammaln(trials - k + 1)
     return np.exp(log + k * math.log(p) + (trials - k) * math.log1p(-p))
@@ -51,7 +51,7 @@ def encoded(trials: int, value: float, length: int) -> np.ndarray:
 def divergences(
     first: list[np.ndarray], second: list[np.ndarray], epsilons: Iterable[float]
 ) -> np.ndarray:
-    """The larger hockey-stick divergence of two product laws, over all joint outcomes."""
+    """Return the larger hockey-stick divergence of two product laws, over all joint outcomes."""
     p, q = np.ones(1), np.ones(1)
     for a, b in zip(first, second, strict=True):
         p, q = np.outer(p, a).ravel(), np.outer(q, b).ravel()
@@ -161,7 +161,7 @@ def test_account_covers_random_rounding(trials: int) -> None:
 
 @pytest.fixture
 def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """dp-accounting builds the loss distribution of a node once, not again for every epsilon."""
+    """Let dp-accounting build the loss distribution of a node once, not for every epsilon."""
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     name, built = "from_two_probability_mass_functions", {}
     build = getattr(pld, name)

@@ -175,7 +175,7 @@ PRINTED_CODE = [
 
 
 def places(value: float) -> float:
-    """Half a unit (and a little) in the last printed digit."""
+    """Return slightly more than half a unit in the last printed digit."""
     text = str(value)
     return 0.51 * 10.0 ** -len(text.partition(".")[2]) if "." in text else 1e-12
 

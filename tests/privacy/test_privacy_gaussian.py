@@ -170,7 +170,7 @@ def weighted_change(
     x2: np.ndarray,
     y2: np.ndarray,
 ) -> np.ndarray:
-    """Squared change, entry by entry over its own standard deviation; x is (..., d)."""
+    """Return squared change, entry by entry over its own standard deviation; x is (..., d)."""
     off, on = layout_stds(layout, cov_std)
     bias = x * y[..., None] - x2 * y2[..., None]
     cov = x[..., :, None] * x[..., None, :] - x2[..., :, None] * x2[..., None, :]

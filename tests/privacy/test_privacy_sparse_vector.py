@@ -17,7 +17,7 @@ ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 
 
 def adaptive(queries: list[float], threshold: float, a: float, b: float) -> list[float]:
-    """Crossing probabilities by adaptive quadrature between the kinks."""
+    """Return crossing probabilities by adaptive quadrature between the kinks."""
 
     def integrand(r: float, k: int) -> float:
         value = float(stats.laplace.pdf(r, 0, a))
@@ -105,7 +105,7 @@ def test_above_is_strict() -> None:
 
 
 def largest_ratio(mechanism: AboveThreshold, pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Largest |ln P(outcome) / Q(outcome)| over pairs of queries."""
+    """Return largest |ln P(outcome) / Q(outcome)| over pairs of queries."""
     return max(
         float(
             np.abs(
@@ -118,7 +118,7 @@ def largest_ratio(mechanism: AboveThreshold, pairs: list[tuple[np.ndarray, np.nd
 
 
 def shifts(n: int, rounds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Queries and the same with 1 added from some time on."""
+    """Yield queries, and the same queries with 1 added from some time on."""
     draw = np.random.default_rng(seed)
     pairs = []
     for _ in range(rounds):

@@ -170,7 +170,7 @@ PARTS = ("seed", "purpose", "replicate", "silo", "index")
 
 
 def neighbours(draw, part, streams, n):
-    """Streams (streams, n) whose keys differ in one part only, by one each."""
+    """Return streams (streams, n) whose keys differ in one part only, by one each."""
     base = [100, 1, 5, 6, 7]
     rows = []
     for k in range(streams):

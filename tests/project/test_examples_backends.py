@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "backends"
 
 @pytest.fixture
 def example(monkeypatch):
-    """The example's module by name."""
+    """Return the example's module by name."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module
 
@@ -54,7 +54,7 @@ def offers(coba, rounds, seed=1, actions=8, **keys):
 
 
 def play(learner, interactions):
-    """(action, its chance) of every round."""
+    """Return (action, its probability) of every round."""
     collected = []
     for i in interactions:
         action, chance = learner.predict(i["context"], i["actions"])

@@ -223,7 +223,7 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
 
 
 def _settled(name: str, keys: dict[str, Any]) -> Any:
-    """The config with its defaults of a problem filled in."""
+    """Return a config with the defaults of a problem filled in."""
     silos = 1 if name.startswith("linucb") else 30
     entry = ALGORITHMS[name]
     given = {k: v for k, v in keys.items() if (name, k) != ("random", "sieve")}
@@ -234,7 +234,7 @@ def _settled(name: str, keys: dict[str, Any]) -> Any:
 
 
 def drawn(rng: np.random.Generator) -> dict[str, Any]:
-    """A curve with some of the keys, fitting or not."""
+    """Return a curve with some of the keys, fitting or not."""
     base = [PUBLIC, PRIVATE, VECTOR, JOINT, FEDUCB, PEERS, ROBIN,
             {"algorithm": "linucb"}, {"algorithm": "linucb-ldp", **BUDGET},
             {"algorithm": "linucb-sdp-vec", **BUDGET}, {"algorithm": "local-linucb"}]  # fmt: skip

@@ -39,7 +39,7 @@ def experiment_of(sizes: dict[str, Any], **more: Any) -> Any:
 
 
 def with_limit(e: Any, limit: float) -> Any:
-    """The experiment whose first curve knows a larger bound on all mean rewards.
+    """Return the experiment whose first curve knows a larger bound on all mean rewards.
 
     With the usual bound, all scores of small problems lie above it, and the sieve's slack says
     nothing.
@@ -56,7 +56,7 @@ COMPILED = [name for name in CASES if "individual" not in name]
 
 
 def both(e: Any) -> Any:
-    """What both drivers play."""
+    """Return the results of both drivers."""
     plan = e.curves[0].system.plan
     opened = e.environment.open(e.seed, 0, e.silos)
     if isinstance(plan, PeerPlan):
@@ -161,14 +161,14 @@ def sieve_of(plan: Plan) -> oracle.Sieve | None:
 
 
 def ends_of(plan: Plan) -> list[int]:
-    """From the keys' meaning alone: rounds as given, or multiples of B."""
+    """Return the release rounds by the definition of the keys: as given, or multiples of B."""
     if plan.release_rounds:
         return list(plan.release_rounds)
     return list(range(plan.batch_size, plan.horizon + 1, plan.batch_size))
 
 
 def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
-    """The oracle's arguments for the draws of a plan."""
+    """Return the oracle's arguments for the draws of a plan."""
     protocol, source = plan.protocol, SeededNoise(seed, 0)
     if protocol.noise_by == "none":
         return {}
@@ -319,7 +319,7 @@ PARTIES = [
 
 
 def deploy(plan: Plan, opened: Any, noise: Any) -> tuple[np.ndarray, Any]:
-    """A federation of parties by hand; returns actions (M, T) and the last broadcast."""
+    """Run the parties step by step; return actions (M, T) and the last broadcast."""
     silos = [fastfed.parties.Silo(plan, i, noise) for i in range(plan.silos)]
     server, shuffler = fastfed.parties.Server(plan, noise), fastfed.parties.Shuffler(plan, noise)
     actions = np.zeros((plan.silos, plan.horizon), np.int64)
@@ -405,7 +405,7 @@ def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
 
 
 def spread_of(plan: Plan) -> np.ndarray:
-    """Standard deviations of the noise of the last release, (s,), or a little more."""
+    """Return standard deviations of the noise of the last release, (s,), or a little more."""
     d, k, k_range = plan.dimension, plan.releases, range(1, plan.releases + 1)
     size = plan.statistic_size
     if plan.protocol.noise_by == "none":

@@ -31,7 +31,7 @@ HALF = 0.05
 
 
 def read(chart: Chart) -> ElementTree.Element:
-    """The picture, whose root has role and label."""
+    """Return the picture, whose root has role and label."""
     root = ElementTree.fromstring(chart_svg(chart, 'a <"label">'))
     assert root.get("role") == "img" and root.get("aria-label") == 'a <"label">'
     return root
@@ -50,7 +50,7 @@ def line_chart(y, *, x=None, spread=None, log="", low=0.0, high=100.0, ends=()) 
 
 
 def frame(root: ElementTree.Element) -> tuple[float, float, float, float]:
-    """Left, right, bottom and top of the axes: the drawing inside is cut off there."""
+    """Return left, right, bottom and top of the axes: the drawing inside is cut off there."""
     (inside,) = root.findall("svg")
     x, y, width, height = (float(inside.get(k)) for k in ("x", "y", "width", "height"))
     assert inside.get("viewBox") == " ".join(inside.get(k) for k in ("x", "y", "width", "height"))
@@ -62,7 +62,7 @@ def points(element: ElementTree.Element) -> np.ndarray:
 
 
 def shares(places: np.ndarray, root: ElementTree.Element) -> np.ndarray:
-    """Places as shares of the axes, (C, 2), from left and from below."""
+    """Return places as shares of the axes, (C, 2), from left and from below."""
     left, right, bottom, top = frame(root)
     return (places - [left, bottom]) / [right - left, top - bottom]
 
@@ -201,7 +201,7 @@ def test_regret_that_never_grows_has_axes_all_the_same() -> None:
 
 
 def with_regret(made: CurveResult, values) -> CurveResult:
-    """A curve with this regret at its last checkpoints, in both replicates."""
+    """Return a curve with this regret at its last checkpoints, in both replicates."""
     regret = np.tile(np.array(values, np.float64), (2, 1))
     few = len(values)
     counts = {
@@ -217,7 +217,7 @@ def sending(made: CurveResult, bits) -> CurveResult:
 
 @cache
 def dejavu():
-    """A broad type, in a size of 100."""
+    """Return the width of a text in DejaVu Sans, a broad font, at size 100."""
     fonts = Path(pytest.importorskip("matplotlib").get_data_path()) / "fonts" / "ttf"
     from PIL import ImageFont  # matplotlib needs it
 
@@ -225,7 +225,7 @@ def dejavu():
 
 
 def texts_are_inside(root: ElementTree.Element) -> None:
-    """All texts, in the broadest type of those that a page may have."""
+    """Check that all texts fit inside the picture in the broadest font that a page may have."""
     _, _, width, height = map(float, root.get("viewBox").split())
     for text in root.iter("text"):
         if text.get("transform"):
@@ -239,7 +239,7 @@ def texts_are_inside(root: ElementTree.Element) -> None:
 
 
 def tick_texts(root: ElementTree.Element) -> list[str]:
-    """Below the axes, from the left."""
+    """Return the texts of the ticks below the axes, from left to right."""
     _, _, bottom, _ = frame(root)
     below = [t for t in root.iter("text") if abs(float(t.get("y")) - bottom - 14.0) < 1.0]
     return [t.text for t in sorted(below, key=lambda t: float(t.get("x")))]

@@ -32,7 +32,7 @@ LEVELS = ("summary", "curves", "replicates")
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    """A private curve per epsilon, one that is unproven, one without privacy, one that is alone."""
+    """Return results with private curves, an unproven one, one without privacy, and one alone."""
     private = {"algorithm": "private-fedlinucb", "delta": 1e-5, "batch_size": 10}
     return fastfed.simulate(
         {"kind": "sphere", "dimension": 3, "actions": 5},
@@ -59,7 +59,7 @@ def pyplot() -> Any:
 
 
 def bounded(results: Results, height: float = 1.5, **figure: Any) -> Results:
-    """The first curve with one bound of regret and one of synchronisations."""
+    """Return the first curve with one bound of regret and one of synchronisations."""
     top = max(float((c.mean + 2 * c.stderr).max()) for c in results.curves)
     first, *others = results.curves
     bounds = {"b": [height * top] * 6, "synchronisations-b": [9.0] * 6}
@@ -72,7 +72,7 @@ def one_replicate(curve: CurveResult) -> CurveResult:
 
 
 def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """As if a package were not installed."""
+    """Hide a package, as if it were not installed."""
     real = builtins.__import__
 
     def missing(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -424,7 +424,7 @@ def read(value: Any) -> Reader:
 
 
 def printed(value: Any, width: int = 200) -> str:
-    """What rich prints."""
+    """Return what rich prints."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width)

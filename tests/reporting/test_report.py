@@ -206,7 +206,7 @@ def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
 
 
 def sent_lines(source: Source) -> list[tuple[Any, Any]]:
-    """Bytes and regret of every line in the picture of communication that has points."""
+    """Return bytes and regret of every line in the picture of communication that has points."""
     (chart,) = charts_of(source).sent
     return [(line.x, line.y) for line in chart.lines if len(line.x)]
 
@@ -326,20 +326,20 @@ def of_figure(source: Source, **keys: Any) -> Source:
 
 
 def with_curves(source: Source, **changes: Any) -> Source:
-    """The source with its first curve changed."""
+    """Return the source with its first curve changed."""
     first, *others = source.results.curves
     curves = (replace(first, **changes), *others)
     return replace(source, results=replace(source.results, curves=curves))
 
 
 def chart_of(source: Source) -> Chart:
-    """The one chart of regret against rounds."""
+    """Return the one chart of regret against rounds."""
     (chart,) = charts_of(source).regret
     return chart
 
 
 def axes_of(source: Source) -> Any:
-    """Axes of matplotlib with that chart."""
+    """Return axes of matplotlib with that chart."""
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()
@@ -369,7 +369,7 @@ def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
 
 
 def tallest(source: Source) -> float:
-    """Of means with their bands, by the results themselves."""
+    """Return the largest mean plus its band, computed from the results."""
     return max(float((regret(source, c)[0] + regret(source, c)[1]).max())
                for c in source.results.curves)  # fmt: skip
 
@@ -379,7 +379,7 @@ def line_of(bound: str, label: str = "Theorem 1", curve: str = "open") -> dict[s
 
 
 def bounded(source: Source, values: Any, **keys: Any) -> Source:
-    """The first curve with one bound of group regret, which the figure asks for."""
+    """Return the first curve with one bound of group regret, which the figure asks for."""
     asked = of_figure(source, line=[line_of("b")], **keys)
     return with_curves(asked, bounds={"b": list(map(float, values))})
 

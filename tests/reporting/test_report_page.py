@@ -68,7 +68,7 @@ def an_experiment(name: str = "small", **figure: Any) -> Experiment:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two experiments in subfolders, with their pages and the one over both."""
+    """Return two experiments in subfolders, with their pages and the one over both."""
     out = tmp_path_factory.mktemp("pages") / "out"
     for name in ("first", "second & last"):
         fastfed.run(an_experiment(name), out / name)
@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of a page's time; where no picture is looked at, none is drawn."""
+    """Draw no plots where no test looks at them: drawing takes most of a report's time."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
@@ -353,7 +353,7 @@ def browse(tmp_path: Path, *arguments: str) -> str:
 
 
 def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]]:
-    """(width of the window, width of what is in it) of every page in a window of a width.
+    """Return (width of the window, width of what is in it) of every page in a window of a width.
 
     Measured by copies of the pages, all in one start of the browser.
     """

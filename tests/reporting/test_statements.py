@@ -253,7 +253,7 @@ def certificate(
 
 
 def of_privacy(statement: dict[str, Any], stored: dict[str, Any], **figure: Any) -> Any:
-    """B below A (or not), where A claims what ``stored`` says."""
+    """Return B's regret below A's or not, if A's certificate is ``stored``."""
     claims = replace(A, certificate=stored)
     table = {"statement": [{"says": "so it is", **statement}], **figure}
     (judged,) = judge(Results("x", 10, 2, (claims, B), table))

@@ -91,7 +91,7 @@ def killed_run(path: Path, out: Path, moment: float, *options: object) -> bool:
 
 
 def readable(out: Path) -> int:
-    """How many cells a folder holds, read as a reader does; 0 before there is a store."""
+    """Return how many cells a folder holds, read as a reader does; 0 before there is a store."""
     if not (out / FILE).exists():
         return 0
     return sum(len(c.replicates) for c in fastfed.load(out).curves)

@@ -23,7 +23,7 @@ SPEC = {
 
 
 def certificates(folder):
-    """An authority, and a certificate by it for every party of the cluster; paths of the files."""
+    """Create an authority and a certificate for every party of the cluster; return the paths."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -62,7 +62,7 @@ def certificates(folder):
 
 
 def settings(folder):
-    """The lines of dask's configuration, as docs/clusters.md has them, for these files."""
+    """Return the lines of dask's configuration, as docs/clusters.md has them, for these files."""
     each = {"cert": f"{folder}/cluster.pem", "key": f"{folder}/cluster.key"}
     return {
         "distributed.comm.require-encryption": True,

@@ -27,7 +27,7 @@ ONE_RELEASE = {"algorithm": "fedlinucb"}
 
 
 def drawn(seed, rows=400):
-    """A log of three actions without features: (action, reward, propensity) of each row."""
+    """Return a log of three actions without features: (action, reward, propensity) of each row."""
     draw = random.Random(seed)
     actions = draw.choices(range(3), CHANCES, k=rows)
     return [(a, int(draw.random() < MEANS[a]), CHANCES[a]) for a in actions]
@@ -52,7 +52,7 @@ def values_of(path, horizon, curves=({},), silos=1, replicates=1, **keys):
 
 
 def best_action(train):
-    """The action of the largest ridge estimate, or None if it depends on the regularizer."""
+    """Return the action of the largest ridge estimate, or None if it depends on the regularizer."""
     collected = set()
     for ridge in (0.1, 1.0, 10.0):
         sums = [(sum(r for a, r, _ in train if a == k), sum(a == k for a, _, _ in train))
@@ -62,7 +62,7 @@ def best_action(train):
 
 
 def weighted(rows, chance):
-    """(value, standard error, self-normalised value) by loops; chance(action) of the policy."""
+    """Return (value, standard error, self-normalised value) by loops."""
     terms = [chance(a) / p * r for a, r, p in rows]
     mean = sum(terms) / len(terms)
     variance = sum((t - mean) ** 2 for t in terms) / (len(terms) - 1)
