@@ -39,12 +39,16 @@ def hard_constants(dimension, radius):
 
 
 def sphere_constants(actions):
-    """Return (lambda_0, C_0) of the sphere with d = 4 and K actions."""
-    m, square = actions / (actions + 1), actions / (actions + 2)
-    along, both = 4 * square - 4 * m + 1, 2 * m - 1
-    plane = np.linalg.eigvalsh([[along, both], [both, 1]])[0]
+    """Return (lambda_0, C_0) of the sphere with d = 4 and K actions.
+
+    By Archimedes, a coordinate of a random point on the sphere is uniform, so the best action has
+    the largest of K uniforms.
+    """
+    mean, mean_square = actions / (actions + 1), actions / (actions + 2)
+    second_moment, first_moment = 4 * mean_square - 4 * mean + 1, 2 * mean - 1
+    plane = np.linalg.eigvalsh([[second_moment, first_moment], [first_moment, 1]])[0]
     # The gap is the top spacing, P(gap <= e) = 1 - (1 - e)^K.
-    return min(plane, (1 - along) / 2) / 2, float(actions)
+    return min(plane, (1 - second_moment) / 2) / 2, float(actions)
 
 
 @pytest.mark.parametrize(("actions", "rounds"), [(1, 10_000), (2, 10_000), (5, 20_000)])

@@ -14,7 +14,8 @@ void ff_honaker(double *restrict estimate, const double *restrict node,
         estimate[j] = v * node[j] + other_weight * (sibling[j] + estimate[j]);
 }
 
-/* Return the number of the level-0 node that Honaker's tree releases at k. */
+/* Return the number of the leaf that Honaker's tree releases at k, where nodes of all levels are
+ * numbered in the order of their release. */
 int64_t ff_honaker_number(int64_t k)
 {
     int64_t bits = 0;

@@ -129,7 +129,8 @@ static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
 /* The radius of the largest pair that Box-Muller makes of 53 bits is sqrt(-2 ln 2^-54) = 8.652. */
 #define NORMAL 8.7
 
-/* Return the largest possible growth of ln det if <A, V> is at most `trace`. */
+/* Return the largest possible growth of ln det V since the last synchronisation, where V was S, if
+ * tr(S^{-1} V) is at most `trace`. */
 static double growth_bound(const ff_trigger *trigger, double trace, int64_t d)
 {
     if (!(trace > 0.0) || !(trace < INFINITY))
