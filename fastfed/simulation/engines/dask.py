@@ -57,8 +57,8 @@ from fastfed.simulation.engines import (
 )
 from fastfed.simulation.engines.dask_snapshots import (
     AtWorker,
-    SnapshotExchange,
     Place,
+    SnapshotExchange,
     carrier,
     for_task,
     open_place,
