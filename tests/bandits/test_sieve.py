@@ -54,7 +54,7 @@ def lower(d: int, seed: int, spread: float) -> np.ndarray:
 @pytest.mark.parametrize("d", [1, 2, 3, 10, 31])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 8.0])
 def test_the_inverse_norm_lies_above_the_largest_eigenvalue(d: int, spread: float) -> None:
-    """By a factor of d^(1/8) at most; the bonus of every row of norm 1 is at most that of q."""
+    """Check that it is larger by at most d^(1/8), and bounds the bonus of every unit row."""
     for seed in range(5):
         w = lower(d, seed, spread)
         inverse = w.T @ w
@@ -169,7 +169,7 @@ def test_the_choice_is_that_of_the_definition(d: int, actions: int, dtype: type)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("d", [1, 2, 7, 23, 135])
 def test_degenerate_actions_are_chosen_by_the_definition(d: int, dtype: type) -> None:
-    """Equal rows, rows of zeros, rows beyond float32 or small, and V a multiple of I."""
+    """Use equal rows, rows of zeros, very large and small rows, and V a multiple of I."""
     rng = np.random.default_rng(d)
     for seed in range(20):
         w = lower(d, seed, 2.0)
@@ -198,7 +198,7 @@ def test_degenerate_actions_are_chosen_by_the_definition(d: int, dtype: type) ->
      lambda b, g, n, s, m: (b, g, n - 0.7, s, m), lambda b, g, n, s, m: (b, 0.0, n, s, m)],
 )  # fmt: skip
 def test_a_wrong_sieve_is_noticed(fault: Callable[..., tuple[float, ...]]) -> None:
-    """The comparison with the definition fails where the kernel gets another number."""
+    """Give the kernel a wrong number: the comparison with the definition must fail."""
     rng = np.random.default_rng(1)
     noticed = 0
     for seed in range(40):
@@ -266,7 +266,7 @@ def world_of(curve: dict[str, Any], horizon: int = 150) -> Any:
 
 @pytest.mark.parametrize("name", CURVES)
 def test_both_drivers_play_the_same(name: str) -> None:
-    """Also where a larger bound on the mean rewards makes the slack matter."""
+    """Include a case in which a larger bound on the mean rewards makes the slack matter."""
     e = world_of(CURVES[name])
     plan = e.curves[0].system.plan
     assert plan.ranking < 1.0 and (plan.sieve_growth > 0.0) == ("tied" not in name)
@@ -331,7 +331,7 @@ SLACKS: list[dict[str, Any]] = [
 def test_the_slack_of_each_release_is_that_of_the_definition(
     keys: dict[str, Any], multiplier: float
 ) -> None:
-    """C and g from their definitions; the choices of the compiled core are those of this slack."""
+    """Compute C and g from their definitions; the compiled core must choose by this slack."""
     sizes = {"silos": 2, "dimension": 3, "actions": 12, **keys}
     sieved = 0
     for limit in (None, 10.0):
@@ -419,7 +419,7 @@ SYSTEMS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("keys", SYSTEMS)
 @pytest.mark.parametrize("multiplier", [1.0, 1.7])
 def test_the_bound_is_that_of_the_definition(keys: dict[str, Any], multiplier: float) -> None:
-    """A sieve leaves it as it is; a wider sieve multiplies the part of its good batches."""
+    """Check that a sieve does not change the bound, and a wider sieve multiplies one part of it."""
     keys = {**keys, "radius_multiplier": multiplier}
     systems = [system_of(**keys, **more) for more in (
         {"sieve": 1.0}, {}, {"sieve": 0.0}, {"tie_bonus": 0.3}, {"bonus": 0.5, "ledger": 0.25},
@@ -482,7 +482,7 @@ def test_equal_batches_have_the_bound_that_they_had(algorithm: str, batch: int) 
 
 
 def test_a_silo_alone_below_a_regularizer_of_one_has_bad_rounds() -> None:
-    """A row may then more than double det A, so that step 4 of the proof does not cover it."""
+    """Check a case in which one row may more than double det A, unlike in step 4."""
     for regularizer, least in ((1.0, False), (0.5, True)):
         system = system_of("local-linucb", dimension=3, silos=4, regularizer=regularizer)
         c = system.plan.radius.anchor
@@ -559,7 +559,7 @@ def test_the_bound_of_growing_batches_holds_where_it_says_something(
 def test_the_regret_of_each_round_is_at_most_what_the_bound_counts(
     keys: dict[str, Any], multiplier: float, limit: float | None
 ) -> None:
-    """The oracle knows theta*. These runs keep the events of the proof."""
+    """Use an oracle that knows theta*, in runs in which the events of the proof hold."""
     sizes = {"silos": 2, "dimension": 2, "actions": 6, **keys}
     e, played, truth = checked(sizes, limit, radius_multiplier=multiplier)
     assert truth.nearest_width >= -1e-9
@@ -730,7 +730,7 @@ def test_widths_of_another_release_are_noticed() -> None:
 
 @pytest.mark.parametrize("keys", [PLAYED[3], PLAYED[5]])
 def test_an_error_bound_that_is_too_small_is_noticed(keys: dict[str, Any]) -> None:
-    """The events hold hardly ever: what is proven is about other runs."""
+    """Use an error bound so small that the events of the proof rarely hold."""
 
     def fault(plan: Plan) -> Plan:
         small = replace(plan.radius, error_bound=0.3 * plan.radius.error_bound)
@@ -1046,7 +1046,7 @@ def test_saturation_without_a_factor_is_refused(
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
 def test_a_default_release_without_a_factor_has_no_saturation(protocol: str) -> None:
-    """Of one batch, or of many equal ones, another release may be the default."""
+    """Use one batch, or many equal batches, for which the default may be a different release."""
     releases = set()
     for keys in ({"batch_size": 1}, {"batch_size": 499}, {"batch_size": 7}, {}):
         system = made_of("private-fedlinucb", {"protocol": protocol, **keys}, horizon=500)

@@ -153,7 +153,7 @@ def test_what_a_function_returns_wrongly_is_said_with_its_place(tmp_path: Path) 
 
 
 def test_a_warning_is_one_plain_sentence(tmp_path: Path) -> None:
-    """What the package warns of has no line of code; a user's own warning keeps its place."""
+    """Check that warnings of the package show no line of code; a user's warnings are unchanged."""
     code = """
 import sys, warnings
 from fastfed.cli import _show_warnings_plainly
@@ -505,7 +505,7 @@ def test_python_function_beside_the_spec(spec: Path, tmp_path: Path) -> None:
 
 
 def test_run_writes_picture_files_that_are_asked_for_or_there(spec: Path, tmp_path: Path) -> None:
-    """A picture of fewer replicates must not stay beside the results of more."""
+    """Check that no old plot of fewer replicates remains beside newer results."""
     out = tmp_path / "out"
     asked = fastfed("run", spec, "-o", out, "--format", "svg")
     assert asked.exit_code == 0 and "figure.svg" in asked.stderr
@@ -857,7 +857,7 @@ def test_bad_seed_says_its_bounds(spec: Path, tmp_path: Path) -> None:
 
 
 def test_a_core_that_is_not_built_is_one_sentence(tmp_path: Path) -> None:
-    """As in a fresh checkout; help needs no core."""
+    """Simulate a fresh checkout without a compiled core; `--help` must still work."""
     package = Path(str(experiments.__file__)).parents[1]
     kept = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "src")
     shutil.copytree(package, tmp_path / "fastfed", ignore=kept)

@@ -230,7 +230,7 @@ def test_few_silos_stand_for_many(protocol: str, release: str, variant: Variant)
 
 @pytest.mark.parametrize("multiplier", [1.0, 1.5])
 def test_the_slack_of_few_silos_is_that_of_all(multiplier: float) -> None:
-    """Both widths and bonuses are those of M silos over sqrt(q), so s = C / g stays."""
+    """Check that s = C / g is unchanged: C and g are both divided by sqrt(q)."""
     asked = question(60)
     asked = dataclasses.replace(asked, radius_multiplier=multiplier)
     one = asked.make("x", "central", "factorised", STEPS, Variant(0.1))

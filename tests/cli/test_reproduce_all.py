@@ -264,7 +264,7 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_played(figures
 
 
 def test_replicates_played_before_count(figures: Path) -> None:
-    """`all` plays three of the four replicates that the figure alone has: none is played again."""
+    """Check that `all` simulates only replicates that the figure's own run has not simulated."""
     assert fastfed("reproduce", "exact", "-o", figures).exit_code == 0
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.stdout.splitlines()[1].split()[:4] == ["exact", "80", "3", "0"]
@@ -297,7 +297,7 @@ def test_the_running_total_learns_from_what_was_played() -> None:
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
 def test_sizes_of_the_figures(name: str) -> None:
-    """Smaller than the figure's own for a first look and for `all`, not so for the paper's."""
+    """Check that quick sizes are smaller than a figure's own size, and the paper's are not."""
     spec = experiments.figure(name).spec
     for size in SIZES:
         for key, value in spec["figure"].get(size, {}).items():

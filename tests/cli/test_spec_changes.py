@@ -245,7 +245,7 @@ def test_even_spacing_is_no_part_of_an_identity(tmp_path: Path) -> None:
 
 
 def test_a_curve_without_a_finished_replicate_is_not_damage(tmp_path: Path) -> None:
-    """Of a run that was stopped between two curves."""
+    """Use a run that was stopped between two curves."""
     head = HEAD + '[figure]\n[[figure.statement]]\nsays = "s"\nbelow = ["open", "LDP"]\n'
     out = tmp_path / "out"
     fastfed.run(spec_of(tmp_path, OPEN, LDP.format(epsilon=2.0), head=head), out)

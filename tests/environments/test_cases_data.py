@@ -332,7 +332,7 @@ def test_only_the_ending_of_a_name_is_cut(tmp_path):
 
 
 def test_a_folder_may_hold_tables_of_several_kinds(tmp_path):
-    """A document beside the tables is no table, but no kind of table is left out in silence."""
+    """Check that no kind of table is skipped silently; a document beside tables is ignored."""
     pytest.importorskip("pyarrow")
     pandas = pytest.importorskip("pandas")
     put(tmp_path / "s", "north.csv", "age,y\n1,a\n2,b\n")

@@ -33,7 +33,7 @@ def directions(rows: np.ndarray, rank: int) -> np.ndarray:
 @pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
 @pytest.mark.parametrize(("d", "rank"), [(33, 12), (96, 48), (135, 60), (136, 6)])
 def test_every_score_is_between_its_bounds(d, rank, spread, gamma):
-    """Of rows that directions tell nearly all of, and of others; as V grows, too."""
+    """Use rows that few directions describe well, and other rows, while V grows."""
     draw = np.random.default_rng([d, int(10 * spread), int(gamma)])
     basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
     scales = 10.0 ** draw.uniform(0.0, spread, d)
@@ -121,7 +121,7 @@ def test_bounds_are_close_where_directions_tell_nearly_all():
     ("d", "rank", "along"), [(57, 24, 8), (96, 48, 20), (135, 42, 26), (136, 6, 6)]
 )
 def test_few_products_are_close_along_a_pool_s_directions(d, rank, along, spread, gamma):
-    """Equalities but for rounding to 16 bits, and no less than what they bound; of rows that such
+    """Check that bounds are equalities up to rounding to 16 bits, for rows that such
     directions tell as close as all products."""
     draw = np.random.default_rng([d, int(10 * spread)])
     basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
@@ -155,7 +155,7 @@ def played(environment, keys, monkeypatch, **constants):
     "sampling", ["with-replacement", "not kept", "without-replacement", "in-order"]
 )
 def test_directions_lose_no_choice(monkeypatch, sampling, lazy, radius):
-    """Both drivers, with and without them, choose the same in every round."""
+    """Check that both drivers choose the same actions, with and without directions."""
     draw, d = np.random.default_rng(3), 60 if sampling == "in-order" else 100
     again = sampling in ("with-replacement", "not kept")
     sizes = draw.integers(1, 150, 40 if again else 600).tolist()
@@ -179,7 +179,7 @@ def test_directions_lose_no_choice(monkeypatch, sampling, lazy, radius):
 
 @needs_it
 def test_a_silos_own_factor_loses_no_choice(monkeypatch):
-    """Batches so long that V outgrows the factor of the release: the next has few products too."""
+    """Use batches so long that V outgrows the factor of the release."""
     draw, d = np.random.default_rng(2), 96
     sizes = draw.integers(20, 60, 900).tolist()
     told_by = draw.uniform(size=(12, d)) + 0.6 * draw.normal(size=(12, d))

@@ -53,7 +53,7 @@ def sphere_constants(actions):
 
 @pytest.mark.parametrize(("actions", "rounds"), [(1, 10_000), (2, 10_000), (5, 20_000)])
 def test_the_spheres_constants(actions, rounds):
-    """One p-value each; six standard errors are rarer, even of the largest of 60 ratios."""
+    """Compare one p-value each; six standard errors are rarer than the limit."""
     actual = diversity(Sphere(4, actions), rounds=rounds)
     lambda_0, c_0 = sphere_constants(actions)
     if actions == 1:
@@ -77,7 +77,7 @@ def test_the_hard_instances_constants(dimension, radius):
 
 
 def test_the_gaps_constants():
-    """Two p-values' worth. With two actions the gap is 0.1 + 0.1 (U + V)."""
+    """Compare two p-values. With two actions the gap is 0.1 + 0.1 (U + V)."""
     actual = diversity(Gap(1, 2), rounds=5000)
     square = 0.75**2 + 0.1**2 / 12
     assert eigenvalue_p(actual, square) > RARE
@@ -92,7 +92,7 @@ def test_the_gaps_constants():
 
 
 def test_fixed_contexts_have_no_diversity():
-    """Rank one in every silo; and C_0 is one over the gap, as Proposition D.1 says: 1."""
+    """Check that lambda_0 is 0 (rank one in every silo) and C_0 = 1 / gap = 1 (Proposition D.1)."""
     for silos in (1, 3):
         actual = diversity(NoDiversity(), silos=silos, rounds=200)
         assert (actual.lambda_0, actual.lambda_0_error) == (0.0, 0.0)
@@ -113,7 +113,7 @@ def recorded(gaps, features):
 
 
 def test_the_silo_that_is_worst_decides():
-    """The first is poor in one direction, the second in its gaps."""
+    """Use a first silo that lacks one direction, and a second one with small gaps."""
     draw = np.random.default_rng(4)
     features = draw.choice([-1.0, 1.0], size=(2, 400, 2)) * np.array([[[0.1, 0.5]], [[0.5, 0.5]]])
     gaps = np.array([[0.5], [0.25]]) + np.zeros((2, 400))
@@ -135,7 +135,7 @@ def test_one_tie_makes_the_margin_infinite():
 
 
 def test_the_margin_is_the_largest_ratio():
-    """Ranks 100 and up, all gaps that are equal counted together."""
+    """Compute the ratio at ranks 100 and above; equal gaps count together."""
     gaps = np.repeat([0.1, 0.2, 1.0], [150, 450, 400])
     expected = max(0.15 / 0.1, 0.6 / 0.2, 1.0)
     value, error = margin(gaps)
@@ -149,7 +149,7 @@ def test_the_margin_is_the_largest_ratio():
 
 @pytest.mark.parametrize("world", [Sphere(4, 2), HardInstance(4)], ids=lambda world: world.kind)
 def test_the_errors_are_those_that_repetitions_show(world):
-    """Twice one in a million: variances of 40 seeds against the errors, by chi-square of 39.
+    """Compare the variances of 40 seeds with the stated errors by chi-square.
 
     The margin picks one ratio of many, so that its spread may be up to half the error said.
     """

@@ -440,7 +440,7 @@ class TestDeclared:
     @pytest.mark.parametrize("clip", [True, False])
     @pytest.mark.parametrize("reward_range", [None, (0.0, 1.0), (-50.0, 50.0)])
     def test_one_reward_does_not_decide_about_a_replay(self, recorded, clip, reward_range):
-        """Without clipping it was "proven" with a reward of 1, and "unproven" with one of 50."""
+        """Check that the status does not depend on whether a reward is 1 or 50."""
         contexts, rewards = recorded
         collected = []
         for reward in (1.0, 50.0):

@@ -221,7 +221,7 @@ def write_bad(path: Path, what: str) -> None:
     ["missing", "empty", "text", "zip", "archive", "objects", "folder", "cut", "cut-60", "cut-7"],
 )
 def test_bad_files(what, tmp_path):
-    """Whatever it is, one sentence."""
+    """Check that every bad file gives one sentence."""
     path = tmp_path / "losses.npy"
     write_bad(path, what)
     with pytest.raises(InputError, match=r"losses .*(cannot be read|must be)") as error:
@@ -245,7 +245,7 @@ def test_a_file_is_its_array(tmp_path):
 
 
 def test_a_file_beside_its_spec(tmp_path, monkeypatch):
-    """As other files of an environment, wherever the command is given."""
+    """Check that the path is relative to the spec, wherever the command is run."""
     (tmp_path / "specs").mkdir()
     (tmp_path / "elsewhere").mkdir()
     np.save(tmp_path / "specs" / "mine.npy", ARRAY)
@@ -297,7 +297,7 @@ def value_and_gradient(adversary: Adversary, silo: int, round: int, x: np.ndarra
 
 @pytest.mark.parametrize(("kind", "keys"), FITTING)
 def test_facts_hold_for_what_is_served(kind, keys):
-    """Lipschitz, spread, smoothness and range, at every point, of every loss that is drawn."""
+    """Check Lipschitz constant, spread, smoothness and range of every loss at several points."""
     environment = make(kind, **keys)
     facts = environment.facts(4, 12)
     opened = environment.open(3, 1, 4)
@@ -331,7 +331,7 @@ def test_facts_hold_for_what_is_served(kind, keys):
 
 @pytest.mark.parametrize(("kind", "keys"), FITTING)
 def test_sums_and_gradients_are_those_of_rows(kind, keys):
-    """Whole numbers of units, whatever the threads, in any stretches."""
+    """Compare sums in integer units, for several numbers of threads and splits of the rounds."""
     opened = make(kind, **keys).open(3, 1, 4)
     x = points(3)[-1]
     order = np.array([np.random.default_rng(i).permutation(12)[:5] + 1 for i in range(4)])
@@ -353,7 +353,7 @@ def test_sums_and_gradients_are_those_of_rows(kind, keys):
 
 
 def test_facts_of_each():
-    """As their docstrings say."""
+    """Compare with the docstrings of the environments."""
     by = {(kind, i): make(kind, **keys).facts(4, 12) for i, (kind, keys) in enumerate(FITTING)}
     promised = [facts.optimal_loss for facts in by.values()]
     assert promised == [None] * 6 + [0.0, 0.0, 2.0, None, 0.0, None]
@@ -394,7 +394,7 @@ DIFFERENT: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_descriptions_identify():
-    """Equal ones play equal losses, different ones differ; all are plain data."""
+    """Check that equal descriptions mean equal losses; all descriptions are plain data."""
     seen: dict[str, int] = {}
     for position, (kind, keys) in enumerate(DIFFERENT):
         text = json.dumps(make(kind, **keys).describe(), sort_keys=True)
@@ -405,7 +405,7 @@ def test_descriptions_identify():
 
 @pytest.mark.parametrize(("kind", "keys"), FITTING)
 def test_losses_are_a_function_of_their_key(kind, keys):
-    """Whoever asks, in any order and at any time; seeds and replicates differ where chance does."""
+    """Query losses in several orders; seeds and replicates differ if the losses are random."""
     x = points(3)[-1]
 
     def losses(seed: int, replicate: int) -> np.ndarray:
@@ -490,7 +490,7 @@ def test_the_first_guess_knows_nothing_of_the_best_expert():
 
 
 def test_coins_have_their_chances():
-    """20 000 coins an expert: within five standard errors; clients and rounds are independent."""
+    """Check 20 000 coins for each expert to within five standard errors."""
     environment = make("stochastic-losses", experts=4, mean=0.7, gap=0.3)
     opened = environment.open(2, 0, 20)
     best = best_expert(2, 0, 4)
@@ -518,7 +518,7 @@ def test_chances_at_the_ends_are_certain():
 
 @pytest.mark.parametrize("loss", ["linear", "quadratic"])
 def test_pseudo_regret_is_against_the_law(loss):
-    """The mean of what x loses, less that of the best point, from 30 000 losses."""
+    """Compare with the mean of 30 000 losses, minus that of the best point."""
     environment = make("stochastic-losses", loss=loss, experts=4, mean=0.6, gap=0.35)
     opened = environment.open(1, 0, 10)
     assert opened.suboptimality is not None
@@ -642,7 +642,7 @@ def test_silos_and_rounds_of_an_array():
 
 
 def test_regret_is_against_the_best_expert_in_hindsight():
-    """Of the rounds so far, at every checkpoint."""
+    """Compare at every checkpoint with the best expert of the rounds so far."""
     for losses in (ARRAY, ARRAYS):
         environment = make("oblivious-losses", losses=losses)
         curve = fastfed.simulate(
@@ -662,7 +662,7 @@ def test_regret_is_against_the_best_expert_in_hindsight():
 
 @pytest.mark.parametrize("kind", list(MADE))
 def test_what_cannot_be_counted_is_refused(kind):
-    """float64 holds whole numbers to 2^53: of units of 1, or of 2^-24."""
+    """Check sums above 2^53 units, which float64 does not hold exactly."""
     if kind == "gradient-losses":
         assert make(kind).facts(2**31, 2**32 - 2).dimension == 3
         return
@@ -710,7 +710,7 @@ def test_a_plain_function_is_asked_for_its_key():
     ],
 )
 def test_what_a_function_returns_is_checked(returned, sentence):
-    """In every driver, with the round in a note."""
+    """Check every driver; a note names the round."""
     environment = make("oblivious-losses", **{**FUNCTION, "function": lambda *key: returned})
     for driver in ("compiled", "step"):
         with pytest.raises(InputError, match=sentence) as error:
@@ -750,7 +750,7 @@ def test_a_failing_function_says_where():
 
 
 def test_regret_of_gradient_losses_is_against_the_optimum():
-    """x_1 in all rounds: what it loses less what the optimum does, by hand."""
+    """Compare with a calculation by hand, in which x_1 is used in all rounds."""
     environment = make("gradient-losses")
     curve = fastfed.simulate(
         environment, "fed-dp-ope-stoch", horizon=3, silos=2, checkpoints=3, noise="none"
@@ -783,7 +783,7 @@ def test_gradient_losses_are_learnt():
 
 
 def test_compiled_functions():
-    """numba.cfuncs, with a state, give what the plain ones give."""
+    """Check that numba.cfuncs with a state give the losses of plain functions."""
     numba = pytest.importorskip("numba")
     state = np.array([0.25, 0.5])
 
@@ -903,7 +903,7 @@ def test_who_gives_all_clients_the_same_losses():
      "noise": "central"},
 ])  # fmt: skip
 def test_a_loss_that_all_clients_meet_is_paid_by_all(curve):
-    """Before, 20 clients with one loss row were "proven epsilon = 1", as 20 with one each."""
+    """Check epsilon if 20 clients share one row; an earlier version stated 1."""
     shared, each = (
         fastfed.simulate(losses_of(clients), curves=[curve], silos=20, horizon=64)
         .curves[0].certificate for clients in ("shared", "each")
@@ -920,7 +920,7 @@ def test_a_loss_that_all_clients_meet_is_paid_by_all(curve):
 
 
 def test_one_row_that_20_clients_meet_moves_a_choice_beyond_the_claim():
-    """The likelihood ratio of one choice of an expert: above the claim, below the account."""
+    """Compute the likelihood ratio of one choice: above the claim, below the account."""
     curve = {"algorithm": "fed-svt", "epsilon": 1.0, "optimal_loss": 0.0, "switches": 1}
     (experiment,) = make_experiment(
         name="x", environment=losses_of("shared"), curves=[curve], silos=20, horizon=64

@@ -100,7 +100,7 @@ def test_estimates_are_unbiased_and_a_good_model_makes_them_vary_less():
 
 
 def test_intervals_cover_where_there_is_much_and_where_there_is_little():
-    """Uniform log over 20 actions, one action evaluated: clicks are binomial / 20."""
+    """Use a uniform log over 20 actions and evaluate one action: clicks are binomial / 20."""
 
     def covered(rate, n, runs=400):
         normal = bounded = 0
@@ -142,7 +142,7 @@ def test_the_bounded_interval_is_the_binomial_one():
 
 
 def test_a_largest_weight_that_is_known_shortens_the_bounded_interval():
-    """Two logs in one: the policy is sure of itself only where the log has few actions."""
+    """Join two logs; the policy is deterministic only where the log has few actions."""
     n = 400
     policy, propensities = np.full((n, 8), 1 / 8), np.full(n, 1 / 8)
     policy[::2], propensities[::2] = 0.0, 1 / 2

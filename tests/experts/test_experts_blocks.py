@@ -27,7 +27,7 @@ def equal(one: Any, other: Any) -> None:
     "name", [n for n in ("svt", "hedge", "hedge, N = 7", "linear", "hindsight") if n in PROBLEMS]
 )
 def test_blocks_change_nothing(name, sums, rounds, monkeypatch):
-    """Blocks of a round, of a few, and such that end between two exchanges; also stopped early."""
+    """Use blocks of one round, of a few rounds, and blocks that end between two exchanges."""
     e = experiment(name, checkpoints=9)
     for last in (None, 61):
         monkeypatch.undo()
@@ -74,7 +74,7 @@ def test_of_equal_leaders_the_first_is_followed():
 
 
 def test_comparisons_have_the_draws_of_the_step_driver():
-    """Two hundred exchanges: beyond the draws that are made side by side."""
+    """Use two hundred exchanges, more than the draws that are made together."""
     n, scale = 200, 3.0
     sums, asks = np.zeros((n, 2), np.int64), np.ones(n, np.uint8)
     drawn = [standard_laplace(rng.uniform(5, 18, 2, 0, k)) for k in range(1, n + 1)]

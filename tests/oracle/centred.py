@@ -90,14 +90,15 @@ def largest_found(
         return z[None], np.array([low + (high - low) * 0.5 * (1.0 + math.sin(free[k]))])
 
     def loss(free: np.ndarray) -> float:
-        one = record(free[: k + 1])
+        first_record = record(free[: k + 1])
         if not replace:
             return -float(np.linalg.norm(entries(release, *one)))
-        return -float(moved(release, *one, *record(free[k + 1 :]))[0])
+        return -float(moved(release, *first_record, *record(free[k + 1 :]))[0])
 
     collected = 0.0
     for _ in range(starts):
-        # The best of some: flat places outside of the ball and at ends of the range catch others.
+        # Start from the best of 40 points. The search cannot leave points outside of the ball, or
+        # at the ends of the range, where the loss is flat.
         tried = rng.normal(size=(40, 2 * (k + 1)))
         tried[:, [k, -1]] = rng.uniform(-math.pi, math.pi, (40, 2))
         start = min(tried, key=loss)

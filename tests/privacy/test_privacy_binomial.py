@@ -128,7 +128,7 @@ def test_account_covers_every_integer_vector(trials: int) -> None:
 
 
 def test_account_covers_two_nodes() -> None:
-    """One coordinate in each of two nodes: their sums compose like coordinates."""
+    """Use one coordinate in each of two nodes, whose losses compose like coordinates."""
     epsilons = (0.0, 0.5, 2.0)
     for sizes, norms in (((60, 200), (2, 5)), ((500, 90), (6, 1))):
         nodes = list(zip(sizes, norms, strict=True))
@@ -144,7 +144,7 @@ def test_account_covers_two_nodes() -> None:
 
 @pytest.mark.parametrize("trials", [50, 400])
 def test_account_covers_random_rounding(trials: int) -> None:
-    """Real changes of every direction from every position, with rounding as part of the law."""
+    """Use real changes in every direction, with random rounding."""
     rng, epsilons = np.random.default_rng(17), (0.0, 0.1, 1.0, 3.0)
     for norm in (0.02, 0.3, 1.0, 2.7, 8.5):
         account = VectorSumAccount([(trials, norm)], 2)

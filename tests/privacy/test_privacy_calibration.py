@@ -244,7 +244,7 @@ def test_exact_calibration_uses_the_whole_budget(layout: str) -> None:
 
 
 def test_conditions_detect_too_little_noise() -> None:
-    """Whatever produced the noise, the condition is computed from it: planted faults show."""
+    """Plant too little noise; the condition is computed from the noise and must fail."""
     budget = Budget(1, 0.01)
     right = calibrate_tree(budget, 400)
     natural_log = math.sqrt((1 + math.log(400)) / 9)

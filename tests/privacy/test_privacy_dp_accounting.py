@@ -20,7 +20,7 @@ REL = 1e-6
 
 
 def test_two_hundred_trees() -> None:
-    """Their delta of ours: one Gaussian of kappa nodes, counted here as binary digits of K."""
+    """Compute dp-accounting's delta at our epsilon, for one Gaussian of kappa nodes."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     draw = np.random.default_rng(2024)
     for _ in range(200):
@@ -72,7 +72,7 @@ def test_continual_releases(name: str) -> None:
 
 
 def test_epsilon_of_the_published_noise() -> None:
-    """Their epsilon of the noises that often miss the budget."""
+    """Compute dp-accounting's epsilon of published noise, which often misses the budget."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     for calibration, layout in (("theorem", "iid"), ("published-code", "goe1")):
         for epsilon, delta in ((0.2, 0.01), (1.0, 0.01), (5.0, 0.1), (5.0, 1e-3)):

@@ -139,7 +139,7 @@ def test_epsilon_for_common_shifts_is_the_larger_of_both(a: float, b: float) -> 
 
 
 def test_epsilon_for_any_changes_is_the_sum() -> None:
-    """Queries move by at most 1 each way; the sum is approached, the common cost exceeded."""
+    """Let queries move by at most 1 each way; the loss approaches the sum."""
     mechanism = AboveThreshold(4.0, 8.0)
     assert mechanism.epsilon == pytest.approx(0.5)
     draw = np.random.default_rng(9)
@@ -156,7 +156,7 @@ def test_epsilon_for_any_changes_is_the_sum() -> None:
 
 
 def test_epsilon_of_published_and_smallest_scales() -> None:
-    """fed-svt at epsilon = 1: half of it for the test, printed Lap(4) and Lap(8) cost a quarter."""
+    """Check fed-svt at epsilon = 1, where the printed Lap(4) and Lap(8) cost only a quarter."""
     printed = AboveThreshold(4.0, 8.0, common_shift=True)
     assert printed.epsilon == pytest.approx(0.25)
     assert AboveThreshold(4.0, 8.0).epsilon == pytest.approx(0.5)

@@ -100,7 +100,7 @@ def test_threads_and_calls_change_nothing(name: str, rounds_per_call: int) -> No
 
 
 def test_curves_of_different_schedules_played_together() -> None:
-    """One call of the compiled driver goes to the next release of any curve."""
+    """Simulate them in one call of the compiled driver, which stops at every curve's releases."""
     keys = {"epsilon": 20.0, "delta": 0.01}
     private = {"algorithm": "private-fedlinucb", **keys}
     curves = [
@@ -123,7 +123,7 @@ def test_curves_of_different_schedules_played_together() -> None:
 
 
 def test_equal_batches_by_name_and_by_rounds_are_one_run() -> None:
-    """A schedule of equal batches, spelled out, plays what `batch_size` does, but for rounding."""
+    """Compare `batch_size` with the same release rounds as a list, up to rounding."""
     for protocol in ("none", "silo-ldp", "silo-ldp-prefix", "central", "shuffle-amplified"):
         base = {"silos": 2, "horizon": 29, "dimension": 3, "actions": 5, "protocol": protocol}
         if protocol != "none":  # the default of rounds that are spelled out has less noise
@@ -291,7 +291,7 @@ def test_a_wrong_schedule_or_centre_is_noticed(lazy: str) -> None:
 
 
 def test_noise_of_a_second_release_by_hand() -> None:
-    """Without the oracle: what the total of a factorised release holds beside the data."""
+    """Compute without the oracle what the total of a factorised release holds beside the data."""
     e = experiment_of({**CASES["explicit, central, factorised, lazy"], "horizon": 9,
                        "release_rounds": [1, 6]})  # fmt: skip
     plan = e.curves[0].system.plan
@@ -372,7 +372,7 @@ def test_parties_with_seeded_noise_are_both_drivers(name: str) -> None:
     ),
 )
 def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
-    """From end to end: the last release is the data and noise of the plan's size, never the same.
+    """Check that the last release is the data plus new noise of the plan's size.
 
     Within nine standard deviations: wrong less than once in 10^16.
     """
@@ -467,7 +467,7 @@ def test_growing_batches(horizon: int, first: int, ratio: float) -> None:
 
 @pytest.mark.parametrize("rounds", [(1, 2), (1, 2, 3, 4, 5, 6)])
 def test_rounds_that_stop_before_the_horizon_leave_raw_data(rounds: tuple[int, ...]) -> None:
-    """Batches of one round and an unsent rest: eager play then uses what was never released."""
+    """Use batches of one round and an unsent rest, from which eager silos learn."""
     system = fastfed.make_system(
         "private-fedlinucb", silos=2, horizon=6, dimension=2, release_rounds=rounds,
         epsilon=1.0, delta=1e-3, lazy=False,

@@ -135,7 +135,7 @@ class TestPlot:
         assert axes.get_lines()[0].get_ydata()[-1] == 11
 
     def test_the_very_lines_of_the_report(self, results, pyplot):
-        """Colours, dashes, widths and data as in the picture that `fastfed report` writes."""
+        """Compare colours, dashes, widths and data with the plot that `fastfed report` writes."""
         from matplotlib.figure import Figure
 
         from fastfed.reporting.charts import charts_of
@@ -317,7 +317,7 @@ class TestRecords:
                     assert [row[name] for row in mine] == list(counts[r])
 
     def test_replicates_keep_their_numbers(self, results):
-        """A store may hold some replicates only."""
+        """Use a store that holds some replicates only."""
         curve = replace(results.curves[0], replicates=(0, 4, 7))
         numbers = [row["replicate"] for row in curve.to_records("replicates")]
         assert numbers == [0] * 6 + [4] * 6 + [7] * 6
@@ -509,7 +509,7 @@ class TestLooks:
             assert "Also, proven: epsilon 1, delta 1e-05, for one item" in text
 
     def test_what_holds_under_broken_assumptions_only_is_not_called_proven(self):
-        """FedUCB's own schedule is made by raw data, which the side guarantees assume away."""
+        """Check FedUCB, whose schedule breaks the assumptions of its guarantees."""
         system = fastfed.make_system(
             "feducb", silos=2, horizon=50, dimension=3, epsilon=1.0, delta=1e-6
         )

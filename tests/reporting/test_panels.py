@@ -160,7 +160,7 @@ def test_a_key_that_no_curve_has_is_refused() -> None:
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
 def test_every_figure_of_the_package_has_few_curves_in_an_axes(name: str) -> None:
-    """And in each of them every curve has a look and a name of its own."""
+    """Check also that within each axes all curves have different styles and names."""
     spec = experiments.figure(name).spec
     figure_curves = [
         curve(c["label"], private="epsilon" in c or c["algorithm"] in SENDS_NOTHING,
@@ -193,7 +193,7 @@ def test_the_legend_says_which_panel_has_which_privacy() -> None:
 
 
 def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
-    """Even where all lines end in one place."""
+    """Include lines that all end at the same point."""
     from matplotlib.text import Text
 
     from fastfed.reporting import plotting

@@ -212,7 +212,7 @@ def sent_lines(source: Source) -> list[tuple[Any, Any]]:
 
 
 def test_communication_begins_at_the_first_message_and_ends_at_the_total(source: Source) -> None:
-    """Bytes of the schedule against the store's regret."""
+    """Compare the bytes of the schedule and the regret of the store."""
     seen = sent_lines(source)
     pictures = drawn(source, plot="sent")
     assert pictures == drawn(source, plot="sent")
@@ -352,7 +352,7 @@ def test_every_axis_has_a_name() -> None:
 
 
 def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
-    """Forty silos in the first curve, four in the others, although the experiment says four."""
+    """Use forty silos in the first curve, and four in the other curves and the experiment."""
     sized = with_curves(of_figure(source, y="per-silo"), silos=40)
     axes = axes_of(sized)
     assert axes.get_ylabel() == "regret per silo"

@@ -376,7 +376,7 @@ def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]
 
 @needs_browser
 def test_no_page_is_wider_than_its_window(folder: Path, tmp_path: Path) -> None:
-    """Nor would one that is be missed: the last page is."""
+    """Include a page that is too wide, which must be detected."""
     pages = [
         ((folder / name).read_text().replace("<details>", "<details open>"), width)
         for name in ("first/report.html", "report.html")

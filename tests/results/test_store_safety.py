@@ -141,7 +141,7 @@ def test_kills_of_all_processes_of_an_engine(engine, path, tmp_path):
 
 
 def test_a_commit_that_died_halfway_is_taken_back(tmp_path):
-    """The files as they lie on the disk in the middle of a commit: no kill hits that."""
+    """Use the files of an unfinished commit, which no kill produces reliably."""
     out = tmp_path / "out"
     e = experiment_from_spec(spec())
     whole = fastfed.run(e, out)
@@ -303,7 +303,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_played(limit, path, tmp_pa
 def test_a_disk_that_is_full_when_the_report_is_written(
     path, tmp_path, name, limit, words, options
 ):
-    """The page has each note twice, and is then the largest file; of a small run a picture is."""
+    """Limit the file size so that the report, the largest file, does not fit."""
     out = tmp_path / "out"
     spec = path.read_text().replace("replicates = 30", "replicates = 1")
     notes = ["word " * words] * 20
@@ -314,7 +314,7 @@ def test_a_disk_that_is_full_when_the_report_is_written(
 
 
 def test_a_full_file_system(path, tmp_path):
-    """The same with a disk that is really full, where one may be mounted."""
+    """Repeat the check on a file system that is really full, if one can be mounted."""
     disk, out = tmp_path / "disk", tmp_path / "disk" / "out"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)]
@@ -377,7 +377,7 @@ sys.stdin.read()
 
 
 def test_a_store_that_another_program_holds_is_a_sentence_with_its_name(tmp_path, monkeypatch):
-    """A reader that stays in a transaction keeps every commit away."""
+    """Keep a reader inside a transaction, which blocks every commit."""
     monkeypatch.setattr(store, "PATIENCE", 0.5)
     small = tmp_path / "spec.toml"
     small.write_text(SPEC.format(horizon=50))

@@ -15,7 +15,8 @@
 /* If ||W x||^2 exceeds this, tracking stops, because rounding error is no longer bounded. */
 #define LARGEST_WIDTH_SQUARE 1e6
 
-/* The arrays by action: means, ||W x||^2, ||V^{-1} x||^2, and two arrays of products. */
+/* The arrays by action: means, ||W x||^2, ||V^{-1} x||^2, and two arrays of scratch, which hold
+ * products with two vectors, or rankings and bonuses. */
 typedef struct {
     double *restrict mean, *restrict width, *restrict second, *restrict along, *restrict across;
 } parts;
@@ -260,8 +261,8 @@ int64_t ff_tracked_choose(ff_tracked *tracked, double *restrict values, const ff
 
 LIST_PASSING(list_passing, double)
 
-/* Write rankings and bonuses of all actions to p.along and p.across. Returns bounds for the sieve;
- * *rank receives the largest ranking. */
+/* Compute the rankings (p.along) and bonuses (p.across) of all actions from the tracked scores.
+ * Returns bounds on what passes the sieve; *rank receives the largest ranking. */
 static ff_sieve_bounds bound_sieve(parts p, int64_t n, double beta, double gamma,
                                    const ff_sieve *sieve, double mean_error, double width_error,
                                    double second_error, double *restrict rank)
