@@ -193,7 +193,8 @@ def theorem_5_5(
     """Return the bound of Theorem 5.5 on the group regret under shuffle DP by the vector sum.
 
     non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(kappa d^2/delta) ln^(1/4)(T/(B alpha))
-    with kappa = floor(log2(T/B)) + 1, for epsilon up to theorem_5_5_largest_epsilon. The order is proven, the constant is not given.
+    with kappa = floor(log2(T/B)) + 1, for epsilon up to theorem_5_5_largest_epsilon. The order is
+    proven, the constant is not given.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     base = non_private_regret(t, m, d, batch_size, failure_probability)

@@ -274,8 +274,10 @@ def test_results_do_not_depend_on_threads_or_call_lengths(name, threads, rounds_
 
 
 def test_results_of_long_chunks_do_not_depend_on_call_lengths():
-    """Let a silo request late in a chunk of more than 16 uses, in a chunk that starts after 129
-    uses."""
+    """Let a silo request a synchronisation only after about 150 rounds.
+
+    The driver simulates rounds in chunks, which grow to more than 16 rounds by then.
+    """
     case = {**SHARP, **QUIET, **EAGER, "silos": 3, "dimension": 2, "actions": 3, "graph": "line"}
     e = experiment(**case, gamma=1, horizon=220, communication=1400.0)
     outcome = run_compiled(e)

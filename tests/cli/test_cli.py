@@ -859,15 +859,15 @@ def test_bad_seed_says_its_bounds(spec: Path, tmp_path: Path) -> None:
 def test_a_core_that_is_not_built_is_one_sentence(tmp_path: Path) -> None:
     """Simulate a fresh checkout without a compiled core; `--help` must still work."""
     package = Path(str(experiments.__file__)).parents[1]
-    kept = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "src")
-    shutil.copytree(package, tmp_path / "fastfed", ignore=kept)
+    ignored = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "src")
+    shutil.copytree(package, tmp_path / "fastfed", ignore=ignored)
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
     for words, code in ((["--help"], 0), (["list"], 1)):
         ran = subprocess.run(
             [sys.executable, "-m", "fastfed", *words], env=env, capture_output=True, text=True
         )
         assert ran.returncode == code
-    # Where fastfed is installed too, as the tests want it, this folder hides it.
+    # If fastfed is also installed, the message says that this folder hides the installation.
     assert re.match(r"error: (\S+fastfed is the source, which is not built, and hides|"
                     r"the compiled core is not built: `pip install .`)", ran.stderr)  # fmt: skip
     assert ran.stderr.count("\n") == 1

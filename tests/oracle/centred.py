@@ -92,18 +92,18 @@ def largest_found(
     def loss(free: np.ndarray) -> float:
         first_record = record(free[: k + 1])
         if not replace:
-            return -float(np.linalg.norm(entries(release, *one)))
+            return -float(np.linalg.norm(entries(release, *first_record)))
         return -float(moved(release, *first_record, *record(free[k + 1 :]))[0])
 
-    collected = 0.0
+    largest = 0.0
     for _ in range(starts):
         # Start from the best of 40 points. The search cannot leave points outside of the ball, or
         # at the ends of the range, where the loss is flat.
         tried = rng.normal(size=(40, 2 * (k + 1)))
         tried[:, [k, -1]] = rng.uniform(-math.pi, math.pi, (40, 2))
         start = min(tried, key=loss)
-        collected = max(collected, -float(minimize(loss, start, method="L-BFGS-B").fun))
-    return collected
+        largest = max(largest, -float(minimize(loss, start, method="L-BFGS-B").fun))
+    return largest
 
 
 # ---- theta* - theta0, and the noise of its error -------------------------------------------------
