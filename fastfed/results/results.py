@@ -94,7 +94,7 @@ class CurveResult(Displayed):
     packages : dict
         Part of the curve that a plug-in provides ("algorithm", "environment", "score") -> package
         and version.
-    made : dict
+    provenance : dict
         "version", "spec_digest" and "date" of a stored certificate: which fastfed computed it, from
         which spec, and when.
     about_records : tuple of str
@@ -118,7 +118,7 @@ class CurveResult(Displayed):
     agent_rounds_per_second: float | None = None
     bounds: dict[str, list[float]] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
-    made: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
     about_records: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -251,7 +251,7 @@ class CurveResult(Displayed):
     @property
     def dated_certificate(self) -> dict[str, Any]:
         """The certificate, with version, spec digest and date if the store has them."""
-        return StoredCertificate({**self.certificate, **self.made})
+        return StoredCertificate({**self.certificate, **self.provenance})
 
     def _as_results(self) -> Results:
         """Return results with this curve only."""

@@ -585,11 +585,11 @@ def test_an_older_store_of_a_data_set_mentions_real_records_too(tmp_path):
     (note,) = source.about_records
     assert note.startswith("Made of real records") and "earlier version" in note
     (curve,) = source.results.curves
-    assert curve.made == {} and curve.dated_certificate == curve.certificate
+    assert curve.provenance == {} and curve.dated_certificate == curve.certificate
     # Resuming the run adds the current notes.
     fastfed.run(real_records(tmp_path), tmp_path / "out", threads=1)
     source = read_source(tmp_path / "out")
-    assert len(source.about_records) == 3 and source.results.curves[0].made["version"]
+    assert len(source.about_records) == 3 and source.results.curves[0].provenance["version"]
 
 
 def test_certificates_name_version_spec_digest_and_date(tmp_path, monkeypatch):
@@ -602,21 +602,22 @@ def test_certificates_name_version_spec_digest_and_date(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "made_now", with_next_date)
     first = fastfed.run(experiment, tmp_path / "out", threads=1).curves[0]
     digest = hashlib.sha256(msgspec.json.encode(experiment.identity(), order="sorted")).hexdigest()
-    assert first.made == {
+    assert first.provenance == {
         "version": fastfed.__version__, "spec_digest": digest, "date": "2031-01-01"
     }  # fmt: skip
     assert digest.startswith(experiment.digest())
     # An unchanged certificate keeps its date; a changed certificate gets a new date.
     repeated = fastfed.run(experiment, tmp_path / "out", threads=1).curves[0]
-    assert repeated.made == first.made and repeated.certificate == first.certificate
+    assert repeated.provenance == first.provenance and repeated.certificate == first.certificate
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db, db:
         db.execute("UPDATE curves SET certificate = replace(certificate, 'conditional', 'none')")
         digests.seal(db)
     assert (
-        fastfed.run(experiment, tmp_path / "out", threads=1).curves[0].made["date"] == "2031-01-03"
+        fastfed.run(experiment, tmp_path / "out", threads=1).curves[0].provenance["date"]
+        == "2031-01-03"
     )
     shown_certificate = first.to_builtins()["certificate"]
-    assert shown_certificate == {**first.certificate, **first.made}
+    assert shown_certificate == {**first.certificate, **first.provenance}
     text = write_report(read_source(tmp_path / "out"), tmp_path / "out", {})[2].read_text()
     assert f"by fastfed {fastfed.__version__} on 2031-01-03 (UTC)" in text and digest in text
     # Certificates of two runs are compared without the date.

@@ -190,7 +190,7 @@ def _squared_leaf_effect(size: int, inner: int) -> float:
 
 @cache
 def _worst_nesting(size: int) -> tuple[float, int]:
-    """Compute W(size), and the G' that attains it."""
+    """Compute the largest squared sensitivity W(size), and the inner size that attains it."""
     if size == 0:
         return 0.0, 0
     candidates = (
