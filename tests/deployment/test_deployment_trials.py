@@ -121,28 +121,28 @@ class Site:
         return SiloClient(self.home / name / folders.SOCKET).call("status")
 
     def until(self, name, what):
-        """Wait until a party's status fulfils a condition, and return the status."""
+        """The status of a party, once it is so."""
         last = time.monotonic() + PATIENCE
-        actual = None
+        found = None
         while time.monotonic() < last:
             with suppress(OSError, InputError):
-                actual = self.status(name)
-                if what(actual):
-                    return actual
+                found = self.status(name)
+                if what(found):
+                    return found
             time.sleep(0.05)
-        pytest.fail(f"{name} is not so after {PATIENCE:.0f} s: {actual}")
+        pytest.fail(f"{name} is not so after {PATIENCE:.0f} s: {found}")
 
     def patient(self, name):
-        """Serve one patient at a silo, whose reward is learned from."""
+        """One patient of a silo, who is learned from."""
         client = SiloClient(self.home / name / folders.SOCKET)
         last = time.time() + PATIENCE
         rows = [[0.1, 0.2, 0.3], [0.3, -0.2, 0.1]]
-        decision = demo.insist(lambda: client.call("decide", actions=rows), last)
-        client.call("reward", id=decision["id"], reward=0.5)
-        return decision
+        made = demo.insist(lambda: client.call("decide", actions=rows), last)
+        client.call("reward", id=made["id"], reward=0.5)
+        return made
 
     def day(self, number, *names):
-        """Serve one patient at each of these silos, and end the day's grace period."""
+        """A day with one patient at each of these silos, and the end of its grace period."""
         self.go_to((number - 0.5) * self.period)
         for name in names:
             self.patient(name)
@@ -151,11 +151,11 @@ class Site:
 
 @contextmanager
 def site(tmp_path, monkeypatch, **keys):
-    trial = Site(tmp_path, monkeypatch, **keys)
+    made = Site(tmp_path, monkeypatch, **keys)
     try:
-        yield trial
+        yield made
     finally:
-        trial.end(*list(trial.children))
+        made.end(*list(made.children))
 
 
 def released(at_least):
@@ -173,60 +173,60 @@ def verified(home):
 
 @pytest.mark.slow
 def test_a_silo_that_was_away_for_a_week_is_back_with_the_next_release(tmp_path, monkeypatch):
-    with site(tmp_path, monkeypatch) as trial:
+    with site(tmp_path, monkeypatch) as made:
         north, east, south = demo.SILOS
-        trial.run("hub", *demo.SILOS)
-        trial.until("hub", lambda status: len(status["joined"]) == 3)
-        trial.day(1, *demo.SILOS)
-        trial.until(north, acts_on(1))
-        trial.end(north)
+        made.run("hub", *demo.SILOS)
+        made.until("hub", lambda status: len(status["joined"]) == 3)
+        made.day(1, *demo.SILOS)
+        made.until(north, acts_on(1))
+        made.end(north)
         for number in range(2, 9):
-            trial.day(number, east, south)
-            waits = trial.until("hub", released(number))["waits"]
+            made.day(number, east, south)
+            waits = made.until("hub", released(number))["waits"]
             assert waits["state"] == "open"
-        trial.go_to(8.5 * DAY)
-        trial.run(north)
+        made.go_to(8.5 * DAY)
+        made.run(north)
         away = {str(k) for k in range(2, 9)}
-        status = trial.until(north, lambda status: set(status["without"]) == away)
+        status = made.until(north, lambda status: set(status["without"]) == away)
         assert status["model"] == 8 and not status["stopped"] and not status["lost"]
-        trial.day(9, *demo.SILOS)
+        made.day(9, *demo.SILOS)
         for name in demo.SILOS:
-            assert 9 in trial.until(name, acts_on(9))["sealed"]
-        trial.end(*list(trial.children))
-        assert all(verified(trial.home / name) for name in ("hub", *demo.SILOS))
+            assert 9 in made.until(name, acts_on(9))["sealed"]
+        made.end(*list(made.children))
+        assert all(verified(made.home / name) for name in ("hub", *demo.SILOS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["put back", "deleted"])
 def test_hub_and_helper_are_both_lost(lost, tmp_path, monkeypatch):
     """Silos send again what both lack: the same sets are opened, and the plan goes on."""
-    with site(tmp_path, monkeypatch, protocol="secure-sum", releases=4) as trial:
-        trial.run("hub", "helper", *demo.SILOS)
-        trial.until("hub", lambda status: len(status["joined"]) == 4)
+    with site(tmp_path, monkeypatch, protocol="secure-sum", releases=4) as made:
+        made.run("hub", "helper", *demo.SILOS)
+        made.until("hub", lambda status: len(status["joined"]) == 4)
         for number in (1, 2):
             if number == 2 and lost == "put back":
-                trial.end("hub", "helper")
+                made.end("hub", "helper")
                 for name in ("hub", "helper"):
-                    demo._copy_state(trial.home / name, trial.home / f"{name}.old")
-                trial.run("hub", "helper")
-            trial.day(number, *demo.SILOS)
+                    demo._copy_state(made.home / name, made.home / f"{name}.old")
+                made.run("hub", "helper")
+            made.day(number, *demo.SILOS)
             for name in demo.SILOS:
-                trial.until(name, acts_on(number))
-        trial.end("hub", "helper")
+                made.until(name, acts_on(number))
+        made.end("hub", "helper")
         for name in ("hub", "helper"):
-            for file in (trial.home / name).glob(f"{folders.STATE}*"):
+            for file in (made.home / name).glob(f"{folders.STATE}*"):
                 file.unlink()
             if lost == "put back":
-                for file in (trial.home / f"{name}.old").iterdir():
-                    shutil.copy(file, trial.home / name)
-        trial.run("hub", "helper")
-        trial.until("hub", released(2))
-        trial.day(3, *demo.SILOS)
-        thetas = [trial.until(name, acts_on(3))["theta"] for name in demo.SILOS]
+                for file in (made.home / f"{name}.old").iterdir():
+                    shutil.copy(file, made.home / name)
+        made.run("hub", "helper")
+        made.until("hub", released(2))
+        made.day(3, *demo.SILOS)
+        thetas = [made.until(name, acts_on(3))["theta"] for name in demo.SILOS]
         assert thetas[0] == thetas[1] == thetas[2]
-        assert not trial.status("hub")["alarms"]
-        trial.end(*list(trial.children))
-        assert all(verified(trial.home / name) for name in ("hub", *demo.SILOS))
+        assert not made.status("hub")["alarms"]
+        made.end(*list(made.children))
+        assert all(verified(made.home / name) for name in ("hub", *demo.SILOS))
 
 
 @pytest.mark.slow
@@ -252,33 +252,33 @@ def test_a_party_of_another_plan_is_told_so_and_stops_nobody(tmp_path, monkeypat
 
 
 def test_a_second_process_in_a_folder_is_refused(tmp_path, monkeypatch):
-    with site(tmp_path, monkeypatch) as trial:
-        trial.run("hub", "north")
-        trial.until("north", lambda status: True)
-        trial.until("hub", lambda status: status["joined"] == ["north"])
+    with site(tmp_path, monkeypatch) as made:
+        made.run("hub", "north")
+        made.until("north", lambda status: True)
+        made.until("hub", lambda status: status["joined"] == ["north"])
         for kind, name in (("silo", "north"), ("serve", "hub")):
-            more = ["--hub", trial.url] if kind == "silo" else ["--port", str(demo.free_port())]
+            more = ["--hub", made.url] if kind == "silo" else ["--port", str(demo.free_port())]
             second = subprocess.run(
-                [sys.executable, "-P", "-m", "fastfed", kind, str(trial.home / name), *more],
+                [sys.executable, "-P", "-m", "fastfed", kind, str(made.home / name), *more],
                 capture_output=True, text=True, timeout=60, check=False,
             )  # fmt: skip
             assert second.returncode == 2 and "Traceback" not in second.stderr
             assert "in use by another process" in second.stderr
-        assert trial.status("north")["stopped"] == ""
+        assert made.status("north")["stopped"] == ""
 
 
 def test_a_silo_whose_hub_is_gone_says_so(tmp_path, monkeypatch):
-    with site(tmp_path, monkeypatch) as trial:
-        trial.run("hub", "north")
-        trial.until("north", lambda status: status["waits"]["state"] == "open")
-        trial.end("hub")
-        waits = trial.until("north", lambda status: status["waits"]["state"] == "hub")["waits"]
+    with site(tmp_path, monkeypatch) as made:
+        made.run("hub", "north")
+        made.until("north", lambda status: status["waits"]["state"] == "open")
+        made.end("hub")
+        waits = made.until("north", lambda status: status["waits"]["state"] == "hub")["waits"]
         assert waits["who"] == ["hub"] and waits["since"] is None
-        trial.go_to(1.5 * DAY)
-        waits = trial.until("north", lambda status: status["waits"]["since"] is not None)["waits"]
-        assert waits["state"] == "hub" and waits["since"] == trial.start + DAY
-        trial.run("hub")
-        trial.until("north", lambda status: status["waits"]["state"] != "hub")
+        made.go_to(1.5 * DAY)
+        waits = made.until("north", lambda status: status["waits"]["since"] is not None)["waits"]
+        assert waits["state"] == "hub" and waits["since"] == made.start + DAY
+        made.run("hub")
+        made.until("north", lambda status: status["waits"]["state"] != "hub")
 
 
 # ---- little memory, little of the processor ------------------------------------------------------
@@ -288,7 +288,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @contextmanager
 def group(kind, name, **limits):
-    """Yield a control group of version 1 with these limits; skipped where none can be made."""
+    """A control group of version 1 with these limits; skipped where none can be made."""
     folder = GROUPS / kind / f"fastfed_{os.getpid()}_{name}"
     try:
         folder.mkdir()
@@ -312,17 +312,17 @@ def group(kind, name, **limits):
 def test_parties_with_a_tenth_of_a_processor_are_slow_and_nothing_else(tmp_path, monkeypatch):
     with (
         group("cpu", "slow", cfs_period_us=100_000, cfs_quota_us=10_000) as slow,
-        site(tmp_path, monkeypatch) as trial,
+        site(tmp_path, monkeypatch) as made,
     ):
-        trial.run("hub", *demo.SILOS)
-        trial.until("hub", lambda status: len(status["joined"]) == 3)
-        for child in trial.children.values():
+        made.run("hub", *demo.SILOS)
+        made.until("hub", lambda status: len(status["joined"]) == 3)
+        for child in made.children.values():
             (slow / "cgroup.procs").write_text(str(child.pid))
         for number in (1, 2):
-            trial.day(number, *demo.SILOS)
+            made.day(number, *demo.SILOS)
             for name in demo.SILOS:
-                trial.until(name, acts_on(number))
-        assert not trial.status("hub")["alarms"]
+                made.until(name, acts_on(number))
+        assert not made.status("hub")["alarms"]
 
 
 @pytest.mark.slow
@@ -330,21 +330,21 @@ def test_a_party_that_is_killed_for_its_memory_goes_on_when_it_has_some(tmp_path
     """Memory for half of what it needs: the kernel kills it, at its start or later."""
     with (
         group("memory", "small", limit_in_bytes=40 << 20) as small,
-        site(tmp_path, monkeypatch) as trial,
+        site(tmp_path, monkeypatch) as made,
     ):
-        trial.run("hub", *demo.SILOS)
-        trial.until("hub", lambda status: len(status["joined"]) == 3)
-        trial.day(1, *demo.SILOS)
-        trial.until("north", acts_on(1))
+        made.run("hub", *demo.SILOS)
+        made.until("hub", lambda status: len(status["joined"]) == 3)
+        made.day(1, *demo.SILOS)
+        made.until("north", acts_on(1))
         for name in ("hub", "north"):
-            trial.end(name)
-            trial.run(name)
-            (small / "cgroup.procs").write_text(str(trial.children[name].pid))
-            assert trial.children[name].wait(PATIENCE) != 0
-            trial.end(name)
-            trial.run(name)
-        trial.day(2, *demo.SILOS)
+            made.end(name)
+            made.run(name)
+            (small / "cgroup.procs").write_text(str(made.children[name].pid))
+            assert made.children[name].wait(PATIENCE) != 0
+            made.end(name)
+            made.run(name)
+        made.day(2, *demo.SILOS)
         for name in demo.SILOS:
-            trial.until(name, acts_on(2))
-        trial.end(*list(trial.children))
-        assert all(verified(trial.home / name) for name in ("hub", *demo.SILOS))
+            made.until(name, acts_on(2))
+        made.end(*list(made.children))
+        assert all(verified(made.home / name) for name in ("hub", *demo.SILOS))
