@@ -20,7 +20,6 @@ int64_t ff_bonus_bounds_size(int64_t d)
 
 int64_t ff_bonus_bounds_columns_size(int64_t d) { return (ff_columns_size(d) + 1) / 2 + 8; }
 
-/* Store the columns of W in float32 after the bounds, if their entries cannot overflow. */
 void ff_bonus_bounds_store_columns(const double *restrict w, int64_t d, ff_bonus_bounds *bounds)
 {
     /* Outside this range, entries could leave the range of float32 (ff_norm_error). */
@@ -31,8 +30,6 @@ void ff_bonus_bounds_store_columns(const double *restrict w, int64_t d, ff_bonus
     bounds->columns = columns;
 }
 
-/* Prepare bounds on the bonus of any action for one W: R, whose norm ||R x|| bounds both bonuses,
- * in 16 bits, and the cheap bounds if they are requested. */
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,

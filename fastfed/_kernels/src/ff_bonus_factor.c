@@ -56,7 +56,6 @@ FF_INLINE int64_t columns_of_lot(int64_t first, int64_t d)
     return first + LOT < d ? first + LOT : d;
 }
 
-/* Return the floats that the columns of W take in lots of rows. */
 int64_t ff_columns_size(int64_t d)
 {
     int64_t size = 0;
@@ -65,7 +64,6 @@ int64_t ff_columns_size(int64_t d)
     return size;
 }
 
-/* Store the columns of W in float32, in lots of rows. */
 void ff_columns_make(const double *restrict w, int64_t d, float *restrict columns)
 {
     memset(columns, 0, (size_t)ff_columns_size(d) * sizeof(float));
@@ -100,7 +98,6 @@ FF_INLINE void add_columns(const float *restrict columns, const float *restrict 
         sum[v] = f32_add(sum[v], f32_add(even[v], odd[v]));
 }
 
-/* Return ||W x|| from the columns of W in float32. Squares are added in float64. */
 double ff_norm_by_columns(const float *restrict columns, const float *restrict x, int64_t d)
 {
     f64s square = f64_set(0.0);
@@ -122,9 +119,7 @@ double ff_norm_by_columns(const float *restrict columns, const float *restrict x
     return sqrt(f64_sum(square));
 }
 
-/* Return a bound on the rounding error of ff_norm_by_columns, for each unit of ||W||_F ||x||.
- *
- * Proof: with u = 2^-24, float32 changes an entry of W by u relatively; products and sums of a
+/* Proof: with u = 2^-24, float32 changes an entry of W by u relatively; products and sums of a
  * block have BLOCK / 2 + 1 roundings, and sums of blocks one for each block. In all k u sum_j
  * |W_ij| |x_j|, which as a vector is at most k u ||W||_F ||x|| by Cauchy-Schwarz. If
  * ||W||_F > 2^-100, underflow of entries is much smaller; underflow of products costs at most d
@@ -134,7 +129,6 @@ double ff_norm_error(int64_t d)
     return 1.01 * (double)(BLOCK / 2 + d / BLOCK + 5) * 0x1p-24;
 }
 
-/* Compute out = W'z, several vectors of columns at a time. */
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,
                           double *restrict out)
 {

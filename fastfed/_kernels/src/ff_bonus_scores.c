@@ -97,8 +97,6 @@ static double norm_by_columns(const ff_query *q, const float *columns, double le
     return ff_norm_by_columns(columns, x, q->d);
 }
 
-/* Return a lower bound on the score of an action that is bounded by R, with ||W x|| from float32
- * columns if these are available. */
 float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
                          const action_norms *restrict norms, int64_t a, float bound, double moved,
                          double grown)
