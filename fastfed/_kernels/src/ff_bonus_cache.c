@@ -29,6 +29,7 @@
 /* If a silo's own factor is likely to last this many rounds, cheap bounds are worth computing. */
 #define LASTING 64
 
+/* Return the doubles that one R with its bounds takes; more for lazy silos. */
 int64_t ff_bonus_cache_size(int64_t d) { return ff_bonus_bounds_size(d); }
 
 int64_t ff_bonus_cache_lazy_size(int64_t d)
@@ -117,7 +118,8 @@ void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo)
         use_release(cache, cache->silo + silo);
 }
 
-/* Compute a factor of the silo's present W. */
+/* Compute R for the silo's present W, which replaces the R of the release for this silo. How many
+ * points the previous R lasted decides how long the silo waits before the next attempt. */
 static void compute_own_factor(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                                const double *restrict w, double beta, double gamma, int64_t d,
                                double *restrict bounds_scratch)
@@ -324,6 +326,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     return chosen;
 }
 
+/* For tests: compute all kinds of bounds on the scores of all actions. */
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,

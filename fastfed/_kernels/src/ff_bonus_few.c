@@ -206,7 +206,7 @@ static double quantise_rows(double *restrict rows, double factor, int64_t first,
     return total;
 }
 
-/* M <- rest I - M. */
+/* Replace M (d, d) by rest I - M. */
 static void complement(double *restrict m, double rest, int64_t d)
 {
     for (int64_t i = 0; i < d; i++) {

@@ -77,8 +77,8 @@ static ff_skip_bound skip_bound_of(double growth, double ridge, int64_t rounds, 
     };
 }
 
-/* FF_DETERMINANT, d <= FF_RECOMPUTE_MAX: update the bound by ||x||^2 = square. Returns 1 if the
- * trigger cannot fire. */
+/* Add ||x||^2 = square to the bound on the growth of ln det V since it was last computed. Returns 1
+ * if the trigger cannot fire by this bound. For FF_DETERMINANT with d <= FF_RECOMPUTE_MAX. */
 static int skips_determinant(ff_trigger *trigger, int64_t silo, int64_t rounds, double square)
 {
     ff_skip_bound *bound = trigger->skip_bound + silo;
