@@ -19,15 +19,15 @@ from pytest import approx
 
 
 def test_chowdhury_radius() -> None:
-    given: dict[str, Any] = {"T": 100, "B": 10, "d": 4}
-    assert chowdhury.regularizer(0.0, alpha=0.1, **given) == 1.0
-    actual = chowdhury.regularizer(3.0, alpha=10 * exp(-9), constant=2.0, **given)
+    arguments: dict[str, Any] = {"T": 100, "B": 10, "d": 4}
+    assert chowdhury.regularizer(0.0, alpha=0.1, **arguments) == 1.0
+    actual = chowdhury.regularizer(3.0, alpha=10 * exp(-9), constant=2.0, **arguments)
     assert actual == approx(6 * (2 + 3))
-    given = {"d": 3, "alpha": 0.02}
+    arguments = {"d": 3, "alpha": 0.02}
     root = sqrt(2 * log(100) + 3 * log(2))
-    assert chowdhury.beta(12, lam=4.0, **given) == approx(root + 2)
-    assert chowdhury.beta(0, lam=4.0, R=0.5, **given) == approx(sqrt(log(100) / 2) + 2)
-    actual = chowdhury.beta_proven(12, lam_min=4.0, lam_max=9.0, nu=0.25, R=0.5, **given)
+    assert chowdhury.beta(12, lam=4.0, **arguments) == approx(root + 2)
+    assert chowdhury.beta(0, lam=4.0, R=0.5, **arguments) == approx(sqrt(log(100) / 2) + 2)
+    actual = chowdhury.beta_proven(12, lam_min=4.0, lam_max=9.0, nu=0.25, R=0.5, **arguments)
     assert actual == approx(0.5 * root + 3.25)
     actual = chowdhury.lemma_a4(4.0, T=100, B=5, d=16, alpha=1.0, constant=3.0)
     assert actual == approx(3 * (80 + 160 + 20 * 8 * log(100)) * log(100))
@@ -293,8 +293,8 @@ def test_huang_concentration() -> None:
     chance = 12 / (5 * sqrt(log(20))) * exp(-3 / (8 * sqrt(48)))
     assert missed == approx(3 + chance)
     # At the required M, four beta_1 and the missed range together give beta / (2P).
-    given: dict[str, Any] = {"M": 500, "T": 1000, "d": d, "beta": beta, "delta": 1e-5}
-    actual = huang.proposition_c3(**given, epsilon=1.0, lambda_0=0.1, C_0=1e-9)
+    arguments: dict[str, Any] = {"M": 500, "T": 1000, "d": d, "beta": beta, "delta": 1e-5}
+    actual = huang.proposition_c3(**arguments, epsilon=1.0, lambda_0=0.1, C_0=1e-9)
     P, budget, beta_1 = actual.P, actual.budget, huang.call_beta(beta, actual.P)
     r = huang.concentration_radius(actual.c1, P)
     at_clients = budget.epsilon0 * actual.clients / 500
@@ -304,11 +304,11 @@ def test_huang_concentration() -> None:
 
 
 def test_huang_regret_bounds() -> None:
-    given: dict[str, Any] = {"M": 10, "T": 1000, "d": 2, "beta": exp(-2), "delta": exp(-2)}
+    arguments: dict[str, Any] = {"M": 10, "T": 1000, "d": 2, "beta": exp(-2), "delta": exp(-2)}
     common = 3.0 * 2 * 2 * log(1000) / 0.25
-    actual = huang.theorem_3_3(epsilon=100.0, C_0=3.0, lambda_0=0.5, **given)
+    actual = huang.theorem_3_3(epsilon=100.0, C_0=3.0, lambda_0=0.5, **arguments)
     assert actual == approx(common)
-    actual = huang.theorem_3_3(epsilon=0.5, C_0=3.0, lambda_0=0.5, **given)
+    actual = huang.theorem_3_3(epsilon=0.5, C_0=3.0, lambda_0=0.5, **arguments)
     assert actual == approx(common * 2 * log(1000) * 2 * 8 / 2.5)
     assert huang.theorem_c6_explicit(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 6 + 80
     assert huang.theorem_c6_mended(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 20 * 14
@@ -328,18 +328,18 @@ def test_huang_lower_bounds() -> None:
     assert huang.corollary_e2([0.1, 0.3], 5, 0.5) == approx(2.0)
     # r^2 <= e + 2 r^2 A sqrt(2 (t-1) e / d): the smallest such e is at least the closed form.
     for t, r, M, memory in product((1, 5, 400), (0.05, 0.4), (1, 60), (True, False)):
-        one: dict[str, Any] = {"M": M, "d": 4, "epsilon": 0.3, "r": r, "memory": memory}
-        bound = huang.error_4_5(t, **one)
+        arguments: dict[str, Any] = {"M": M, "d": 4, "epsilon": 0.3, "r": r, "memory": memory}
+        bound = huang.error_4_5(t, **arguments)
         A = 0.3 * (M - 1) + 1 if memory else 0.3 * M
         assert bound == approx(r**2 / (2 * r**2 * A**2 * (t - 1) + 4))
         half = r**2 * A * sqrt((t - 1) / 2)
         assert bound <= (sqrt(half**2 + r**2) - half) ** 2 + 1e-15
-        assert huang.error_4_5(t, mended=True, **one) <= bound
+        assert huang.error_4_5(t, mended=True, **arguments) <= bound
     # eps' = 0.2: M eps' < 1 < r^2 (t-1) / d gives (2 - sqrt(M eps')) d / (12 (t-1)), 12 lost.
-    one = {"M": 2, "d": 4, "epsilon": -log(1 - 0.2), "delta": 0.0, "r": 0.3}
-    actual = huang.error_5_3(401, **one)
+    arguments = {"M": 2, "d": 4, "epsilon": -log(1 - 0.2), "delta": 0.0, "r": 0.3}
+    actual = huang.error_5_3(401, **arguments)
     assert (2 - sqrt(0.4)) * 4 / 4800 <= actual < 8 / 400
-    assert huang.error_5_3(1, **one) == approx(0.045)
+    assert huang.error_5_3(1, **arguments) == approx(0.045)
     # E16: the printed bound is better than a coin. Randomised response attains the corrected bound.
     assert huang.proposition_d1(100, 0.1, 0.001) == approx(90 * exp(-0.1) - 1)
     assert huang.proposition_d1_mended(100, 0.1, 0.001) == approx(99.9 / (1 + exp(0.1)))

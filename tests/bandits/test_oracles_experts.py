@@ -228,8 +228,8 @@ def test_constants_of_fed_svt() -> None:
     assert gao.scale_least(0.5) == 4.0
     assert gao.switching_budget(10, 0.1) == ceil(3 * 4 + 24 * log(10)) == 68
     assert gao.switching_budget(10, 0.1, printed=True) == ceil(3 * 3 + 24 * log(10)) == 65
-    given: dict[str, Any] = {"m": 10, "T": 100, "N": 5, "rho": 0.1, "epsilon": 0.5, "eta": 0.01}
-    actual = gao.threshold(**given, optimal_loss=2.0)
+    arguments: dict[str, Any] = {"m": 10, "T": 100, "N": 5, "rho": 0.1, "epsilon": 0.5, "eta": 0.01}
+    actual = gao.threshold(**arguments, optimal_loss=2.0)
     assert actual == approx(20 + 16 * log(2 * 400 / 0.1) + 400)
 
 
@@ -354,17 +354,17 @@ def test_leader_hedge_and_regret_by_hand() -> None:
 
 def test_bounds_by_hand() -> None:
     e: Any = exp(1)
-    given: dict[str, Any] = {"T": 100, "m": 16, "d": e}
-    actual = gao.theorem_2_2(**given, epsilon=4.0, alpha=1.0, beta=0.25)
+    arguments: dict[str, Any] = {"T": 100, "m": 16, "d": e}
+    actual = gao.theorem_2_2(**arguments, epsilon=4.0, alpha=1.0, beta=0.25)
     assert actual == approx(1.25 * log(100) * 2.5 + log(100) * 0.5 * 5 / 2)
-    actual = gao.corollary_2_3(**given, epsilon=4.0, alpha=4.0)
+    actual = gao.corollary_2_3(**arguments, epsilon=4.0, alpha=4.0)
     assert actual == approx(4 * log(100) * 2.5 + 2 * log(100) / 8)
     assert gao.theorem_2_4(100, e, None) == approx(10.0)
     assert gao.theorem_2_4(100, e, 0.5) == approx(2.0)
     assert gao.theorem_2_4(100, e, 1e-4) == 100
-    actual = gao.theorem_2_6(**given, epsilon=0.5, N=10, rho=exp(-1), optimal_loss=2.0)
+    actual = gao.theorem_2_6(**arguments, epsilon=0.5, N=10, rho=exp(-1), optimal_loss=2.0)
     assert actual == approx((1 + (log(100) + 1) * 2) / 8 + 12 * 2)
-    given["d"] = exp(4)
-    actual = gao.theorem_2_6(**given, epsilon=0.5, N=10, rho=exp(-1), delta=exp(-4))
+    arguments["d"] = exp(4)
+    actual = gao.theorem_2_6(**arguments, epsilon=0.5, N=10, rho=exp(-1), delta=exp(-4))
     assert actual == approx((8 * 2 + (log(100) + 1) * 5) / 8 + 10 * 5)
     assert gao.theorem_2_7(16, e, 0.5) == approx(1 / 8)

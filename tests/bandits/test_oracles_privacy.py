@@ -89,8 +89,8 @@ def test_central_noise() -> None:
     # Tight values of the layouts for the 9 nodes of 400 releases.
     assert chowdhury.tight_noise_std(0.2, 0.1, 9) == approx(13.794158072537362)
     assert chowdhury.tight_noise_std(0.2, 0.1, 9, "iid") == approx(14.630914070775487)
-    one = chowdhury.tight_noise_std(1.0, 0.01)
-    assert chowdhury.tight_noise_std(1.0, 0.01, users=3.0) == approx(3 * one)
+    noise_std = chowdhury.tight_noise_std(1.0, 0.01)
+    assert chowdhury.tight_noise_std(1.0, 0.01, users=3.0) == approx(3 * noise_std)
     # Leaf 1 of 1000 is below 10 nodes. Eight rounds in one leaf multiply the square by 8^2.
     assert chowdhury.tree_group_sensitivity2([1], 1000) == 10
     assert chowdhury.tree_group_sensitivity2(range(1, 9), 1000) == 476
@@ -115,8 +115,8 @@ def test_noise_of_the_privatizer_by_hand() -> None:
     actual = dubey.kappa_from_noise(1.5, 4, 4.0, 9, 10, 2, 80 / e4)
     assert actual == approx(1.5 * 2 * (3 + sqrt(8)) / 2)
     for layout, shrunk in [("iid", 1.0), ("goe1", sqrt(2)), ("goe2", 1.0)]:
-        given: dict[str, Any] = {"layout": layout, "d": 4, "releases": 5, "alpha": 0.4}
-        norm, vector = chowdhury.noise_bounds(1.5, **given)
+        arguments: dict[str, Any] = {"layout": layout, "d": 4, "releases": 5, "alpha": 0.4}
+        norm, vector = chowdhury.noise_bounds(1.5, **arguments)
         assert norm * shrunk == approx(1.5 * (4 + 2 * sqrt(log(100))))
         assert vector == approx(1.5 * (2 + sqrt(2 * log(50))))
 
@@ -233,8 +233,8 @@ def test_returning_users() -> None:
     assert printed / plugged == approx(1e7 / 1.92e6, rel=1e-12)
     # The budgets per batch of Theorem E.5 compose to at most eps up to eps = 11.54.
     for epsilon, holds in [(1.0, True), (11.53, True), (11.56, False)]:
-        one, _ = chowdhury.per_batch_budget(epsilon, 0.1, 1000)
-        assert (chowdhury.composed_epsilon(one, 1000, 0.05) <= epsilon) == holds
+        batch_epsilon, _ = chowdhury.per_batch_budget(epsilon, 0.1, 1000)
+        assert (chowdhury.composed_epsilon(batch_epsilon, 1000, 0.05) <= epsilon) == holds
 
 
 # Vector sums by bits.
@@ -272,12 +272,12 @@ def test_messages_by_hand() -> None:
     """Use g = 4 and L = 1: 0.3 is 5.2 steps and -0.65 is 1.4 steps; the noise of 2 x 8 bits has
     mean 4."""
     points, uniforms = np.array([[0.3], [-0.65]]), np.array([[0.19], [0.41]])
-    given: dict[str, Any] = {"points": points, "g": 4, "b": 8, "L": 1.0, "uniforms": uniforms}
-    given["noise"] = np.array([[3], [4]])
+    arguments: dict[str, Any] = {"points": points, "g": 4, "b": 8, "L": 1.0, "uniforms": uniforms}
+    arguments["noise"] = np.array([[3], [4]])
     # The rounded points are 6 and 1, so the sum is (6 + 1 + 7 - 4) / 4 - 2.
     for order in (None, [keyed_rng(1).permutation(32)]):
-        assert vector_sum.vector_sum(**given, permutations=order).tolist() == [0.5]
-    assert vector_sum.vector_sum_counts(**given).tolist() == [0.5]
+        assert vector_sum.vector_sum(**arguments, permutations=order).tolist() == [0.5]
+    assert vector_sum.vector_sum_counts(**arguments).tolist() == [0.5]
     # The largest value with all noise bits fills 2g + b bits; g + b bits would not suffice.
     messages = [vector_sum.message(*sent, 2, 4).tolist() for sent in [(3, 2), (4, 4), (0, 0)]]
     assert messages == [[1] * 5 + [0] * 3, [1] * 8, [0] * 8]
@@ -323,9 +323,9 @@ def test_exact_mean_and_variance_of_one_user() -> None:
     g, b, x, moments = 5, 6, 0.59375, np.zeros(2)
     for u in (np.arange(64) + 0.5) / 64:
         for ones in range(b + 1):
-            one = np.array([[x]]), g, b, 1.0, np.array([[u]]), np.array([[ones]])
+            mechanism_arguments = np.array([[x]]), g, b, 1.0, np.array([[u]]), np.array([[ones]])
             weight = comb(b, ones) * 3 ** (b - ones) / 4**b / 64
-            (value,) = vector_sum.vector_sum(*one)
+            (value,) = vector_sum.vector_sum(*mechanism_arguments)
             moments += weight * np.array([value, value**2])
     f = (x + 1) * g % 1
     assert moments[0] == approx(x, abs=1e-14)

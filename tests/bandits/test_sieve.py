@@ -522,8 +522,8 @@ def test_a_sieve_with_smaller_factors_has_less_regret_where_noise_is_large() -> 
         collected = []
         for replicate in range(3):
             opened = e.environment.open(e.seed, replicate, e.silos)
-            (played,) = compiled.run(opened, [e.curves[0].system.plan], np.array([2000]))
-            collected.append(played.group_regret[-1])
+            (outcome,) = compiled.run(opened, [e.curves[0].system.plan], np.array([2000]))
+            collected.append(outcome.group_regret[-1])
         regrets.append(float(np.mean(collected)))
     assert regrets[1] < 0.8 * regrets[0]
 
@@ -546,8 +546,8 @@ def test_the_bound_of_growing_batches_holds_where_it_says_something(
     bound = direct_regret_bound(system.plan, system.theory)
     assert bound is not None and bound < 10 * horizon
     opened = e.environment.open(0, 0, 10)
-    (played,) = compiled.run(opened, [system.plan], np.array([horizon]))
-    assert played.group_regret[-1] < bound
+    (outcome,) = compiled.run(opened, [system.plan], np.array([horizon]))
+    assert outcome.group_regret[-1] < bound
 
 
 # ---- the regret of each round --------------------------------------------------------------------
@@ -561,12 +561,12 @@ def test_the_regret_of_each_round_is_at_most_what_the_bound_counts(
 ) -> None:
     """Use an oracle that knows theta*, in runs in which the events of the proof hold."""
     sizes = {"silos": 2, "dimension": 2, "actions": 6, **keys}
-    e, played, truth = checked(sizes, limit, radius_multiplier=multiplier)
+    e, outcome, truth = checked(sizes, limit, radius_multiplier=multiplier)
     assert truth.nearest_width >= -1e-9
     assert 0.0 < max(truth.counted) <= 1.0
     system = e.curves[0].system
     bound = direct_regret_bound(system.plan, system.theory)
-    assert bound is not None and played.group_regret[-1] <= bound
+    assert bound is not None and outcome.group_regret[-1] <= bound
 
 
 def seeds_of_coverage(count: int) -> tuple[int, int]:
@@ -579,8 +579,8 @@ def seeds_of_coverage(count: int) -> tuple[int, int]:
             sizes["release_rounds"] = [1, 5, 20]
         e = with_limit(replace(experiment_of(sizes), seed=seed), 1.0 + seed % 3)
         plan, opened = e.curves[0].system.plan, e.environment.open(seed, 0, e.silos)
-        (played,) = compiled.run(opened, [plan], e.checkpoints, record=True)
-        truth = replayed(e, played)
+        (outcome,) = compiled.run(opened, [plan], e.checkpoints, record=True)
+        truth = replayed(e, outcome)
         assert truth.worst_gap < 1e-8 and plan.sieve_growth > 0.0
         if truth.nearest_width < 0.0:
             missed += 1

@@ -190,8 +190,10 @@ def test_bytes_are_those_of_the_run(advice: fastfed.advice.Advice) -> None:
     one = advice[verdict.best]
     keys = {k: v for k, v in one.keys.items() if k != "algorithm"}
     table = {"kind": "sphere", "dimension": 3, "actions": 5}
-    played = fastfed.simulate(table, one.keys["algorithm"], silos=8, horizon=300, **keys).curves[0]
-    assert one.bytes_sent == played.bytes_sent
+    simulated = fastfed.simulate(table, one.keys["algorithm"], silos=8, horizon=300, **keys).curves[
+        0
+    ]
+    assert one.bytes_sent == simulated.bytes_sent
 
 
 def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_path: Path) -> None:
@@ -232,13 +234,15 @@ def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.
     ("protocol", "release"), [("silo-ldp", "toeplitz"), ("silo-ldp", "tree"), ("central", "tree")]
 )
 def test_few_silos_stand_for_many(protocol: str, release: str) -> None:
-    one = question(silos=60, horizon=600).make("x", protocol, release, 10)
+    candidate = question(silos=60, horizon=600).make("x", protocol, release, 10)
     environment = Sphere(dimension=3, actions=5)
-    whole = regrets(one.plan, environment, 16)
-    few = regrets(scaled_plan(one.plan, one.node, 10), scaled_environment(environment, 6.0), 16)
-    summed = regrets(scaled_plan(one.plan, one.node, 60), environment, 16)
+    whole = regrets(candidate.plan, environment, 16)
+    few = regrets(
+        scaled_plan(candidate.plan, candidate.node, 10), scaled_environment(environment, 6.0), 16
+    )
+    summed = regrets(scaled_plan(candidate.plan, candidate.node, 60), environment, 16)
     # Ten silos as they are, with a radius made for sixty, are another law: the check can fail.
-    naive = regrets(replace(one.plan, silos=10), environment, 16)
+    naive = regrets(replace(candidate.plan, silos=10), environment, 16)
     for other in (few, summed):
         spread = math.hypot(*(v.std(ddof=1) / math.sqrt(16) for v in (whole, other)))
         assert abs(whole.mean() - other.mean()) < 4.0 * spread + 0.03 * whole.mean()
@@ -246,26 +250,26 @@ def test_few_silos_stand_for_many(protocol: str, release: str) -> None:
 
 
 def test_a_scaled_plan_keeps_the_sum_of_all_noises() -> None:
-    one = question(silos=60).make("x", "silo-ldp", "tree", 20)
-    few = scaled_plan(one.plan, one.node, 10)
+    candidate = question(silos=60).make("x", "silo-ldp", "tree", 20)
+    few = scaled_plan(candidate.plan, candidate.node, 10)
     assert few.silos == 10 and few.protocol.noise_by == "server"
     # Of 60 sums over 60 / 10 = 6 rounds that each is taken for one: sqrt(60) s / 6.
-    assert few.noise_std.bias == pytest.approx(one.plan.noise_std.bias * math.sqrt(60) / 6)
-    assert few.regularizer == pytest.approx(one.plan.regularizer / 6)
-    assert few.radius.scale == pytest.approx(one.plan.radius.scale / math.sqrt(6))
+    assert few.noise_std.bias == pytest.approx(candidate.plan.noise_std.bias * math.sqrt(60) / 6)
+    assert few.regularizer == pytest.approx(candidate.plan.regularizer / 6)
+    assert few.radius.scale == pytest.approx(candidate.plan.radius.scale / math.sqrt(6))
 
 
 def test_all_silos_of_bits_are_played_as_bits() -> None:
-    one = question().make("x", "shuffle-vector", "tree", 20)
-    assert scaled_plan(one.plan, one.node, 8, bits=True) is one.plan
-    normal = scaled_plan(one.plan, one.node, 8)
+    candidate = question().make("x", "shuffle-vector", "tree", 20)
+    assert scaled_plan(candidate.plan, candidate.node, 8, bits=True) is candidate.plan
+    normal = scaled_plan(candidate.plan, candidate.node, 8)
     assert normal.encoding is None and normal.noise_std.bias > 0.0
 
 
 def test_a_stage_is_as_long_as_asked() -> None:
     halving = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
-    one = question(silos=100, horizon=1000).make("x", "central", "tree", 20)
-    contenders = [Contender("a", one.plan, one.node)]
+    candidate = question(silos=100, horizon=1000).make("x", "central", "tree", 20)
+    contenders = [Contender("a", candidate.plan, candidate.node)]
     assert halving.size(contenders, 100.0, 2).silos == 100
     assert halving.size(contenders, 100.0, 2).replicates == 32
     short = halving.size(contenders, 0.02, 2)
@@ -332,23 +336,23 @@ def test_the_bound_holds_where_it_says_something() -> None:
         system = e.curves[0].system
         bound = direct_regret_bound(system.plan, system.theory)
         assert bound is not None and bound < 10 * 20_000, keys
-        (played,) = dispatch.run(
+        (simulated,) = dispatch.run(
             e.environment.open(0, 0, 10), [system.plan], e.checkpoints, threads=1
         )
-        assert played.group_regret[-1] < bound
+        assert simulated.group_regret[-1] < bound
         results.append(bound)
     assert results[0] < results[2] and results[0] < results[1]
 
 
 def test_the_bound_is_none_where_nothing_is_proven() -> None:
-    one = question().make("x", "central", "tree", 20)
-    theory = one.system.theory
-    assert direct_regret_bound(one.plan, theory) is not None
-    assert direct_regret_bound(replace(one.plan, lazy=False), theory) is None
+    candidate = question().make("x", "central", "tree", 20)
+    theory = candidate.system.theory
+    assert direct_regret_bound(candidate.plan, theory) is not None
+    assert direct_regret_bound(replace(candidate.plan, lazy=False), theory) is None
     low = replace(question(), radius_multiplier=0.5).make("x", "central", "tree", 20)
     assert low.bound is None
     more = question(epsilon=0.2).make("x", "central", "tree", 20)
-    assert one.bound is not None and more.bound is not None and one.bound < more.bound
+    assert candidate.bound is not None and more.bound is not None and candidate.bound < more.bound
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -65,8 +65,10 @@ MADE: dict[str, dict[str, Any]] = {
 
 def make(kind: str, **keys: Any) -> Any:
     """Return the environment of a spec's table (...: left out)."""
-    given = {**MADE[kind], **keys}
-    return environment_from_spec({"kind": kind, **{k: v for k, v in given.items() if v is not ...}})
+    arguments = {**MADE[kind], **keys}
+    return environment_from_spec(
+        {"kind": kind, **{k: v for k, v in arguments.items() if v is not ...}}
+    )
 
 
 FUNCTION = {"losses": ..., "function": uneven, "experts": 3}

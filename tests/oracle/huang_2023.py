@@ -666,8 +666,8 @@ def error_5_3(t: int, *, M: int, d: int, epsilon: float, delta: float, r: float)
     inner = 1 - exp(-epsilon) * (1 - delta)
     v = np.linspace(0.0, r, 20_001)
     alone = 1 - np.sqrt(-np.expm1(-(v**2) * (t - 1) / d))
-    told = 1 - np.sqrt(-np.expm1(-(v**2) * inner * M * (t - 1) / d))
-    f = alone * told * 2 * v
+    revealed = 1 - np.sqrt(-np.expm1(-(v**2) * inner * M * (t - 1) / d))
+    f = alone * revealed * 2 * v
     return float(np.sum(f[1:] + f[:-1]) / 2 * (v[1] - v[0])) / 2
 
 

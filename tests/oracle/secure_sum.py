@@ -133,17 +133,17 @@ def composed_delta(parts: Sequence[tuple[int, int]], epsilon: float, width: floa
 
     Losses are rounded down to multiples of `width` and convolved; infinite ones count fully.
     """
-    grid, start, told = np.ones(1), 0, 1.0
+    grid, start, revealed = np.ones(1), 0, 1.0
     for n, shift in parts:
         mass, loss = losses(n, shift)
         finite = np.isfinite(loss) & (mass > 1e-18)
-        told *= 1.0 - float(mass[np.isinf(loss)].sum())
+        revealed *= 1.0 - float(mass[np.isinf(loss)].sum())
         cells = np.floor(loss[finite] / width).astype(np.int64)
         part = np.bincount(cells - cells.min(), mass[finite])
         grid, start = np.convolve(grid, part), start + int(cells.min())
     loss = width * (start + np.arange(len(grid)))
     over = loss > epsilon
-    return 1.0 - told + float((grid[over] * -np.expm1(epsilon - loss[over])).sum())
+    return 1.0 - revealed + float((grid[over] * -np.expm1(epsilon - loss[over])).sum())
 
 
 # ---- records -------------------------------------------------------------------------------------
