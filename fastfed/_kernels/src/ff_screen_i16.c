@@ -5,7 +5,6 @@
 
 #include "ff_screen_i16_parts.h"
 
-/* Return the doubles of scratch that screening in 16 bits needs. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
 {
     /* The factor; the actions; upper bounds on scores, bonuses and means (ff_bonus_cache.c); space
@@ -105,8 +104,6 @@ FF_INLINE int rules_out_little(const float *restrict upper, f32s floors, int64_t
     return 2 * below + 2 < held;
 }
 
-/* List the actions that may have the largest score, by products of 16-bit numbers; return -1 if the
- * bounds exclude too few. */
 int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w,
                       const double *restrict theta, double beta, int64_t d,
                       double *restrict scratch, int64_t *restrict candidates)
