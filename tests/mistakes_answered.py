@@ -63,7 +63,7 @@ def simulated(make: Callable[[], Any]) -> Make:
 
 
 def epsilon_of(number: Any) -> Callable[[], str]:
-    def made() -> str:
+    def simulate() -> str:
         import fastfed
 
         keys = {"algorithm": "private-fedlinucb", "epsilon": number, "delta": np.float32(1e-5)}
@@ -71,11 +71,11 @@ def epsilon_of(number: Any) -> Callable[[], str]:
         results = fastfed.simulate(world, **keys, silos=2, horizon=20)
         return f"claimed epsilon {results.curves[0].certificate['claimed']['epsilon']:g}"
 
-    return made
+    return simulate
 
 
 def frame_of(library: str) -> Callable[[], str]:
-    def made() -> str:
+    def simulate() -> str:
         import importlib
 
         import fastfed
@@ -85,7 +85,7 @@ def frame_of(library: str) -> Callable[[], str]:
         world = fastfed.environments.Classification(data=frame, label="state", silo="site")
         return f"{fastfed.simulate(world, 'local-linucb', horizon=4).silos} silos"
 
-    return made
+    return simulate
 
 
 def missing_package(folder: Path) -> None:
