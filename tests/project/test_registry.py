@@ -200,7 +200,7 @@ def test_first_line_of_a_docstring():
     assert first_line(check) == ""
     assert (
         first_line(numbers)
-        == "A registry with one built-in entry, and packages that add entries to it"
+        == "Return a registry with one built-in entry, and packages that add entries to it"
     )
 
 
