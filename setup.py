@@ -72,7 +72,6 @@ WIDE = (
     "bonus_scores",
     "quantise_i16",
     "row_sums",
-    "screen_i16",
     "screen_i16_factor",
 )
 WIDER = {"v4": ["-mavx512vnni"]}

@@ -174,7 +174,9 @@ def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> 
             check_plain(str(key) if keys else name, inner, keys, level + 1)
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            check_plain(name, inner, keys, level + 1)
+            # Most lists are of numbers, which need no call each.
+            if type(inner) is not float:
+                check_plain(name, inner, keys, level + 1)
     elif isinstance(value, str) and not is_line(value):
         raise InputError(
             f"{name} must be of texts of printable characters on one line, at most {MOST_TEXT}"

@@ -15,10 +15,12 @@ from fastfed.deployment import party as party_module
 from fastfed.deployment import plans, wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import hub_of, silo_of
-from fastfed.deployment.ledger import Charge, Ledger, MemoryStore, Write
-from fastfed.deployment.party import BELIEVED, Message, Process, SiloProcess, SteadyClock, Step
+from fastfed.deployment.ledger import Charge, Ledger
+from fastfed.deployment.party import BELIEVED, Covered, Message, SteadyClock, Step
+from fastfed.deployment.process import Process, SiloProcess, restored
 from fastfed.deployment.seal import Identity, SealedNoise, digest, encrypted_to, keyed_digest
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, Write, chained
 from fastfed.deployment.sums import TO_HUB, Helper, share_context
 from fastfed.deployment.wire import Broadcast, News, Opened, Refused
 
@@ -295,6 +297,9 @@ class Forgetful(MemoryStore):
     def kept(self):
         return MemoryStore(self._writes[: max(1, len(self._writes) - 3)])
 
+    def save_snapshot(self, parts, erase=()):
+        """Save none: without fsync it could be newer than the writes."""
+
 
 class World:
     """Parties, a network that loses and repeats messages, a clock and a seeded random generator.
@@ -328,6 +333,8 @@ class World:
         self.named = {}  # release -> sets that the hub asked the helper to open
         self.told = {}  # (silo, release) -> message with the silo's session
         self.parties, self.down = {}, {}
+        #: Hash of the writes of each party that snapshots do not cover; see `process.restored`.
+        self.others, self.snapshots, self.random_snapshots = {}, 0, random.Random(seed)
         for each in plan.parties:
             self.start(each.name)
 
@@ -361,8 +368,30 @@ class World:
         self.clocks[name] = SteadyClock(
             lambda: self.now + self.wrong.get(name, 0.0), lambda: self.now
         )
-        for write in self.stores[name].writes():
-            new_party.fold(write)
+        store = self.stores[name]
+        covered = restored(new_party, store)
+        self.others[name] = covered.others
+        for write in store.writes(after=covered.position):
+            self.fold(name, write)
+        for write in new_party.upgrade():
+            store.write(write)
+            self.fold(name, write)
+
+    def fold(self, name, write):
+        """Apply a stored write, as a process does; now and then save a snapshot of the state."""
+        party = self.parties[name]
+        if write.kind not in party.summarised:
+            self.others[name] = chained(self.others[name], write)
+        party.fold(write)
+        if self.random_snapshots.random() < 0.05:
+            store = self.stores[name]
+            # Only when all that is stored has been applied.
+            if list(store.writes())[-1] == write and (
+                parts := party.snapshot(Covered(store.position, self.others[name]))
+            ):
+                store.save_snapshot(parts)
+                party.snapshot_saved()
+                self.snapshots += 1
 
     def kill(self, name):
         self.kills += 1
@@ -430,7 +459,7 @@ class World:
                 self.ledgers[name].charge(write)
             elif self.stores[name].write(write):
                 self.check_write(name, write)
-                self.parties[name].fold(write)
+                self.fold(name, write)
         for message in step.messages:
             if self.dies(name):
                 return False

@@ -4,9 +4,10 @@ import federation
 
 from fastfed.deployment import plans
 from fastfed.deployment.declared import schema_of
-from fastfed.deployment.ledger import Ledger, MemoryStore
-from fastfed.deployment.party import SiloProcess
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.process import SiloProcess
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore
 
 AGE = {"name": "age", "kind": "number", "low": 20, "high": 80, "unit": "years"}
 PAIN = {"name": "pain", "kind": "category", "codes": [1, 2, "none"]}

@@ -23,10 +23,11 @@ from test_deployment_network import Listening, certificates
 
 from fastfed.deployment import shell
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, SqliteStore
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.shell import Dialer
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import SqliteStore
 from fastfed.deployment.sums import Helper
 
 PROTOCOLS = {

@@ -23,9 +23,9 @@ from federation import MASKED_BITS, MASKS, PATIENT, WORDS, Violation, World, dep
 
 from fastfed._random import SystemNoise
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Write
 from fastfed.deployment.party import Message, Step
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import Write
 from fastfed.deployment.sums import Helper
 from fastfed.deployment.wire import Opened, entry_of
 

@@ -29,13 +29,13 @@ import click
 import numpy as np
 
 from fastfed.deployment import folder as folders
+from fastfed.deployment.client import Client
 from fastfed.deployment.data import cases, load_source
 from fastfed.deployment.demo import Child, free_port
 from fastfed.deployment.ledger import Ledger, spent_lines
 from fastfed.deployment.plans import DeployedPlan, compile_plan, load
 from fastfed.deployment.replay import times
 from fastfed.deployment.schema import as_number
-from fastfed.deployment.shell import SiloClient
 
 SITES = {"cleveland": "cleveland", "hungary": "hungarian", "swiss": "switzerland", "beach": "va"}
 LEAVES, AFTER = "hungary", 6  # who leaves, and after which release
@@ -255,7 +255,7 @@ def run(home: Path, plan: DeployedPlan) -> None:
     children += [
         Child(n, "silo", str(home / n), *dial, str(home / n / "source.toml")) for n in SITES
     ]
-    clients = {name: SiloClient(home / name / folders.SOCKET) for name in SITES}
+    clients = {name: Client(home / name / folders.SOCKET) for name in SITES}
     until = plan.document.calendar.closes[-1] + 120.0
 
     def status(name: str) -> dict[str, Any]:

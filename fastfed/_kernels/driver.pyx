@@ -224,7 +224,7 @@ cdef class Run:
         cdef int64_t[::1] made = np.zeros(max(1, self.environment.queries), np.int64)
         cdef uint8_t[::1] silo = np.zeros(silos * sizeof(ff_bonus_silo), np.uint8)
         cdef double[::1] sample = np.zeros(silos * self.c.dimension)
-        cdef double[::1] factor = np.zeros(max(1, ff_bonus_cache_lazy_size(self.c.dimension)) if lazy else size)
+        cdef double[::1] factor = np.zeros(size)
         cdef double[::1] own = np.zeros(1 if lazy else silos * size)
         cache.bound, cache.made = &bound[0], &made[0]
         cache.choices = self.environment.queries * self.environment.c.actions

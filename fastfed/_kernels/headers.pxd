@@ -115,8 +115,6 @@ cdef extern from "ff_screen_i16.h" nogil:
     int64_t ff_screen_i16_available()
     int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
     int64_t ff_quantised_bytes(int64_t d, int64_t actions)
-    int64_t ff_screen_i16(const ff_actions *actions, const double *w, const double *theta,
-                           double beta, int64_t d, double *scratch, int64_t *candidates)
 
 cdef extern from "ff_candidates.h" nogil:
     ctypedef struct ff_candidates:
@@ -160,7 +158,6 @@ cdef extern from "ff_bonus_cache.h" nogil:
         int64_t version
         const ff_directions *directions
     int64_t ff_bonus_cache_size(int64_t d)
-    int64_t ff_bonus_cache_lazy_size(int64_t d)
     int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                        const double *w, const double *theta, double beta,
                                        double gamma, const double *points, int64_t points_count,

@@ -72,9 +72,6 @@ def scored(
     sieve: tuple[float, float, float] | None = None,
 ) -> tuple[int, np.ndarray]: ...
 def has_screen_i16() -> bool: ...
-def screen_i16(
-    actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float
-) -> np.ndarray | None: ...
 
 MAX_GRID: int
 

@@ -129,15 +129,15 @@ def bonus_ends(
     actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma,
     const double[:, ::1] points, const double[:, ::1] basis=None,
 ):
-    """Return bounds on the scores of float32 feature-major actions, (6, K), for tests: upper bounds
+    """Return bounds on the scores of float32 feature-major actions, (5, K), for tests: upper bounds
     by few products (with a pool's directions, the rows of basis), by R, and by R one action at a
-    time; then lower bounds in three ways. They are computed from w and hold for w after the points
+    time; then lower bounds in two ways. They are computed from w and hold for w after the points
     (n, d) have entered V, which is returned too. Returns None if there are no such bounds."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(
-        ff_bonus_cache_lazy_size(d) + 3 * d * d + 2 * d + ff_score_scratch(d, view.actions) + 64)
-    cdef float[:, ::1] bounds = np.empty((6, view.actions), np.float32)
+        ff_bonus_cache_size(d) + 3 * d * d + 2 * d + ff_score_scratch(d, view.actions) + 64)
+    cdef float[:, ::1] bounds = np.empty((5, view.actions), np.float32)
     cdef double[:, ::1] w_now = np.empty((d, d))
     cdef int64_t points_count = points.shape[0]
     cdef ff_directions directions
@@ -234,19 +234,6 @@ def has_screen_i16():
     cdef ff_actions view
     view.is_double, view.action_stride = 0, 1
     return bool(ff_screen_i16_fits(&view, 1))
-
-
-def screen_i16(actions, const double[:, ::1] w, const double[::1] theta, double beta):
-    """Return the indices that screening in 16 bits does not discard, in ascending order; None if it
-    does not apply, or discards too little."""
-    cdef int64_t d = w.shape[0]
-    cdef ff_actions view = view_of(actions)
-    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
-    cdef int64_t[::1] out = np.empty(view.actions, np.int64)
-    if not ff_screen_i16_fits(&view, d):
-        return None
-    cdef int64_t count = ff_screen_i16(&view, &w[0, 0], &theta[0], beta, d, &scratch[0], &out[0])
-    return None if count < 0 else np.asarray(out)[:count]
 
 
 # ---- local rounds --------------------------------------------------------------------------------

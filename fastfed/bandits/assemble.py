@@ -1,7 +1,7 @@
 """Compute a curve's plan from its Config: the privacy noise, the confidence radius, the plan.
 
 `make_noise` calibrates the mechanism of the protocol for the (epsilon, delta) of the curve
-(``tree_for`` and similar functions in `fastfed.privacy`), and describes the distribution of the
+(``release_for`` and similar functions in `fastfed.privacy`), and describes the distribution of the
 noise in the synchronised sums. `assemble` computes the regularizer and the radius from this
 distribution (`radius.make_theory`) and puts all numbers into a `Plan`. `certify.certify` then adds
 the privacy claim and the certificate.
@@ -43,11 +43,7 @@ from fastfed.privacy.mechanisms.vector_batches import (
     VectorBatches,
     calibrate_vector_batches,
 )
-from fastfed.privacy.releases.gaussian_release import (
-    GaussianRelease,
-    release_for,
-    tree_for,
-)
+from fastfed.privacy.releases.gaussian_release import GaussianRelease, release_for
 from fastfed.privacy.releases.prefix_sums import (
     MOST_RELEASES,
     Factor,
@@ -177,25 +173,13 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
         factor = optimal_factor(release_rounds, last_round, config.saturation or 0.0)
     if config.protects == "reward":
         return _reward_noise(config, problem, schedule, participations, factor)
-    if config.release != "tree":
-        if config.protocol not in RELEASABLE:
-            raise InputError(
-                f'release "{config.release}" needs protocol '
-                f"{' or '.join(RELEASABLE)}: in other protocols every tree node has its own noise, "
-                f'got "{config.protocol}"'
-            )
-        mechanism = release_for(
-            config.release,
-            budget,
-            releases,
-            config.calibration,
-            config.layout,
-            config.ratio,
-            returning=participations,
-            factor=factor,
-            centred=centred,
+    if config.release != "tree" and config.protocol not in RELEASABLE:
+        raise InputError(
+            f'release "{config.release}" needs protocol '
+            f"{' or '.join(RELEASABLE)}: in other protocols every tree node has its own noise, "
+            f'got "{config.protocol}"'
         )
-    elif config.protocol == "shuffle-vector":
+    if config.protocol == "shuffle-vector":
         if schedule.rounds:
             raise InputError(
                 f'batches of different lengths need release "{FLAT}" with protocol '
@@ -225,13 +209,15 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
             returning=participations,
         )
     else:
-        mechanism = tree_for(
+        mechanism = release_for(
+            config.release,
             budget,
             releases,
             config.calibration,
             config.layout,
             config.ratio,
             returning=participations,
+            factor=factor,
             centred=centred,
         )
     share = share_of(config)
@@ -698,18 +684,15 @@ def assemble(
         only_released = released_only(config, schedule)
     clip = config.clipping(problem, clip)
     theory = make_theory(
+        config,
         # A silo that never synchronises is treated as a federation with one silo.
         problem if schedule.batch_size else replace(problem, silos=1),
         noise.distribution if noise else no_noise,
-        radius=config.radius,
-        radius_multiplier=config.radius_multiplier,
-        regularizer=config.regularizer_rule,
         failure_probability=public_failure(config),
         clip=clip,
         released_only=only_released,
         union=problem.silos,
         ordered=ordered,
-        centred=config.centred_norm(problem),
     )
     plan = make_plan(config, problem, protocol, schedule, clip, theory, noise)
     if growth := config.ranking[1]:

@@ -45,6 +45,7 @@ from fastfed.privacy.mechanisms.reward_release import RewardRelease
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
+from fastfed.privacy.sensitivity import STREAMS
 from fastfed.protocols.account import alike, bounds, released_only, worst_part
 from fastfed.protocols.plan import DelayedPlan, Plan
 from fastfed.protocols.protocol import PROTOCOLS
@@ -130,6 +131,8 @@ def declared(
     -------
     Claim
     """
+    if isinstance(mechanism, UnequalBatches):
+        mechanism = mechanism.batches[0]  # the batches differ in size and noise only
     conditions: tuple[Condition, ...] = ()
     if not isinstance(mechanism, _BUILTIN):
         conditions = tuple(c for c in mechanism.conditions() if not isinstance(c, ClaimCondition))
@@ -463,8 +466,7 @@ def _unclaimed(plan: Plan, problem: ProblemSpec, claim: Claim, top: PrivacyEvent
 def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
     """Return the noise stds that drivers use, of a user's message, a batch or a tree node."""
     if isinstance(top, LocalGaussian):
-        names = ("bias", "covariance", "covariance_diagonal")
-        return dict(zip(names, plan.user_std.parts, strict=True))
+        return dict(zip(STREAMS, plan.user_std.parts, strict=True))
     return top.noise_stds
 
 

@@ -69,6 +69,7 @@ from fastfed.bandits.feducb_theory import (
     constants,
     decentralised_bound_curves,
     proposition_2,
+    sizes_of,
     threshold_of,
     trigger,
 )
@@ -366,10 +367,8 @@ def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
     # D of "M1.5" is 0 for one silo and one round: synchronise after every round.
     if not threshold:
         return every_round
-    horizon, d = problem.horizon, problem.dimension
-    return Schedule(
-        horizon, batch_size_proposition_1(horizon, d, threshold, numbers.rho_min, numbers.rho_max)
-    )
+    batch_size = batch_size_proposition_1(sizes_of(problem, numbers), threshold)
+    return Schedule(problem.horizon, batch_size)
 
 
 def resolve_schedule(config: K) -> K:

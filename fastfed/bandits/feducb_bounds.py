@@ -6,45 +6,31 @@ natural logarithms and multiplied by `constant`. All other bounds have the const
 proofs, with the free constant nu of the proofs set to e. Logarithms are natural unless log2 is
 written.
 
+`Trees` and `Sizes` hold the arguments that most functions share. Proposition 1 as printed in the
+main text, 2 sqrt(d T/D) G + 4, is no bound for small G.
+
 Parameters
 ----------
 All functions share these parameters. Invalid values raise InputError.
 
-horizon : int
-    T >= 1.
-silos : int
-    M >= 1.
-dimension : int
-    d >= 1.
 epsilon, delta : float
     Privacy budget of one user, epsilon > 0 and delta in (0, 1).
-failure_probability : float
-    alpha in (0, 1].
-feature_bound : float
-    L > 0 with ||x|| <= L. Rewards have |y| <= 1.
-releases : int
-    n >= 1, the number of releases of one tree: the number of batches if the schedule is fixed,
-    else T.
-gamma : int
-    The time to live of messages in Algorithm 3, in hops, which is also the number of estimators.
-    Each estimator has a tree of n = ceil(T / gamma) releases. It is 1 for Algorithm 1.
-rho_min, rho_max : float
-    Bounds 0 < rho_min <= rho_max on the eigenvalues of a silo's regularizer H. Without privacy
-    rho_max = rho_min.
+noise_std : float
+    s >= 0, the off-diagonal std of one tree node in layout goe2.
 threshold : float
     D > 0 of the trigger. In Algorithm 3, D before it is divided by 1 + L^2.
 kappa : float
     Bound >= 0 on the noise in the bias vector, 0 without privacy.
 reward_scale : float
     sigma > 0: rewards are sigma-sub-Gaussian.
+failure_probability : float
+    alpha in (0, 1].
 parameter_bound : float
     S > 0 with ||theta*|| <= S.
+radius : float
+    The result of `beta_bar`.
 constant : float
     Factor > 0 on an order of growth, which has no constant in the paper.
-
-Notes
------
-G is the logarithm that `log_growth` returns.
 """
 
 from __future__ import annotations
@@ -52,56 +38,74 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import msgspec
+
 from fastfed._validate import InputError, choice, integer, number, show
-from fastfed.bandits.problem import checked_sizes
+from fastfed.bandits.problem import checked_budget, checked_constant
 from fastfed.privacy.releases.gaussian_release import privatizer_levels
 from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 
 THRESHOLDS = ("log-T", "M1.5")
 
 
-def _releases(releases: int) -> int:
-    """Check n and return it."""
-    return integer("releases", releases, at_least=1)
-
-
-def _squared_norm(feature_bound: float) -> float:
-    """Return L^2 + 1, the largest possible ||[x; y]||^2."""
-    length = number("feature_bound", feature_bound, above=0)
-    return length * length + 1.0
-
-
-def _log_union(
-    events: int, silos: int, releases: int, gamma: int, failure_probability: float
-) -> float:
-    """Return ln(events n M gamma / alpha), for a union bound over all releases of all trees.
-
-    There are ``events`` events for each release, n releases, M silos and gamma trees at each silo.
-    """
-    count = (
-        events
-        * integer("silos", silos, at_least=1)
-        * _releases(releases)
-        * integer("gamma", gamma, at_least=1)
-    )
-    alpha = number("failure_probability", failure_probability, above=0, at_most=1)
-    return math.log(count) - math.log(alpha)
+def _check(sizes: Trees | Sizes, *names: str) -> None:
+    """Check that the named fields are integers >= 1 and feature_bound > 0, and convert them."""
+    for name in names:
+        count = integer(name, getattr(sizes, name), at_least=1)
+        msgspec.structs.force_setattr(sizes, name, count)
+    number("feature_bound", sizes.feature_bound, above=0)
 
 
 # ---- Noise of a prefix (Section 4.3) -------------------------------------------------------------
 
 
-def noise_bound(
-    dimension: int,
-    silos: int,
-    epsilon: float,
-    delta: float,
-    releases: int,
-    failure_probability: float,
-    *,
-    feature_bound: float = 1.0,
-    gamma: int = 1,
-) -> float:
+class Trees(msgspec.Struct, frozen=True, kw_only=True):
+    """The noise trees of all silos, to which the bounds on noise apply together.
+
+    Parameters
+    ----------
+    dimension : int
+        d >= 1.
+    silos : int
+        M >= 1.
+    releases : int
+        n >= 1, the number of releases of one tree: the number of batches if the schedule is fixed,
+        else T.
+    failure_probability : float
+        alpha in (0, 1].
+    feature_bound : float, default 1
+        L > 0 with ||x|| <= L. Rewards have |y| <= 1.
+    gamma : int, default 1
+        The number of trees of each silo: the estimators of Algorithm 3, else 1.
+    """
+
+    dimension: int
+    silos: int
+    releases: int
+    failure_probability: float
+    feature_bound: float = 1.0
+    gamma: int = 1
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _check(self, "dimension", "silos", "releases", "gamma")
+        number("failure_probability", self.failure_probability, above=0, at_most=1)
+
+    def log_union(self, events: int) -> float:
+        """Return ln(events n M gamma / alpha), for a union bound over all releases of all trees.
+
+        There are ``events`` events for each release.
+        """
+        count = events * self.silos * self.releases * self.gamma
+        return math.log(count) - math.log(self.failure_probability)
+
+    def prefix_std(self, noise_std: float) -> float:
+        """Return s sqrt(p), where p is the largest number of nodes in a prefix."""
+        std = number("noise_std", noise_std, at_least=0)
+        return std * math.sqrt(max_prefix_nodes(self.releases))
+
+
+def noise_bound(trees: Trees, epsilon: float, delta: float) -> float:
     """Return Lambda of Section 4.3 as printed, a bound on the noise's operator norm.
 
     Lambda = sqrt(32) m (L^2 + 1) ln(4/delta) (4 sqrt(d) + 2 ln(2 n M gamma/alpha)) / epsilon. Each
@@ -109,25 +113,15 @@ def noise_bound(
     (Proposition 4). Proven for the noise of `gaussian_release.node_noise_std`, because Lambda is
     never below `noise_bound_from_std` of this noise.
     """
-    d = integer("dimension", dimension, at_least=1)
-    epsilon = number("epsilon", epsilon, above=0)
-    delta = number("delta", delta, above=0, below=1)
-    m = privatizer_levels(releases)
-    tail = 4.0 * math.sqrt(d) + 2.0 * _log_union(2, silos, releases, gamma, failure_probability)
+    epsilon, delta = checked_budget(epsilon, delta)
+    m = privatizer_levels(trees.releases)
+    tail = 4.0 * math.sqrt(trees.dimension) + 2.0 * trees.log_union(2)
     log_delta = math.log(4.0) - math.log(delta)
-    return math.sqrt(32.0) * m * _squared_norm(feature_bound) * log_delta * tail / epsilon
+    squared_norm = trees.feature_bound * trees.feature_bound + 1.0
+    return math.sqrt(32.0) * m * squared_norm * log_delta * tail / epsilon
 
 
-def bias_bound(
-    dimension: int,
-    silos: int,
-    epsilon: float,
-    releases: int,
-    failure_probability: float,
-    *,
-    feature_bound: float = 1.0,
-    gamma: int = 1,
-) -> float:
+def bias_bound(trees: Trees, epsilon: float) -> float:
     """Return kappa of Proposition 4 as printed, an unproven bound on ||h|| in the norm of H^-1.
 
     kappa = sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)), with the
@@ -136,147 +130,134 @@ def bias_bound(
     delta < 6e-4 with n = 1e5, M = 100, d = 10, epsilon = 1 and alpha = 0.01, and for delta < 2e-2
     with n = 7 and M = 10.
     """
-    d = integer("dimension", dimension, at_least=1)
     epsilon = number("epsilon", epsilon, above=0)
-    m = privatizer_levels(releases)
-    tail = math.sqrt(d) + 2.0 * _log_union(2, silos, releases, gamma, failure_probability)
-    return math.sqrt(m * _squared_norm(feature_bound) * tail / (math.sqrt(2.0) * epsilon))
+    m = privatizer_levels(trees.releases)
+    tail = math.sqrt(trees.dimension) + 2.0 * trees.log_union(2)
+    squared_norm = trees.feature_bound * trees.feature_bound + 1.0
+    return math.sqrt(m * squared_norm * tail / (math.sqrt(2.0) * epsilon))
 
 
-def noise_bound_from_std(
-    dimension: int,
-    silos: int,
-    noise_std: float,
-    releases: int,
-    failure_probability: float,
-    *,
-    gamma: int = 1,
-) -> float:
+def noise_bound_from_std(trees: Trees, noise_std: float) -> float:
     """Return Lambda for Gaussian noise of any std, which is not in the paper.
 
-    Lambda = s sqrt(p) (2 sqrt(d) + 2 sqrt(ln(8 n M gamma/alpha))). Here s = ``noise_std`` >= 0 is
-    the off-diagonal std of one tree node in layout goe2, and p is the largest number of nodes in a
-    prefix (`max_prefix_nodes`). Proven: with probability 1 - alpha/4 the operator norm is at most
-    Lambda in all releases. The largest eigenvalue has mean at most 2 s sqrt(p d), and is a
-    Lipschitz function of the Gaussian entries with constant sqrt(2 p) s. The union bound counts the
-    largest and the smallest eigenvalue.
+    Lambda = s sqrt(p) (2 sqrt(d) + 2 sqrt(ln(8 n M gamma/alpha))), where p is the largest number of
+    nodes in a prefix (`max_prefix_nodes`). Proven: with probability 1 - alpha/4 the operator norm
+    is at most Lambda in all releases. The largest eigenvalue has mean at most 2 s sqrt(p d), and is
+    a Lipschitz function of the Gaussian entries with constant sqrt(2 p) s. The union bound counts
+    the largest and the smallest eigenvalue.
     """
-    d = integer("dimension", dimension, at_least=1)
-    spread = number("noise_std", noise_std, at_least=0) * math.sqrt(
-        max_prefix_nodes(_releases(releases))
-    )
-    log_union = _log_union(8, silos, releases, gamma, failure_probability)
-    return 2.0 * spread * (math.sqrt(d) + math.sqrt(log_union))
+    roots = math.sqrt(trees.dimension) + math.sqrt(trees.log_union(8))
+    return 2.0 * trees.prefix_std(noise_std) * roots
 
 
-def bias_bound_from_std(
-    dimension: int,
-    silos: int,
-    noise_std: float,
-    rho_min: float,
-    releases: int,
-    failure_probability: float,
-    *,
-    gamma: int = 1,
-) -> float:
+def bias_bound_from_std(trees: Trees, noise_std: float, rho_min: float) -> float:
     """Return kappa for Gaussian noise of any std, which is not in the paper.
 
-    kappa = s sqrt(p) (sqrt(d) + sqrt(2 ln(4 n M gamma/alpha))) / sqrt(rho_min), with s =
-    ``noise_std`` and p as in `noise_bound_from_std`. Proven if H >= rho_min I: with probability
-    1 - alpha/4 the norm of h that is weighted by H^-1 is at most kappa in all releases. The two
-    bounds together use alpha/2, and alpha/2 remains for the rewards.
+    kappa = s sqrt(p) (sqrt(d) + sqrt(2 ln(4 n M gamma/alpha))) / sqrt(rho_min), with p as in
+    `noise_bound_from_std`. Proven if H >= rho_min I, rho_min > 0: with probability 1 - alpha/4 the
+    norm of h that is weighted by H^-1 is at most kappa in all releases. The two bounds together use
+    alpha/2, and alpha/2 remains for the rewards.
     """
-    d = integer("dimension", dimension, at_least=1)
-    spread = number("noise_std", noise_std, at_least=0) * math.sqrt(
-        max_prefix_nodes(_releases(releases))
-    )
     low = number("rho_min", rho_min, above=0)
-    log_union = _log_union(4, silos, releases, gamma, failure_probability)
-    return spread * (math.sqrt(d) + math.sqrt(2.0 * log_union)) / math.sqrt(low)
+    roots = math.sqrt(trees.dimension) + math.sqrt(2.0 * trees.log_union(4))
+    return trees.prefix_std(noise_std) * roots / math.sqrt(low)
 
 
 # ---- Thresholds of the trigger -------------------------------------------------------------------
 
 
-def log_growth(
-    horizon: int,
-    dimension: int,
-    rho_min: float,
-    rho_max: float,
-    *,
-    feature_bound: float = 1.0,
-    gamma: int = 1,
-) -> float:
-    """Return G = ln(rho_max/rho_min + T L^2/(gamma d rho_min)), the logarithm in all bounds.
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of a federation, and bounds on its regularizers.
 
-    Proven for gamma = 1: ln det V - d ln(M rho_min) <= d G if every H <= rho_max I.
+    Parameters
+    ----------
+    horizon : int
+        T >= 1.
+    silos : int
+        M >= 1.
+    dimension : int
+        d >= 1.
+    rho_min, rho_max : float
+        Bounds 0 < rho_min <= rho_max on the eigenvalues of a silo's regularizer H. Without privacy
+        rho_max = rho_min.
+    feature_bound : float, default 1
+        L > 0 with ||x|| <= L.
+    gamma : int, default 1
+        The time to live of messages in Algorithm 3, in hops, which is also the number of
+        estimators. Each estimator has a tree of ceil(T / gamma) releases. It is 1 for Algorithm 1.
     """
-    t = integer("horizon", horizon, at_least=1)
-    d = integer("dimension", dimension, at_least=1)
-    low = number("rho_min", rho_min, above=0)
-    high = number("rho_max", rho_max, at_least=low)
-    length = number("feature_bound", feature_bound, above=0)
-    trace_share = t * length * length / (integer("gamma", gamma, at_least=1) * d)
-    return math.log1p(((high - low) + trace_share) / low)
+
+    horizon: int
+    silos: int
+    dimension: int
+    rho_min: float
+    rho_max: float
+    feature_bound: float = 1.0
+    gamma: int = 1
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _check(self, "horizon", "silos", "dimension", "gamma")
+        number("rho_max", self.rho_max, at_least=number("rho_min", self.rho_min, above=0))
+
+    @property
+    def log_growth(self) -> float:
+        """Return G = ln(rho_max/rho_min + T L^2/(gamma d rho_min)), the logarithm in all bounds.
+
+        Proven for gamma = 1: ln det V - d ln(M rho_min) <= d G if every H <= rho_max I.
+        """
+        length, low = self.feature_bound, self.rho_min
+        trace_share = self.horizon * length * length / (self.gamma * self.dimension)
+        return math.log1p(((self.rho_max - low) + trace_share) / low)
 
 
-def threshold(
-    communication: str,
-    horizon: int,
-    silos: int,
-    dimension: int,
-    rho_min: float,
-    rho_max: float,
-    *,
-    feature_bound: float = 1.0,
-) -> float:
+def threshold(communication: str, sizes: Sizes) -> float:
     """Return D of the determinant trigger, Algorithm 1, line 12.
 
     ``communication`` selects a rule of the paper:
 
-    - "log-T", for O(M log T) communication: D = 2 T d / (G + 1), printed below Theorem 1.
-    - "M1.5", for O(M^1.5 d^3) communication: D = T ln(M T) / (d M). Remark 1 prints no threshold
-      and refers to Wang et al. 2020, who use this one. It is 0 for M = T = 1.
+    - "log-T", for O(M log T) communication: D = 2 (T/gamma) d / (G + 1), printed below Theorem 1
+      for gamma = 1. The paper prints no threshold for Algorithm 3 ("identical"). This is the rule
+      for the T/gamma rounds of one estimator, without the division by 1 + L^2 in line 6.
+    - "M1.5", for O(M^1.5 d^3) communication and gamma = 1: D = T ln(M T) / (d M). Remark 1 prints
+      no threshold and refers to Wang et al. 2020, who use this one. It is 0 for M = T = 1.
 
     For O(M T) communication silos synchronise after every round, without a threshold.
     """
-    choice("communication", communication, THRESHOLDS)
-    t = integer("horizon", horizon, at_least=1)
-    m = integer("silos", silos, at_least=1)
-    d = integer("dimension", dimension, at_least=1)
-    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
-    if communication == "M1.5":
+    t, m, d = sizes.horizon, sizes.silos, sizes.dimension
+    if choice("communication", communication, THRESHOLDS) == "M1.5":
+        integer("gamma", sizes.gamma, at_least=1, at_most=1)
         return t * math.log(m * t) / (d * m)
-    return 2.0 * t * d / (growth + 1.0)
+    return 2.0 * t * d / (sizes.gamma * (sizes.log_growth + 1.0))
 
 
-def decentralised_threshold(
-    horizon: int,
-    dimension: int,
-    gamma: int,
-    rho_min: float,
-    rho_max: float,
-    *,
-    feature_bound: float = 1.0,
-) -> float:
-    """Return D of Algorithm 3: 2 (T/gamma) d / (G + 1), where G depends on gamma.
+# ---- Synchronisations: Proposition 1 -------------------------------------------------------------
 
-    The paper prints no threshold for Algorithm 3 ("identical"). This is its rule "log-T" for the
-    T/gamma rounds of one estimator. The division by 1 + L^2 in line 6 is not included.
+
+def proposition_1_appendix(sizes: Sizes, threshold: float) -> float:
+    """Return the bound of Proposition 1 as printed in the appendix: 2 sqrt(d T G/D) + 4.
+
+    The appendix calls it Proposition 5. It is proven without privacy, but not by the paper's proof,
+    which needs d G <= 2 D. A proof: a period of length t_k raises ln det S by at least D/t_k, so by
+    the Cauchy-Schwarz inequality there are at most sqrt(d T G/D) periods. It is unproven with
+    privacy, because the term M (rho_max - rho_min) I alone may fire the trigger.
     """
-    t = integer("horizon", horizon, at_least=1)
-    d = integer("dimension", dimension, at_least=1)
-    estimators = integer("gamma", gamma, at_least=1)
-    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=estimators)
-    return 2.0 * t * d / (estimators * (growth + 1.0))
+    growth = sizes.dimension * sizes.horizon * sizes.log_growth
+    return 2.0 * math.sqrt(growth / number("threshold", threshold, above=0)) + 4.0
 
 
-# ---- Argument checks and common terms of the bounds ----------------------------------------------
+def batch_size_proposition_1(sizes: Sizes, threshold: float) -> int:
+    """Return the batch size B = ceil(T / ceil(n)) of a fixed schedule, in [1, T].
+
+    n is the bound of Proposition 1 (appendix) for the threshold D. So silos synchronise about as
+    often as the paper bounds for the determinant schedule, but in rounds that do not depend on
+    data. This rule is not in the paper. rho_min and rho_max are those of `noise_bound` for T
+    releases. The noise can then be calibrated for T // B releases.
+    """
+    return -(-sizes.horizon // math.ceil(proposition_1_appendix(sizes, threshold)))
 
 
-def _threshold(threshold: float) -> float:
-    """Check D and return it."""
-    return number("threshold", threshold, above=0)
+# ---- Radius --------------------------------------------------------------------------------------
 
 
 def _log_failure(failure_probability: float) -> float:
@@ -285,127 +266,20 @@ def _log_failure(failure_probability: float) -> float:
     return math.log(2.0) - math.log(alpha)
 
 
-def _scale(reward_scale: float) -> float:
-    """Check sigma and return it."""
-    return number("reward_scale", reward_scale, above=0)
-
-
-def _offset(silos: int, rho_max: float, kappa: float, parameter_bound: float) -> float:
+def _offset(sizes: Sizes, kappa: float, parameter_bound: float) -> float:
     """Return S sqrt(M rho_max) + kappa sqrt(M), the terms of the radius for H and the noise."""
     norm = number("parameter_bound", parameter_bound, above=0)
     bias = number("kappa", kappa, at_least=0)
-    return math.sqrt(silos) * (norm * math.sqrt(rho_max) + bias)
-
-
-def _periods(horizon: int, clique: int, threshold: float, growth: float, gamma: int) -> float:
-    """Return the sum of the terms for good and bad periods of one clique and one estimator.
-
-    ``clique`` is the number of silos of the clique, and ``growth`` = d G.
-    """
-    good = math.sqrt(2.0 * clique * horizon / gamma * growth)
-    return good + clique * math.sqrt(_threshold(threshold)) * (growth + 1.0)
-
-
-# ---- Synchronisations: Proposition 1 -------------------------------------------------------------
-
-
-def proposition_1_main_text(
-    horizon: int,
-    dimension: int,
-    threshold: float,
-    rho_min: float,
-    rho_max: float,
-    *,
-    feature_bound: float = 1.0,
-) -> float:
-    """Return the bound of Proposition 1 as printed in the main text: 2 sqrt(d T/D) G + 4.
-
-    It is a misprint of the bound in the appendix, and wrong for small G.
-    """
-    t, _, d = checked_sizes(horizon, 1, dimension)
-    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
-    return 2.0 * math.sqrt(d * t / _threshold(threshold)) * growth + 4.0
-
-
-def proposition_1_appendix(
-    horizon: int,
-    dimension: int,
-    threshold: float,
-    rho_min: float,
-    rho_max: float,
-    *,
-    feature_bound: float = 1.0,
-) -> float:
-    """Return the bound of Proposition 1 as printed in the appendix: 2 sqrt(d T G/D) + 4.
-
-    The appendix calls it Proposition 5. It is proven without privacy, but not by the paper's proof,
-    which needs d G <= 2 D. A proof: a period of length t_k raises ln det S by at least D/t_k, so by
-    the Cauchy-Schwarz inequality there are at most sqrt(d T G/D) periods. It is unproven with
-    privacy, because the term M (rho_max - rho_min) I alone may fire the trigger.
-    """
-    t, _, d = checked_sizes(horizon, 1, dimension)
-    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
-    return 2.0 * math.sqrt(d * t * growth / _threshold(threshold)) + 4.0
-
-
-def proposition_1_derived(
-    horizon: int,
-    dimension: int,
-    threshold: float,
-    rho_min: float,
-    rho_max: float,
-    *,
-    feature_bound: float = 1.0,
-) -> float:
-    """Return equation (6) in the proof of Proposition 1: 2 sqrt(d T G/D) + d G/D + 2.
-
-    Proven without privacy, as `proposition_1_appendix`.
-    """
-    t, _, d = checked_sizes(horizon, 1, dimension)
-    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
-    ratio = d * growth / _threshold(threshold)
-    return 2.0 * math.sqrt(t * ratio) + ratio + 2.0
-
-
-def batch_size_proposition_1(
-    horizon: int,
-    dimension: int,
-    threshold: float,
-    rho_min: float,
-    rho_max: float,
-    *,
-    feature_bound: float = 1.0,
-) -> int:
-    """Return the batch size B = ceil(T / ceil(n)) of a fixed schedule, in [1, T].
-
-    n is the bound of Proposition 1 (appendix) for the threshold D. So silos synchronise about as
-    often as the paper bounds for the determinant schedule, but in rounds that do not depend on
-    data. This rule is not in the paper. rho_min and rho_max are those of `noise_bound` for T
-    releases. The noise can then be calibrated for T // B releases.
-    """
-    t, _, d = checked_sizes(horizon, 1, dimension)
-    max_synchronisations = proposition_1_appendix(
-        t, d, threshold, rho_min, rho_max, feature_bound=feature_bound
-    )
-    return -(-t // math.ceil(max_synchronisations))
-
-
-# ---- Radius --------------------------------------------------------------------------------------
+    return math.sqrt(sizes.silos) * (norm * math.sqrt(sizes.rho_max) + bias)
 
 
 def beta_bar(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    rho_min: float,
-    rho_max: float,
+    sizes: Sizes,
     kappa: float,
     reward_scale: float,
     failure_probability: float,
     *,
     parameter_bound: float = 1.0,
-    feature_bound: float = 1.0,
-    gamma: int = 1,
 ) -> float:
     """Return a bound on the radius of all rounds (proof of Proposition 6, at t = T).
 
@@ -417,132 +291,67 @@ def beta_bar(
     proof has given (zhou-chowdhury-2024, footnote 5). For gamma > 1 the bound covers rounds after
     the first synchronisation of a clique.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=gamma)
-    width = _scale(reward_scale) * math.sqrt(2.0 * _log_failure(failure_probability) + growth)
-    return width + _offset(m, rho_max, kappa, parameter_bound)
+    growth = sizes.dimension * sizes.log_growth
+    scale = number("reward_scale", reward_scale, above=0)
+    width = scale * math.sqrt(2.0 * _log_failure(failure_probability) + growth)
+    return width + _offset(sizes, kappa, parameter_bound)
 
 
 # ---- Regret with a server: Theorem 1 -------------------------------------------------------------
 
 
 def theorem_1(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    rho_min: float,
-    rho_max: float,
+    sizes: Sizes,
     kappa: float,
     reward_scale: float,
     failure_probability: float,
     *,
     parameter_bound: float = 1.0,
-    feature_bound: float = 1.0,
     constant: float = 1.0,
 ) -> float:
     """Return the order of the group regret in Theorem 1 as printed, for threshold "log-T".
 
-    sigma sqrt(M T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)). The proof does
-    not give this order. Compared with `theorem_1_explicit`, the factor sqrt(d) of G and the factor
-    sqrt(G) of the other terms are missing, and the last two terms are multiplied by sigma. To
-    compare with a simulated curve, use `theorem_1_two_terms`.
+    sigma sqrt(M T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)), which is
+    `theorem_2` with one clique. The proof does not give this order. Compared with
+    `theorem_1_explicit`, the factor sqrt(d) of G and the factor sqrt(G) of the other terms are
+    missing, and the last two terms are multiplied by sigma. To compare with a simulated curve, use
+    `theorem_1_two_terms`.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
-    inside = growth + math.sqrt(_log_failure(failure_probability))
-    inside += _offset(m, rho_max, kappa, parameter_bound)
-    scale = _scale(reward_scale) * math.sqrt(m * t * d)
-    return number("constant", constant, above=0) * scale * inside
+    arguments = kappa, reward_scale, failure_probability
+    return theorem_2(sizes, 1, *arguments, parameter_bound=parameter_bound, constant=constant)
 
 
-def theorem_1_two_terms(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    threshold: float,
-    rho_min: float,
-    rho_max: float,
-    kappa: float,
-    reward_scale: float,
-    failure_probability: float,
-    *,
-    parameter_bound: float = 1.0,
-    feature_bound: float = 1.0,
-) -> float:
+def theorem_1_two_terms(sizes: Sizes, threshold: float, radius: float) -> float:
     """Return the bound in the proof of Theorem 1 for any threshold D.
 
     2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. The order is proven
     under the conditions of `beta_bar`. The constant ignores the round in which the trigger fires.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
-    bar = beta_bar(
-        t,
-        m,
-        d,
-        rho_min,
-        rho_max,
-        kappa,
-        reward_scale,
-        failure_probability,
-        parameter_bound=parameter_bound,
-        feature_bound=feature_bound,
-    )
-    return 2.0 * math.e * bar * _periods(t, m, threshold, growth, 1)
+    return theorem_2_two_terms(sizes, [sizes.silos], threshold, radius)
 
 
-def theorem_1_explicit(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    rho_min: float,
-    rho_max: float,
-    kappa: float,
-    reward_scale: float,
-    failure_probability: float,
-    *,
-    parameter_bound: float = 1.0,
-    feature_bound: float = 1.0,
-) -> float:
+def theorem_1_explicit(sizes: Sizes, radius: float) -> float:
     """Return the last line of Theorem 1's proof with constants: 4 e beta_bar sqrt(2 M T d (G + 1)).
 
     Unproven. With D = 2 T d / (G + 1), the second term of `theorem_1_two_terms` is larger than the
     first by a factor of about sqrt(M) d, and this line drops the factor.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
-    bar = beta_bar(
-        t,
-        m,
-        d,
-        rho_min,
-        rho_max,
-        kappa,
-        reward_scale,
-        failure_probability,
-        parameter_bound=parameter_bound,
-        feature_bound=feature_bound,
-    )
-    return 4.0 * math.e * bar * math.sqrt(2.0 * m * t * d * (growth + 1.0))
+    volume = 2.0 * sizes.silos * sizes.horizon * sizes.dimension
+    bar = number("radius", radius, above=0)
+    return 4.0 * math.e * bar * math.sqrt(volume * (sizes.log_growth + 1.0))
 
 
 # ---- Regret without a server: Theorem 2 ----------------------------------------------------------
 
 
 def theorem_2(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    rho_min: float,
-    rho_max: float,
+    sizes: Sizes,
+    cliques: int,
     kappa: float,
     reward_scale: float,
     failure_probability: float,
-    cliques: int,
-    gamma: int,
     *,
     parameter_bound: float = 1.0,
-    feature_bound: float = 1.0,
     constant: float = 1.0,
 ) -> float:
     """Return the order of the group regret of Algorithm 3 in Theorem 2.
@@ -552,30 +361,16 @@ def theorem_2(
     is inside the root as in the proof, unlike in the printed theorem. The order is unproven, and
     has the same missing factors as `theorem_1`.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    hops = integer("gamma", gamma, at_least=1)
-    cover = integer("cliques", cliques, at_least=1, at_most=m)
-    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=hops)
-    inside = growth + math.sqrt(_log_failure(failure_probability))
-    inside += _offset(m, rho_max, kappa, parameter_bound)
-    scale = _scale(reward_scale) * math.sqrt(m * cover * hops * t * d)
-    return number("constant", constant, above=0) * scale * inside
+    cover = integer("cliques", cliques, at_least=1, at_most=sizes.silos)
+    inside = sizes.log_growth + math.sqrt(_log_failure(failure_probability))
+    inside += _offset(sizes, kappa, parameter_bound)
+    volume = sizes.silos * cover * sizes.gamma * sizes.horizon * sizes.dimension
+    scale = number("reward_scale", reward_scale, above=0) * math.sqrt(volume)
+    return checked_constant(constant) * scale * inside
 
 
 def theorem_2_two_terms(
-    horizon: int,
-    clique_sizes: Iterable[int],
-    dimension: int,
-    threshold: float,
-    rho_min: float,
-    rho_max: float,
-    kappa: float,
-    reward_scale: float,
-    failure_probability: float,
-    gamma: int,
-    *,
-    parameter_bound: float = 1.0,
-    feature_bound: float = 1.0,
+    sizes: Sizes, clique_sizes: Iterable[int], threshold: float, radius: float
 ) -> float:
     """Return the bound in the proof of Theorem 2 for any threshold D.
 
@@ -585,29 +380,19 @@ def theorem_2_two_terms(
     sketches why the factor 1 + L^2 accounts for the round between request and broadcast.
     """
     try:
-        sizes = list(clique_sizes)
+        counts = list(clique_sizes)
     except TypeError:
         raise InputError(
             f"clique_sizes must be a list of integers, got {show(clique_sizes)}"
         ) from None
-    if not sizes:
-        raise InputError(f"clique_sizes must hold at least one clique, got {show(sizes)}")
-    sizes = [integer(f"clique_sizes[{i}]", size, at_least=1) for i, size in enumerate(sizes)]
-    t, m, d = checked_sizes(horizon, sum(sizes), dimension)
-    hops = integer("gamma", gamma, at_least=1)
-    growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=hops)
-    bar = beta_bar(
-        t,
-        m,
-        d,
-        rho_min,
-        rho_max,
-        kappa,
-        reward_scale,
-        failure_probability,
-        parameter_bound=parameter_bound,
-        feature_bound=feature_bound,
-        gamma=hops,
+    counts = [integer(f"clique_sizes[{i}]", size, at_least=1) for i, size in enumerate(counts)]
+    if sum(counts) != sizes.silos:
+        raise InputError(f"clique_sizes must add up to {sizes.silos} silos, got {show(counts)}")
+    growth = sizes.dimension * sizes.log_growth
+    root = math.sqrt(number("threshold", threshold, above=0))
+    # The terms for the good and the bad periods of each clique with one estimator.
+    total = sum(
+        math.sqrt(2.0 * size * sizes.horizon / sizes.gamma * growth) + size * root * (growth + 1.0)
+        for size in counts
     )
-    total = sum(_periods(t, size, threshold, growth, hops) for size in sizes)
-    return 2.0 * math.e * bar * hops * total
+    return 2.0 * math.e * number("radius", radius, above=0) * sizes.gamma * total

@@ -17,9 +17,11 @@ import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.bandits.feducb_bounds import (
+    Sizes,
+    Trees,
+    beta_bar,
     bias_bound,
     bias_bound_from_std,
-    decentralised_threshold,
     noise_bound,
     noise_bound_from_std,
     proposition_1_appendix,
@@ -134,20 +136,24 @@ def constants(
     if noise is None:
         rho = PLAIN_RHO if config.rho_min is None else config.rho_min
         return Constants(rho, rho, 0.0)
-    d, alpha = federation.problem.dimension, config.failure_probability
-    n, gamma, silos = max(1, noise.releases), federation.gamma, federation.all.silos
-    proven_rho = noise_bound_from_std(d, silos, noise.noise_std, n, alpha, gamma=gamma)
-    budget = noise.budget
+    trees = Trees(
+        dimension=federation.problem.dimension,
+        silos=federation.all.silos,
+        releases=max(1, noise.releases),
+        failure_probability=config.failure_probability,
+        gamma=federation.gamma,
+    )
+    proven_rho, budget = noise_bound_from_std(trees, noise.noise_std), noise.budget
     if config.rho_min is not None:
         rho = config.rho_min
     elif noise.calibration == "theorem":
-        rho = noise_bound(d, silos, budget.epsilon, budget.delta, n, alpha, gamma=gamma)
+        rho = noise_bound(trees, budget.epsilon, budget.delta)
     else:
         rho = proven_rho
-    proven_kappa = bias_bound_from_std(d, silos, noise.noise_std, rho, n, alpha, gamma=gamma)
+    proven_kappa = bias_bound_from_std(trees, noise.noise_std, rho)
     kappa = proven_kappa
     if noise.calibration == "theorem":
-        kappa = bias_bound(d, silos, budget.epsilon, n, alpha, gamma=gamma)
+        kappa = bias_bound(trees, budget.epsilon)
     return Constants(rho, 3.0 * rho, kappa, bounded=rho >= proven_rho, biased=kappa >= proven_kappa)
 
 
@@ -216,22 +222,34 @@ def proposition_2(
     )
 
 
+def sizes_of(
+    problem: ProblemSpec, numbers: Constants, horizon: int | None = None, gamma: int = 1
+) -> Sizes:
+    """Return the sizes of the bounds, by default for the horizon of the problem."""
+    return Sizes(
+        horizon=problem.horizon if horizon is None else horizon,
+        silos=problem.silos,
+        dimension=problem.dimension,
+        rho_min=numbers.rho_min,
+        rho_max=numbers.rho_max,
+        gamma=gamma,
+    )
+
+
 def threshold_of(config: FedUCBConfig, federation: Federation, numbers: Constants) -> float:
     """Return the threshold D: ``communication`` itself if it is a number, or by its rule."""
-    problem, low, high = federation.problem, numbers.rho_min, numbers.rho_max
     if not isinstance(config.communication, str):
         return float(config.communication)
     if federation.whole is None:
-        sizes = problem.horizon, problem.silos, problem.dimension
-        return threshold(config.communication, *sizes, low, high)
+        return threshold(config.communication, sizes_of(federation.problem, numbers))
     if config.communication != "log-T":
         raise InputError(
             'communication must be "log-T", "MT" or a number without a server, got '
             f'"{config.communication}"'
         )
-    sizes = federation.whole.horizon, problem.dimension, federation.gamma
+    sizes = sizes_of(federation.whole, numbers, gamma=federation.gamma)
     # Algorithm 3 divides by 1 + L^2 (line 6).
-    return decentralised_threshold(*sizes, low, high) / 2.0
+    return threshold("log-T", sizes) / 2.0
 
 
 def trigger(
@@ -262,20 +280,16 @@ def centralised_bound_curves(
 
     Theorem 1 is the sum of two terms in its proof, Proposition 1 is as printed in the appendix.
     """
-    d, rho_bounds = problem.dimension, (numbers.rho_min, numbers.rho_max)
-    further_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
-    round_numbers = [int(t) for t in rounds]
+    radius_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
+    sizes = [sizes_of(problem, numbers, int(t)) for t in rounds]
     # With noise the term M (rho_max - rho_min) I may fire the trigger, which the proof ignores.
-    proven = "" if rho_bounds[0] == rho_bounds[1] else ", proven without noise"
-    regret = [
-        theorem_1_two_terms(t, problem.silos, d, threshold, *rho_bounds, *further_arguments)
-        for t in round_numbers
-    ]
+    proven = "" if numbers.rho_min == numbers.rho_max else ", proven without noise"
+    regret = [theorem_1_two_terms(s, threshold, beta_bar(s, *radius_arguments)) for s in sizes]
     return {
         # Theorem 1 is for silos that use their current batch at once, and not for lazy = true.
         **({} if config.lazy else {"theorem-1": regret}),
         f"synchronisations-proposition-1{proven}": [
-            proposition_1_appendix(t, d, threshold, *rho_bounds) for t in round_numbers
+            proposition_1_appendix(s, threshold) for s in sizes
         ],
     }
 
@@ -285,23 +299,21 @@ def decentralised_bound_curves(
     problem: ProblemSpec,
     numbers: Constants,
     threshold: float,
-    sizes: Sequence[int],
+    clique_sizes: Sequence[int],
     gamma: int,
     rounds: np.ndarray,
 ) -> dict[str, list[float]]:
-    """Compute the bound of Theorem 2 at each of ``rounds``, for cliques of the given ``sizes``.
+    """Compute the bound of Theorem 2 at each of ``rounds``, for cliques of these sizes.
 
     The bound is the sum over cliques and estimators in the theorem's proof.
     """
     if config.lazy:
         return {}
-    rho_bounds = numbers.rho_min, numbers.rho_max
-    further_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
+    radius_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
+    sizes = [sizes_of(problem, numbers, int(t), gamma) for t in rounds]
     return {
         "theorem-2": [
-            theorem_2_two_terms(
-                int(t), sizes, problem.dimension, threshold, *rho_bounds, *further_arguments, gamma
-            )
-            for t in rounds
+            theorem_2_two_terms(s, clique_sizes, threshold, beta_bar(s, *radius_arguments))
+            for s in sizes
         ]
     }

@@ -48,6 +48,14 @@ def _sizes(horizon: int, dimension: int) -> tuple[int, int]:
     return integer("horizon", horizon, at_least=1), integer("dimension", dimension, at_least=1)
 
 
+def _batched(
+    horizon: int, dimension: int, batch_size: int, epsilon: float, delta: float
+) -> tuple[int, int, int, float, float]:
+    """Check T, d, B, epsilon and delta, and return them."""
+    t, d = _sizes(horizon, dimension)
+    return t, d, checked_batch(batch_size, t), *checked_budget(epsilon, delta)
+
+
 def _ln(count: float, probability: float) -> float:
     """Return ln(count/probability), without overflow for tiny probabilities."""
     return math.log(count) - math.log(probability)
@@ -134,9 +142,7 @@ def theorem_3_2(
     proven, because for B >= 2 it is `theorem_b_1` with larger logarithms. The constant is not
     given.
     """
-    t, d = _sizes(horizon, dimension)
-    b = checked_batch(batch_size, t)
-    epsilon, delta = checked_budget(epsilon, delta)
+    t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     noise = math.sqrt(t / b) * _ln(b, delta) / epsilon
     cost = _cost(noise, t, d) * _log_failure(t, failure_probability) ** 2
     return checked_constant(constant) * (d * b * math.log(t) + cost)
@@ -160,9 +166,7 @@ def theorem_b_1(
     suffice. Lemma B.4 also needs epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))), and so
     large batches.
     """
-    t, d = _sizes(horizon, dimension)
-    b = checked_batch(batch_size, t)
-    epsilon, delta = checked_budget(epsilon, delta)
+    t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     noise = math.sqrt(t / b * _ln(b, delta) * _ln(2, delta)) / epsilon
     return _two_terms(t, d, b, noise, failure_probability, constant)
 
@@ -183,9 +187,7 @@ def theorem_c_1(
     epsilon <= 15 and delta < 1/2. The order is proven, the constant is not given. Theorem 3.5 has
     ln^2(T/alpha) instead of the last two logarithms.
     """
-    t, d = _sizes(horizon, dimension)
-    b = checked_batch(batch_size, t)
-    epsilon, delta = checked_budget(epsilon, delta)
+    t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     noise = math.sqrt(t / b) * _ln(d * d, delta) / epsilon
     return _two_terms(t, d, b, noise, failure_probability, constant)
 
@@ -213,9 +215,7 @@ def theorem_e_3(
     delta_m, so its noise is too small. ``printed`` = True computes the paper's bound for that
     noise, with ln(2/delta) instead of ln(M/delta).
     """
-    t, d = _sizes(horizon, dimension)
-    b = checked_batch(batch_size, t)
-    epsilon, delta = checked_budget(epsilon, delta)
+    t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     log_batch_delta = _ln(2, delta) if boolean("printed", printed) else _ln(t / b, delta)
     noise = t / b * math.sqrt(_ln(t, delta) * log_batch_delta * _ln(2, delta)) / epsilon
     return _two_terms(t, d, b, noise, failure_probability, constant)
@@ -237,9 +237,7 @@ def theorem_e_5(
     d B ln T + d^(3/4) T/sqrt(B) ln^(3/4)(d^2 M/delta) / sqrt(epsilon) ln T ln(T/alpha), for
     epsilon <= 15 and delta < 1/2. The order is proven, the constant is not given.
     """
-    t, d = _sizes(horizon, dimension)
-    b = checked_batch(batch_size, t)
-    epsilon, delta = checked_budget(epsilon, delta)
+    t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     noise = t / b * math.pow(_ln(d * d * (t / b), delta), 1.5) / epsilon
     return _two_terms(t, d, b, noise, failure_probability, constant)
 
@@ -284,9 +282,7 @@ def proposition_f_1(
     and delta are the budget of each message. The order is proven except for a missing factor ln T
     of d B. The constant is not given.
     """
-    t, d = _sizes(horizon, dimension)
-    b = checked_batch(batch_size, t)
-    epsilon, delta = checked_budget(epsilon, delta)
+    t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     cost = _cost(math.sqrt(t * _ln(1, delta)) / epsilon, t, d)
     return checked_constant(constant) * (d * b + cost * _log_failure(t, failure_probability))
 
@@ -308,9 +304,7 @@ def proposition_f_3(
     d epsilon^2 <= ln(1/delta). Otherwise the dropped term d sqrt(T) ln(T/alpha) is larger. The
     constant is not given.
     """
-    t, d = _sizes(horizon, dimension)
-    b = checked_batch(batch_size, t)
-    epsilon, delta = checked_budget(epsilon, delta)
+    t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     cost = _cost(math.sqrt(_ln(1, delta)) / epsilon, t, d)
     return checked_constant(constant) * (d * b + cost * _log_failure(t, failure_probability))
 

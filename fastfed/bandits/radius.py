@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from fastfed.bandits.problem import CentredNorm, ProblemSpec
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Clip, DelayedPlan, Plan, Radius
 from fastfed.protocols.schedule import Schedule
+
+if TYPE_CHECKING:
+    from fastfed.bandits.system import Config
 
 RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
 REGULARIZERS = ("from-noise", "published-code")
@@ -104,29 +108,23 @@ def printed_regularizer(distribution: NoiseDistribution, dimension: int, alpha: 
 
 
 def make_theory(
+    config: Config,
     problem: ProblemSpec,
     distribution: NoiseDistribution,
     *,
-    radius: str,
-    radius_multiplier: float,
-    regularizer: str | float,
     failure_probability: float,
     clip: Clip | None,
     released_only: bool,
     union: int,
     ordered: bool = True,
-    centred: CentredNorm | None = None,
 ) -> Theory:
     """Compute the regularizer and the confidence radius of one curve at each release k = 0..K.
 
     Parameters
     ----------
-    problem : ProblemSpec
-        Sizes, and guarantees about the data.
-    distribution : NoiseDistribution
-        The distribution of the noise in the synchronised sums.
-    radius : str
-        The rule for the radius:
+    config : Config
+        The curve's keys: the rule for lambda, or lambda itself, the factor on the radius, bounds on
+        theta*, and the rule ``radius``:
 
         - "direct": see `_direct` and docs/radius.md.
         - "lemma-c2": zhou-chowdhury-2024, Lemma C.2, equation (4), with lambda_min = lambda -
@@ -136,10 +134,10 @@ def make_theory(
         - "lemma-c4": Lemma C.4 as printed, which drops constants of its proof.
         - "published-code": the radius of the experiment code of that paper.
         - "lemma-a2", "lemma-a4": the same lemmas for one agent (chowdhury-zhou-2022, Appendix A).
-    radius_multiplier : float
-        Factor > 0 on the radius.
-    regularizer : str or float
-        The rule for lambda, or lambda itself.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    distribution : NoiseDistribution
+        The distribution of the noise in the synchronised sums.
     failure_probability : float
         alpha, in (0, 1).
     clip : Clip or None
@@ -154,15 +152,13 @@ def make_theory(
         True if the rounds of synchronisation are known in advance. The union bound over silos needs
         it. Its proof orders the rounds of all silos differently for each silo, and the end of a
         batch must not depend on rounds that come later in this order.
-    centred : CentredNorm, optional
-        With centred rewards, bounds on theta* - theta0, which the statistics estimate
-        (docs/centred.md). Without, a bound on theta* if its norm may exceed 1.
 
     Returns
     -------
     Theory
     """
-    d, alpha = problem.dimension, failure_probability
+    radius, regularizer = config.radius, config.regularizer_rule
+    centred, d, alpha = config.centred_norm(problem), problem.dimension, failure_probability
     noise_alpha = 0.0 if distribution.none else alpha / 2.0
     n_bound = distribution.operator_norms(d, alpha / 4.0)
     union = 1 if released_only else union
@@ -205,8 +201,8 @@ def make_theory(
             bool(definite.all()),
         ),
         Condition(
-            f'the radius is a proven one ("{radius}", multiplier {radius_multiplier:g})',
-            radius in ("direct", "lemma-c2", "lemma-a2") and radius_multiplier >= 1.0,
+            f'the radius is a proven one ("{radius}", multiplier {config.radius_multiplier:g})',
+            radius in ("direct", "lemma-c2", "lemma-a2") and config.radius_multiplier >= 1.0,
         ),
     )
     if not (released_only or ordered or union == 1):
@@ -217,7 +213,7 @@ def make_theory(
         lambda_min=lambda_min,
         lambda_max=lambda_max,
         nu=nu,
-        radius=replace(radius_numbers, multiplier=radius_multiplier, scale=scale),
+        radius=replace(radius_numbers, multiplier=config.radius_multiplier, scale=scale),
         conditions=conditions,
         most_regret=max(1.0, reward_high - reward_low),
     )

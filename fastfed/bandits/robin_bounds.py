@@ -3,8 +3,8 @@
 The paper is huang-2023. Its users are the clients, which are the silos here. Regret is the sum over
 all silos and rounds of the best mean reward minus the mean reward of the chosen action. Bounds that
 the paper prints as orders of growth are evaluated with natural logarithms and multiplied by
-`constant`. Corollary B.5, Propositions C.3 and D.1 and Theorem C.6 have the constants of their
-proofs. ||theta*|| <= 1, ||x|| <= 1 and reward noise N(0, 1) are assumed.
+`constant`. Propositions C.3 and D.1 and Theorem C.6 have the constants of their proofs.
+||theta*|| <= 1, ||x|| <= 1 and reward noise N(0, 1) are assumed.
 
 Parameters
 ----------
@@ -88,13 +88,6 @@ def sharing_pays(problem: ProblemSpec, epsilon: float) -> bool:
     """
     log_horizon = max(math.log(problem.horizon), 0.0)
     return epsilon >= math.sqrt(problem.dimension) * log_horizon**1.5 / problem.silos
-
-
-class Deviation(NamedTuple):
-    """A distance, and a bound on the probability that it is exceeded (vacuous if >= 1)."""
-
-    distance: float
-    probability: float
 
 
 class Estimation(NamedTuple):
@@ -214,48 +207,7 @@ def theorem_c_6(
     return phase * max(phases_of(t) - first, 0) + 2.0 * m * min(last_round(first), t)
 
 
-# ---- Errors of estimates: Corollary B.5 and Proposition C.3 --------------------------------------
-
-
-def corollary_b_5(
-    radius: float,
-    silos: int,
-    dimension: int,
-    epsilon: float,
-    delta: float,
-    failure_probability: float,
-    *,
-    bound: float = 1.0,
-) -> Deviation:
-    """Return the bound of Corollary B.5 on the error of the private winsorized mean.
-
-    The error is the Euclidean distance from the plain mean of M points. The distance is
-    80 r ln(d/beta) sqrt(6 d ln(d M/beta) ln(1/delta))/(M epsilon). The probability that it is
-    exceeded is at most 3 beta + d^2 B/(10 r sqrt(ln(d M/beta)))
-    exp(-M epsilon/(8 sqrt(6 d ln(1/delta)))). The second term bounds the probability that the
-    private range of some coordinate misses the points.
-
-    With probability 1 - beta all points are within ``radius`` r > 0 of a common point. Coordinates
-    are within ``bound`` B > 0. d is the dimension after padding to a power of two. epsilon and
-    delta are the budget of one release. The corollary is proven, given Theorem 2 of Levy et al.
-    (2021). The paper does not say what B is for unbounded estimates. Proposition C.3 uses 1.
-    """
-    _, m, d = checked_sizes(1, silos, dimension)
-    r = number("radius", radius, above=0)
-    coordinate_bound = number("bound", bound, above=0)
-    epsilon = _epsilon(epsilon)
-    beta = _failure(failure_probability)
-    budget_factor = math.sqrt(-6.0 * d * math.log(_delta(delta)))  # epsilon over epsilon'
-    spread = math.sqrt(math.log(d * m) - math.log(beta))
-    distance = 80.0 * r * (math.log(d) - math.log(beta)) * budget_factor * spread / m / epsilon
-    range_failure = (
-        d
-        * d
-        * coordinate_bound
-        / (10.0 * r * spread)
-        * math.exp(-m * epsilon / (8.0 * budget_factor))
-    )
-    return Deviation(distance, 3.0 * beta + range_failure)
+# ---- Errors of estimates: Proposition C.3 --------------------------------------------------------
 
 
 def proposition_c_3(

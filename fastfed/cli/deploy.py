@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import wraps
@@ -20,7 +20,7 @@ import rich_click as click
 from fastfed import _signals
 from fastfed._validate import InputError, check_plain, number, parsed
 from fastfed.cli import Group, RunFailed
-from fastfed.cli.output import F, stoppable
+from fastfed.cli.output import F, print_table, stoppable
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 #: Maximum number of bytes of a hub's status.
@@ -247,6 +247,12 @@ def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
 @click.option(
     "--metrics", type=click.IntRange(1, 65535), help="Port on this machine for GET /metrics."
 )
+@click.option(
+    "--keep",
+    metavar="DAYS",
+    type=click.FloatRange(min=0.0, max=36500.0),
+    help="Erase records that many days after they are released. By default none is erased.",
+)
 @party
 def silo(
     folder: Path,
@@ -255,12 +261,13 @@ def silo(
     ledger: str | None,
     replay: Path | None,
     metrics: int | None,
+    keep: float | None,
 ) -> None:
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
     from fastfed.deployment import folder as folders
+    from fastfed.deployment.application import Application
     from fastfed.deployment.observe import Metrics
-    from fastfed.deployment.party import SiloProcess
-    from fastfed.deployment.shell import Application
+    from fastfed.deployment.process import SiloProcess
 
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
@@ -268,6 +275,11 @@ def silo(
     rehearsal = replay_of(process, replay) if replay else None
     if metrics is not None:
         Metrics(process, metrics).start()
+    if keep is not None:
+        process.check_erasable()
+        threading.Thread(
+            target=process.keep_erasing, args=(86_400.0 * keep, say), daemon=True
+        ).start()
     with Application(process, folder / folders.SOCKET) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
         if rehearsal is not None:
@@ -558,6 +570,68 @@ def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) ->
         raise RunFailed("the model differs from the model of the undisturbed run")
     if not result["verified"]:
         raise RunFailed("a party's log does not have every release")
+
+
+@deploy.command()
+@click.argument("spec", type=FILE)
+@click.option(
+    "--table",
+    "tables",
+    metavar="SILO=FILE",
+    multiple=True,
+    required=True,
+    help="A silo and its table, or the source (TOML) of its table. Give one for each silo.",
+)
+@click.option("--folder", type=FOLDER, help="New folder for all parties; by default temporary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def rehearse(spec: Path, tables: Sequence[str], folder: Path | None, as_json: bool) -> None:
+    """Replay tables through all parties of a SPEC on this machine, in simulated time.
+
+    The SPEC needs columns, actions, reward, and system.epsilon and delta. Keys are made here.
+    """
+    from fastfed.deployment.plans import tables_of
+    from fastfed.deployment.rehearse import rehearse_in
+
+    files: dict[str, str] = {}
+    for text in tables:
+        name, equals, file = text.partition("=")
+        if not (name and equals and file) or name in files:
+            raise InputError(
+                f"--table must be SILO=FILE, one for each silo, such as north=north.csv, got {text}"
+            )
+        files[name] = file
+    done = rehearse_in(compiled(spec, tables_of), files, folder, say)
+    if as_json:
+        silos = {name: result._asdict() for name, result in done.silos.items()}
+        answer = {"releases": done.releases, "silos": silos}
+        answer["certificate"] = done.plan.certificate.to_builtins()
+        click.echo(json.dumps(answer, indent=2))
+        return
+    headings = ("silo", "decisions", "learned", "mean reward", "later half", "best single action")
+    print_table(
+        (*headings, "epsilon spent"),
+        [
+            (
+                name,
+                str(result.decisions),
+                str(result.learned),
+                *(
+                    "-" if value is None else f"{value:.3f}"
+                    for value in (result.mean_reward, result.late_reward, result.best_single)
+                ),
+                f"{result.spent:.3g} of {result.ceiling:.3g}",
+            )
+            for name, result in done.silos.items()
+        ],
+        right=range(1, 7),
+    )
+    certificate = done.plan.certificate
+    bound = "no proven epsilon"
+    if certificate.exact is not None:
+        bound = f"epsilon {certificate.exact.epsilon:.4g} at delta {certificate.exact.delta:.3g}"
+    click.echo(f"{certificate.status}: {bound} for one {certificate.unit}; {certificate.model}")
+    if folder is not None:
+        click.echo(f"The parties' files are in {folder}.")
 
 
 # ---- ledger ... ----------------------------------------------------------------------------------

@@ -12,3 +12,16 @@
 
 docs/deployment.md states the guarantees. Needs the extra ``deploy``.
 """
+
+from typing import Any
+
+__all__ = ["AsyncClient", "Client", "PrivateLinUCB"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `__all__` when it is used: most need packages of the extra ``deploy``."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastfed.deployment import agent, client
+
+    return getattr(agent if name == "PrivateLinUCB" else client, name)

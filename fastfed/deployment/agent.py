@@ -27,10 +27,10 @@ from fastfed._files import write_whole
 from fastfed._validate import InputError, array, integer, number, show
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import failure
-from fastfed.deployment.ledger import Ledger, SqliteStore, spent_lines
+from fastfed.deployment.ledger import Ledger, spent_lines
 from fastfed.deployment.model import Decision
-from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import compile_plan
+from fastfed.deployment.process import Process, SiloProcess, settle
 from fastfed.privacy.certificate import Certificate
 
 __all__ = ["PrivateLinUCB"]
@@ -240,29 +240,12 @@ class PrivateLinUCB:
             If the disk is full.
         """
         with self._turn:
-            before: list[bytes] = []
-            # An exchange in which neither party stores anything is the last one.
-            while (heads := self._heads()) != before:
-                before = heads
-                self._exchange()
-            if problem := self._silo.problem or self._hub.problem:
-                raise InputError(f"{self.folder}: {problem}")
+            try:
+                settle(self._processes)
+            except InputError as error:
+                raise InputError(f"{self.folder}: {error}") from None
             self._problem = ""
             return self.releases
-
-    def _heads(self) -> list[bytes]:
-        """Return the hash of the last entry in each party's log."""
-        return [cast(SqliteStore, process.store).head for process in self._processes.values()]
-
-    def _exchange(self) -> None:
-        """Let both parties do what is due, and carry their messages until none is left."""
-        messages = [*self._silo.tick(), *self._hub.tick()]
-        while messages:
-            message = messages.pop(0)
-            step, answers = self._processes[message.to].handle(message.data)
-            if step.problem:
-                raise InputError(f"{self.folder}: {step.problem}")
-            messages += answers
 
     def _advance_if_due(self) -> None:
         """Make the next release if its period is over. If it fails, decisions go on."""

@@ -73,6 +73,19 @@ def files_for(share: int, at_most: int) -> int:
 # ---- calls ---------------------------------------------------------------------------------------
 
 
+class Kept:
+    """A connection that later calls to the same address use again."""
+
+    def __init__(self) -> None:
+        self.connection: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+
 class _Connection:
     """The connection of a call; `cut` ends the call from a different thread."""
 
@@ -136,8 +149,31 @@ def _exchange(
     return answer.status, answer.read(at_most + 1)
 
 
+def _exchange_again(
+    kept: Kept, line: _Connection, method: str, path: str, data: bytes | None, at_most: int
+) -> tuple[int, bytes] | None:
+    """Exchange over the kept connection; return None if there is none, or it has ended.
+
+    A connection may end before its answer has come. Messages may be repeated, so that is no error.
+    """
+    line.connection, kept.connection = kept.connection, None
+    if line.connection is None:
+        return None
+    try:
+        return _exchange(line, method, path, data, at_most)
+    except (OSError, http.client.HTTPException):
+        if line.abandoned:
+            raise
+        line.connection.close()
+        return None
+
+
 def call(
-    url: str, at_most: int, data: bytes | None = None, context: ssl.SSLContext | None = None
+    url: str,
+    at_most: int,
+    data: bytes | None = None,
+    context: ssl.SSLContext | None = None,
+    kept: Kept | None = None,
 ) -> tuple[int, bytes]:
     """Send a GET request or, with data, a POST request; return the answer.
 
@@ -150,6 +186,9 @@ def call(
         The body of a POST request. By default a GET request is sent.
     context : ssl.SSLContext, optional
         TLS settings, for https://.
+    kept : Kept, optional
+        The connection of earlier calls to this address, which is used if it is still open. By
+        default each call opens a connection.
 
     Returns
     -------
@@ -167,7 +206,18 @@ def call(
     host = parts.hostname or ""
     port = parts.port or (443 if context is not None else 80)
 
+    method = "GET" if data is None else "POST"
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
     def work(line: _Connection) -> tuple[int, bytes]:
+        answer = _exchange_again(kept, line, method, path, data, at_most) if kept else None
+        answer = new(line) if answer is None else answer
+        if kept is not None and line.connection is not None and line.connection.sock is not None:
+            # The answer was read whole, and the other side did not ask to close.
+            kept.connection, line.connection = line.connection, None
+        return answer
+
+    def new(line: _Connection) -> tuple[int, bytes]:
         # Connect, then do the TLS handshake here, so that `line` can be cut at any moment.
         proxy = _proxy(host, port) if context is not None else None
         where = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
@@ -180,8 +230,6 @@ def call(
                 connection.sock, server_hostname=host, do_handshake_on_connect=False
             )
             connection.sock.do_handshake()
-        method = "GET" if data is None else "POST"
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return _exchange(line, method, path, data, at_most)
 
     status, body = _run_until_deadline(work)

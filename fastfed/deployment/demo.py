@@ -26,14 +26,16 @@ import numpy as np
 from fastfed._validate import InputError, choice
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import call
+from fastfed.deployment.client import Client
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, SUPPORTED, SYSTEMS, hub_of, silo_of
-from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import DeployedPlan, compile_plan
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import read_secret
-from fastfed.deployment.shell import PATH, SiloClient
+from fastfed.deployment.shell import PATH
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, SqliteStore
 from fastfed.deployment.sums import Helper
 
 SILOS, RELEASES, PATIENTS, PERIOD, DIMENSION = ("north", "east", "south"), 4, 3, 10, 3
@@ -220,7 +222,7 @@ def run(
     period, start = max(PERIOD, math.ceil(8.0 * needed) + 2), int(time.time() + 2.0 * needed) + 2
     plan = made_plan(home, start, protocol, hidden, period, system=system)
     address, closes = f"http://127.0.0.1:{free_port()}", plan.document.calendar.closes
-    clients = [SiloClient(home / name / folders.SOCKET) for name in SILOS]
+    clients = [Client(home / name / folders.SOCKET) for name in SILOS]
     children = [Child("hub", "serve", str(home / "hub"), "--port", address.rpartition(":")[2])]
     for name in SILOS:
         dial = ("--hub", address, "--every", "0.1")
@@ -324,9 +326,7 @@ def _copy_state(source: Path, target: Path) -> None:
             shutil.copy(file, target)
 
 
-def _restore_backup(
-    home: Path, child: Child, client: SiloClient, release: int, until: float
-) -> None:
+def _restore_backup(home: Path, child: Child, client: Client, release: int, until: float) -> None:
     """Restore a silo from its backup, and let it recover the reports that the backup lacks."""
     _caught_up(client, release, until)
     child.process.kill()
@@ -371,7 +371,7 @@ def _wait(until: float) -> None:
     time.sleep(max(0.0, until - time.time()))
 
 
-def _caught_up(client: SiloClient, release: int, until: float) -> dict[str, Any]:
+def _caught_up(client: Client, release: int, until: float) -> dict[str, Any]:
     """Wait until a silo has the model of a release; return its status."""
     while True:
         status = insist(lambda: client.call("status"), until)

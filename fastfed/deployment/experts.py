@@ -28,13 +28,13 @@ from fastfed._validate import InputError
 from fastfed.deployment import wire
 from fastfed.deployment.charges import Scores
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import earlier_model
-from fastfed.deployment.party import Step
+from fastfed.deployment.party import Covered, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.schema import private_array
 from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import Decided, Decision, Ended, SiloParty
+from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, Refused, packed
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
@@ -251,6 +251,16 @@ class ExpertSilo(SiloParty):
     def _randomizer(self) -> None:
         return None
 
+    @staticmethod
+    def _decode_end(value: bytes) -> Lost:
+        return msgspec.msgpack.decode(value, type=Lost)
+
+    restarts_from_records = True
+
+    def snapshot(self, covers: Covered) -> dict[str, bytes]:
+        """Return no snapshot: the places of all decisions are computed from the log."""
+        return {}
+
     # ---- calls of the application ----------------------------------------------------------------
 
     def decide(
@@ -261,6 +271,7 @@ class ExpertSilo(SiloParty):
         *,
         record: object = None,
         among: object = None,
+        id: str | None = None,
     ) -> tuple[Step, Decision]:
         """Draw an expert for one person by the current weights; see `SiloParty.decide`.
 
@@ -271,20 +282,23 @@ class ExpertSilo(SiloParty):
         """
         if not (actions is None and record is None and among is None):
             raise InputError("a plan of experts offers its experts: decide takes subject alone")
+        subject_digest = b"" if subject is None else self.digest_of(subject)
+        if id is not None and (earlier := self._repeated(id, b"", subject_digest)) is not None:
+            return Step(), earlier
         uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
         expert = self.model.drawn(uniform)
-        subject_digest = b"" if subject is None else self.digest_of(subject)
-        learns = (
-            self._may_be_learned(now) and subject_digest not in self._subjects and not self.lost
-        )
+        is_known = subject is not None and self._is_known(subject_digest, subject)
+        learns = self._may_be_learned(now) and not is_known and not self.lost
         propensity = float(self.model.theta[expert])
         stored = Decided(
             expert, propensity, self.model.release, learns, float(now), b"", b"", subject_digest
         )
-        decision_id = self._entropy(8).hex()
-        column = self.deployed.document.schema.columns[expert].name
-        decision = Decision(decision_id, expert, propensity, stored.model, learns, column)
-        return Step((Write("decision", decision_id, wire.encoded(stored)),)), decision
+        # A place in the phase is taken when the decision is stored: one decision after the other.
+        return self._decided(stored, id, touches=(("place", ""),) if learns else ())
+
+    def _action_name(self, action: int) -> str:
+        """Return the name of an expert."""
+        return self.deployed.document.schema.columns[action].name
 
     def _may_be_learned(self, now: float) -> bool:
         """Return True if a decision made now may be learned from: its phase has a free place."""
@@ -330,7 +344,7 @@ class ExpertSilo(SiloParty):
         losses_given = private_array("losses", losses, (len(columns),))
         low, high = (np.array([getattr(c, end) for c in columns]) for end in ("low", "high"))
         coded = packed((np.clip(losses_given, low, high) - low) / (high - low))
-        previous = self.ended.get(name)
+        previous = self._end(name)
         if previous is not None:
             if (
                 isinstance(previous, Lost)
@@ -364,10 +378,11 @@ class ExpertSilo(SiloParty):
     def fold(self, write: Write) -> None:
         """Apply a stored write to the state."""
         if write.kind == "ended":
-            self.ended[write.key] = msgspec.msgpack.decode(write.value, type=Lost)
+            self.ended.count += 1
+            self._open.pop(write.key, None)
             return
         super().fold(write)
-        decided = self.decisions.get(write.key) if write.kind == "decision" else None
+        decided = self._open[write.key] if write.kind == "decision" else None
         if decided is not None and decided.learns:
             period = self.deployed.document.calendar.period(decided.time)
             self._places[write.key] = period, self._learning_by_period.get(period, 0)

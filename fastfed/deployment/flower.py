@@ -36,7 +36,7 @@ from fastfed._validate import InputError, show
 from fastfed.deployment.calls import LocalHandler, SocketServer, call_socket, failure, one_line
 
 if TYPE_CHECKING:
-    from fastfed.deployment.party import Process
+    from fastfed.deployment.process import Process
 
 # Flower looks for these names before it loads the module. `__getattr__` creates them.
 __all__ = ["client_app", "server_app"]  # noqa: F822

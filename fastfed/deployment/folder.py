@@ -26,19 +26,13 @@ import msgspec
 from fastfed._files import write_whole
 from fastfed._validate import InputError, line
 from fastfed.deployment.charges import charge_of
+from fastfed.deployment.client import Client
 from fastfed.deployment.declared import tables_of_schema
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, hub_of, silo_of
-from fastfed.deployment.ledger import (
-    Ledger,
-    MemoryStore,
-    SqliteStore,
-    damage_named,
-    epsilon_of_charges,
-    read_writes,
-)
+from fastfed.deployment.ledger import Ledger, epsilon_of_charges
 from fastfed.deployment.model import Extension, model_of, no_start
-from fastfed.deployment.party import Party, Process, SiloProcess
+from fastfed.deployment.party import Party
 from fastfed.deployment.plans import (
     DeployedPlan,
     checked,
@@ -47,9 +41,10 @@ from fastfed.deployment.plans import (
     spelled,
     tables_of,
 )
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity, make_secret, read_secret
-from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import SqliteStore, damage_named
 from fastfed.deployment.sums import Helper
 
 SECRET, PLAN, STATE, LEDGER, SOCKET = "secret", "plan", "state.sqlite", "ledger.sqlite", "silo.sock"
@@ -305,7 +300,7 @@ def read_party(folder: str | Path) -> Process:
     """
     target = Path(folder)
     name, plan, secret = _party_in(target)
-    store = MemoryStore(read_writes(target / STATE))
+    store = SqliteStore.read(target / STATE)
     if name not in plan.silos:
         return Process(_hub_or_helper(name, plan, secret), store)
     budget = Ledger(":memory:")
@@ -344,7 +339,7 @@ def export_model(folder: str | Path) -> dict[str, Any]:
     """
     target = Path(folder)
     try:
-        return SiloClient(target / SOCKET).call("export")
+        return Client(target / SOCKET, wait=0).call("export")
     except OSError:
         process = read_party(target)
     if not isinstance(process, SiloProcess):
@@ -367,7 +362,7 @@ def recover(folder: str | Path) -> dict[str, Any]:
     """
     target = Path(folder)
     try:
-        return SiloClient(target / SOCKET).call("recover")
+        return Client(target / SOCKET, wait=0).call("recover")
     except OSError:
         raise InputError(
             f"the silo of {target} does not run; start it first, since the hub must tell it what "
@@ -390,7 +385,7 @@ def leave(folder: str | Path) -> dict[str, Any]:
     """
     target = Path(folder)
     try:
-        return SiloClient(target / SOCKET).call("leave")
+        return Client(target / SOCKET, wait=0).call("leave")
     except OSError:
         name, plan, secret = _party_in(target)
     if name not in plan.silos:
@@ -529,7 +524,7 @@ def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
     if not (target / PLAN).exists():
         raise InputError(f"{target} holds no plan")
     try:
-        answer = SiloClient(target / SOCKET).call("broadcast")
+        answer = Client(target / SOCKET, wait=0).call("broadcast")
         return load(target / PLAN), bytes.fromhex(answer["broadcast"])
     except OSError:
         party = read_party(target).party

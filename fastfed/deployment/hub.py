@@ -31,12 +31,12 @@ from fastfed.deployment.guard import (
     nodes_of,
     sum_of,
 )
-from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import summary
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
 from fastfed.deployment.seal import KEY, SealedNoise, digest, hidden_by
+from fastfed.deployment.store import Write
 from fastfed.deployment.sums import TO_HUB, share_context, shuffled
 from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, check_entries, packed
 from fastfed.protocols.protocol import SEND_BATCH, Report
@@ -109,6 +109,8 @@ class Hub(Speaker):
         self._fits_cache: dict[int, list[Fit]] = {}
         #: Silo name -> releases in which its report was scaled down to the plan's cap.
         self.capped: dict[str, set[int]] = {}
+        #: The last release of which a report is stored.
+        self._last_reported = 0
         # ---- State of this process: empty after a restart.
         #: The hub sends this nonce to silos. A silo that repeats it is running now.
         self._nonce = os.urandom(16)
@@ -203,13 +205,11 @@ class Hub(Speaker):
         answers = [
             self._news_message(envelope.sender, k, self.broadcasts[k]) for k in missed_broadcasts
         ]
-        clocks = self.own_time(now), body.time
-        answers.append(
-            self._receipt_message(silo, b"" if is_running else body.nonce, clocks=clocks)
-        )
+        clocks, nonce = (self.own_time(now), body.time), b"" if is_running else body.nonce
+        answers.append(self._receipt_message(silo, nonce, clocks=clocks, after=envelope.release))
         if silo not in self._silo_release:
             # Ask the silo to repeat the hub's nonce, which no old message of the silo can hold.
-            answers.append(self._receipt_message(silo, self._nonce))
+            answers.append(self._receipt_message(silo, self._nonce, after=envelope.release))
         return Step(join_write, tuple(answers))
 
     def _receipt_message(
@@ -219,8 +219,11 @@ class Hub(Speaker):
         more: tuple[tuple[int, bytes], ...] = (),
         left: bool = False,
         clocks: tuple[float, float] = (0.0, 0.0),
+        after: int | None = None,
     ) -> Message:
         """Make a receipt for a silo: which of its reports the hub has, and why it takes no more.
+
+        Reports of releases that both hub and silo have are left out: nobody needs them again.
 
         Parameters
         ----------
@@ -235,11 +238,15 @@ class Hub(Speaker):
             True if the same step records that the silo leaves.
         clocks : tuple of float
             The hub's clock time, and the silo's clock time in the message that is answered.
+        after : int, optional
+            The last release that the silo has. By default the hub's last release.
         """
+        released = len(self.broadcasts)
+        first = 1 + (released if after is None else min(after, released))
         complete = {
-            k: digest(data)
-            for (k, i), data in self.reports.items()
-            if i == silo and (k, i) in self.seen
+            k: digest(self.reports[k, silo])
+            for k in range(first, self._last_reported + 1)
+            if (k, silo) in self.reports and (k, silo) in self.seen
         }
         ended = self.ended or ("the silo has left" if left or silo in self.left_silos else "")
         reports = tuple(sorted({**complete, **dict(more)}.items()))
@@ -421,13 +428,10 @@ class Hub(Speaker):
         if release not in self.sets:
             if release in self._lost_broadcasts or release in self._lost_sets:
                 return self._reopen_lost_set(release)
-            later_lost = any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
-            helper = self.deployed.document.helper
-            if helper is not None and (later_lost or (self._helper_opened or 0) >= release):
-                # Ask the helper, by an empty set, which set of this release it has answered.
-                return Step((), (Message(helper.name, self.signed(release, Opened(()))),))
+            if requests := self._requests_to_helper():
+                return Step((), requests)
             # If a later broadcast was lost, a silo will return the broadcast of this release.
-            return Step() if later_lost else self._open_next_set(release, now)
+            return Step() if self._later_lost(release) else self._open_next_set(release, now)
         if self.deployed.shared and release not in self.answers:
             return Step((), self._requests_to_helper())
         why_impossible = self._why_sum_impossible(release)
@@ -540,15 +544,26 @@ class Hub(Speaker):
         entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in members)
         return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
-    def _requests_to_helper(self) -> tuple[Message, ...]:
-        """Make the message that asks the helper to add up its shares of the open set, if needed.
+    def _later_lost(self, release: int) -> bool:
+        """Return True if the restored log lacks a set or broadcast of a later release."""
+        return any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
 
-        The message passes on the shares, which silos have encrypted to the helper.
+    def _requests_to_helper(self) -> tuple[Message, ...]:
+        """Make the message that the helper must answer now; none if there is nothing to answer.
+
+        It asks the helper to add up its shares of the open set, and passes on the shares, which
+        silos have encrypted to the helper. If the restored log lacks a set that the helper has
+        answered, it asks by an empty set which one that was.
         """
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
-        opened_set = self.sets.get(release)
-        if helper is None or opened_set is None or release in self.answers:
+        if helper is None or release > self.plan.releases or release in self.answers:
             return ()
+        opened_set = self.sets.get(release)
+        if opened_set is None:
+            known = release in self._lost_broadcasts or release in self._lost_sets
+            answered = self._later_lost(release) or (self._helper_opened or 0) >= release
+            empty = Message(helper.name, self.signed(release, Opened(())))
+            return (empty,) if answered and not known else ()
         shares = []
         for entry in opened_set.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
@@ -642,6 +657,7 @@ class Hub(Speaker):
         elif kind == "report":
             release, _, silo = key.partition("/")
             self.reports[int(release), int(silo)] = value
+            self._last_reported = max(self._last_reported, int(release))
         elif kind == "seen":
             release, _, silo = key.partition("/")
             self.seen[int(release), int(silo)] = value

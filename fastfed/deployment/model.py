@@ -228,7 +228,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     time : float
         When the decision ended, in seconds since 1970.
     why : str
-        Why the reward entered no leaf: "late", "unused" or "cancelled"; else empty.
+        Why the reward entered no leaf: "late", "unused", "cancelled" or "expired"; else empty.
     """
 
     leaf: int

@@ -18,7 +18,7 @@ from typing import IO, Any
 from fastfed._validate import InputError, integer
 from fastfed.deployment.calls import Bounded, LocalHandler
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.process import Process, SiloProcess
 
 Clock = Callable[[], float]
 

@@ -1,28 +1,25 @@
-"""What silo, hub and helper have in common: steps, clocks, and the process that runs a party.
+"""What silo, hub and helper have in common: steps, messages and clocks.
 
 A *party* is a silo, the hub or the helper. A party's logic is a state machine without input and
-output: it returns a `Step`, which holds writes (entries to store) and messages. A `Process` makes
-all writes of a step durable, in order, before it sends the first message.
+output: it returns a `Step`, which holds writes (entries to store) and messages. A `Process`
+(process.py) makes all writes of a step durable, in order, before it sends the first message.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from fastfed.deployment.guard import Limits, Range
-from fastfed.deployment.ledger import Charge, Ledger, Store, Write
-from fastfed.deployment.model import Decision
+from fastfed.deployment.ledger import Charge
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import clocks_differ
 from fastfed.deployment.seal import Identity
+from fastfed.deployment.store import START, Position, Store, Write
 from fastfed.deployment.wire import Body, Refused
-
-if TYPE_CHECKING:
-    from fastfed.deployment.silo import SiloParty
 
 
 class Message(NamedTuple):
@@ -47,12 +44,14 @@ class ClockReading(NamedTuple):
 class Step(NamedTuple):
     """What a party's process must do: first store the writes in order, then send the messages.
 
-    ``problem`` describes an error for the log and the status; empty if there is none.
+    ``problem`` describes an error for the log and the status; empty if there is none. Steps that
+    share an entry of ``touches``, or the key of a write, are made durable one after the other.
     """
 
     writes: tuple[Write | Charge, ...] = ()
     messages: tuple[Message, ...] = ()
     problem: str = ""
+    touches: tuple[tuple[str, str], ...] = ()
 
 
 class Party(Protocol):
@@ -82,9 +81,50 @@ class Party(Protocol):
         """Apply a stored write to the state."""
         ...
 
+    #: Kinds of writes whose effect on the state a snapshot holds.
+    summarised: ClassVar[tuple[str, ...]]
+    #: Number of writes of calls that are computed and not durable yet.
+    in_flight: int
+
+    def attach(self, store: Store) -> None:
+        """Set the store from which the party reads values of earlier writes."""
+        ...
+
+    def upgrade(self) -> tuple[Write, ...]:
+        """Return writes that a log of an earlier version lacks."""
+        ...
+
+    def snapshot(self, covers: Covered) -> dict[str, bytes]:
+        """Return the parts of a snapshot that have changed since the last call; empty if none."""
+        ...
+
+    def snapshot_saved(self) -> None:
+        """Note that the parts of the last call to `snapshot` are stored."""
+        ...
+
+    def restore(self, parts: Mapping[str, bytes]) -> Covered:
+        """Set the state to that of a snapshot; return what it covers, or `NOTHING` if invalid."""
+        ...
+
+
+class Covered(NamedTuple):
+    """What a snapshot covers: the log up to ``position``.
+
+    ``others`` is the hash of all writes up to it of kinds that are not `Party.summarised`.
+    """
+
+    position: Position = START
+    others: bytes = bytes(32)
+
+
+NOTHING = Covered()
+
 
 class Speaker:
     """Base class of the parties: plan, name, keys, signed messages and clock."""
+
+    summarised: ClassVar[tuple[str, ...]] = ()
+    in_flight = 0
 
     def __init__(self, deployed: DeployedPlan, name: str, seed: bytes) -> None:
         self.deployed, self.name = deployed, name
@@ -96,6 +136,24 @@ class Speaker:
         #: Time of the first call to the hub since the last accepted answer. 0 if the last call
         #: failed; None if there was no call since the last accepted answer.
         self.unanswered_since: float | None = None
+
+    def attach(self, store: Store) -> None:
+        """Set the store from which the party reads values of earlier writes."""
+
+    def upgrade(self) -> tuple[Write, ...]:
+        """Return writes that a log of an earlier version lacks: none."""
+        return ()
+
+    def snapshot(self, covers: Covered) -> dict[str, bytes]:
+        """Return no snapshot: this party's state is computed from its log."""
+        return {}
+
+    def snapshot_saved(self) -> None:
+        """Do nothing: this party has no snapshot."""
+
+    def restore(self, parts: Mapping[str, bytes]) -> Covered:
+        """Restore nothing."""
+        return NOTHING
 
     @cached_property
     def agreement(self) -> bytes:
@@ -266,182 +324,3 @@ class SteadyClock:
                 return expected
         self._last_reading, self._read_at, self._jump = wall, at, 0.0
         return wall
-
-
-class Process:
-    """Run one party, and store its writes; several threads may use it.
-
-    Parameters
-    ----------
-    party : Party
-        A new party. All writes in the store are applied to it.
-    store : Store
-        The stored writes of this party under this plan.
-    ledger : Ledger, optional
-        The ledger in which charges are recorded; for silos only.
-    clock : callable, optional
-        Returns seconds since 1970. By default a `SteadyClock`.
-
-    Raises
-    ------
-    InputError
-        If the store belongs to a different plan or party, or its log is broken.
-    """
-
-    def __init__(
-        self,
-        party: Party,
-        store: Store,
-        ledger: Ledger | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self.party, self.store, self.ledger = party, store, ledger
-        self.clock: Clock = SteadyClock() if clock is None else clock
-        self._lock = threading.RLock()
-        #: What the last tick could not do, such as charge more than the ceiling; empty if nothing.
-        self.problem = ""
-        digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
-        store.write(Write("plan", "", digest + party.name.encode()))
-        for write in store.writes():
-            party.fold(write)
-
-    def turn(self) -> threading.RLock:
-        """Return the lock that must be held to read the party of a running process."""
-        return self._lock
-
-    def close(self) -> None:
-        """Close the files of this process."""
-        for files in (self.store, self.ledger):
-            if files is not None:
-                files.close()
-
-    def status(self) -> dict[str, object]:
-        """Return the party's status; ``clock_off`` is the error of an ignored clock in seconds."""
-        party: Any = self.party
-        status: dict[str, object] = party.status(self.now())
-        return status | ({"clock_off": self.clock_off} if self.clock_off else {})
-
-    @property
-    def clock_off(self) -> float:
-        """Error of this machine's clock in seconds while the clock is ignored; else 0."""
-        return float(getattr(self.clock, "off", 0.0))
-
-    def now(self) -> float:
-        """Return the corrected time, and set the party's `ahead` to the clock's error."""
-        now = self.clock()
-        self.party.ahead = getattr(self.clock, "ahead", 0.0)
-        return now
-
-    def make_durable(self, step: Step) -> tuple[Message, ...]:
-        """Store the writes of a step; return its messages, which may then be sent."""
-        for write in step.writes:
-            if isinstance(write, Charge):
-                assert self.ledger is not None
-                self.ledger.charge(write)
-            elif self.store.write(write):
-                self.party.fold(write)
-        return step.messages
-
-    def handle(self, data: bytes) -> tuple[Step, tuple[Message, ...]]:
-        """Process a message. If it is refused, no state changes.
-
-        Returns
-        -------
-        step : Step
-            The party's step for this message.
-        messages : tuple of Message
-            The messages to send: those of the step, and of the due steps that it made possible.
-            Messages that repeat earlier ones wait for the next `tick`; otherwise two parties would
-            answer each other for ever.
-        """
-        with self._lock:
-            try:
-                step = self.party.handle(data, self.now())
-            finally:
-                # Use the clock reading even if the message is refused because clocks differ.
-                clock_reading, self.party.clock_reading = self.party.clock_reading, None
-                if clock_reading is not None and isinstance(self.clock, SteadyClock):
-                    self.clock.add_reading(clock_reading)
-            messages = self.make_durable(step)
-            return step, (*messages, *self._run_due_steps()[0])
-
-    def tick(self) -> tuple[Message, ...]:
-        """Do everything that is due now; return the messages to send."""
-        with self._lock:
-            new_messages, last_step = self._run_due_steps()
-            self.problem = last_step.problem or self._clock_problem()
-            # The last step repeats all unconfirmed messages, which includes the new ones.
-            repeated = (message for message in last_step.messages if message not in new_messages)
-            return (*new_messages, *repeated)
-
-    def _clock_problem(self) -> str:
-        """Return a warning that this machine's clock is ignored; empty if it is used."""
-        if not self.clock_off:
-            return ""
-        return (
-            "this machine's clock is not that of the other parties, or has jumped; the earlier "
-            "time counts: set it, see clock_off in the status"
-        )
-
-    def _run_due_steps(self) -> tuple[tuple[Message, ...], Step]:
-        """Run due steps until a step has no writes.
-
-        Return the messages of the steps that had writes, and the last step.
-        """
-        messages: tuple[Message, ...] = ()
-        while True:
-            step = self.party.tick(self.now())
-            if not step.writes:
-                return messages, step
-            messages += self.make_durable(step)
-
-
-class SiloProcess(Process):
-    """Run a silo, and serve the calls of its application."""
-
-    party: SiloParty
-
-    def decide(
-        self,
-        actions: object = None,
-        subject: str | int | None = None,
-        *,
-        record: object = None,
-        among: object = None,
-    ) -> Decision:
-        """Choose an action for one person, and store the decision; see `SiloParty.decide`."""
-        with self._lock:
-            now = self.now()
-            step, decision = self.party.decide(actions, now, subject, record=record, among=among)
-            self.make_durable(step)
-            return decision
-
-    def reward(self, name: str, reward: float) -> None:
-        """Store the reward of a decision; see `SiloParty.reward`."""
-        with self._lock:
-            self.make_durable(self.party.reward(name, reward, self.now()))
-
-    def outcome(self, name: str, value: object) -> None:
-        """Store the outcome of a decision; see `SiloParty.outcome`."""
-        with self._lock:
-            self.make_durable(self.party.outcome(name, value, self.now()))
-
-    def losses(self, name: str, losses: object) -> None:
-        """Store the losses of all experts at a decision; see `ExpertSilo.losses`."""
-        with self._lock:
-            self.make_durable(self.party.losses(name, losses, self.now()))
-
-    def cancel(self, name: str) -> None:
-        """End a decision without a reward; see `SiloParty.cancel`."""
-        with self._lock:
-            self.make_durable(self.party.cancel(name, self.now()))
-
-    def leave(self) -> None:
-        """Leave the federation; the hub learns this from the silo's next message."""
-        with self._lock:
-            self.make_durable(self.party.leave())
-
-    def recover(self) -> None:
-        """Recover from lost reports; see `SiloParty.recover`."""
-        with self._lock:
-            self.make_durable(self.party.recover())

@@ -18,11 +18,12 @@ from fastfed._random import NoiseSource
 from fastfed._validate import InputError
 from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Write
 from fastfed.deployment.model import earlier_model
+from fastfed.deployment.party import Covered
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, packed
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Plan
@@ -234,8 +235,15 @@ class PhaseSilo(SiloParty):
     def fold(self, write: Write) -> None:
         """Apply a stored write to the state."""
         super().fold(write)
-        if write.kind == "ended" and not self.model.release and self.ended[write.key].leaf:
+        is_end = write.kind == "ended" and not self.model.release
+        if is_end and self._decode_end(write.value).leaf:
             self.model.learned(self._leaf_sums.sum(axis=0), self.model.round + 1)
+
+    restarts_from_records = True
+
+    def snapshot(self, covers: Covered) -> dict[str, bytes]:
+        """Return no snapshot: the local model is computed from the log, record by record."""
+        return {}
 
     def status(self, now: float | None = None) -> dict[str, object]:
         """Return the state as `SiloParty.status` does, but theta = None before the first release.

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from fastfed._validate import InputError
 from fastfed.deployment.data import Case, Source, span
-from fastfed.deployment.party import SiloProcess
 from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.process import SiloProcess
 from fastfed.deployment.shell import FULL
 
 #: Seconds until a decision or outcome that the silo refused is tried again.

@@ -1,8 +1,7 @@
 """The network of a deployment: the hub listens, and silos and the helper connect to it.
 
 One POST request carries one message; the response carries the hub's messages to the sender. Lost
-messages are repeated, because a party's `tick` returns every message that was not answered. A
-silo's application uses a Unix socket in the silo's folder.
+messages are repeated, because a party's `tick` returns every message that was not answered.
 """
 
 from __future__ import annotations
@@ -14,24 +13,21 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from fastfed._validate import InputError, check_plain, is_line, nearest, parsed, show
+from fastfed._validate import InputError, is_line, show
 from fastfed.deployment.calls import (
     FULL,
-    LocalHandler,
-    SocketServer,
+    WHOLE,
+    Kept,
     call,
-    call_socket,
     failure,
     one_line,
 )
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.model import model_of
 from fastfed.deployment.observe import (
     REACHED,
     UNREACHABLE,
@@ -41,14 +37,12 @@ from fastfed.deployment.observe import (
     masked,
     prometheus,
 )
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.process import Process
 
 PATH = "/v1/messages"
 #: Seconds between two ticks of a party, and seconds that a hub takes to finish its answers when it
 #: is stopped.
 EVERY, FINISH = 5.0, 2
-#: Maximum number of bytes of an application's request, and of the silo's answer.
-REQUEST, ANSWER = 1 << 24, 1 << 28
 
 # ---- the hub -------------------------------------------------------------------------------------
 
@@ -218,7 +212,7 @@ def listening(
         http=cast(Any, gate.protocol), loop="asyncio", ws="none", lifespan="off",
         ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=client_ca, ssl_cert_reqs=cert_reqs,
         access_log=False, backlog=gate.backlog,
-        timeout_graceful_shutdown=FINISH, **log_options,
+        timeout_graceful_shutdown=FINISH, timeout_keep_alive=int(WHOLE), **log_options,
     )  # fmt: skip
     with _pem(cert, key, client_ca):
         config.load()
@@ -332,7 +326,7 @@ class Dialer:
         if parts.scheme != "https" and not (parts.scheme == "http" and local(parts.hostname or "")):
             raise InputError(f"hub must be https://..., or http:// on this machine, got {hub}")
         self.process, self.url = process, hub.rstrip("/") + PATH
-        self._context = None
+        self._context, self._kept = None, Kept()
         if parts.scheme == "https":
             self._context = client_context(ca, cert, key)
 
@@ -372,7 +366,7 @@ class Dialer:
         if party.unanswered_since is None:
             party.unanswered_since = self.process.now()
         try:
-            status, body = call(self.url, self._largest, data, self._context)
+            status, body = call(self.url, self._largest, data, self._context, self._kept)
         except OSError as error:
             party.unanswered_since = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None
@@ -422,183 +416,3 @@ class Dialer:
             if look is not None:
                 look(self.process)
             stop.wait(every)
-
-
-# ---- the application of a silo -------------------------------------------------------------------
-
-
-#: Path of a request -> the keys that its JSON object may have. "id" is required if it is listed.
-KEYS = {
-    "/decide": ("actions", "subject", "record", "among"),
-    "/reward": ("id", "reward"),
-    "/outcome": ("id", "outcome"),
-    "/losses": ("id", "losses"),
-    "/cancel": ("id",),
-    **dict.fromkeys(("/status", "/recover", "/leave", "/export", "/broadcast"), ()),
-}
-
-
-def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request of a silo's application.
-
-    Parameters
-    ----------
-    silo : SiloProcess
-    path : str
-        One of `KEYS`, such as "/decide".
-    given : dict
-        The keys of the request.
-
-    Returns
-    -------
-    dict
-        The decision, the exported model, the last broadcast or, for all other paths, the silo's
-        status.
-
-    Raises
-    ------
-    InputError
-        If the path or a key is unknown, or the silo refuses.
-    """
-    keys = KEYS.get(path)
-    if keys is None:
-        raise InputError(f"there is no {path[:40]}")
-    # Refuse unknown keys: if a misspelled "subject" were ignored, a person could be learned from
-    # twice.
-    for key in given:
-        if key not in keys:
-            takes = f"takes {', '.join(keys)}" if keys else "takes no keys"
-            near = nearest(key, keys) if keys else ""
-            raise InputError(f'unknown key "{key[:40]}"{near}: {path} {takes}')
-    if "id" in keys and not isinstance(given.get("id"), str):
-        raise InputError(f"{path} needs id, the text that decide answered")
-    if path == "/decide":
-        decision = silo.decide(
-            given.get("actions"),
-            given.get("subject"),
-            record=given.get("record"),
-            among=given.get("among"),
-        )
-        answer: dict[str, Any] = {
-            "id": decision.id,
-            "action": decision.action,
-            "propensity": decision.propensity,
-            "model": decision.model,
-            "learns": decision.learns,
-        }
-        return answer | ({"name": decision.name} if decision.name else {})
-    if path == "/export":
-        return model_of(silo.party)
-    if path == "/broadcast":
-        last = silo.party.broadcasts.get(silo.party.model.release, b"")
-        return {"release": silo.party.model.release, "broadcast": last.hex()}
-    if path == "/reward":
-        silo.reward(given["id"], given.get("reward"))  # type: ignore[arg-type]
-    elif path == "/outcome":
-        silo.outcome(given["id"], given.get("outcome"))
-    elif path == "/losses":
-        silo.losses(given["id"], given.get("losses"))
-    elif path == "/cancel":
-        silo.cancel(given["id"])
-    elif path == "/recover":
-        silo.recover()
-    elif path == "/leave":
-        silo.leave()
-    return silo.status()
-
-
-class Application(SocketServer):
-    """Server for a silo's application, on a Unix socket that only the socket's owner can use.
-
-    Parameters
-    ----------
-    silo : SiloProcess
-    path : str or Path
-        The socket. A socket that an earlier process has left there is replaced.
-    """
-
-    def __init__(self, silo: SiloProcess, path: str | Path) -> None:
-        super().__init__(path, _handler(silo), 0o600)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    """Parse the body of a request, a JSON object; an empty body is an empty object."""
-    try:
-        request = parsed(json.loads, body or b"{}")
-    except InputError as error:
-        raise InputError(
-            f'a request must be a JSON object, such as {{"id": "..."}} ({error})'
-        ) from None
-    if not isinstance(request, dict):
-        raise InputError("a request must be a JSON object")
-    check_plain("a request", request, keys=False)
-    return request
-
-
-def _handler(silo: SiloProcess) -> type[LocalHandler]:
-    """Create the class that handles requests to a silo."""
-
-    class Handler(LocalHandler):
-        """Answers POST requests with JSON."""
-
-        def do_POST(self) -> None:
-            try:
-                status, answer = 200, answers(silo, self.path, _object(self.read(REQUEST)))
-            except Exception as error:
-                status, text = failure(error)
-                answer = {"error": f"nothing was kept: {text}" if status == 503 else text}
-            self.reply(status, json.dumps(answer).encode())
-
-    return Handler
-
-
-class SiloClient:
-    """Client through which an application in Python uses a silo.
-
-    Parameters
-    ----------
-    path : str or Path
-        The silo's socket.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self._path = str(path)
-
-    def call(self, what: str, **given: Any) -> dict[str, Any]:
-        """Send a request to the silo, and return its answer; see `answers`.
-
-        Parameters
-        ----------
-        what : str
-            One of the paths in `KEYS` without its slash, such as "decide".
-        **given
-            The keys of the request.
-
-        Returns
-        -------
-        dict
-
-        Raises
-        ------
-        InputError
-            If the silo refuses (with its message), or a value is not plain data.
-        OSError
-            If the silo cannot be reached.
-        """
-        try:
-            body = json.dumps(given)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(
-                f"give numbers, text and lists: {error}; array.tolist() makes lists"
-            ) from None
-        try:
-            status, answer = call_socket(self._path, "/" + what, body.encode(), ANSWER)
-        except ConnectionError as error:
-            raise OSError(f"the silo stopped before it answered ({error})") from None
-        except OSError as error:
-            problem = f"no silo answers at {self._path}: is `fastfed silo` running there?"
-            raise OSError(error.errno, f"{problem} ({error.strerror or error})") from None
-        data: dict[str, Any] = parsed(json.loads, answer)
-        if status != 200:
-            raise InputError(data.get("error", "the silo refused"))
-        return data

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 from unicodedata import normalize
 
 import msgspec
@@ -29,13 +29,13 @@ import numpy as np
 from fastfed._cells import plain_name
 from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
-from fastfed._validate import InputError, is_line
+from fastfed._validate import InputError, is_line, show
 from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.guard import check_range, hub_sees_reports
-from fastfed.deployment.ledger import Charge, Ledger, Write
+from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
-from fastfed.deployment.party import Message, Speaker, Step
+from fastfed.deployment.party import NOTHING, Covered, Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
 from fastfed.deployment.schema import private_reward
@@ -48,6 +48,7 @@ from fastfed.deployment.seal import (
     keyed_digest,
     uniform_below,
 )
+from fastfed.deployment.store import RECORDS, MemoryStore, Position, Store, StoredValues, Write
 from fastfed.deployment.sums import (
     TO_HUB,
     Counter,
@@ -62,7 +63,13 @@ from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packe
 from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
-_SUBJECT = b"fastfed subject"
+_SUBJECT, _SNAPSHOT = b"fastfed subject", b"fastfed snapshot"
+#: Number of hexadecimal digits of a decision's id.
+ID = 16
+#: Why a decision has ended that had no reward when its record was to be erased.
+EXPIRED = "expired"
+#: Number of decisions without a reward that stay in memory.
+CACHED = 10_000
 #: The reason in `SiloParty.unreported` for a report that could not be recovered.
 LOST = "lost with the state it was made of"
 
@@ -90,6 +97,9 @@ class SiloParty(Speaker):
         Returns the requested number of random bytes: os.urandom, except in tests.
     """
 
+    summarised: ClassVar[tuple[str, ...]] = (*RECORDS, "subject", "subjects")
+    #: True if a restart needs all records, so none can be erased.
+    restarts_from_records: ClassVar[bool] = False
     #: Makes the model that the silo acts on before the first release.
     starts: Callable[[DeployedPlan], Any] = staticmethod(model_at_start)
 
@@ -108,16 +118,19 @@ class SiloParty(Speaker):
         self.index, self._chain_summary = deployed.index(name), summary(deployed)
         self.ledger, self.dataset = ledger, dataset
         self._secret, self._entropy = secret, entropy
+        self._store: Store = MemoryStore()
         self._sealing = SealedNoise(secret, deployed.digest, name)
         self._noise: NoiseSource = self._sealing.source if noise is None else noise
         self._range = self._limits()
         self._statistics = self._randomizer()
         # ---- State saved in the store: survives a restart.
         self.model: Model = self.starts(deployed)
-        #: Decision id -> the stored decision.
-        self.decisions: dict[str, Decided] = {}
+        #: Decision id -> the stored decision. Both mappings are read from the store when needed.
+        self.decisions = StoredValues("decision", msgspec.msgpack.Decoder(Decided).decode)
         #: Decision id -> its reward, or why it has none.
-        self.ended: dict[str, Ended] = {}
+        self.ended: StoredValues[Any] = StoredValues("ended", self._decode_end)
+        #: Decision id -> decision, of the last `CACHED` decisions that have not ended.
+        self._open: dict[str, Decided] = {}
         #: Release -> the bytes of this silo's report of it.
         self.sealed: dict[int, bytes] = {}
         #: Sessions of all silos: 32 bytes for each release, on which pairwise masks depend.
@@ -134,8 +147,14 @@ class SiloParty(Speaker):
         self._leaf_sums = np.zeros((self.plan.releases, self.plan.statistic_size))
         #: Numbers of decisions that may be learned from, of clipped features and clipped rewards.
         self._learning_count = self.clipped_features = self.clipped_rewards = 0
-        #: Keyed digests of all persons for whom a decision was made.
-        self._subjects: set[bytes] = set()
+        #: True if each person's keyed digest is the key of a write. Logs of earlier versions lack
+        #: these writes until `upgrade`; `_old_subjects` are the digests in such a log.
+        self._has_subjects, self._old_subjects = False, set[bytes]()
+        #: Numbers of the last writes whose records were looked at, by kind: decisions whose reward
+        #: is overdue have ended up to here, and records are erased up to here.
+        self.erased_up_to: dict[str, int] = dict.fromkeys(RECORDS, 0)
+        #: Leaf -> digest of its sums, in the last snapshot and in the one that is being stored.
+        self._saved_leaves = self._unsaved_leaves = dict[int, bytes]()
         # ---- State of this process: empty after a restart.
         #: This process sends the nonce to the hub. A receipt that repeats it is no old message.
         self._nonce = entropy(16)
@@ -152,6 +171,8 @@ class SiloParty(Speaker):
         self.lost: dict[int, bytes] = {}
         #: Why the hub takes no more reports of this silo; empty while it does.
         self.hub_refusal = ""
+        #: The randomizer after its last report, and the digest of the leaf sums that it was given.
+        self._last_randomizer: tuple[SumRandomizer, bytes] | None = None
 
     def _randomizer(self) -> Any:
         """Create a new object that computes reports from leaf sums, or from records.
@@ -174,6 +195,7 @@ class SiloParty(Speaker):
         *,
         record: object = None,
         among: object = None,
+        id: str | None = None,
     ) -> tuple[Step, Decision]:
         """Choose an action for one person with the model of the last release.
 
@@ -193,18 +215,22 @@ class SiloParty(Speaker):
             Values by column name, instead of ``actions``, if the plan has columns of records.
         among : sequence of str, optional
             With a record: the actions that may be chosen. By default the whole catalogue.
+        id : str, optional
+            The decision's id, `ID` random hexadecimal digits. If a decision has this id, it is
+            returned again. So a call whose answer was lost can be repeated. By default a new id.
 
         Returns
         -------
         step : Step
-            The entry that stores the decision.
+            The entries that store the decision.
         decision : Decision
             The action, its propensity, and the id that `reward` takes.
 
         Raises
         ------
         InputError
-            If the actions or the record do not fit the plan's schema.
+            If the actions or the record do not fit the plan's schema, or the decision with this
+            id was made for a different person or offer.
 
         Notes
         -----
@@ -212,6 +238,10 @@ class SiloParty(Speaker):
         """
         schema = self.deployed.document.schema
         features, offered = schema.offer(actions, record, among)
+        offer = digest(packed(features))[:16]
+        subject_digest = b"" if subject is None else self.digest_of(subject)
+        if id is not None and (earlier := self._repeated(id, offer, subject_digest)) is not None:
+            return Step(), earlier
         explore = self.deployed.document.explore
         chosen_row, x_chosen = self.model.select(features)
         count = len(features)
@@ -222,22 +252,55 @@ class SiloParty(Speaker):
             chosen_row = uniform_below(count, self._entropy)
             x_chosen = features[chosen_row]
         propensity = explore / count + (1.0 - explore) * (chosen_row == model_row)
-        subject_digest = b"" if subject is None else self.digest_of(subject)
-        is_repeat_visit = subject is not None and self._is_repeat_visit(subject)
+        is_known = subject is not None and self._is_known(subject_digest, subject)
         stored = Decided(
             offered[chosen_row],
             float(propensity),
             self.model.release,
-            self._may_be_learned(now) and not is_repeat_visit and not self.lost,
+            self._may_be_learned(now) and not is_known and not self.lost,
             self.own_time(now),
             packed(np.array(x_chosen, dtype=np.float64)),
-            digest(packed(features))[:16],
+            offer,
             subject_digest,
         )
-        decision_id = self._entropy(8).hex()
-        public_fields = stored.action, stored.propensity, stored.model, stored.learns
-        decision = Decision(decision_id, *public_fields, schema.action(stored.action))
-        return Step((Write("decision", decision_id, wire.encoded(stored)),)), decision
+        return self._decided(stored, id)
+
+    def _decided(
+        self,
+        stored: Decided,
+        id: str | None,
+        touches: tuple[tuple[str, str], ...] = (),
+    ) -> tuple[Step, Decision]:
+        """Return the step that stores a decision, and the decision; see `decide`."""
+        name = self._entropy(ID // 2).hex() if id is None else id
+        writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
+        if stored.subject:
+            # Of a person who is known already, this write is stored, and repeating it does nothing.
+            writes = (Write("subject", stored.subject.hex(), b""), *writes)
+        return Step(writes, touches=touches), self._public(name, stored)
+
+    def _public(self, name: str, stored: Decided) -> Decision:
+        """Return the part of a stored decision that the application is told."""
+        action = self._action_name(stored.action)
+        return Decision(name, stored.action, stored.propensity, stored.model, stored.learns, action)
+
+    def _action_name(self, action: int) -> str:
+        """Return the name of an action in the plan's catalogue; empty if there is none."""
+        return self.deployed.document.schema.action(action)
+
+    def _repeated(self, name: str, offer: bytes, subject: bytes) -> Decision | None:
+        """Return the decision with an id that the application has chosen; None if it is new."""
+        if not isinstance(name, str) or len(name) != ID or set(name) - set("0123456789abcdef"):
+            raise InputError(
+                f"id must be {ID} random digits of 0-9a-f, such as secrets.token_hex({ID // 2}), "
+                f"got {show(name)}"
+            )
+        stored = self._open.get(name) or self.decisions.get(name)
+        if stored is None:
+            return None
+        if (stored.offer, stored.subject) != (offer, subject):
+            raise InputError(f"id {name} is of a decision for another person or offer")
+        return self._public(name, stored)
 
     def digest_of(self, subject: str | int) -> bytes:
         """Compute the 16-byte keyed digest that identifies a person in this silo's state.
@@ -251,11 +314,14 @@ class SiloParty(Speaker):
         """Compute the keyed digest of a text, which must be in Unicode's normal form NFC."""
         return keyed_digest(self._secret, _SUBJECT, text.encode())[:16]
 
-    def _is_repeat_visit(self, subject: str | int) -> bool:
+    def _is_known(self, subject_digest: bytes, subject: str | int) -> bool:
         """Return True if an earlier decision was made for this person."""
         # Earlier versions of fastfed stored the digest of the text without normalising spaces.
         as_written = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
-        return not self._subjects.isdisjoint((self.digest_of(subject), as_written))
+        return any(
+            self._store.value("subject", one.hex()) is not None
+            for one in {subject_digest, as_written}
+        )
 
     def _subject_text(self, subject: str | int) -> str:
         """Convert a subject to text; raise InputError if it is not text or a whole number."""
@@ -282,7 +348,8 @@ class SiloParty(Speaker):
         )
         # This machine's clock and the other parties' clocks may differ: accept the time of either.
         in_calendar = any(start <= time < end for time in (now, self.own_time(now)))
-        below_limit = self._learning_count < self.plan.most_records(self.plan.releases)
+        count = self._learning_count + self.in_flight
+        below_limit = count < self.plan.most_records(self.plan.releases)
         return in_calendar and below_limit and not self.leave_reason
 
     def reward(self, name: str, reward: float, now: float) -> Step:
@@ -307,10 +374,9 @@ class SiloParty(Speaker):
         """
         self.check_recovered()
         y = private_reward("reward", reward)
-        decided = self._decision(name)
-        previous = self.ended.get(name)
+        decided, previous = self._decision(name), self._end(name)
         if previous is not None:
-            if previous.reward == y and previous.why != "cancelled":
+            if (previous.reward == y and previous.why != "cancelled") or previous.why == EXPIRED:
                 return Step()
             raise InputError(f"decision {name} has ended already, otherwise")
         calendar = self.deployed.document.calendar
@@ -346,7 +412,7 @@ class SiloParty(Speaker):
     def cancel(self, name: str, now: float) -> Step:
         """End a decision without a reward."""
         self._decision(name)
-        previous = self.ended.get(name)
+        previous = self._end(name)
         if previous is not None:
             if previous.why == "cancelled":
                 return Step()
@@ -355,10 +421,19 @@ class SiloParty(Speaker):
 
     def _decision(self, name: str) -> Decided:
         """Return the stored decision with this id; raise InputError if there is none."""
-        decision = self.decisions.get(name)
+        decision = self._open.get(name) or self.decisions.get(name)
         if decision is None:
-            raise InputError("there is no decision of that id")
+            raise InputError("there is no decision of that id, or its record was erased")
         return decision
+
+    def _end(self, name: str) -> Any:
+        """Return how a decision has ended; None if it has not."""
+        return None if name in self._open else self.ended.get(name)
+
+    @staticmethod
+    def _decode_end(value: bytes) -> Any:
+        """Decode the stored end of a decision."""
+        return msgspec.msgpack.decode(value, type=Ended)
 
     def check_recovered(self) -> None:
         """Raise InputError while reports are `lost`: the silo must be recovered first."""
@@ -398,14 +473,22 @@ class SiloParty(Speaker):
         kind, key, value = write
         # The kinds are those of the writes that this class makes; others are ignored.
         if kind == "decision":
-            self.decisions[key] = decision = msgspec.msgpack.decode(value, type=Decided)
+            decision = msgspec.msgpack.decode(value, type=Decided)
+            self.decisions.count += 1
+            self._open[key] = decision
+            if len(self._open) > CACHED:
+                del self._open[next(iter(self._open))]
             self._learning_count += decision.learns
-            if decision.subject:
-                self._subjects.add(decision.subject)
+            if decision.subject and not self._has_subjects:
+                self._old_subjects.add(decision.subject)
         elif kind == "ended":
-            self.ended[key] = ended = msgspec.msgpack.decode(value, type=Ended)
+            self.ended.count += 1
+            ended = self._decode_end(value)
             if ended.leaf:
-                aggregation.add(self._leaf_sums[ended.leaf - 1], self._record_statistic(key, ended))
+                self._fold_record(key, ended)
+            self._open.pop(key, None)
+        elif kind == "subjects":
+            self._has_subjects, self._old_subjects = True, set()
         elif kind == "sealed":
             self.sealed[int(key)] = value
             self.lost.pop(int(key), None)
@@ -423,15 +506,108 @@ class SiloParty(Speaker):
         elif kind == "left":
             self.leave_reason = "the silo has left"
 
-    def _record_statistic(self, name: str, ended: Ended) -> np.ndarray:
-        """Clip the features and reward of a decision, and return their statistic, (s,)."""
-        x = np.frombuffer(self.decisions[name].x, dtype="<f8").astype(np.float64)
+    def attach(self, store: Store) -> None:
+        """Set the store from which decisions are read."""
+        self._store = self.decisions.store = self.ended.store = store
+
+    def upgrade(self) -> tuple[Write, ...]:
+        """Return the writes that hold the persons' digests, in a log that lacks them."""
+        if self._has_subjects:
+            return ()
+        known = (Write("subject", one.hex(), b"") for one in sorted(self._old_subjects))
+        return (*known, Write("subjects", "", b"written"))
+
+    def snapshot(self, covers: Covered) -> dict[str, bytes]:
+        """Return the state that decisions and rewards lead to, sealed by the silo's secret."""
+        leaves = {k: digest(sums.tobytes()) for k, sums in enumerate(self._leaf_sums) if sums.any()}
+        changed = [k for k in leaves if self._saved_leaves.get(k) != leaves[k]]
+        counts = self.decisions.count, self.ended.count, self._learning_count
+        clipped = self.clipped_features, self.clipped_rewards
+        state = msgspec.msgpack.encode(
+            (*covers, leaves, self.erased_up_to, *counts, *clipped, self._has_subjects)
+        )
+        seal = keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state)
+        self._unsaved_leaves = leaves
+        return {"state": seal + state} | {
+            f"leaf {k}": self._leaf_sums[k].tobytes() for k in changed
+        }
+
+    def snapshot_saved(self) -> None:
+        """Note that the last snapshot is stored: the next one holds only what changes from now."""
+        self._saved_leaves = self._unsaved_leaves
+
+    def restore(self, parts: Mapping[str, bytes]) -> Covered:
+        """Set the state to that of a snapshot; return what it covers, or `NOTHING` if invalid."""
+        seal, state = parts["state"][:KEY], parts["state"][KEY:]
+        if seal != keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state):
+            return NOTHING
+        position, others, leaves, erased, *counts = msgspec.msgpack.decode(
+            state,
+            type=tuple[
+                Position, bytes, dict[int, bytes], dict[str, int], int, int, int, int, int, bool
+            ],
+        )
+        if any(digest(parts.get(f"leaf {k}", b"")) != one for k, one in leaves.items()):
+            return NOTHING
+        for k in leaves:
+            self._leaf_sums[k] = np.frombuffer(parts[f"leaf {k}"])
+        self._saved_leaves, self.erased_up_to = leaves, erased
+        self.decisions.count, self.ended.count, self._learning_count = counts[:3]
+        self.clipped_features, self.clipped_rewards = counts[3:5]
+        self._has_subjects = bool(counts[5])
+        return Covered(position, others)
+
+    def expire(self, before: float, count: int) -> tuple[Write, ...]:
+        """Return the writes that end open decisions whose reward was due before a time.
+
+        ``count`` decisions are looked at, from where the last call stopped.
+        """
+        deadline = self.deployed.document.calendar.reward_deadline
+        writes = []
+        for number, write in self._store.records("decision", self.erased_up_to["decision"], count):
+            decided = msgspec.msgpack.decode(write.value, type=Decided)
+            if decided.time + deadline >= before:
+                break
+            self.erased_up_to["decision"] = number
+            if self._end(write.key) is None:
+                ended = Ended(0, None, float(before), EXPIRED)
+                writes.append(Write("ended", write.key, wire.encoded(ended)))
+        return tuple(writes)
+
+    def erasable(self, before: float, count: int) -> list[str]:
+        """Return the ids of decisions whose records are older than a time and not needed any more.
+
+        They ended before the time, and the sums of their leaf are released, so no report is made
+        from them again. ``count`` records are looked at, from where the last call stopped.
+        """
+        released = self.model.release
+        if self.plan.protocol.bits and released < self.plan.releases:
+            # A later release rounds the records of earlier leaves again.
+            released = 0
+        ids = []
+        for number, write in self._store.records("ended", self.erased_up_to["ended"], count):
+            ended = self._decode_end(write.value)
+            is_last = number >= self._store.position.number
+            if is_last or ended.time >= before or ended.leaf > min(released, self.closed_leaves):
+                break
+            self.erased_up_to["ended"] = number
+            ids.append(write.key)
+        return ids
+
+    def _fold_record(self, name: str, ended: Ended) -> None:
+        """Add the record of a decision that has ended to its leaf."""
+        x_and_y = self._clipped(name, ended)
+        aggregation.add(self._leaf_sums[ended.leaf - 1], self._statistics.point(*x_and_y[:2]))
+        self.clipped_features += x_and_y[2]
+        self.clipped_rewards += x_and_y[3]
+
+    def _clipped(self, name: str, ended: Ended) -> tuple[np.ndarray, float, bool, bool]:
+        """Return the clipped features (d,) and reward of a decision, and which were clipped."""
+        x = np.frombuffer(self._decision(name).x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
         assert clip is not None and ended.reward is not None
         y, features_clipped, reward_clipped = clip.apply(x, ended.reward)
-        self.clipped_features += features_clipped
-        self.clipped_rewards += reward_clipped
-        return self._statistics.point(x, y)
+        return x, y, features_clipped, reward_clipped
 
     def _waits(self, now: float) -> dict[str, Any]:
         """Return what this silo waits for at time ``now``, as a row of `progress.WAITS`."""
@@ -541,7 +717,12 @@ class SiloParty(Speaker):
         messages = [
             message for k in sorted(unanswered) for message in self._send_session(k).messages
         ]
-        unconfirmed = [item for item in sorted(self.sealed.items()) if item[0] not in self._hub_has]
+        released_by_both = min(hub_released, self.model.release)
+        unconfirmed = [
+            item
+            for item in sorted(self.sealed.items())
+            if item[0] > released_by_both and item[0] not in self._hub_has
+        ]
         messages += [
             message for k, data in unconfirmed for message in self._report_messages(k, data)
         ]
@@ -635,24 +816,37 @@ class SiloParty(Speaker):
 
     def report(self, release: int) -> bytes:
         """Make the signed report of a release. The same records give the same bytes."""
-        self._set_hidden_sums(release)
         leaf_sums, randomizer = self._leaf_sums[:release], self._randomizer()
+        if isinstance(randomizer, SumRandomizer):
+            values = self._randomized(release, randomizer)
+            if hub_sees_reports(self.plan):
+                # The hub refuses values beyond the range. Clipping after the noise is free.
+                limit = self._range.report(release)
+                values = np.clip(values, -limit, limit)
+            return self.encrypt_report(release, values)
+        self._set_hidden_sums(release)
         if isinstance(randomizer, Counter):
             # Counts of bits, which a secure sum hides.
             return self._secure_report(release, randomizer.row(release, self._records()))
-        if isinstance(randomizer, Sharer):
-            # Integer sums with a share of the noise, which a secure sum hides.
-            return self._secure_report(release, randomizer.row(leaf_sums))
-        # Otherwise a new randomizer goes through all releases up to this one; only the report of
-        # the last one is used.
-        for leaf in leaf_sums:
-            randomizer.add(leaf)
+        # Integer sums with a share of the noise, which a secure sum hides.
+        return self._secure_report(release, randomizer.row(leaf_sums))
+
+    def _randomized(self, release: int, randomizer: SumRandomizer) -> np.ndarray:
+        """Return the values (s,) of a report, for which a randomizer makes all reports up to it.
+
+        If the sums of all earlier leaves are those of the last call, it continues from there.
+        """
+        earlier = digest(self._leaf_sums[: release - 1].tobytes())
+        last = self._last_randomizer
+        if last is not None and (last[0].release, last[1]) == (release - 1, earlier):
+            randomizer = last[0].copy()
+        for k in range(randomizer.release + 1, release + 1):
+            for node, sums in hidden_by(self.plan, k, self._leaf_sums[:k]).items():
+                self._sealing.set_hidden_sums(node, sums)
+            randomizer.add(self._leaf_sums[k - 1])
             values = randomizer.report().values
-        if hub_sees_reports(self.plan):
-            # The hub refuses values beyond the range. Clipping after the noise costs no privacy.
-            limit = self._range.report(release)
-            values = np.clip(values, -limit, limit)
-        return self.encrypt_report(release, values)
+        self._last_randomizer = randomizer, digest(self._leaf_sums[:release].tobytes())
+        return values
 
     def encrypt_report(self, release: int, values: np.ndarray, share: bytes = b"") -> bytes:
         """Encrypt the values of a report to the hub, and sign the report.
@@ -679,7 +873,7 @@ class SiloParty(Speaker):
         """Return all records that entered a leaf, numbered by their decisions."""
         ended = ((n, name, self.ended.get(name)) for n, name in enumerate(self.decisions, 1))
         return [
-            Record(n, e.leaf, self._record_statistic(name, e))
+            Record(n, e.leaf, self._statistics.point(*self._clipped(name, e)[:2]))
             for n, name, e in ended
             if e and e.leaf
         ]
@@ -807,7 +1001,8 @@ class SiloParty(Speaker):
             self._hub_time = body.time
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
         if is_new:
-            # The receipt lists all reports that the hub has now. `tick` repeats the others.
+            # The receipt lists the reports that the hub has now, of releases that not both have.
+            # `tick` repeats the others.
             self._hub_answered, self._hub_has, self._hub_released = True, set(), released
             self._hub_nonce = b""
         elif len(body.nonce) == len(self._nonce):

@@ -27,7 +27,6 @@ import numpy as np
 from fastfed._kernels import aggregation, linalg
 from fastfed._random import NoiseSource
 from fastfed.deployment import wire
-from fastfed.deployment.ledger import Write
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
@@ -40,6 +39,7 @@ from fastfed.deployment.seal import (
     keyed_digest,
     keystream,
 )
+from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Envelope, Opened, Refused, packed
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import Shuffled

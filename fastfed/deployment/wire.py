@@ -150,7 +150,7 @@ class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The hub's list of all reports that it has from one silo.
+    """The hub's list of the reports that it has from one silo, of releases that not both have.
 
     Parameters
     ----------

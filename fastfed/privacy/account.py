@@ -26,7 +26,13 @@ import msgspec
 from fastfed._validate import InputError, choice, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon, sampled_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
-from fastfed.privacy.certificate import ClaimCondition, Condition, noise_claim, rounded_up
+from fastfed.privacy.certificate import (
+    ClaimCondition,
+    Condition,
+    epsilon_claim,
+    noise_claim,
+    rounded_up,
+)
 from fastfed.privacy.mechanisms.seldom import Dartboard, FreshChoices
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
@@ -35,13 +41,18 @@ from fastfed.privacy.numbers import check_numbers
 from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor, squared_of
 from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.prefix_sums import Factor, tree_levels
-from fastfed.privacy.sensitivity import Budget, Centred, joint_sensitivity, named_relation
+from fastfed.privacy.sensitivity import (
+    STREAMS,
+    Budget,
+    Centred,
+    joint_sensitivity,
+    named_relation,
+)
 
 #: Two epsilons within this relative difference are the same up to rounding.
 SAME = 1e-9
 #: Two standard deviations within this relative difference come from the same layout.
 _ROUNDING = 1e-12
-_STREAMS = ("bias", "covariance", "covariance_diagonal")
 
 #: The condition on which the account of a secret coin (random sampling of records) rests.
 SECRET_COINS = Condition(
@@ -332,7 +343,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def noise_stds(self) -> dict[str, float]:
         """Return the standard deviations of one noise vector, as the certificate lists them."""
-        stds_by_stream = dict(zip(_STREAMS, self.stds, strict=True))
+        stds_by_stream = dict(zip(STREAMS, self.stds, strict=True))
         if self.schedule_rounds:
             stds_by_stream["schedule"] = self.schedule[0]
         return stds_by_stream
@@ -446,12 +457,8 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """Return the mechanism's assumptions, and the claim for the whole group."""
-        epsilon, budget = event_epsilon(self), self.budget
-        claim = ClaimCondition(
-            f"the proven epsilon of {self.members} losses replaced together, {rounded_up(epsilon)} "
-            f"at delta {budget.delta:g}, is at most {budget.epsilon:g} (computed)",
-            epsilon <= budget.epsilon,
-        )
+        losses = f"{self.members} losses replaced together"
+        claim = epsilon_claim(self.budget, event_epsilon(self), losses, note="computed")
         return [*(c for c in self.one.conditions() if not isinstance(c, ClaimCondition)), claim]
 
 

@@ -102,8 +102,33 @@ class ClaimCondition(Condition, frozen=True):
     """
 
 
+def epsilon_claim(
+    budget: Budget, epsilon: float, what: str, change: str = "", how: str = "proven", note: str = ""
+) -> ClaimCondition:
+    """Return the condition that an epsilon is within its budget: the sentence of every claim.
+
+    Parameters
+    ----------
+    budget : Budget
+        The claimed epsilon, and the delta of the account.
+    epsilon : float
+        The epsilon of what is released.
+    what : str
+        What is released.
+    change : str
+        How neighbouring datasets differ, if the sentence names it.
+    how : {"exact", "proven"}
+        Whether the epsilon is exact or an upper bound.
+    note : str
+        Appended to the text in brackets, if not empty.
+    """
+    text = f"the {how} epsilon of {what}, {rounded_up(epsilon)} at delta {budget.delta:g}"
+    text += f"{' under ' if change else ''}{change}, is at most {budget.epsilon:g}"
+    return ClaimCondition(f"{text} ({note})" if note else text, epsilon <= budget.epsilon)
+
+
 def noise_claim(
-    budget: Budget, epsilon: float, how: str = "exact", note: str = ""
+    budget: Budget, epsilon: float, how: str = "exact", note: str = "", unproven: str = ""
 ) -> ClaimCondition:
     """Return the condition that the epsilon of some noise is within its budget.
 
@@ -117,14 +142,15 @@ def noise_claim(
         Whether the epsilon is exact or an upper bound.
     note : str
         Appended to the text in brackets, if not empty.
+    unproven : str
+        The text if no epsilon is proven; there is a default.
     """
-    text = f"an epsilon of at most {budget.epsilon:g} is proven for this noise (none is proven)"
     if math.isfinite(epsilon):
-        text = (
-            f"the {how} epsilon of this noise, {rounded_up(epsilon)} at delta {budget.delta:g} "
-            f"under {budget.relation}, is at most {budget.epsilon:g}"
-        )
-    return ClaimCondition(f"{text} ({note})" if note else text, epsilon <= budget.epsilon)
+        return epsilon_claim(budget, epsilon, "this noise", budget.relation, how, note)
+    text = unproven or (
+        f"an epsilon of at most {budget.epsilon:g} is proven for this noise (none is proven)"
+    )
+    return ClaimCondition(f"{text} ({note})" if note else text, False)
 
 
 class Guarantee(msgspec.Struct, frozen=True):

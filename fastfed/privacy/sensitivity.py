@@ -15,6 +15,8 @@ import msgspec
 from fastfed._validate import InputError, array, choice, integer, number, show
 
 RELATIONS = ("replace", "zero-out")
+#: Streams of a noise vector: entries of x y, and of x x^T off and on the diagonal.
+STREAMS = ("bias", "covariance", "covariance_diagonal")
 UNITS = ("user", "item", "silo", "reward")
 
 #: Largest epsilon; the smallest is its inverse. Beyond them squared noise is out of float64's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -93,6 +94,13 @@ class SumRandomizer:
         # All results are computed; the assignments below cannot fail.
         self.release, self._batch, self._total = release, batch, total
         return report
+
+    def copy(self) -> SumRandomizer:
+        """Return a randomizer with the same state, which changes independently."""
+        other = copy.copy(self)
+        other._batch, other._sums = self._batch.copy(), self._sums.copy()
+        other._nodes, other._total = self._nodes.copy(), self._total.copy()
+        return other
 
     def _message(self, release: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the values to send, and the raw prefix sum to store after sending.

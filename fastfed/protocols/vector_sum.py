@@ -15,10 +15,9 @@ from fastfed.privacy.certificate import (
     DRAWS,
     SIMULATION,
     Certificate,
-    ClaimCondition,
     Condition,
     Guarantee,
-    rounded_up,
+    noise_claim,
 )
 from fastfed.privacy.mechanisms.binomial_tree import VectorSumAccount
 from fastfed.privacy.sensitivity import RELATIONS, Budget, sum_sensitivity
@@ -542,9 +541,8 @@ class VectorSum(Once):
             raise InputError("epsilon and delta must be given for a certificate, got noise_bits")
         epsilon, budget = self.exact(), self.budget
         proven = math.isfinite(epsilon)
-        epsilon_text = rounded_up(epsilon) if proven else "not proven"
-        text = (
-            f"the exact epsilon of this noise, {epsilon_text} at delta {budget.delta:g} under "
+        unproven = (
+            f"the exact epsilon of this noise, not proven at delta {budget.delta:g} under "
             f"{budget.relation}, is at most {budget.epsilon:g}"
         )
         conditions: list[Condition] = [
@@ -553,7 +551,7 @@ class VectorSum(Once):
                 f"{self.honest_users} of {self.users} users add their noise bits (taken on trust)",
                 True,
             ),
-            ClaimCondition(text, epsilon <= budget.epsilon),
+            noise_claim(budget, epsilon, unproven=unproven),
         ]
         common_fields: dict[str, Any] = {"conditions": tuple(conditions), "source": _SOURCE}
         return Certificate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from oracle import dubey_pentland_2020 as oracle
 
 from fastfed._validate import InputError
 from fastfed.bandits import feducb_bounds as bounds
+from fastfed.bandits.feducb_bounds import Sizes, Trees
 from fastfed.bandits.noise_distributions import largest_eigenvalue
 from fastfed.privacy.accounting.gdp import delta_of
 from fastfed.privacy.releases import gaussian_release
@@ -34,6 +36,21 @@ NOISE_AND_BOUNDS = [(0.5, 0.01, 1.0, 0.0), (2.0, 1.0, 3.0, 31.0)]
 FULL_SIZE = {"T": 10**7, "M": 100, "d": 10}
 
 
+def trees(d: int, M: int, n: int, alpha: float, L: float = 1.0, gamma: int = 1) -> Trees:
+    return Trees(
+        dimension=d, silos=M, releases=n, failure_probability=alpha, feature_bound=L, gamma=gamma
+    )
+
+
+def sizes_of(
+    T: int, M: int, d: int, rho_min: float, rho_max: float, L: float = 1.0, gamma: int = 1
+) -> Sizes:
+    return Sizes(
+        horizon=T, silos=M, dimension=d, rho_min=rho_min, rho_max=rho_max, feature_bound=L,
+        gamma=gamma,
+    )  # fmt: skip
+
+
 def check_equal(actual: float, expected: float, rel: float = 1e-12) -> None:
     assert math.isclose(actual, expected, rel_tol=rel), (actual, expected)
 
@@ -47,17 +64,18 @@ def test_noise_constants_equal_the_oracles_constants() -> None:
         assert gaussian_release.privatizer_levels(n) == levels
         std = gaussian_release.node_noise_std(epsilon, delta, n, feature_bound=L)
         check_equal(std, oracle.node_noise_std(epsilon, delta, levels, L))
-        lambda_max = bounds.noise_bound(d, M, epsilon, delta, n, alpha, feature_bound=L)
+        of_noise = trees(d, M, n, alpha, L)
+        lambda_max = bounds.noise_bound(of_noise, epsilon, delta)
         check_equal(lambda_max, oracle.big_lambda(epsilon, delta, levels, L, d, n, M, alpha))
-        kappa = bounds.bias_bound(d, M, epsilon, n, alpha, feature_bound=L)
+        kappa = bounds.bias_bound(of_noise, epsilon)
         check_equal(kappa, oracle.kappa_printed(epsilon, levels, L, d, n, M, alpha))
         nodes = oracle.prefix_nodes(n)
         check_equal(
-            bounds.noise_bound_from_std(d, M, std, n, alpha),
+            bounds.noise_bound_from_std(of_noise, std),
             oracle.lambda_from_noise(std, nodes, d, n, M, alpha),
         )
         check_equal(
-            bounds.bias_bound_from_std(d, M, std, lambda_max, n, alpha),
+            bounds.bias_bound_from_std(of_noise, std, lambda_max),
             oracle.kappa_from_noise(std, nodes, lambda_max, d, n, M, alpha),
         )
 
@@ -65,21 +83,21 @@ def test_noise_constants_equal_the_oracles_constants() -> None:
 def test_gamma_trees_count_as_more_releases_of_the_same_tree() -> None:
     n, gamma = 250, 4
     m, nodes = oracle.levels(n), oracle.prefix_nodes(n)
-    common = {"gamma": gamma}
+    of_noise = trees(5, 7, n, 0.01, gamma=gamma)
     check_equal(
-        bounds.noise_bound(5, 7, 1.0, 0.1, n, 0.01, **common),
+        bounds.noise_bound(of_noise, 1.0, 0.1),
         oracle.big_lambda(1.0, 0.1, m, 1.0, 5, gamma * n, 7, 0.01),
     )
     check_equal(
-        bounds.bias_bound(5, 7, 1.0, n, 0.01, **common),
+        bounds.bias_bound(of_noise, 1.0),
         oracle.kappa_printed(1.0, m, 1.0, 5, gamma * n, 7, 0.01),
     )
     check_equal(
-        bounds.noise_bound_from_std(5, 7, 3.0, n, 0.01, **common),
+        bounds.noise_bound_from_std(of_noise, 3.0),
         oracle.lambda_from_noise(3.0, nodes, 5, gamma * n, 7, 0.01),
     )
     check_equal(
-        bounds.bias_bound_from_std(5, 7, 3.0, 2.0, n, 0.01, **common),
+        bounds.bias_bound_from_std(of_noise, 3.0, 2.0),
         oracle.kappa_from_noise(3.0, nodes, 2.0, 5, gamma * n, 7, 0.01),
     )
 
@@ -108,24 +126,26 @@ def test_tiny_delta_gives_finite_noise() -> None:
     assert gaussian_release.node_noise_std(1.0, tiny, 1) == pytest.approx(
         8.0 * (math.log(2.0) + 310.0 * math.log(10.0))
     )
-    assert math.isfinite(bounds.noise_bound(3, 4, 1.0, tiny, 9, tiny))
+    assert math.isfinite(bounds.noise_bound(trees(3, 4, 9, tiny), 1.0, tiny))
 
 
 def test_printed_lambda_exceeds_the_proven_one() -> None:
     for n, epsilon, delta, L, d, M, alpha in PRIVACY:
         std = gaussian_release.node_noise_std(epsilon, delta, n, feature_bound=L)
-        printed = bounds.noise_bound(d, M, epsilon, delta, n, alpha, feature_bound=L)
-        assert printed > bounds.noise_bound_from_std(d, M, std, n, alpha)
+        of_noise = trees(d, M, n, alpha, L)
+        printed = bounds.noise_bound(of_noise, epsilon, delta)
+        assert printed > bounds.noise_bound_from_std(of_noise, std)
 
 
 def test_printed_kappa_is_no_bound_for_small_delta() -> None:
-    n, d, M, alpha = 10**5, 10, 100, 0.01
-    printed = bounds.bias_bound(d, M, 1.0, n, alpha)
+    n = 10**5
+    of_noise = trees(10, 100, n, 0.01)
+    printed = bounds.bias_bound(of_noise, 1.0)
     assert printed == pytest.approx(34.2, rel=2e-3)
     for delta, needed in [(0.1, 20.7), (1e-3, 35.1), (1e-5, 45.2)]:
         std = gaussian_release.node_noise_std(1.0, delta, n)
-        lambda_max = bounds.noise_bound(d, M, 1.0, delta, n, alpha)
-        proven = bounds.bias_bound_from_std(d, M, std, lambda_max, n, alpha)
+        lambda_max = bounds.noise_bound(of_noise, 1.0, delta)
+        proven = bounds.bias_bound_from_std(of_noise, std, lambda_max)
         # The expected values assume m nodes in a prefix; there are fewer.
         node_share = max_prefix_nodes(n) / gaussian_release.privatizer_levels(n)
         assert proven == pytest.approx(needed * math.sqrt(node_share), rel=3e-3)
@@ -141,7 +161,7 @@ def test_lambda_from_std_covers_the_largest_eigenvalue(dimension: int) -> None:
     n, M, alpha, std = 50, 10, 0.02, 1.7
     prefix_std = std * math.sqrt(max_prefix_nodes(n))
     exact = prefix_std * largest_eigenvalue(dimension, alpha / (8 * n * M))
-    bound = bounds.noise_bound_from_std(dimension, M, std, n, alpha)
+    bound = bounds.noise_bound_from_std(trees(dimension, M, n, alpha), std)
     assert exact <= bound < 1.8 * exact
 
 
@@ -154,8 +174,9 @@ def test_noise_exceeds_its_bounds_rarely() -> None:
     d, n, M, std, alpha, draws = 3, 7, 1, 1.5, 0.35, 20_000
     rho_min = 4.0
     rng = np.random.default_rng(20200711)
-    eigenvalue_bound = bounds.noise_bound_from_std(d, M, std, n, alpha)
-    length_bound = bounds.bias_bound_from_std(d, M, std, rho_min, n, alpha) * math.sqrt(rho_min)
+    of_noise = trees(d, M, n, alpha)
+    eigenvalue_bound = bounds.noise_bound_from_std(of_noise, std)
+    length_bound = bounds.bias_bound_from_std(of_noise, std, rho_min) * math.sqrt(rho_min)
     squares = (
         std * math.sqrt(3) * rng.standard_normal((draws, d + 1, d + 1))
     )  # leaves 1..7 have 3 nodes
@@ -174,46 +195,36 @@ def test_noise_exceeds_its_bounds_rarely() -> None:
 def test_growth_and_thresholds_equal_the_oracles_values() -> None:
     for T, M, d, L, rho_min, ratio in SIZES:
         sizes = {"T": T, "d": d, "L": L, "rho_min": rho_min, "rho_max": ratio * rho_min}
-        arguments = (T, d, rho_min, ratio * rho_min)
         for gamma in (1, 3):
+            of_gamma = sizes_of(**sizes, M=M, gamma=gamma)
             check_equal(
-                bounds.log_growth(*arguments, feature_bound=L, gamma=gamma),
-                oracle.log_growth(**sizes, gamma=gamma),
-                rel=LOG_TOLERANCE,
+                of_gamma.log_growth, oracle.log_growth(**sizes, gamma=gamma), rel=LOG_TOLERANCE
             )
             check_equal(
-                bounds.decentralised_threshold(
-                    T, d, gamma, rho_min, ratio * rho_min, feature_bound=L
-                ),
+                bounds.threshold("log-T", of_gamma),
                 oracle.decentralised_threshold(**sizes, gamma=gamma),
             )
         for communication in bounds.THRESHOLDS:
             check_equal(
-                bounds.threshold(communication, T, M, d, rho_min, ratio * rho_min, feature_bound=L),
+                bounds.threshold(communication, sizes_of(**sizes, M=M)),
                 oracle.threshold(communication, M=M, **sizes),
             )
 
 
 def test_growth_below_rounding_is_precise() -> None:
-    check_equal(bounds.log_growth(1, 1, 1e20, 1e20), 1e-20, rel=1e-14)
+    check_equal(sizes_of(1, 1, 1, 1e20, 1e20).log_growth, 1e-20, rel=1e-14)
 
 
 # -- Proposition 1 ---------------------------------------------------------------------------------
 
 
 def test_proposition_1_equals_the_oracles_proposition() -> None:
-    for T, _, d, L, rho_min, ratio in SIZES:
+    for T, M, d, L, rho_min, ratio in SIZES:
+        sizes = {"T": T, "d": d, "L": L, "rho_min": rho_min, "rho_max": ratio * rho_min}
         for D in (0.3, 50.0):
-            arguments = (T, d, D, rho_min, ratio * rho_min)
-            expected = oracle.proposition_1(
-                D, T=T, d=d, L=L, rho_min=rho_min, rho_max=ratio * rho_min
-            )
-            for form, bound in [
-                ("main-text", bounds.proposition_1_main_text),
-                ("appendix", bounds.proposition_1_appendix),
-                ("derived", bounds.proposition_1_derived),
-            ]:
-                check_equal(bound(*arguments, feature_bound=L), expected[form], rel=LOG_TOLERANCE)
+            expected = oracle.proposition_1(D, **sizes)["appendix"]
+            actual = bounds.proposition_1_appendix(sizes_of(**sizes, M=M), D)
+            check_equal(actual, expected, rel=LOG_TOLERANCE)
 
 
 def count_synchronisations(horizon: int, threshold: float, regularizer: float) -> int:
@@ -240,34 +251,33 @@ def test_proposition_1_holds_without_privacy(
     horizon: int, threshold: float, regularizer: float
 ) -> None:
     """Check this even without the 2 and the 4, as the docstring says."""
-    arguments = (horizon, 1, threshold, regularizer, regularizer)
+    sizes = sizes_of(horizon, 1, 1, regularizer, regularizer)
     count = count_synchronisations(horizon, threshold, regularizer)
-    appendix = bounds.proposition_1_appendix(*arguments)
-    assert 0 < count <= (appendix - 4.0) / 2.0
-    assert count <= bounds.proposition_1_derived(*arguments)
+    assert 0 < count <= (bounds.proposition_1_appendix(sizes, threshold) - 4.0) / 2.0
 
 
 def test_main_text_of_proposition_1_is_no_bound() -> None:
     count = count_synchronisations(5000, 5e-4, 5e6)
     assert count > 90
-    assert bounds.proposition_1_main_text(5000, 1, 5e-4, 5e6, 5e6) < 11
+    printed = oracle.proposition_1(5e-4, T=5000, d=1, L=1.0, rho_min=5e6, rho_max=5e6)
+    assert printed["main-text"] < 11
 
 
 def test_batch_size_follows_proposition_1() -> None:
     for T, M, d, L, rho_min, ratio in SIZES:
         sizes = {"T": T, "d": d, "L": L, "rho_min": rho_min, "rho_max": ratio * rho_min}
         D = oracle.threshold("log-T", M=M, **sizes)
-        B = bounds.batch_size_proposition_1(T, d, D, rho_min, ratio * rho_min, feature_bound=L)
+        B = bounds.batch_size_proposition_1(sizes_of(**sizes, M=M), D)
         largest_count = math.ceil(oracle.proposition_1(D, **sizes)["appendix"])
         assert math.ceil(T / largest_count) == B
         assert 1 <= B <= T
         assert largest_count >= T // B
     # For T = 1e5 with printed Lambda, G is just above ln 3, and 2 sqrt(G (G + 1) / 2) + 4 = 6.1.
-    lambda_max = bounds.noise_bound(10, 100, 1.0, 0.1, 10**5, 0.01)
-    limit = bounds.threshold("log-T", 10**5, 100, 10, lambda_max, 3 * lambda_max)
-    batch_size = bounds.batch_size_proposition_1(10**5, 10, limit, lambda_max, 3 * lambda_max)
+    lambda_max = bounds.noise_bound(trees(10, 100, 10**5, 0.01), 1.0, 0.1)
+    long = sizes_of(10**5, 100, 10, lambda_max, 3 * lambda_max)
+    batch_size = bounds.batch_size_proposition_1(long, bounds.threshold("log-T", long))
     assert batch_size == math.ceil(10**5 / 7)
-    assert bounds.batch_size_proposition_1(1, 1, 1.0, 1.0, 1.0) == 1
+    assert bounds.batch_size_proposition_1(sizes_of(1, 1, 1, 1.0, 1.0), 1.0) == 1
 
 
 # -- Radius and theorems ---------------------------------------------------------------------------
@@ -278,47 +288,51 @@ def test_theorems_equal_the_oracles_theorems() -> None:
         rho_max = ratio * rho_min
         sizes = {"T": T, "d": d, "L": L, "rho_min": rho_min, "rho_max": rho_max}
         noise_arguments = {"sigma": sigma, "alpha": alpha, "norm": S, "M": M, "kappa": kappa}
-        arguments = (T, M, d, rho_min, rho_max, kappa, sigma, alpha)
-        bounds_of_norms = {"parameter_bound": S, "feature_bound": L}
+        arguments, norm = (kappa, sigma, alpha), {"parameter_bound": S}
+        own_sizes = sizes_of(**sizes, M=M)
         beta_bar, growth = oracle.beta_bar(**noise_arguments, **sizes), oracle.log_growth(**sizes)
-        check_equal(bounds.beta_bar(*arguments, **bounds_of_norms), beta_bar)
+        radius = bounds.beta_bar(own_sizes, *arguments, **norm)
+        check_equal(radius, beta_bar)
         check_equal(
-            bounds.theorem_1(*arguments, **bounds_of_norms),
+            bounds.theorem_1(own_sizes, *arguments, **norm),
             oracle.theorem_1(**noise_arguments, **sizes),
         )
         parts = {"T": T, "d": d, "grown": growth}
         check_equal(
-            bounds.theorem_1_explicit(*arguments, **bounds_of_norms),
+            bounds.theorem_1_explicit(own_sizes, radius),
             oracle.theorem_1_explicit(beta_bar, M=M, **parts),
         )
-        rest = (rho_min, rho_max, kappa, sigma, alpha)
         for D in (0.3, 50.0):
             check_equal(
-                bounds.theorem_1_two_terms(T, M, d, D, *rest, **bounds_of_norms),
+                bounds.theorem_1_two_terms(own_sizes, D, radius),
                 oracle.theorem_1_two_terms(D, beta_bar, M=M, **parts),
                 rel=LOG_TOLERANCE,
             )
         check_equal(
-            bounds.theorem_2(*arguments, 1 + M // 3, 4, **bounds_of_norms),
+            bounds.theorem_2(sizes_of(**sizes, M=M, gamma=4), 1 + M // 3, *arguments, **norm),
             oracle.theorem_2(**noise_arguments, **sizes, cliques=1 + M // 3, gamma=4),
         )
 
 
 def test_theorem_2_with_a_given_threshold() -> None:
-    sizes, gamma, D = [4, 1, 3], 2, 6.0
-    arguments = (8.0, 24.0, 0.7, 0.5, 0.01)  # rho_min, rho_max, kappa, sigma, alpha
+    cliques, gamma, D = [4, 1, 3], 2, 6.0
+    sizes = sizes_of(900, 8, 5, 8.0, 24.0, gamma=gamma)
     growth = math.log(3.0 + 900 / (2 * 5 * 8.0))
     beta_bar = (
         0.5 * math.sqrt(2 * math.log(200) + 5 * growth) + math.sqrt(8 * 24.0) + 0.7 * math.sqrt(8)
     )
-    assert bounds.beta_bar(900, 8, 5, *arguments, gamma=gamma) == pytest.approx(beta_bar)
-    value = bounds.theorem_2_two_terms(900, sizes, 5, D, *arguments, gamma)
+    assert bounds.beta_bar(sizes, 0.7, 0.5, 0.01) == pytest.approx(beta_bar)
+    value = bounds.theorem_2_two_terms(sizes, cliques, D, beta_bar)
     assert value == pytest.approx(
-        oracle.theorem_2_two_terms(D, beta_bar, sizes=sizes, gamma=gamma, T=900, d=5, grown=growth)
+        oracle.theorem_2_two_terms(
+            D, beta_bar, sizes=cliques, gamma=gamma, T=900, d=5, grown=growth
+        )
     )
     # One clique of all silos with one estimator gives Theorem 1.
-    of_one_clique = bounds.theorem_2_two_terms(900, (8,), 5, D, *arguments, 1)
-    assert of_one_clique == pytest.approx(bounds.theorem_1_two_terms(900, 8, 5, D, *arguments))
+    server = sizes_of(900, 8, 5, 8.0, 24.0)
+    assert bounds.theorem_2_two_terms(server, (8,), D, 2.0) == bounds.theorem_1_two_terms(
+        server, D, 2.0
+    )
 
 
 def test_beta_bar_bounds_beta() -> None:
@@ -331,9 +345,8 @@ def test_beta_bar_bounds_beta() -> None:
         beta = oracle.beta(
             V, sigma=1.0, alpha=0.1, norm=1.5, M=3, rho_min=0.5, rho_max=2.0, kappa=0.2
         )
-        beta_bar = bounds.beta_bar(
-            20, 3, 4, 0.5, 2.0, 0.2, 1.0, 0.1, parameter_bound=1.5, feature_bound=2.0
-        )
+        sizes = sizes_of(20, 3, 4, 0.5, 2.0, L=2.0)
+        beta_bar = bounds.beta_bar(sizes, 0.2, 1.0, 0.1, parameter_bound=1.5)
         assert beta <= beta_bar < 1.1 * beta
 
 
@@ -341,100 +354,109 @@ def test_constants_of_the_full_size_have_their_known_values() -> None:
     """Use T = 1e7, M = 100, d = 10, epsilon 1, delta 0.1, alpha 0.01, sigma 1/2 and L = S = 1."""
     T, M, d = FULL_SIZE["T"], FULL_SIZE["M"], FULL_SIZE["d"]
     assert gaussian_release.privatizer_levels(T) == 25
-    lambda_max = bounds.noise_bound(d, M, 1.0, 0.1, T, 0.01)
+    of_noise = trees(d, M, T, 0.01)
+    lambda_max = bounds.noise_bound(of_noise, 1.0, 0.1)
     assert M * lambda_max == pytest.approx(6.75e6, rel=2e-3)
-    kappa = bounds.bias_bound(d, M, 1.0, T, 0.01)
-    assert bounds.beta_bar(T, M, d, lambda_max, 3 * lambda_max, kappa, 0.5, 0.01) == pytest.approx(
-        4950, rel=2e-3
-    )
+    sizes, kappa = sizes_of(T, M, d, lambda_max, 3 * lambda_max), bounds.bias_bound(of_noise, 1.0)
+    assert bounds.beta_bar(sizes, kappa, 0.5, 0.01) == pytest.approx(4950, rel=2e-3)
     # x adds little to M rho_min, so the trigger's left side is d ln 3.
-    D = bounds.threshold("log-T", T, M, d, lambda_max, 3 * lambda_max)
+    D = bounds.threshold("log-T", sizes)
     assert D / (d * math.log(3)) == pytest.approx(4.7e6, rel=0.01)
 
 
 def test_last_step_of_theorem_1_omits_a_factor() -> None:
-    arguments = (1.0, 1.0, 0.0, 0.5, 0.01)
-    D = bounds.threshold("log-T", 10**6, 100, 10, 1.0, 1.0)
-    two_terms = bounds.theorem_1_two_terms(10**6, 100, 10, D, *arguments)
-    explicit = bounds.theorem_1_explicit(10**6, 100, 10, *arguments)
+    sizes, arguments = sizes_of(10**6, 100, 10, 1.0, 1.0), (0.0, 0.5, 0.01)
+    radius = bounds.beta_bar(sizes, *arguments)
+    two_terms = bounds.theorem_1_two_terms(sizes, bounds.threshold("log-T", sizes), radius)
+    explicit = bounds.theorem_1_explicit(sizes, radius)
     assert two_terms / explicit == pytest.approx(0.5 * math.sqrt(100) * 10, rel=0.1)
     # Theorem 1 itself omits another sqrt(d), so that it grows more slowly in d.
-    assert bounds.theorem_1(10**6, 100, 10, *arguments) < explicit / 4
+    assert bounds.theorem_1(sizes, *arguments) < explicit / 4
 
 
-CENTRAL_BOUNDS: list[Callable[..., float]] = [
-    bounds.beta_bar,
-    bounds.theorem_1,
-    bounds.theorem_1_explicit,
-    lambda T, M, d, *rest, **named: bounds.theorem_1_two_terms(T, M, d, 9.0, *rest, **named),
-    lambda *arguments, **named: bounds.theorem_2(*arguments, 1, 2, **named),
-    lambda T, M, d, *rest, **named: bounds.theorem_2_two_terms(T, [M], d, 9.0, *rest, 2, **named),
+@dataclass(frozen=True)
+class Setting:
+    """Arguments of a bound on the regret."""
+
+    sizes: dict[str, Any]
+    kappa: float = 0.5
+    reward_scale: float = 0.5
+    failure_probability: float = 0.1
+    parameter_bound: float = 1.0
+
+    def value(self, bound: Callable[..., float], gamma: int) -> float:
+        """Return ``bound`` (sizes, radius, the radius' arguments) of this setting."""
+        sizes = Sizes(**self.sizes, gamma=gamma)
+        arguments = (self.kappa, self.reward_scale, self.failure_probability)
+        norm = {"parameter_bound": self.parameter_bound}
+        return bound(sizes, bounds.beta_bar(sizes, *arguments, **norm), arguments, norm)
+
+
+SETTING = Setting({"horizon": 1000, "silos": 8, "dimension": 5, "rho_min": 2.0, "rho_max": 6.0})
+CENTRAL_BOUNDS: list[tuple[Callable[..., float], int]] = [
+    (lambda sizes, radius, *rest: radius, 1),
+    (lambda sizes, radius, arguments, norm: bounds.theorem_1(sizes, *arguments, **norm), 1),
+    (lambda sizes, radius, *rest: bounds.theorem_1_explicit(sizes, radius), 1),
+    (lambda sizes, radius, *rest: bounds.theorem_1_two_terms(sizes, 9.0, radius), 1),
+    (lambda sizes, radius, arguments, norm: bounds.theorem_2(sizes, 1, *arguments, **norm), 2),
+    (lambda sizes, radius, *rest: bounds.theorem_2_two_terms(sizes, [sizes.silos], 9.0, radius), 2),
 ]
 
 
-@pytest.mark.parametrize("bound", CENTRAL_BOUNDS)
-def test_theorems_are_monotone(bound: Callable[..., float]) -> None:
-    # horizon, silos, dimension, rho_min, rho_max, kappa, reward_scale, failure_probability
-    arguments: list[Any] = [1000, 8, 5, 2.0, 6.0, 0.5, 0.5, 0.1]
-    value = bound(*arguments)
-    for index, larger_value in [(0, 2000), (1, 9), (2, 6), (4, 7.0), (5, 0.6), (6, 0.6)]:
-        assert bound(*arguments[:index], larger_value, *arguments[index + 1 :]) > value
-    assert bound(*arguments[:7], 0.2) < value
-    assert bound(*arguments, parameter_bound=1.1) > value
-    assert bound(*arguments, feature_bound=1.1) > value
+@pytest.mark.parametrize(("bound", "gamma"), CENTRAL_BOUNDS)
+def test_theorems_are_monotone(bound: Callable[..., float], gamma: int) -> None:
+    value = SETTING.value(bound, gamma)
+    for name, larger in [
+        ("horizon", 2000), ("silos", 9), ("dimension", 6), ("rho_max", 7.0), ("feature_bound", 1.1),
+    ]:  # fmt: skip
+        assert replace(SETTING, sizes=SETTING.sizes | {name: larger}).value(bound, gamma) > value
+    for name, larger in [("kappa", 0.6), ("reward_scale", 0.6), ("parameter_bound", 1.1)]:
+        assert replace(SETTING, **{name: larger}).value(bound, gamma) > value
+    assert replace(SETTING, failure_probability=0.2).value(bound, gamma) < value
 
 
 def test_orders_are_multiplied_by_the_constant() -> None:
-    arguments = (1000, 8, 5, 2.0, 6.0, 0.5, 0.5, 0.1)
-    assert bounds.theorem_1(*arguments, constant=3.0) == pytest.approx(
-        3 * bounds.theorem_1(*arguments)
+    sizes, arguments = sizes_of(1000, 8, 5, 2.0, 6.0, gamma=3), (0.5, 0.5, 0.1)
+    assert bounds.theorem_1(sizes, *arguments, constant=3.0) == pytest.approx(
+        3 * bounds.theorem_1(sizes, *arguments)
     )
-    multiplied = bounds.theorem_2(*arguments, 2, 3, constant=3.0)
-    assert multiplied == pytest.approx(3 * bounds.theorem_2(*arguments, 2, 3))
+    multiplied = bounds.theorem_2(sizes, 2, *arguments, constant=3.0)
+    assert multiplied == pytest.approx(3 * bounds.theorem_2(sizes, 2, *arguments))
 
 
 def test_constants_are_monotone() -> None:
-    def decreases(
-        function: Callable[..., float], arguments: tuple[Any, ...], index: int, larger_value: Any
-    ) -> bool:
-        return function(*arguments[:index], larger_value, *arguments[index + 1 :]) < function(
-            *arguments
-        )
-
-    noise = (10, 100, 1.0, 0.1, 1000, 0.01)  # d, M, epsilon, delta, n, alpha
-    for index, larger_value, falls in [
-        (0, 11, False), (1, 101, False), (2, 2.0, True), (3, 0.2, True), (4, 2000, False),
-        (5, 0.02, True),
-    ]:  # fmt: skip
-        assert decreases(bounds.noise_bound, noise, index, larger_value) is falls
-    bias = (10, 100, 1.0, 1000, 0.01)
-    for index, larger_value, falls in [
-        (0, 11, False), (1, 101, False), (2, 2.0, True), (3, 2000, False), (4, 0.02, True),
-    ]:  # fmt: skip
-        assert decreases(bounds.bias_bound, bias, index, larger_value) is falls
-    # A threshold twice as large means fewer synchronisations.
+    noise = (10, 100, 1000, 0.01)  # d, M, n, alpha
     for bound in (
-        bounds.proposition_1_main_text,
-        bounds.proposition_1_appendix,
-        bounds.proposition_1_derived,
+        lambda of_noise: bounds.noise_bound(of_noise, 1.0, 0.1),
+        lambda of_noise: bounds.bias_bound(of_noise, 1.0),
     ):
-        assert decreases(bound, (1000, 5, 3.0, 1.0, 3.0), 2, 6.0)
-        assert not decreases(bound, (1000, 5, 3.0, 1.0, 3.0), 0, 2000)
+        for index, larger_value, falls in [(0, 11, 0), (1, 101, 0), (2, 2000, 0), (3, 0.02, 1)]:
+            larger = trees(*noise[:index], larger_value, *noise[index + 1 :])
+            assert (bound(larger) < bound(trees(*noise))) is bool(falls)
+    of_noise = trees(*noise)
+    assert bounds.noise_bound(of_noise, 2.0, 0.1) < bounds.noise_bound(of_noise, 1.0, 0.1)
+    assert bounds.noise_bound(of_noise, 1.0, 0.2) < bounds.noise_bound(of_noise, 1.0, 0.1)
+    assert bounds.bias_bound(of_noise, 2.0) < bounds.bias_bound(of_noise, 1.0)
+    # A threshold twice as large means fewer synchronisations.
+    short, long = (sizes_of(T, 1, 5, 1.0, 3.0) for T in (1000, 2000))
+    value = bounds.proposition_1_appendix(short, 3.0)
+    assert bounds.proposition_1_appendix(short, 6.0) < value
+    assert bounds.proposition_1_appendix(long, 3.0) > value
 
 
 def test_numpy_integers_do_not_overflow() -> None:
-    T, M, d = np.int32(10**7), np.int32(100), np.int32(10)
-    arguments: tuple[Any, ...] = (2.0, 6.0, 0.5, 0.5, 0.1)
+    of_numpy = sizes_of(np.int32(10**7), np.int32(100), np.int32(10), 2.0, 6.0)
+    sizes = sizes_of(10**7, 100, 10, 2.0, 6.0)
+    assert of_numpy == sizes
+    assert type(of_numpy.horizon) is type(of_numpy.silos) is type(of_numpy.dimension) is int
+    arguments = (0.5, 0.5, 0.1)
     for actual, expected in [
-        (bounds.theorem_1(T, M, d, *arguments), bounds.theorem_1(10**7, 100, 10, *arguments)),
-        (bounds.theorem_2(T, M, d, *arguments, np.int32(50), T),
-         bounds.theorem_2(10**7, 100, 10, *arguments, 50, 10**7)),
-        (bounds.theorem_1_two_terms(T, M, d, 3.0, *arguments),
-         bounds.theorem_1_two_terms(10**7, 100, 10, 3.0, *arguments)),
-        (bounds.threshold("M1.5", T, M, d, 2.0, 6.0),
-         bounds.threshold("M1.5", 10**7, 100, 10, 2.0, 6.0)),
-        (bounds.noise_bound(d, M, 1.0, 0.1, T, 0.1),
-         bounds.noise_bound(10, 100, 1.0, 0.1, 10**7, 0.1)),
+        (bounds.theorem_2(of_numpy, np.int32(50), *arguments),
+         bounds.theorem_2(sizes, 50, *arguments)),
+        (bounds.theorem_2_two_terms(of_numpy, [np.int32(50)] * 2, 3.0, 2.0),
+         bounds.theorem_2_two_terms(sizes, [50, 50], 3.0, 2.0)),
+        (bounds.noise_bound(trees(np.int32(10), np.int32(100), np.int32(10**7), 0.1), 1.0, 0.1),
+         bounds.noise_bound(trees(10, 100, 10**7, 0.1), 1.0, 0.1)),
     ]:  # fmt: skip
         assert actual == expected
 
@@ -462,11 +484,17 @@ ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "feature_bound": (1.0, (0,), "feature_bound must be > 0"),
     "constant": (1.0, (0, -1), "constant must be > 0"),
     "communication": ("M1.5", ("log T",), 'communication must be one of "log-T", "M1.5"'),
-    "clique_sizes": ((4, 4), ([],), "clique_sizes must hold at least one clique"),
+    "radius": (3.0, (0, math.inf), "radius must be > 0"),
+    "clique_sizes": ((4, 4), ([], [4, 5]), "clique_sizes must add up to 8 silos"),
 }
+OF_TREES = {name: ARGUMENTS[name][0] for name in Trees.__struct_fields__}
+OF_SIZES = {name: ARGUMENTS[name][0] for name in Sizes.__struct_fields__}
+OBJECTS = {"trees": Trees(**OF_TREES), "sizes": Sizes(**{**OF_SIZES, "gamma": 1})}
 PUBLIC_FUNCTIONS: list[Callable[..., Any]] = [
     gaussian_release.privatizer_levels,
     gaussian_release.node_noise_std,
+    Trees,
+    Sizes,
 ]
 PUBLIC_FUNCTIONS += [
     function
@@ -479,11 +507,12 @@ PUBLIC_FUNCTIONS += [
 
 
 def test_every_argument_is_checked() -> None:
-    assert len(PUBLIC_FUNCTIONS) == 19
+    assert len(PUBLIC_FUNCTIONS) == 17
     for function in PUBLIC_FUNCTIONS:
-        valid = {name: ARGUMENTS[name][0] for name in inspect.signature(function).parameters}
+        names = inspect.signature(function).parameters
+        valid = {name: OBJECTS.get(name) or ARGUMENTS[name][0] for name in names}
         function(**valid)
-        for name in valid:
+        for name in valid.keys() - OBJECTS.keys():
             for invalid in ARGUMENTS[name][1]:
                 with pytest.raises(InputError) as error:
                     function(**valid | {name: invalid})
@@ -493,12 +522,14 @@ def test_every_argument_is_checked() -> None:
 
 def test_types_are_checked() -> None:
     with pytest.raises(InputError, match=r"silos must be an integer, got 8\.0"):
-        bounds.noise_bound(5, 8.0, 1.0, 0.1, 9, 0.1)  # type: ignore[arg-type]
-    sizes: Any
-    for sizes, message in [
+        trees(5, 8.0, 9, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="gamma must be an integer >= 1 and <= 1, got 2"):
+        bounds.threshold("M1.5", sizes_of(1000, 8, 5, 2.0, 6.0, gamma=2))
+    cliques: Any
+    for cliques, message in [
         (8, "clique_sizes must be a list of integers, got 8"),
         ([8, 0], r"clique_sizes\[1\] must be an integer >= 1, got 0"),
         ([8, 1.5], r"clique_sizes\[1\] must be an integer, got 1\.5"),
     ]:
         with pytest.raises(InputError, match=message):
-            bounds.theorem_2_two_terms(1000, sizes, 5, 1.0, 2.0, 6.0, 0.5, 0.5, 0.1, 1)
+            bounds.theorem_2_two_terms(sizes_of(1000, 8, 5, 2.0, 6.0), cliques, 1.0, 2.0)

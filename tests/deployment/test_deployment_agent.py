@@ -20,7 +20,7 @@ pytest.importorskip("cryptography")
 from fastfed import InputError
 from fastfed.deployment import folder as folders
 from fastfed.deployment.agent import PrivateLinUCB
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.process import Process, SiloProcess
 
 SETTINGS: dict[str, Any] = {
     "epsilon": 1.0,

@@ -9,16 +9,11 @@ from federation import GRACE, ROWS, START, Federation, deployed, secret
 
 from fastfed.deployment import wire
 from fastfed.deployment.kinds import silo_of
-from fastfed.deployment.ledger import Ledger, MemoryStore
-from fastfed.deployment.party import (
-    BELIEVED,
-    DOUBTED,
-    ClockReading,
-    Process,
-    SiloProcess,
-    SteadyClock,
-)
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.party import BELIEVED, DOUBTED, ClockReading, SteadyClock
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity
+from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.wire import Refused
 
 YEARS = 10 * 365 * 86400.0

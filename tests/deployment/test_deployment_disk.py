@@ -19,11 +19,12 @@ from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.deployment import folder as folders
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, SqliteStore, damage_named
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import compile_plan
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.shell import FULL, HubApp
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import SqliteStore, damage_named
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 SIZE = 1024
@@ -138,10 +139,10 @@ def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, calm):
         assert release in hub.broadcasts and silo.model.release == release
     assert thetas(made) == thetas(calm)
     # What was kept on disk is what they know: nothing more, and nothing less.
-    known = made.processes["hub"].party.broadcasts, made.processes["silo0"].party.ended.keys()
+    known = made.processes["hub"].party.broadcasts, set(made.processes["silo0"].party.ended)
     made.close()
     made.reopen()
-    again = made.processes["hub"].party.broadcasts, made.processes["silo0"].party.ended.keys()
+    again = made.processes["hub"].party.broadcasts, set(made.processes["silo0"].party.ended)
     assert known == again == (calm.processes["hub"].party.broadcasts, known[1])
     assert [c.release for c in made.ledgers["silo0"].charges("records")] == [1, 2, 3]
 

@@ -26,6 +26,8 @@ from fastfed import InputError
 from fastfed._validate import MOST_LEVELS
 from fastfed.cli import cli
 from fastfed.deployment import data, plans
+from fastfed.deployment.application import Application, answers
+from fastfed.deployment.client import Client
 from fastfed.deployment.data import cases, load_source, source_of, surveyed
 from fastfed.deployment.flower import Courier, carry
 from fastfed.deployment.observe import (
@@ -36,7 +38,8 @@ from fastfed.deployment.observe import (
     silo_numbers,
 )
 from fastfed.deployment.replay import Replay, survey
-from fastfed.deployment.shell import Application, Dialer, SiloClient, answers
+from fastfed.deployment.shell import Dialer
+from fastfed.deployment.store import Write
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
@@ -183,7 +186,7 @@ def test_requests_that_are_no_good_are_answered_by_a_sentence(tmp_path, capfd):
             )
             assert status == 400 and "at most" in actual["error"], length
         assert not process.party.decisions
-        assert SiloClient(path).call("decide", actions=ROWS, subject="ada")["learns"]
+        assert Client(path).call("decide", actions=ROWS, subject="ada")["learns"]
     assert capfd.readouterr().err == ""
 
 
@@ -193,7 +196,7 @@ def test_a_client_says_what_cannot_be_a_request(tmp_path):
         deep = [deep]
     for given in ({"actions": deep}, {"id": 10**5000}, {"id": object()}):
         with pytest.raises(InputError, match="give numbers, text and lists"):
-            SiloClient(tmp_path / "none").call("decide", **given)
+            Client(tmp_path / "none").call("decide", **given)
 
 
 def test_a_courier_of_another_length_is_refused(tmp_path):
@@ -235,7 +238,7 @@ def test_a_person_is_one_with_a_blank_more_and_as_earlier_versions_stored_it():
     ]
     assert learns == [True, False, True, True, False, False, False]
     # An earlier version stored the digest of the text with its blank.
-    process.party._subjects.add(process.party._keyed_subject("p3 "))
+    process.store.write(Write("subject", process.party._keyed_subject("p3 ").hex(), b""))
     for way in ("p3 ", "p3"):
         assert not answers(process, "/decide", {"actions": ROWS, "subject": way})["learns"]
 

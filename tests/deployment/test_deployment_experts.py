@@ -19,13 +19,13 @@ from fastfed import InputError
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.deployment import experts, plans, wire
 from fastfed.deployment import folder as folders
+from fastfed.deployment.application import answers
 from fastfed.deployment.demo import settle
 from fastfed.deployment.experts import ExpertHub, ExpertSilo
 from fastfed.deployment.kinds import SAME_PEOPLE, hub_of
 from fastfed.deployment.ledger import Charge, Ledger, epsilon_of_charges
 from fastfed.deployment.model import model_of
 from fastfed.deployment.seal import SealedNoise
-from fastfed.deployment.shell import answers
 from fastfed.deployment.wire import Refused, Report
 from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.privacy.accounting.gdp import gaussian_epsilon

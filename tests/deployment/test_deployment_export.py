@@ -15,11 +15,11 @@ from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.deployment import folder as folders
 from fastfed.deployment import wire
-from fastfed.deployment.ledger import Write
+from fastfed.deployment.application import Application
 from fastfed.deployment.model import model_of
 from fastfed.deployment.plans import compile_plan
 from fastfed.deployment.seal import Identity, read_secret
-from fastfed.deployment.shell import Application
+from fastfed.deployment.store import Write
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 

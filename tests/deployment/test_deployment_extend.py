@@ -369,7 +369,7 @@ def home(tmp_path_factory):
 
 
 def folders_write(data):
-    from fastfed.deployment.ledger import Write
+    from fastfed.deployment.store import Write
 
     return Write("broadcast", "1", data)
 
@@ -458,7 +458,7 @@ def test_leave_and_recover_are_commands(home):
 def test_recover_asks_the_silo_that_runs(home, monkeypatch):
     import threading
 
-    from fastfed.deployment.shell import Application
+    from fastfed.deployment.application import Application
 
     process = folders.opened(home / "silo0")
     with Application(process, home / "silo0" / folders.SOCKET) as application:
@@ -479,6 +479,6 @@ def test_recover_asks_the_silo_that_runs(home, monkeypatch):
 
 
 def decided(folder):
-    from fastfed.deployment.shell import SiloClient
+    from fastfed.deployment.client import Client
 
-    return SiloClient(folder / folders.SOCKET).call("decide", actions=[[0.1, 0.2]])
+    return Client(folder / folders.SOCKET).call("decide", actions=[[0.1, 0.2]])

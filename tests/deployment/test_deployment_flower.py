@@ -27,11 +27,11 @@ from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.deployment import demo, flower
 from fastfed.deployment import folder as folders
+from fastfed.deployment.client import Client
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import MemoryStore
-from fastfed.deployment.party import Process, SiloProcess
-from fastfed.deployment.shell import SiloClient
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.sums import Helper
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
@@ -254,7 +254,7 @@ def test_a_socket_carries_messages_and_nothing_else(tmp_path):
         before = list(silo.store.writes())
         assert flower.carry(path, [b"rubbish"]) and "rubbish" not in str(said)
         assert len(said) == 1 and list(silo.store.writes()) == before
-        client = SiloClient(path)
+        client = Client(path)
         for what in ("decide", "status", "leave", "export", "recover"):
             with pytest.raises(ValueError):
                 client.call(what)
@@ -558,7 +558,7 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
     plan = demo.made_plan(tmp_path, int(time.time()) + 5, protocol, None, period=PERIOD)
     (close,) = plan.document.calendar.closes
     until, actions = close + 900, {}
-    clients = [SiloClient(tmp_path / name / folders.SOCKET) for name in plan.silos]
+    clients = [Client(tmp_path / name / folders.SOCKET) for name in plan.silos]
     network = Network(tmp_path, plan, 5.0)
 
     def waits(wanted):

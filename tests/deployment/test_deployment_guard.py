@@ -23,9 +23,9 @@ from fastfed.deployment.guard import (
     rounds_in_report,
 )
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import MemoryStore
-from fastfed.deployment.party import Process
+from fastfed.deployment.process import Process
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.wire import Refused
 from fastfed.protocols.release import fixed_point, prefix_noise
 

@@ -11,9 +11,9 @@ from federation import ROWS, deployed, period, served
 
 from fastfed.deployment import wire
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import MemoryStore
-from fastfed.deployment.party import Process
+from fastfed.deployment.process import Process
 from fastfed.deployment.seal import Identity
+from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.sums import Helper
 from fastfed.deployment.wire import Broadcast, Opened, Refused
 

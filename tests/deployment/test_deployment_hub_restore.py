@@ -11,9 +11,11 @@ from federation import ROWS, Violation, World, deployed, period
 
 from fastfed.deployment import wire
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, MemoryStore
-from fastfed.deployment.party import Process
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.wire import Broadcast, Refused
 
 CALENDAR = federation.PATIENT
@@ -306,3 +308,31 @@ def test_a_hub_asks_the_helper_which_set_it_has_opened():
     assert write.kind == "set"
     fresh.fold(write)
     assert fresh.sets[1].entries == opened
+
+
+def test_a_restored_hub_asks_the_helper_in_the_answer_to_its_join():
+    """Over HTTP the helper receives only answers to its messages, so the question is one."""
+    made = started("secure-sum")
+    hub = made.processes["hub"]
+    backup = list(hub.store.writes())
+    period(made, 1)
+    again = put_back(made, backup)
+    # Nobody has the broadcast: the hub was lost before it could send it.
+    for name in made.plan.silos:
+        silo = made.processes[name]
+        writes = [w for w in silo.store.writes() if w.kind != "broadcast"]
+        made.add(SiloProcess(
+            SiloParty(made.plan, name, federation.secret(name), silo.ledger),
+            MemoryStore(writes), silo.ledger, lambda: made.now,
+        ))  # fmt: skip
+    for _ in range(8):
+        for name in (*made.plan.silos, "helper"):
+            process = made.processes[name]
+            mail = list(process.tick())
+            while mail:
+                _, answers = again.handle(mail.pop(0).data)
+                for answer in answers:
+                    if answer.to == name:
+                        mail += process.handle(answer.data)[1]
+    assert again.party.broadcasts.keys() == {1} and not again.party.alarms
+    assert {made.processes[name].party.model.release for name in made.plan.silos} == {1}

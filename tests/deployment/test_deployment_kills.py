@@ -15,7 +15,7 @@ pytest.importorskip("uvicorn")
 from fastfed import InputError
 from fastfed.deployment import demo
 from fastfed.deployment import folder as folders
-from fastfed.deployment.shell import SiloClient
+from fastfed.deployment.client import Client
 
 #: Kills of one run.
 KILLS = int(os.environ.get("FASTFED_KILLS", "25"))
@@ -55,7 +55,7 @@ def killed(home, protocol, hidden, seed):
     start = int(time.time() + 2 * needed) + 3
     plan = demo.made_plan(home, start, protocol, hidden, period, room=10)
     address = f"http://127.0.0.1:{(port := demo.free_port())}"
-    clients = [SiloClient(home / name / folders.SOCKET) for name in demo.SILOS]
+    clients = [Client(home / name / folders.SOCKET) for name in demo.SILOS]
     children = [demo.Child("hub", "serve", str(home / "hub"), "--port", str(port))]
     dial = ("--hub", address, "--every", "0.1")
     children += [demo.Child(name, "silo", str(home / name), *dial) for name in demo.SILOS]

@@ -22,17 +22,9 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import plans, wire
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.folder import extended, last_broadcast
-from fastfed.deployment.ledger import (
-    Charge,
-    Ledger,
-    OverBudget,
-    SqliteStore,
-    Write,
-    epsilon_of_charges,
-    read_writes,
-    spent_lines,
-)
+from fastfed.deployment.ledger import Charge, Ledger, OverBudget, epsilon_of_charges, spent_lines
 from fastfed.deployment.seal import Identity
+from fastfed.deployment.store import SqliteStore, Write
 
 CEILING = (2.0, 1e-6)
 MORE = """
@@ -431,6 +423,6 @@ def test_a_file_with_damaged_pages_is_a_sentence(tmp_path):
     data = bytearray((tmp_path / "state.sqlite").read_bytes())
     data[-8192:] = b"\xff" * 8192
     (tmp_path / "state.sqlite").write_bytes(data)
-    for door in (read_writes, lambda path: list(SqliteStore(str(path)).writes())):
+    for door in (SqliteStore.read, SqliteStore):
         with pytest.raises(InputError, match=r"is (damaged|broken)"):
-            door(tmp_path / "state.sqlite")
+            list(door(str(tmp_path / "state.sqlite")).writes())

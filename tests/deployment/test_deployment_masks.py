@@ -15,10 +15,12 @@ from fastfed import InputError
 from fastfed._random import SystemNoise
 from fastfed.deployment import plans, wire
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, MemoryStore, Write
-from fastfed.deployment.party import Process, SiloProcess, Step
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.party import Step
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, Write
 from fastfed.deployment.sums import PairMasks
 from fastfed.deployment.wire import Opened
 

@@ -18,6 +18,7 @@ from fastfed._kernels import aggregation
 from fastfed.deployment import kinds
 from fastfed.deployment.kinds import silo_of
 from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.store import MemoryStore
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.protocols.release import spread
 
@@ -57,18 +58,25 @@ def worlds(extra):
     return sorted([*people, *(((extra, 0),) if extra else ())])
 
 
+def kept(silo, store, step):
+    """Store and apply the writes of a step."""
+    for write in step.writes:
+        store.write(write)
+        silo.fold(write)
+
+
 def lived(plan, people):
     """Return the silo's leaf sums (K, s), and the leaf of every stranger."""
     ledger = Ledger(":memory:")
     silo = silo_of(plan, "silo0", federation.secret("silo0"), ledger)
-    leaves = {}
+    store, leaves = MemoryStore(), {}
+    silo.attach(store)
     for period, person in people:
         now = float(plan.document.calendar.closes[period - 1] - 50)
         x, y = record(person)
         step, decision = silo.decide([x], now, subject=f"p{person}")
-        silo.fold(step.writes[0])
-        (write,) = silo.reward(decision.id, y, now).writes
-        silo.fold(write)
+        kept(silo, store, step)
+        kept(silo, store, silo.reward(decision.id, y, now))
         leaves[person] = silo.ended[decision.id].leaf
     return silo._leaf_sums.copy(), {p: leaf for p, leaf in leaves.items() if p}
 

@@ -17,7 +17,6 @@ pytest.importorskip("cryptography")
 pytest.importorskip("uvicorn")
 
 import federation
-import numpy as np
 import uvicorn
 from click.testing import CliRunner
 
@@ -25,13 +24,16 @@ from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.deployment import folder as folders
 from fastfed.deployment import wire
+from fastfed.deployment.application import Application, answers
+from fastfed.deployment.client import Client
 from fastfed.deployment.demo import free_port, insist
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore
-from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import compile_plan, load
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity
-from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient, answers, serve
+from fastfed.deployment.shell import Dialer, HubApp, serve
+from fastfed.deployment.store import MemoryStore, SqliteStore
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
@@ -199,7 +201,7 @@ def test_an_application_talks_through_a_socket_of_its_own(tmp_path):
     with Application(silo, path) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
         assert path.stat().st_mode & 0o777 == 0o600
-        client = SiloClient(path)
+        client = Client(path)
         decision = client.call("decide", actions=ROWS, subject="ada")
         assert decision["learns"] and decision["propensity"] == 1.0
         assert client.call("reward", id=decision["id"], reward=0.5)["open_decisions"] == 0
@@ -250,10 +252,10 @@ def test_a_person_may_be_a_number():
 
 
 def test_a_client_says_what_it_cannot_send_or_reach(tmp_path):
-    with pytest.raises(InputError, match="tolist"):
-        SiloClient(tmp_path / "none").call("decide", actions=np.eye(2))
+    with pytest.raises(InputError, match="give numbers, text and lists"):
+        Client(tmp_path / "none").decide(actions={1, 2})
     with pytest.raises(FileNotFoundError, match="is `fastfed silo` running there"):
-        SiloClient(tmp_path / "none").call("status")
+        Client(tmp_path / "none").call("status")
 
 
 @pytest.mark.parametrize("files", [("no", None), ("no", "no")])
@@ -283,7 +285,7 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
 
     with Application(silo, tmp_path / "silo.sock") as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
-        client = SiloClient(tmp_path / "silo.sock")
+        client = Client(tmp_path / "silo.sock")
         limit(1)
         with pytest.raises(InputError, match="nothing was kept: database or disk is full"):
             for _ in range(100):
@@ -484,7 +486,7 @@ def test_hub_and_silo_run_as_commands(tmp_path):
         text=True,
     )
     try:
-        client, until = SiloClient(tmp_path / "a" / "silo.sock"), time.time() + 60
+        client, until = Client(tmp_path / "a" / "silo.sock"), time.time() + 60
         made = insist(lambda: client.call("decide", actions=ROWS), until)
         # The calendar begins in years: nothing is learned yet.
         assert made["learns"] is False and made["model"] == 0

@@ -108,7 +108,7 @@ def test_a_silo_counts_what_it_does_and_says_what_is_left():
 def test_a_restarted_silo_counts_the_same():
     made = played()
     before = silo_numbers(made.processes["silo0"])
-    from fastfed.deployment.party import SiloProcess
+    from fastfed.deployment.process import SiloProcess
     from fastfed.deployment.silo import SiloParty
 
     old = made.processes["silo0"]

@@ -14,10 +14,12 @@ from federation import ROWS, served
 from fastfed import InputError
 from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore, Write
-from fastfed.deployment.party import Process, SiloProcess, Step
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.party import Step
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, SqliteStore, Write
 from fastfed.deployment.wire import Broadcast, Entry, Opened, Refused
 
 HUB = Identity(federation.secret("hub"))

@@ -11,9 +11,11 @@ from federation import ROWS, deployed, period, served
 
 from fastfed.deployment import wire
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, MemoryStore
-from fastfed.deployment.party import Process, SteadyClock
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.party import SteadyClock
+from fastfed.deployment.process import Process
 from fastfed.deployment.progress import WAITS
+from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.sums import Helper
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")

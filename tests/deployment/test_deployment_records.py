@@ -15,9 +15,10 @@ from records import ACTIONS, AGE, CORRECT, PAIN, SCORE, SEX, context, deployed, 
 
 from fastfed import InputError
 from fastfed.deployment import plans
+from fastfed.deployment.application import Application
+from fastfed.deployment.client import Client
 from fastfed.deployment.model import model_of
 from fastfed.deployment.schema import Schema
-from fastfed.deployment.shell import Application, SiloClient
 
 # ---- columns -------------------------------------------------------------------------------------
 
@@ -245,7 +246,7 @@ def test_the_row_of_a_record_is_the_one_that_is_learned_from():
 def test_the_socket_takes_records_and_outcomes(tmp_path):
     with Application(made := silo(deployed()), tmp_path / "s") as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
-        client = SiloClient(tmp_path / "s")
+        client = Client(tmp_path / "s")
         found = client.call("decide", record={"age": 63, "pain": 2, "sex": "m"}, subject="a")
         assert found["name"] == "ill" and found["action"] == 0
         assert client.call("outcome", id=found["id"], outcome="1")["open_decisions"] == 0

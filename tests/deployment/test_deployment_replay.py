@@ -23,8 +23,8 @@ from fastfed.cli import cli
 from fastfed.deployment import folder as folders
 from fastfed.deployment import plans
 from fastfed.deployment.data import cases, load_source, source_of, surveyed
-from fastfed.deployment.ledger import MemoryStore
 from fastfed.deployment.replay import Replay, survey, times
+from fastfed.deployment.store import MemoryStore
 
 # ---- tables --------------------------------------------------------------------------------------
 

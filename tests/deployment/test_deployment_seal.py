@@ -16,16 +16,9 @@ from scipy import stats
 from fastfed import InputError
 from fastfed._sampling import Uniforms
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.ledger import (
-    Charge,
-    Conflict,
-    Ledger,
-    MemoryStore,
-    OverBudget,
-    SqliteStore,
-    Write,
-)
+from fastfed.deployment.ledger import Charge, Ledger, OverBudget
 from fastfed.deployment.seal import SealedNoise, _Stream, hidden_by, make_secret, read_secret
+from fastfed.deployment.store import Conflict, MemoryStore, SqliteStore, Write
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.sensitivity import joint_sensitivity, user_sensitivity
 from fastfed.protocols.release import prefix_noise

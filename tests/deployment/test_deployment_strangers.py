@@ -25,10 +25,12 @@ from test_deployment_network import ROWS, asked, certificates, toml
 from fastfed import InputError
 from fastfed.deployment import calls, flower
 from fastfed.deployment import folder as folders
+from fastfed.deployment.application import Application
+from fastfed.deployment.client import Client
 from fastfed.deployment.demo import free_port
 from fastfed.deployment.observe import Metrics
 from fastfed.deployment.plans import compile_plan
-from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient
+from fastfed.deployment.shell import Dialer, HubApp
 
 # ---- parties as processes ------------------------------------------------------------------------
 
@@ -257,7 +259,7 @@ def test_no_answer_of_a_socket_ends_or_blocks_its_client(kind, monkeypatch, tmp_
         with pytest.raises(InputError):
             flower.carry(path, [])
         with pytest.raises((OSError, InputError)):
-            SiloClient(path).call("status")
+            Client(path, wait=1.0).call("status")
         assert time.monotonic() - begin < 4.0
 
 
@@ -301,7 +303,7 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
         change.setattr(type(silo.party), "decide", broken)
         change.setattr(type(silo.party), "tick", broken)
         with pytest.raises(InputError, match="program error"):
-            SiloClient(tmp_path / "a").call("decide", actions=ROWS)
+            Client(tmp_path / "a").call("decide", actions=ROWS)
         with pytest.raises(InputError, match="answered 500"):
             flower.carry(tmp_path / "c", [])
     assert "program error" in said[-1] and "secret" not in str(said)
@@ -329,15 +331,14 @@ def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
         application = Application(silo, path)
         stack.enter_context(serving(application))
         held = []
-        for k in range(200):
+        for k in range(300):
             made = dial(stack, path)
             made.sendall(list(UNFINISHED.values())[k % 3])
             held.append(made)
         begin = time.monotonic()
-        assert SiloClient(path).call("decide", actions=ROWS, subject="ada")["learns"]
+        assert Client(path).call("decide", actions=ROWS, subject="ada")["learns"]
         assert time.monotonic() - begin < 5.0 and closed(held[0])
-        assert len(application._connections) <= 64
-        until(lambda: threading.active_count() < 100)  # a busy machine ends them late
+        assert len(application.connections) <= 256 and threading.active_count() < 20
     assert capfd.readouterr().err == ""
 
 
@@ -401,7 +402,7 @@ def test_a_signal_ends_a_silo_whatever_the_hub_does(kind, number, tmp_path):
         silo = stack.enter_context(
             command("silo", tmp_path / "a", "--hub", f"http://127.0.0.1:{hub.port}")
         )
-        client = SiloClient(tmp_path / "a" / "silo.sock")
+        client = Client(tmp_path / "a" / "silo.sock")
         until(lambda: hub.dialled and client.call("status"))
         dial(stack, tmp_path / "a" / "silo.sock").sendall(b"POST /")
         made = client.call("decide", actions=ROWS)
@@ -428,12 +429,12 @@ def test_a_signal_ends_a_courier_and_a_hub_with_open_connections(number, tmp_pat
 LONG = """
 import sys, time
 from fastfed.cli import cli, deploy
-from fastfed.deployment import party
+from fastfed.deployment import process
 def slow(self, *_):
     open(sys.argv[2] + "/busy", "w").close()
     time.sleep(60)
-party.Process.tick = slow
-party.Process.handle = slow
+process.Process.tick = slow
+process.Process.handle = slow
 cli()
 """
 
@@ -463,7 +464,7 @@ def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
         ends(child, signal.SIGTERM)
 
 
-STARTS = LONG.replace("party.Process.tick = slow", "party.Process.__init__ = slow")
+STARTS = LONG.replace("process.Process.tick = slow", "process.Process.__init__ = slow")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -503,7 +504,7 @@ def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
 
 
 IN_A_LOCK = LONG.replace(
-    "party.Process.tick = slow",
+    "process.Process.tick = slow",
     """
 import os, signal, threading
 
@@ -531,7 +532,7 @@ def test_a_signal_while_the_main_thread_acquires_a_lock_ends_a_party(tmp_path):
 
 
 CLOSES = LONG.replace(
-    "party.Process.tick = slow", "party.Process.close = lambda self: time.sleep(60)"
+    "process.Process.tick = slow", "process.Process.close = lambda self: time.sleep(60)"
 )
 
 

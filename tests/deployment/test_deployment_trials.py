@@ -23,9 +23,9 @@ from fastfed import InputError
 from fastfed.deployment import demo
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import call
+from fastfed.deployment.client import Client
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import compile_plan
-from fastfed.deployment.shell import SiloClient
 
 #: Seconds of this machine that anything may take to happen.
 PATIENCE = 90.0
@@ -118,7 +118,7 @@ class Site:
             status, data = call(self.url + "/status", 1 << 20)
             assert status == 200
             return json.loads(data)
-        return SiloClient(self.home / name / folders.SOCKET).call("status")
+        return Client(self.home / name / folders.SOCKET).call("status")
 
     def until(self, name, what):
         """The status of a party, once it is so."""
@@ -134,7 +134,7 @@ class Site:
 
     def patient(self, name):
         """One patient of a silo, who is learned from."""
-        client = SiloClient(self.home / name / folders.SOCKET)
+        client = Client(self.home / name / folders.SOCKET)
         last = time.time() + PATIENCE
         rows = [[0.1, 0.2, 0.3], [0.3, -0.2, 0.1]]
         made = demo.insist(lambda: client.call("decide", actions=rows), last)

@@ -548,6 +548,17 @@ def test_mean_regret_is_below_the_bound(algorithm, environment, silos, keys):
     assert proven[-1] < silos * 600  # the bound is not trivial
 
 
+def test_bound_of_the_dartboard_by_hand():
+    """Check m = 3 and N = 2: a block loses at most 6, and hedge's bound has its square."""
+    spec = dataclasses.replace(SPEC, silos=3)
+    plan = make(BOARD, spec, phase_length=2).plan
+    d, rate = spec.experts, plan.noise.rate
+    hedge = log(d) / rate + rate * 5 * 36 / 8
+    assert private_dartboard.regret_bound(1e9, 5, plan, spec, 0.0) == approx(hedge)
+    assert private_dartboard.regret_bound(1e9, 5, plan, spec, 0.1) == approx(hedge + 3e8)
+    assert private_dartboard.regret_bound(2.0, 5, plan, spec, 0.1) == 6.0
+
+
 def test_bound_of_limited_updates_by_hand():
     """Check T = 3 and m = 2: round 1, and rounds 2 and 3 with a choice from two losses."""
     each = (2 * log(4) / 5.0 + sqrt(2 * log(4) / 2)) / 2

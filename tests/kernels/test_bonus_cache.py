@@ -274,8 +274,6 @@ def test_every_score_is_between_its_bounds(d, spread, gamma):
         if size == 0.0:
             assert np.median(bounds[1] / score) < 1.1 and (bounds[1] <= 1.1 * bounds[0]).all()
             assert np.median(bounds[3] / score) > (0.9 if gamma != 0.1 else 0.1)
-            # Rounding to float32 weakens the bound by ||W x|| only slightly.
-            assert ((bounds[4] - bounds[5]) / score).max() < 0.01
 
 
 @needs_i16
@@ -289,14 +287,14 @@ def test_norms_in_float32_are_lower_bounds(d):
     result = linalg.bonus_ends(columns, w, theta, 1.5, 0.0, np.empty((0, d)))
     assert result is not None
     score = linalg.scores(columns, w, theta, 1.5, 0.0)
-    assert (result[0][5] <= score).all()
-    assert np.median(result[0][5] / score) > 0.9999
+    assert (result[0][4] <= score).all()
+    assert np.median(result[0][4] / score) > 0.9999
     # Also check magnitudes outside the range of float32.
     for w_scale, x_scale in ((1e-40, 1.0), (1e40, 1e-20), (1e-20, 1e-25), (1e25, 1e20)):
         columns = np.asfortranarray((x_scale * rows.astype(np.float64)).astype(np.float32))
         result = linalg.bonus_ends(columns, w_scale * w, theta, 1.5, 0.0, np.empty((0, d)))
         score = linalg.scores(columns, w_scale * w, theta, 1.5, 0.0)
-        assert result is None or (result[0][5] <= score).all()
+        assert result is None or (result[0][4] <= score).all()
 
 
 @needs_i16

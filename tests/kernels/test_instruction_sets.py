@@ -35,7 +35,7 @@ EXACT = (
     "aggregation",
     "estimate",
 )
-WIDE = ("screen_i16", "screen_i16_factor", "quantise_i16")
+WIDE = ("screen_i16_factor", "quantise_i16")
 FUSED = ("screen_f32", "screen_f32_small")
 CHOICE = ("processor", "levels")
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
@@ -541,7 +541,6 @@ def test_bounds_in_16_bits_hold_with_avx2():
         pytest.skip("AVX-512 is not chosen here: the other tests have run the narrower vectors")
     tests = Path(__file__).parents[1]
     files = (
-        "kernels/test_screen_i16.py",
         "kernels/test_bonus_cache.py",
         "environments/test_directions.py",
     )

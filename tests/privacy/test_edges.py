@@ -28,23 +28,12 @@ from test_own_rounds import system
 
 import fastfed
 from fastfed import InputError
-from fastfed._kernels import linalg
 from fastfed._sampling import ERROR, Laplaces, Normals
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.deployment.guard import BEYOND, Alarm, Cap, check_records
-from fastfed.deployment.ledger import (
-    Charge,
-    Conflict,
-    Ledger,
-    MemoryStore,
-    OverBudget,
-    SqliteStore,
-    Store,
-    Write,
-    chained,
-    epsilon_of_charges,
-)
+from fastfed.deployment.ledger import Charge, Ledger, OverBudget, epsilon_of_charges
 from fastfed.deployment.shell import Dialer, listening
+from fastfed.deployment.store import Conflict, MemoryStore, SqliteStore, Store, Write, chained
 from fastfed.deployment.wire import Refused
 from fastfed.environments import FixedSet, RewardDistribution
 from fastfed.privacy import exact
@@ -151,7 +140,7 @@ def test_account_of_a_secure_sum_divides_delta_among_tails(coins: int) -> None:
             epsilons = [math.inf]
             for share in binomial.TAIL_SHARES:
                 tail_delta = delta * share
-                std = binomial.effective_std(coins, 1, -math.expm1(math.log1p(-tail_delta) / count))
+                std = binomial.std_of_coins(coins, 1, -math.expm1(math.log1p(-tail_delta) / count))
                 if std > 0.0:
                     # Outside the tails the noise is Gaussian, and (delta - tail_delta) / (1 -
                     # tail_delta) remains.
@@ -504,33 +493,6 @@ def test_alarm_score_is_weighted_least_squares() -> None:
 
 
 # ---- screening -----------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not linalg.has_screen_i16(), reason="needs screening in 16 bits")
-@pytest.mark.parametrize("d", [7, 32, 57])
-@pytest.mark.parametrize("source", ["theta", "actions", "both"])
-def test_screening_in_16_bits_keeps_the_best_of_near_ties(d: int, source: str) -> None:
-    """Use actions whose scores differ by less than 16 bits show.
-
-    The difference lies in theta, in the actions, or in both.
-    """
-    rng, screened_count = np.random.default_rng(d), 0
-    for _ in range(200):
-        difference = 10.0 ** rng.uniform(-6.0, -4.0)
-        theta = np.eye(d)[0] if source == "actions" else 1.0 + difference * rng.normal(size=d)
-        if source == "theta":
-            # Sums of four entries of theta: 16 bits represent these actions without rounding.
-            near_ties = np.array([rng.permutation(d) < 4 for _ in range(8)], dtype=float)
-        else:
-            near_ties = rng.normal(size=(8, d))
-            near_ties *= ((1.0 + difference * rng.normal(size=8)) / (near_ties @ theta))[:, None]
-        others = 0.1 * rng.normal(size=(60, d)) / d
-        actions = np.asfortranarray(np.concatenate([near_ties, others]), dtype=np.float32)
-        candidates = linalg.screen_i16(actions, np.eye(d), theta, 0.0)
-        if candidates is not None:
-            screened_count += 1
-            assert int(np.argmax(linalg.scores(actions, np.eye(d), theta, 0.0, 0.0))) in candidates
-    assert screened_count > 50
 
 
 #: Dimension, actions, regularizer and radius multiplier of problems whose scores nearly tie.

@@ -33,7 +33,6 @@ from fastfed.privacy.releases.prefix_sums import (
     optimal_factor,
     toeplitz_coefficients,
     toeplitz_factor,
-    toeplitz_group_sensitivity_squared,
     toeplitz_prefix_noise,
     toeplitz_prefix_variances,
     toeplitz_sensitivity_squared,
@@ -115,15 +114,6 @@ def test_toeplitz_sensitivity_grows_like_the_logarithm() -> None:
     for k in (1000, 100_000):
         expected = (math.log(k) + np.euler_gamma + math.log(16)) / math.pi
         assert toeplitz_sensitivity_squared(k) == pytest.approx(expected, abs=1 / k)
-
-
-@pytest.mark.parametrize("leaves", [[1], [5], [1, 1, 1], [2, 3, 17], [20, 20, 1], []])
-def test_toeplitz_sensitivity_of_groups_equals_the_factors(leaves: list[int]) -> None:
-    counts = np.bincount(leaves, minlength=21)[1:] if leaves else np.zeros(20)
-    expected = np.sum((toeplitz_factor(20) @ counts) ** 2)
-    assert toeplitz_group_sensitivity_squared(leaves, 20) == pytest.approx(expected, rel=1e-13)
-    if len(leaves) == 1:
-        assert expected <= toeplitz_sensitivity_squared(20)
 
 
 # ---- Honaker's tree -----------------------------------------------------------------------------
@@ -380,10 +370,6 @@ BUDGET = Budget(1.0, 0.01)
         (lambda: honaker_worst_leaf(0), "releases must be an integer >= 1, got 0"),
         (lambda: node_number(4, 3), "level must be an integer >= 0 and <= 2, got 3"),
         (lambda: honaker_group_sensitivity_squared([1], 0), "there are no releases"),
-        (
-            lambda: toeplitz_group_sensitivity_squared([0], 4),
-            "leaf must be an integer >= 1",
-        ),
     ],
 )
 def test_errors_name_the_bad_argument(call: Callable[[], object], message: str) -> None:

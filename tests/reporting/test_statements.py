@@ -229,6 +229,14 @@ def test_per_silo_divides_each_curve_by_its_own_silos() -> None:
     assert results.paired_difference("many", "few") == pytest.approx((30.0, 10.0 / math.sqrt(3.0)))
 
 
+def test_differences_pair_replicates_by_their_number() -> None:
+    """The second curve lacks a replicate, and has its rows in a different order."""
+    first, second = curve("first", [10.0, 20.0, 30.0]), curve("second", [27.0, 9.0], (2, 0))
+    results = Results("x", 10, 2, (first, second), {})
+    # 10 - 9 and 30 - 27: mean 2, standard error 1.
+    assert results.paired_difference("first", "second") == pytest.approx((2.0, 1.0))
+
+
 def test_near_is_a_fraction_of_the_second_regret_per_silo() -> None:
     # |-5| and 4.527 standard errors, 2.613, against a fraction of few's 10 per silo.
     near = ["many", "few"]

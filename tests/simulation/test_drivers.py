@@ -84,6 +84,17 @@ def test_drivers_agree_where_lambda_falls_to_zero(sizes):
     same(compiled_outcome, step_outcome)
 
 
+@pytest.mark.parametrize("lazy", [True, False])
+def test_drivers_agree_where_the_direct_radius_is_scaled(lazy):
+    """The multiplier scales both bonuses; epsilon is such that the second decides, too."""
+    sizes = {"silos": 2, "horizon": 60, "batch_size": 3, "lazy": lazy, "protocol": "silo-ldp"}
+    e = experiment(Sphere(dimension=4, actions=30), sizes, epsilon=2.0, radius_multiplier=0.05)
+    radius = e.curves[0].system.plan.radius
+    assert radius.direct and radius.multiplier == 0.05
+    (compiled_outcome,), (step_outcome,) = both(e)
+    same(compiled_outcome, step_outcome)
+
+
 @pytest.mark.parametrize("release", ["honaker", "toeplitz", "buffered"])
 def test_drivers_agree_where_lambda_falls_in_part(release):
     """At the last release, which the last rounds use, lambda is neither 0 nor the full value."""

@@ -18,25 +18,12 @@ int64_t ff_bonus_bounds_size(int64_t d)
            few_size(d);
 }
 
-int64_t ff_bonus_bounds_columns_size(int64_t d) { return (ff_columns_size(d) + 1) / 2 + 8; }
-
-void ff_bonus_bounds_store_columns(const double *restrict w, int64_t d, ff_bonus_bounds *bounds)
-{
-    /* Outside this range, entries could leave the range of float32 (ff_norm_error). */
-    if (!(bounds->model.frobenius > 0x1p-100) || !(bounds->model.frobenius < 0x1p100))
-        return;
-    float *columns = (float *)aligned((double *)bounds + ff_bonus_bounds_size(d));
-    ff_columns_make(w, d, columns);
-    bounds->columns = columns;
-}
-
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,
                          ff_bonus_bounds *bounds)
 {
     const double *r = w;
-    bounds->columns = NULL;
     bounds->model = (ff_bonus_factor){0.0, 0.0, 0.0};
     /* With a second bonus: R of both bonuses. Without one, R is W. */
     if (gamma != 0.0) {
@@ -64,8 +51,16 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
 }
 
 /* Errors of a bound on ||R x||, in units of the factor: relative error (slack), error for each unit
- * of ||x|| (slope), and for each unit of the length that quantisation took from x (slope_lost); see
- * `score_terms` in ff_screen_i16.c.
+ * of ||x|| (slope), and for each unit of the length that quantisation took from x (slope_lost).
+ *
+ * Proof: let hats mark results of quantised numbers. Products are exact in 32 bits, so the only
+ * errors are those of quantisation, which were measured while rounding: R^ = R + E, x^ = x + e, and
+ *   | ||R^ x^|| - ||R x|| | <= ||E||_F (||x|| + ||e||) + ||R||_2 ||e||,
+ * and the same for theta. In float32, from z^2 (a sum of d squares) to the bound there are less
+ * than d + 16 roundings. With g = (d + 16) u / (1 - (d + 16) u), u = 2^-24, a mean and a norm have
+ * relative errors of at most g. The factor 1.01 covers the rounding of the bounds and of the exact
+ * float64 score. Underflow costs a square 2^-126, a root 2^-63, and a length times anything less;
+ * the added constants exceed that and are too small to matter.
  *
  * The W that is scored is the factor's W, updated by ff_observe in float64, one data point at a
  * time. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and taken
@@ -185,7 +180,7 @@ void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, i
     }
 }
 
-/* Terms of the bound on a mean; see `score_terms` in ff_screen_i16.c. */
+/* Terms of the bound on a mean; see `error_terms`. */
 typedef struct {
     float mean, norm, slack, slope, slope_lost;
 } mean_terms;

@@ -37,8 +37,6 @@ typedef struct {
     ff_bonus_factor model;   /* R; model.c is NaN if there is no R */
     ff_bonus_few few;        /* the cheap bounds; few.rest is 0 if there are none */
     const int16_t *rows;     /* rows of `few` */
-    const float *columns;    /* columns of W in float32 after ff_bonus_bounds_store_columns();
-                              * otherwise NULL */
 } ff_bonus_bounds;
 
 /* Return the doubles that the bounds take, rows included. */
@@ -51,12 +49,6 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,
                          ff_bonus_bounds *bounds);
-
-/* Store the columns of W in float32, if W stays the same until the bounds are recomputed; norms by
- * W are then faster (ff_norm_by_columns). The columns take ff_bonus_bounds_columns_size() further
- * doubles after the bounds. */
-int64_t ff_bonus_bounds_columns_size(int64_t d);
-void ff_bonus_bounds_store_columns(const double *restrict w, int64_t d, ff_bonus_bounds *bounds);
 
 /* Compute bounds on ||R x|| of all actions (K), by R or by few products. */
 void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,

@@ -32,11 +32,6 @@
 /* Return the doubles that one R with its bounds takes; more for lazy silos. */
 int64_t ff_bonus_cache_size(int64_t d) { return ff_bonus_bounds_size(d); }
 
-int64_t ff_bonus_cache_lazy_size(int64_t d)
-{
-    return ff_bonus_bounds_size(d) + ff_bonus_bounds_columns_size(d);
-}
-
 /* Return the bounds in a buffer. */
 FF_INLINE const ff_bonus_bounds *bounds_of(const double *factor)
 {
@@ -96,8 +91,6 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
                                  d, scratch, (ff_bonus_bounds *)cache->factor))
             cache->version = (released + 1) << VERSIONS;
     }
-    if (cache->version && !cache->own)
-        ff_bonus_bounds_store_columns(w, d, (ff_bonus_bounds *)cache->factor);
     for (int64_t i = 0; i < silos; i++) {
         ff_bonus_silo *state = cache->silo + i;
         state->moved_in_all = 0.0;
@@ -337,7 +330,7 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
     if (!ff_screen_i16_fits(actions, d))
         return 0;
     ff_bonus_bounds *bounds = (ff_bonus_bounds *)scratch;
-    double *bounds_scratch = scratch + ff_bonus_cache_lazy_size(d);
+    double *bounds_scratch = scratch + ff_bonus_cache_size(d);
     float *mean = (float *)aligned(bounds_scratch + 3 * d * d + d), *bound = mean + LANES * vectors;
     int16_t *row = (int16_t *)(bound + LANES * vectors);
     action_norms *quantised = (action_norms *)aligned((double *)(row + row_of(d)));
@@ -371,7 +364,7 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
         ff_bound_listed(bounds, &view, &a, 1, d, bounds_scratch, bound);
     ff_bound_scores(bounds, mean, bound, bonus_factor, count, d, (float *)bounds_scratch);
     memcpy(results + 2 * count, bounds_scratch, (size_t)count * sizeof(float));
-    /* Three kinds of lower bounds; the last needs columns of W in float32. */
+    /* Two kinds of lower bounds. */
     double *x = (double *)(aligned(bounds_scratch + 3 * d)), *z = x + d, *back = z + d;
     const ff_whitened whitened_x = {back + d, z};
     ff_query q = {&view, now,  theta,       beta, gamma, bounds->model.frobenius, 0.0, d,
@@ -381,13 +374,6 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
                                                    beta, gamma, state.moved, state.grown, d);
         q.taken = -1;
         results[4 * count + a] =
-            ff_least_by_factor(&q, bounds, quantised, a, bound[a], state.moved, state.grown);
-    }
-    if (!points_count)
-        ff_bonus_bounds_store_columns(w, d, bounds);
-    for (int64_t a = 0; a < count; a++) {
-        q.taken = -1;
-        results[5 * count + a] =
             ff_least_by_factor(&q, bounds, quantised, a, bound[a], state.moved, state.grown);
     }
     return 1;
@@ -406,12 +392,6 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
 }
 
 int64_t ff_bonus_cache_size(int64_t d)
-{
-    (void)d;
-    return 0;
-}
-
-int64_t ff_bonus_cache_lazy_size(int64_t d)
 {
     (void)d;
     return 0;

@@ -50,18 +50,14 @@ typedef struct {
     int64_t *made;       /* (queries): version of the bounds of each query, plus their stage */
     int64_t choices;     /* queries times the largest number of actions */
     double *sample;      /* (M, d): features of the last choices; zeros: none yet */
-    double *factor;      /* an ff_bonus_bounds of the release: ff_bonus_cache_lazy_size()
-                          * doubles; .. */
-    double *own;         /* .. or ff_bonus_cache_size() if silos' W differ; `own` then holds M
-                          * bounds of this size, else NULL */
+    double *factor;      /* an ff_bonus_bounds of the release: ff_bonus_cache_size() doubles */
+    double *own;         /* M bounds of this size if silos' W differ, else NULL */
     int64_t version;     /* version of `factor` */
     const ff_directions *directions; /* principal directions of the pool's actions, or NULL */
 } ff_bonus_cache;
 
-/* Return the doubles of `factor` (and of each silo's part of `own`) for eager silos, and of
- * `factor` for lazy ones. */
+/* Return the doubles of `factor`, and of each silo's part of `own`. */
 int64_t ff_bonus_cache_size(int64_t d);
-int64_t ff_bonus_cache_lazy_size(int64_t d);
 
 /* Restart with the W of a release, for bonuses with about these factors. choices: number of actions
  * in all choices until the next release. scratch: 3 d^2 + d doubles. */
@@ -92,12 +88,11 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
                               double *restrict x, const ff_whitened *whitened_x,
                               double *restrict largest);
 
-/* For tests: compute bounds on the scores of all actions into `results` (6 rows of K). The rows are
- * upper bounds by few products, by R, and by R one action at a time; then lower bounds by R, by R
- * and ||W x||, and (if no data point has entered V) by R and ||W x|| in float32. The bounds are
- * computed from w and are valid for `now` (d x d), which is w after `points_count` points (., d)
- * have entered V. Returns 0 if there are no cheap bounds. scratch: that of a lazy cache, of
- * screening a panel, and 3 d^2 + d doubles. */
+/* For tests: compute bounds on the scores of all actions into `results` (5 rows of K). The rows are
+ * upper bounds by few products, by R, and by R one action at a time; then lower bounds by R, and by
+ * R and ||W x||. The bounds are computed from w and are valid for `now` (d x d), which is w after
+ * `points_count` points (., d) have entered V. Returns 0 if there are no cheap bounds. scratch:
+ * that of a cache, of screening a panel, and 3 d^2 + d doubles. */
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,

@@ -11,10 +11,6 @@
 #define SQUARE_ROWS 6
 /* Vectors of columns whose sums stay in registers. */
 #define VECTORS_AT_ONCE 8
-/* The same for floats; and the number of products that are added in float32 before the sum is added
- * to a total, to keep rounding errors few. */
-#define VECTORS_AT_ONCE32 3
-#define BLOCK 32
 /* Rows of W whose products are summed together. */
 #define ROWS_AT_ONCE 8
 
@@ -45,88 +41,6 @@ ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t
     const double size = total + c * total * total;
     const double lost = sqrt(16.0 * (double)(d + 2) * 0x1p-53 * size);
     return lost < INFINITY ? (ff_bonus_factor){c, sqrt(total), lost} : none;
-}
-
-/* The rows of W are stored in lots. A lot has LOT rows; entries of one column are side by side, and
- * columns follow each other, up to the last one that is not zero. */
-#define LOT (LANES * VECTORS_AT_ONCE32)
-/* Return the number of columns of the lot that begins with row `first`. */
-FF_INLINE int64_t columns_of_lot(int64_t first, int64_t d)
-{
-    return first + LOT < d ? first + LOT : d;
-}
-
-int64_t ff_columns_size(int64_t d)
-{
-    int64_t size = 0;
-    for (int64_t first = 0; first < d; first += LOT)
-        size += LOT * columns_of_lot(first, d);
-    return size;
-}
-
-void ff_columns_make(const double *restrict w, int64_t d, float *restrict columns)
-{
-    memset(columns, 0, (size_t)ff_columns_size(d) * sizeof(float));
-    for (int64_t first = 0; first < d; first += LOT) {
-        const int64_t count = columns_of_lot(first, d);
-        for (int64_t i = first; i < count; i++)
-            for (int64_t j = 0; j <= i; j++)
-                columns[j * LOT + i - first] = (float)w[i * d + j];
-        columns += LOT * count;
-    }
-}
-
-/* sum (LOT) += the first `count` columns of a lot, times x[j]. */
-FF_INLINE void add_columns(const float *restrict columns, const float *restrict x, int64_t count,
-                           f32s *restrict sum)
-{
-    f32s even[VECTORS_AT_ONCE32], odd[VECTORS_AT_ONCE32];
-    for (int v = 0; v < VECTORS_AT_ONCE32; v++)
-        even[v] = odd[v] = f32_set(0.0f);
-    int64_t j = 0;
-    for (; j + 2 <= count; j += 2) {
-        const f32s x_even = f32_set(x[j]), x_odd = f32_set(x[j + 1]);
-        for (int v = 0; v < VECTORS_AT_ONCE32; v++) {
-            even[v] = f32_fma(x_even, f32_load(columns + LOT * j + LANES * v), even[v]);
-            odd[v] = f32_fma(x_odd, f32_load(columns + LOT * (j + 1) + LANES * v), odd[v]);
-        }
-    }
-    for (; j < count; j++)
-        for (int v = 0; v < VECTORS_AT_ONCE32; v++)
-            even[v] = f32_fma(f32_set(x[j]), f32_load(columns + LOT * j + LANES * v), even[v]);
-    for (int v = 0; v < VECTORS_AT_ONCE32; v++)
-        sum[v] = f32_add(sum[v], f32_add(even[v], odd[v]));
-}
-
-double ff_norm_by_columns(const float *restrict columns, const float *restrict x, int64_t d)
-{
-    f64s square = f64_set(0.0);
-    for (int64_t first = 0; first < d; first += LOT) {
-        const int64_t count = columns_of_lot(first, d);
-        f32s sum[VECTORS_AT_ONCE32];
-        for (int v = 0; v < VECTORS_AT_ONCE32; v++)
-            sum[v] = f32_set(0.0f);
-        for (int64_t j = 0; j < count; j += BLOCK) {
-            const int64_t block = count - j < BLOCK ? count - j : BLOCK;
-            add_columns(columns + LOT * j, x + j, block, sum);
-        }
-        columns += LOT * count;
-        for (int v = 0; v < VECTORS_AT_ONCE32; v++) {
-            const f64s low = f64_of_low(sum[v]), high = f64_of_high(sum[v]);
-            square = f64_fma(low, low, f64_fma(high, high, square));
-        }
-    }
-    return sqrt(f64_sum(square));
-}
-
-/* Proof: with u = 2^-24, float32 changes an entry of W by u relatively; products and sums of a
- * block have BLOCK / 2 + 1 roundings, and sums of blocks one for each block. In all k u sum_j
- * |W_ij| |x_j|, which as a vector is at most k u ||W||_F ||x|| by Cauchy-Schwarz. If
- * ||W||_F > 2^-100, underflow of entries is much smaller; underflow of products costs at most d
- * 2^-149 in each of d sums, which is covered by 2^-120 (see ff_bonus_scores.c). */
-double ff_norm_error(int64_t d)
-{
-    return 1.01 * (double)(BLOCK / 2 + d / BLOCK + 5) * 0x1p-24;
 }
 
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,

@@ -29,15 +29,6 @@ double ff_bonus_factor_weight(const double *restrict w, double beta, double gamm
                               const double *restrict x, int64_t count, int64_t d,
                               double *restrict scratch);
 
-/* Store the columns of W (d x d, lower triangular, zero above) in float32 for ff_norm_by_columns:
- * ff_columns_size() floats. */
-int64_t ff_columns_size(int64_t d);
-void ff_columns_make(const double *restrict w, int64_t d, float *restrict columns);
-
-/* Return ||W x||; and a bound on its error, for each unit of ||W||_F ||x||. */
-double ff_norm_by_columns(const float *restrict columns, const float *restrict x, int64_t d);
-double ff_norm_error(int64_t d);
-
 /* Return ||W x||^2, and ||W'W x||^2 if with_second (else 0), with sums in an order of their own and
  * one pass over W. scratch: d doubles. */
 typedef struct {

@@ -86,47 +86,22 @@ FF_INLINE float lower_end(ff_interval interval)
     return ff_float_below(interval.score - interval.error);
 }
 
-/* Return ||W x|| of the float32 features in q->x, by columns of W; *error receives a bound on its
- * error. */
-static double norm_by_columns(const ff_query *q, const float *columns, double length, double *error)
-{
-    float *x = (float *)q->back;
-    for (int64_t j = 0; j < q->d; j++)
-        x[j] = (float)q->x[j];
-    *error = ff_norm_error(q->d) * q->frobenius * length + 0x1p-120;
-    return ff_norm_by_columns(columns, x, q->d);
-}
-
 float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
                          const action_norms *restrict norms, int64_t a, float bound, double moved,
                          double grown)
 {
-    if (bounds->columns && q->taken != a) {
-        ff_features(q->actions, a, q->d, q->x);
-        q->known->x[0] = NAN;
-        q->taken = -1;
-    } else {
-        whiten_action(q, a);
-    }
+    whiten_action(q, a);
     const double mean = f64_dot(q->theta, q->x, q->d),
                  theta_square = f64_dot(q->theta, q->theta, q->d);
     const double length = sqrt(f64_dot(q->x, q->x, q->d)), frobenius = q->frobenius;
-    double norm, norm_error = 0.0;
-    if (q->taken == a)
-        norm = (interval_from_whitened(q->x, q->known, q->w, q->theta, q->beta, 0.0, frobenius,
-                                       q->d, q->back)
-                    .score -
-                mean) /
-               q->beta;
-    else
-        norm = norm_by_columns(q, bounds->columns, length, &norm_error);
-    /* Out of the range of float32. */
-    if (!(norm < INFINITY))
-        return -INFINITY;
+    const double norm = (interval_from_whitened(q->x, q->known, q->w, q->theta, q->beta, 0.0,
+                                                frobenius, q->d, q->back)
+                             .score -
+                         mean) /
+                        q->beta;
     const double largest_norm =
         sqrt(theta_square) + (q->beta + 2.0 * q->gamma * frobenius) * frobenius;
-    const double error =
-        8.0 * (double)(q->d + 16) * 0x1p-53 * largest_norm * length + q->beta * norm_error;
+    const double error = 8.0 * (double)(q->d + 16) * 0x1p-53 * largest_norm * length;
     return ff_score_at_least_with(bounds, norms, a, bound, mean, norm, error, q->beta, q->gamma,
                                   moved, grown, q->d);
 }

@@ -82,8 +82,7 @@ int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval score);
 
 /* ff_score_with_error: return the score of action a with its error; W x is stored in `known` if the
  * silo learns. ff_least_by_factor: return a lower bound on the score of an action that is bounded
- * by R. It needs half of the products, or products in float32 if W does not change (then W x is not
- * stored). */
+ * by R. It needs half of the products. */
 ff_interval ff_score_with_error(ff_query *q, int64_t a);
 float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *k, const action_norms *restrict norms,
                          int64_t a, float bound, double moved, double grown);

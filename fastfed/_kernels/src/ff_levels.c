@@ -73,9 +73,9 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
 /* clang-format off */
 #define EACH_WIDE(each) \
     each(ff_screen_i16_available) each(ff_screen_i16_fits) each(ff_quantised_bytes) \
-    each(ff_quantised_block) each(ff_screen_i16_scratch) each(ff_screen_i16) \
+    each(ff_quantised_block) each(ff_screen_i16_scratch) \
     each(ff_bonus_factor_make) \
-    each(ff_bonus_cache_size) each(ff_bonus_cache_lazy_size) each(ff_bonus_cache_refresh) \
+    each(ff_bonus_cache_size) each(ff_bonus_cache_refresh) \
     each(ff_bonus_cache_rewind) \
     each(ff_bonus_cache_choose) each(ff_bonus_cache_test_bounds) each(ff_bonus_cache_observe)
 
@@ -87,9 +87,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_sum_rows) each(ff_gram_of_lower) each(ff_factor_from_below) \
     each(ff_bonus_factor_back) each(ff_bonus_factor_weight) each(ff_squares_of) \
     each(ff_bonus_few_make) \
-    each(ff_columns_size) each(ff_columns_make) each(ff_norm_by_columns) each(ff_norm_error) \
-    each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) each(ff_bonus_bounds_store_columns) \
-    each(ff_bonus_bounds_columns_size) \
+    each(ff_bonus_bounds_size) each(ff_bonus_bounds_make) \
     each(ff_bound_all) \
     each(ff_bound_by_few) each(ff_bound_listed) \
     each(ff_bound_largest) each(ff_bound_missing) each(ff_bound_means) each(ff_bound_scores) \

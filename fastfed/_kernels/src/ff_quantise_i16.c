@@ -19,6 +19,14 @@ enum { MADE = FF_QUANTISED_MADE, BEING_MADE, OFFERED_ONCE };
 
 int64_t ff_screen_i16_available(void) { return 1; }
 
+int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
+{
+    /* The factor; the actions; upper bounds on scores, bonuses and means (ff_bonus_cache.c); space
+     * for alignment. */
+    return ff_quantised_factor_size(d) + ff_quantised_bytes(d, actions) / 8 +
+           3 * LANES / 2 * vectors_of(actions) + 24;
+}
+
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
 {
     return d <= LARGEST_DIMENSION && !actions->is_double && actions->action_stride == 1;
@@ -232,6 +240,12 @@ const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
 #else
 /* Built without these instructions: no actions are suitable. */
 int64_t ff_screen_i16_available(void) { return 0; }
+
+int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
+{
+    (void)d, (void)actions;
+    return 0;
+}
 
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
 {

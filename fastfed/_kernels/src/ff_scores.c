@@ -7,13 +7,6 @@
 #include "ff_screen_f32.h"
 #include "ff_screen_i16.h"
 
-/* From this dimension on screening in 16 bits pays even if the actions must be quantised for it. */
-#define WIDE 32
-
-/* If more than this many of K candidates remain, screening in float32 is faster than scoring them
- * exactly. */
-#define FEW(actions) (PANEL + (actions) / 8)
-
 /* Rows of W that are multiplied together: their sums fit into the registers (sixteen or more). */
 #define GROUP (VECTORS == 4 ? ROWS / 2 : ROWS)
 
@@ -284,15 +277,12 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     /* A panel and its W x come first in the scratch, as ff_best_of expects. */
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     double *screen_scratch = (double *)(candidates + actions->actions);
-    int64_t candidate_count = -1;
+    int64_t candidate_count;
     const double scale = bounds ? 0.0 : fabs(ff_multiple_of_identity(w, d));
     if (scale != 0.0)
         candidate_count = screen_identity(actions, scale, theta, beta, gamma, d, aligned(scratch),
                                           screen_scratch, candidates);
-    else if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) &&
-        ff_screen_i16_fits(actions, d))
-        candidate_count = ff_screen_i16(actions, w, theta, beta, d, screen_scratch, candidates);
-    if (scale == 0.0 && (candidate_count < 0 || candidate_count > FEW(actions->actions)))
+    else
         candidate_count =
             ff_screen_f32(actions, w, theta, beta, gamma, d, screen_scratch, candidates, bounds);
     double score;

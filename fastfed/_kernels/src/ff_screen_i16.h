@@ -2,7 +2,7 @@
  *
  * Actions, W and theta are quantised to int16 (ff_quantise_i16.c, ff_screen_i16_factor.c). Products
  * are exact in 32 bits, so only quantisation and a few float32 operations cause errors, which are
- * bounded (ff_screen_i16.c). */
+ * bounded (ff_bonus_bounds.c). */
 #ifndef FF_SCREEN_I16_H
 #define FF_SCREEN_I16_H
 
@@ -39,13 +39,5 @@ const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
 
 /* Return the doubles of scratch for at most K actions, including the actions in 16 bits. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions);
-
-/* As ff_screen_f32 without a second bonus: write every action whose score <x, theta> + beta ||W x||
- * may be the largest to `candidates` (K), in ascending order. Returns their number, or -1 if the
- * bounds rule out too little. More candidates remain than in float32, because the bounds have
- * errors of some 1e-3 of a bonus. */
-int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w,
-                      const double *restrict theta, double beta, int64_t d,
-                      double *restrict scratch, int64_t *restrict candidates);
 
 #endif

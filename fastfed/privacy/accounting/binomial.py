@@ -689,7 +689,7 @@ def _log_ratios(first: int, log_ratio: np.ndarray, trials: int, ones: np.ndarray
 _LOG_ROUNDING = 1e-12
 
 
-def effective_std(trials: int, reach: int, tail: float) -> float:
+def std_of_coins(trials: int, reach: int, tail: float) -> float:
     """Compute the std of Gaussian noise that hides shifts no better than Bin(trials, 1/2).
 
     Parameters
@@ -699,32 +699,17 @@ def effective_std(trials: int, reach: int, tail: float) -> float:
     reach : int
         V >= 0, the largest shift.
     tail : float
-        In (0, 1/2): the probability with which the Gaussian guarantee does not hold.
+        In [0, 1/2): the probability with which the Gaussian guarantee does not hold.
 
     Returns
     -------
     float
         Standard deviation in units of the integers; 0 if nothing is proven.
 
-    Raises
-    ------
-    InputError
-        For values out of range.
-
     Notes
     -----
-    See the lemma above this function.
+    See the lemma above this function. The arguments are not checked.
     """
-    trials = integer("trials", trials, at_least=0)
-    reach = integer("reach", reach, at_least=0)
-    tail = number("tail", tail, above=0, below=0.5)
-    if trials % 2:
-        trials -= 1  # one coin less gives a valid bound
-    return std_of_coins(trials, reach, tail)
-
-
-def std_of_coins(trials: int, reach: int, tail: float) -> float:
-    """Compute `effective_std` without a check of the arguments."""
     if tail <= 0.0:  # a share of delta has underflowed, so nothing is proven
         return 0.0
     # y^2 <= n ln(1/tail) / 2, computed in integers because n may be far above 2^53.

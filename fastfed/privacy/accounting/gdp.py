@@ -257,22 +257,6 @@ def compose(mus: Iterable[float]) -> float:
 _MARGIN = 1e-11
 
 
-def basic(guarantees: Iterable[Guarantee]) -> Guarantee:
-    """Compose guarantees by basic composition: the epsilons and the deltas add up.
-
-    Source: Dwork & Roth 2014, Theorem 3.16.
-
-    Raises
-    ------
-    InputError
-        If the deltas add up to 1 or more, because nothing is guaranteed then.
-    """
-    guarantees_list = list(guarantees)
-    return Guarantee(
-        math.fsum(g.epsilon for g in guarantees_list), math.fsum(g.delta for g in guarantees_list)
-    )
-
-
 def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
     """Compose `count` mechanisms with equal guarantees by advanced composition.
 
@@ -298,30 +282,12 @@ def gaussian(mus: Iterable[float], delta: float) -> Guarantee:
 # ---- zero-concentrated differential privacy (zCDP), in which rho adds up -------------------------
 
 
-def rho_of_mu(mu: float) -> float:
-    """Compute rho = mu^2 / 2 of a Gaussian mechanism (Bun & Steinke 2016, Proposition 1.6)."""
-    return number("mu", mu, at_least=0) ** 2 / 2.0
-
-
-def rho_of_pure(epsilon: float) -> float:
-    """Compute rho = epsilon^2 / 2 of any (epsilon, 0)-private mechanism.
-
-    Source: Bun & Steinke 2016, Proposition 1.4.
-    """
-    return number("epsilon", epsilon, at_least=0) ** 2 / 2.0
-
-
 def rho_of_bounded_range(eta: float) -> float:
     """Compute rho = eta^2 / 8 of a mechanism whose privacy losses have a range of at most eta.
 
     The exponential mechanism is one. Source: Cesar & Rogers 2021.
     """
     return number("eta", eta, at_least=0) ** 2 / 8.0
-
-
-def compose_rho(rhos: Iterable[float]) -> float:
-    """Compute rho of a composition: the sum of all rho (Bun & Steinke 2016, Lemma 1.7)."""
-    return math.fsum(number("rho", rho, at_least=0) for rho in rhos)
 
 
 def classic_epsilon_of_rho(rho: float, delta: float) -> float:

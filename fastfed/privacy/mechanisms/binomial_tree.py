@@ -25,11 +25,12 @@ from fastfed.privacy.accounting.binomial import (
     tail_of,
 )
 from fastfed.privacy.accounting.gdp import gaussian_mu
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.certificate import Condition, noise_claim
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_single_participation
 from fastfed.privacy.releases.participation import level_squares, participation_conditions
 from fastfed.privacy.releases.prefix_sums import tree_levels
 from fastfed.privacy.sensitivity import (
+    STREAMS,
     Budget,
     check_gaussian_budget,
     joint_sensitivity,
@@ -149,7 +150,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     @property
     def coordinates(self) -> int:
         """Return s = d + d (d + 1)/2, the number of coordinates of a node."""
-        return self.dimension + self.dimension * (self.dimension + 1) // 2
+        return coordinates_of(self.dimension)
 
     def users(self, level: int) -> int:
         """Return n_j, the number of users in a node of this level."""
@@ -175,7 +176,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     def noise_stds(self) -> dict[str, float]:
         """Return the largest noise std of each stream, without rounding, for the certificate."""
         largest = max((self.noise_std(j) for j in range(self.depth)), default=0.0)
-        return dict.fromkeys(("bias", "covariance", "covariance_diagonal"), largest)
+        return dict.fromkeys(STREAMS, largest)
 
     @property
     def published_std(self) -> float:
@@ -240,36 +241,38 @@ class BinomialTree(msgspec.Struct, frozen=True):
     def conditions(self) -> list[Condition]:
         """Return the claim, checked by the proven account, and the assumptions."""
         budget = self.budget
-        proven_epsilon = self.exact()
-        claim_text = (
-            f"the proven epsilon of this noise, {rounded_up(proven_epsilon)} "
-            f"at delta {budget.delta:g} under {budget.relation}, is at most {budget.epsilon:g}"
-        )
-        if proven_epsilon == math.inf:
-            claim_text = (
-                f"an epsilon at most {budget.epsilon:g} is proven for this noise at delta "
-                f"{budget.delta:g} under {budget.relation} (none is proven, the noise is too small)"
-            )
+        note = ""
         if self.calibration == "theorem" and self.depth:
             epsilon0, delta0 = _per_node(budget, self.depth)
-            claim_text += (
-                f" (computed; Theorem 5.5 needs epsilon_0 = {epsilon0:.4g} <= 15 and delta_0 = "
-                f"{delta0:.4g} < 1/2 for each node: {'met' if epsilon0 <= 15.0 else 'not met'})"
+            note = (
+                f"computed; Theorem 5.5 needs epsilon_0 = {epsilon0:.4g} <= 15 and delta_0 = "
+                f"{delta0:.4g} < 1/2 for each node: {'met' if epsilon0 <= 15.0 else 'not met'}"
             )
         if self.calibration == "published-code":
-            claim_text += " (computed; no theorem states these constants)"
-        if self.honest_fraction == 1.0:
-            trust_text = (
-                "all users of every node add their noise bits, and none tells the server which "
-            )
-            trust_text += "bits are noise (taken on trust; honest_fraction < 1 assumes fewer users)"
-        else:
-            trust_text = (
-                f"at least the fraction {self.honest_fraction:g} of the users of every node add "
-            )
-            trust_text += "their noise bits, and do not tell the server which (taken on trust)"
-        claim = ClaimCondition(claim_text, proven_epsilon <= budget.epsilon)
+            note = "computed; no theorem states these constants"
+        trust_text = (
+            "all users of every node add their noise bits, and none tells the server which bits "
+            "are noise (taken on trust; honest_fraction < 1 assumes fewer users)"
+            if self.honest_fraction == 1.0
+            else f"at least the fraction {self.honest_fraction:g} of the users of every node add "
+            "their noise bits, and do not tell the server which (taken on trust)"
+        )
+        unproven = f"{unproven_text(budget)} (none is proven, the noise is too small)"
+        claim = noise_claim(budget, self.exact(), "proven", note, unproven)
         return [Condition(trust_text, True), *participation_conditions(self.returning), claim]
+
+
+def unproven_text(budget: Budget) -> str:
+    """Return the text of a claim for noise bits without a proven epsilon."""
+    return (
+        f"an epsilon at most {budget.epsilon:g} is proven for this noise at delta "
+        f"{budget.delta:g} under {budget.relation}"
+    )
+
+
+def coordinates_of(dimension: int) -> int:
+    """Return s = d + d (d + 1)/2, the number of coordinates of a vector of sums."""
+    return dimension + dimension * (dimension + 1) // 2
 
 
 def counted_users(fraction: float, users: int) -> int:
@@ -428,7 +431,7 @@ def _exact(
     A share of delta is for the windows of the account, the rest for the Gaussian part. The share is
     chosen so that the noise is smallest at one level.
     """
-    coordinates = dimension + dimension * (dimension + 1) // 2
+    coordinates = coordinates_of(dimension)
     record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension)
     honest = [counted_users(honest_fraction, n) for n in users]
     if honest[0] == 0:

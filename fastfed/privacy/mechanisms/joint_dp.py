@@ -19,6 +19,7 @@ from fastfed.privacy.releases.gaussian_release import (
     CALIBRATIONS,
     GaussianRelease,
     GaussianTree,
+    LayoutNoise,
     calibrate_release,
     calibrate_tree,
     check_exact_ratio,
@@ -26,7 +27,7 @@ from fastfed.privacy.releases.gaussian_release import (
 )
 from fastfed.privacy.releases.participation import proposition_e_7_squared
 from fastfed.privacy.releases.prefix_sums import Factor
-from fastfed.privacy.sensitivity import Budget, Centred, stds_of_layout
+from fastfed.privacy.sensitivity import Budget, Centred
 
 _SOURCE = {
     "theorem": "chowdhury-zhou-2022, Proposition F.3, which prints no constant: the noise of "
@@ -45,7 +46,7 @@ class JointDpTree(GaussianTree, frozen=True):
         return "Proposition F.3 prints no constant" if self.calibration == "theorem" else ""
 
 
-class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
+class NestedNoise(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     """Prefix sums whose noise is the sum of the first 1 + floor(ln(k + 1)) of a few draws.
 
     The experiment code of chowdhury-zhou-2022 uses this noise instead of a tree. Most consecutive
@@ -76,16 +77,6 @@ class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of draws in prefixes k = 0..K, (K + 1,)."""
         draws = [1 + int(linalg.log(k + 1)) if k else 0 for k in range(self.releases + 1)]
         return np.array(draws, dtype=np.float64)
-
-    @property
-    def stds(self) -> tuple[float, float, float]:
-        """Return the std of bias, off-diagonal and diagonal entries of one draw."""
-        return self.noise_std, *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std)
-
-    @property
-    def noise_stds(self) -> dict[str, float]:
-        """Return the standard deviations of one draw, as the certificate lists them."""
-        return dict(zip(("bias", "covariance", "covariance_diagonal"), self.stds, strict=True))
 
     def exact(self) -> float:
         """Return infinity: nothing is proven."""

@@ -19,6 +19,7 @@ from fastfed.privacy.accounting.gdp import advanced, gaussian_delta, gaussian_ep
 from fastfed.privacy.certificate import Condition, Guarantee, Side, noise_claim, rounded_up
 from fastfed.privacy.releases.gaussian_release import (
     CALIBRATIONS,
+    LayoutNoise,
     check_exact_ratio,
     exact_std,
     layout_of,
@@ -31,7 +32,6 @@ from fastfed.privacy.sensitivity import (
     joint_sensitivity,
     named_delta,
     named_relation,
-    stds_of_layout,
 )
 
 _PAPER = "chowdhury-zhou-2022"
@@ -275,7 +275,7 @@ HIDING = Condition(
 )
 
 
-class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
+class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     """Messages with x y and x x^T of one data point, to which its user adds Gaussian noise.
 
     Parameters
@@ -333,25 +333,6 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         number("covariance_ratio", self.covariance_ratio, above=0)
         choice("calibration", self.calibration, CALIBRATIONS)
         boolean("shuffled", self.shuffled)
-
-    @property
-    def relation(self) -> str:
-        """Return the relation of the budget, the default of all methods."""
-        return self.budget.relation
-
-    @property
-    def stds(self) -> tuple[float, float, float]:
-        """Return the std of bias, off-diagonal and diagonal entries of one user's noise."""
-        return (
-            self.noise_std,
-            *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std),
-        )
-
-    @property
-    def noise_stds(self) -> dict[str, float]:
-        """Return the standard deviations of one user's noise, as the certificate lists them."""
-        names = ("bias", "covariance", "covariance_diagonal")
-        return dict(zip(names, self.stds, strict=True))
 
     def _message_mu(self, relation: str) -> float:
         """Compute the GDP parameter of one message."""

@@ -23,7 +23,7 @@ from fastfed.privacy.releases.gaussian_release import (
 )
 from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.prefix_sums import Factor
-from fastfed.privacy.sensitivity import Budget
+from fastfed.privacy.sensitivity import STREAMS, Budget
 
 _SOURCE = (
     "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the sums of x y alone: contexts "
@@ -132,7 +132,7 @@ class RewardRelease(msgspec.Struct, frozen=True):
     @property
     def noise_stds(self) -> dict[str, float]:
         """Return the standard deviation of each stream, as the certificate lists it."""
-        return {"bias": self.noise_std, "covariance": 0.0, "covariance_diagonal": 0.0}
+        return dict(zip(STREAMS, self.stds, strict=True))
 
     @property
     def variance_factors(self) -> np.ndarray:

@@ -25,10 +25,11 @@ from fastfed.privacy import exact
 from fastfed.privacy.accounting.binomial import TAIL_SHARES, std_of_coins, tail_of
 from fastfed.privacy.accounting.gdp import gaussian_delta, gaussian_epsilon, gaussian_mu
 from fastfed.privacy.certificate import Condition, Side, noise_claim
-from fastfed.privacy.mechanisms.binomial_tree import smallest_bits
+from fastfed.privacy.mechanisms.binomial_tree import coordinates_of, smallest_bits
 from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.sensitivity import (
     LAYOUTS,
+    STREAMS,
     Budget,
     Centred,
     check_gaussian_budget,
@@ -245,7 +246,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """Return s = d + d (d + 1)/2, the number of entries of a sum."""
-        return self.dimension + self.dimension * (self.dimension + 1) // 2
+        return coordinates_of(self.dimension)
 
     @property
     def nbytes(self) -> int:
@@ -321,8 +322,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def noise_stds(self) -> dict[str, float]:
         """Return the standard deviations of one release, as the certificate lists them."""
-        names = ("bias", "covariance", "covariance_diagonal")
-        return dict(zip(names, self.stds, strict=True))
+        return dict(zip(STREAMS, self.stds, strict=True))
 
     @property
     def prefix_weights(self) -> np.ndarray:

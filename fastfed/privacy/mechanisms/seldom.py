@@ -23,8 +23,8 @@ from fastfed.privacy.accounting.gdp import (
 from fastfed.privacy.accounting.privacy_loss import Part, composed_epsilon, largest_share
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.laplace import Exponential
-from fastfed.privacy.mechanisms.sparse_vector import claim_of_experts, epsilon_of_choices
-from fastfed.privacy.sensitivity import Budget
+from fastfed.privacy.mechanisms.sparse_vector import epsilon_of_choices, loss_claim
+from fastfed.privacy.sensitivity import Budget, named_delta
 
 # ---- the shrinking dartboard ---------------------------------------------------------------------
 # The mechanism (asi-2022). Losses are in [0, 1]. r is the rate, p the probability of a new draw, K
@@ -125,10 +125,7 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
     def exact(self, delta: float | None = None) -> float:
         """Compute the proven epsilon of the sequence of experts, at delta (default: budget's)."""
-        target_delta = (
-            self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        )
-        return epsilon_of_choices(self.parts(), target_delta)
+        return epsilon_of_choices(self.parts(), named_delta(delta, self.budget))
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -141,7 +138,7 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
             Condition("losses are in [0, 1]", True),
             Condition(f"at most {self.switches} experts are drawn after the first", True),
             Condition("when coins are thrown, p and r do not depend on losses", True),
-            claim_of_experts(self.budget, self.exact()),
+            loss_claim(self.budget, self.exact()),
         ]
 
 
@@ -288,10 +285,8 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
 
     def exact(self, delta: float | None = None) -> float:
         """Compute the proven epsilon of all choices, at delta (default: the budget's)."""
-        target_delta = (
-            self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        )
-        return composed_epsilon([("bounded-range", self.eta, min(self.choices, 1))], target_delta)
+        parts: list[Part] = [("bounded-range", self.eta, min(self.choices, 1))]
+        return composed_epsilon(parts, named_delta(delta, self.budget))
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -303,7 +298,7 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
         return [
             Condition("losses are in [0, 1]", True),
             Condition("each loss is in the scores of one choice at most", True),
-            claim_of_experts(self.budget, self.exact()),
+            loss_claim(self.budget, self.exact()),
         ]
 
 

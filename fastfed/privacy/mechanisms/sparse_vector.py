@@ -16,9 +16,9 @@ from fastfed._roots import brentq
 from fastfed._validate import InputError, array, boolean, choice, integer, number
 from fastfed.privacy.accounting.gdp import epsilon_of_rho, rho_of_bounded_range, rho_of_epsilon
 from fastfed.privacy.accounting.privacy_loss import Part, composed_epsilon, largest_share
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.certificate import ClaimCondition, Condition, epsilon_claim
 from fastfed.privacy.mechanisms.laplace import Exponential, laplace_quantile, log_cdf
-from fastfed.privacy.sensitivity import Budget
+from fastfed.privacy.sensitivity import Budget, named_delta
 
 # ---- the sparse vector technique -----------------------------------------------------------------
 
@@ -404,10 +404,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 
     def exact(self, delta: float | None = None) -> float:
         """Compute the proven epsilon of the sequence of experts, at delta (default: budget's)."""
-        target_delta = (
-            self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        )
-        return epsilon_of_choices(self.parts(), target_delta)
+        return epsilon_of_choices(self.parts(), named_delta(delta, self.budget))
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -422,7 +419,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
             Condition(f"the expert is changed at most {self.switches} times", True),
             Condition("the threshold's noise is used, and drawn again at every switch", True),
             Condition("times of comparison, threshold and L* do not depend on losses", True),
-            claim_of_experts(self.budget, self.exact()),
+            loss_claim(self.budget, self.exact()),
         ]
 
 
@@ -450,13 +447,9 @@ def epsilon_of_choices(parts: list[Part], delta: float) -> float:
     return min(composed, test_epsilon + epsilon_of_rho(count * rho_of_bounded_range(eta), delta))
 
 
-def claim_of_experts(budget: Budget, epsilon: float) -> ClaimCondition:
-    """Return the claim about the proven epsilon of the experts."""
-    return ClaimCondition(
-        f"the proven epsilon of the experts, {rounded_up(epsilon)} at delta {budget.delta:g} under "
-        f"replacement of one loss, is at most {budget.epsilon:g} (computed)",
-        epsilon <= budget.epsilon,
-    )
+def loss_claim(budget: Budget, epsilon: float, what: str = "the experts") -> ClaimCondition:
+    """Return the claim about the proven epsilon of the experts, or of what ``what`` names."""
+    return epsilon_claim(budget, epsilon, what, "replacement of one loss", note="computed")
 
 
 def calibrate_switching(

@@ -19,12 +19,14 @@ from fastfed.privacy.accounting.binomial import (
     hockey_stick_lower_bound,
 )
 from fastfed.privacy.accounting.gdp import gaussian_mu
-from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
+from fastfed.privacy.certificate import Condition, Side, noise_claim
 from fastfed.privacy.mechanisms.binomial_tree import (
     EXACT_LEVELS,
     VARIANCE,
+    coordinates_of,
     counted_users,
     smallest_bits,
+    unproven_text,
     usual_levels,
 )
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_exact_ratio
@@ -132,7 +134,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def coordinates(self) -> int:
         """Return s = d + d (d + 1)/2, the number of coordinates of a vector."""
-        return _coordinates(self.dimension)
+        return coordinates_of(self.dimension)
 
     @property
     def trials(self) -> int:
@@ -233,18 +235,9 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         """Return the claim, checked by the proven account, and the assumptions."""
         budget = self.budget
         proven = self.exact()
+        notes = ["computed"]
         if proven == math.inf:
-            claim_text = (
-                f"an epsilon at most {budget.epsilon:g} is proven for this noise at delta "
-                f"{budget.delta:g} under {budget.relation}"
-            )
             notes = ["computed: none is proven, the noise is too small"]
-        else:
-            claim_text = (
-                f"the proven epsilon of this noise, {rounded_up(proven)} "
-                f"at delta {budget.delta:g} under {budget.relation}, is at most {budget.epsilon:g}"
-            )
-            notes = ["computed"]
         if (
             proven > budget.epsilon
             and (lower_bound := self.hockey_stick_lower_bound(budget.epsilon)) > budget.delta
@@ -254,7 +247,8 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.remark:
             notes.append(self.remark)
-        claim = ClaimCondition(f"{claim_text} ({'; '.join(notes)})", proven <= budget.epsilon)
+        note = "; ".join(notes)
+        claim = noise_claim(budget, proven, "proven", note, unproven_text(budget))
         return [*self._trust(), claim]
 
     def _trust(self) -> list[Condition]:
@@ -330,29 +324,9 @@ class UnequalBatches(msgspec.Struct, frozen=True):
         return self.batches[0].budget
 
     @property
-    def calibration(self) -> str:
-        """Return the rule that chose the noise."""
-        return self.batches[0].calibration
-
-    @property
     def source(self) -> str:
         """Return the author-year of the rule."""
         return self.batches[0].source
-
-    @property
-    def returning(self) -> int:
-        """Return 1, the largest number of batches of one user."""
-        return 1
-
-    @property
-    def honest_fraction(self) -> float:
-        """Return the fraction of users whose noise bits the account counts."""
-        return self.batches[0].honest_fraction
-
-    @property
-    def vector_scale(self) -> float:
-        """Return the factor of the published code."""
-        return self.batches[0].vector_scale
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -539,11 +513,6 @@ def _source(calibration: str, local: bool, returning: int, log: str) -> str:
     return f"chowdhury-zhou-2022, {name}{at_batch_budget}"
 
 
-def _coordinates(dimension: int) -> int:
-    """Return s, the number of coordinates of a vector."""
-    return dimension + dimension * (dimension + 1) // 2
-
-
 def _norm(
     relation: str, dimension: int, g: tuple[int, int], centred: Centred | None = None
 ) -> float:
@@ -573,7 +542,7 @@ def _exact(
     The account counts the noise bits of ``counted`` users.
     """
     epsilon, delta = budget.epsilon, budget.delta
-    coordinates = _coordinates(dimension)
+    coordinates = coordinates_of(dimension)
     if centred is None:
         record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
     else:

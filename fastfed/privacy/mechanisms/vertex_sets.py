@@ -43,8 +43,9 @@ import msgspec
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon, largest_share
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.sensitivity import Budget
+from fastfed.privacy.certificate import Condition
+from fastfed.privacy.mechanisms.sparse_vector import loss_claim
+from fastfed.privacy.sensitivity import Budget, named_delta
 
 CALIBRATIONS = ("exact", "corrected", "printed")
 PROTECTED = ("experts", "messages")
@@ -209,9 +210,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
     def _largest_epsilon(self, experts: int, protect: str, delta: float | None) -> float:
         """Return the largest epsilon of any set, by the better one of the accounts of `_ways`."""
-        target_delta = (
-            self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
-        )
+        target_delta = named_delta(delta, self.budget)
         # Epsilon increases with leaves and with change, so skip sets with fewer leaves and a
         # smaller change than another set.
         sets = {(s.leaves, s.change / self.scales[s.tree - 1]) for s in self.sets}
@@ -234,7 +233,6 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """Return the claim, checked by accounting, and the assumptions."""
-        budget = self.budget
         epsilon = self.exact() if self.protect == "experts" else self.exact_messages()
         output = "the experts" if self.protect == "experts" else "one client's messages"
         lipschitz = "" if self.smoothness == math.inf else f", {self.smoothness:g}-Lipschitz in x"
@@ -245,11 +243,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
                 f"coordinates of gradients are in an interval of length {self.spread:g}{lipschitz}",
                 True,
             ),
-            ClaimCondition(
-                f"the proven epsilon of {output}, {rounded_up(epsilon)} at delta {budget.delta:g} "
-                f"under replacement of one loss, is at most {budget.epsilon:g} (computed)",
-                epsilon <= budget.epsilon,
-            ),
+            loss_claim(self.budget, epsilon, output),
         ]
 
 

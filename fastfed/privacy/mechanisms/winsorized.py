@@ -27,9 +27,9 @@ from fastfed.privacy.certificate import (
     SAMPLER,
     SIMULATION,
     Certificate,
-    ClaimCondition,
     Condition,
     Guarantee,
+    epsilon_claim,
     rounded_up,
 )
 from fastfed.privacy.mechanisms.laplace import (
@@ -203,19 +203,13 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """Return the claim, checked by accounting, and the assumptions."""
-        budget = self.budget
-        epsilon = self.exact()
-        notes = f"computed; {self.remark}" if self.remark else "computed"
+        note = f"computed; {self.remark}" if self.remark else "computed"
         times = "once" if self.releases == 1 else f"{self.releases} times"
         return [
             Condition(f"a mean is released at most {times}", True),
             Condition("everyone gives one vector to each mean; their number is public", True),
             Condition("radius, bound and signs do not depend on the vectors", True),
-            ClaimCondition(
-                f"the proven epsilon of these means, {rounded_up(epsilon)} at delta "
-                f"{budget.delta:g} under replacement, is at most {budget.epsilon:g} ({notes})",
-                epsilon <= budget.epsilon,
-            ),
+            epsilon_claim(self.budget, self.exact(), "these means", "replacement", note=note),
         ]
 
     def apply(

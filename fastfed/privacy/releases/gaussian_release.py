@@ -26,6 +26,7 @@ from fastfed.privacy.releases.prefix_sums import (
 )
 from fastfed.privacy.sensitivity import (
     LAYOUTS,
+    STREAMS,
     Budget,
     Centred,
     check_gaussian_budget,
@@ -41,7 +42,33 @@ _USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
 RELEASES = ("tree", "honaker", "toeplitz", "factorised", "buffered")
 
 
-class GaussianRelease(msgspec.Struct, frozen=True):
+class LayoutNoise:
+    """What mechanisms have in common whose noise has one standard deviation and a layout."""
+
+    __slots__ = ()
+    budget: Budget
+    layout: str
+    noise_std: float
+    covariance_ratio: float
+
+    @property
+    def relation(self) -> str:
+        """Return the relation of the budget, the default of all methods."""
+        return self.budget.relation
+
+    @property
+    def stds(self) -> tuple[float, float, float]:
+        """Return the std of bias, off-diagonal and diagonal entries of one noise vector."""
+        covariance_std = self.covariance_ratio * self.noise_std
+        return self.noise_std, *stds_of_layout(self.layout, covariance_std)
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        """Return the standard deviations of one noise vector, as the certificate lists them."""
+        return dict(zip(STREAMS, self.stds, strict=True))
+
+
+class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
     """A continual release of two streams, x y and x x^T, with Gaussian noise.
 
     Parameters
@@ -114,11 +141,6 @@ class GaussianRelease(msgspec.Struct, frozen=True):
             number("noise_std", self.noise_std, at_least=0)
 
     @property
-    def relation(self) -> str:
-        """Return the relation of the budget, the default of `mu` and `exact`."""
-        return self.budget.relation
-
-    @property
     def sensitivity_squared(self) -> float:
         """Return the squared sensitivity of all releases to one user, per unit of one record's."""
         return squared_of(self.release, self.releases, self.returning, self.factor)
@@ -138,20 +160,6 @@ class GaussianRelease(msgspec.Struct, frozen=True):
             return np.concatenate([np.zeros(1), self.factor.variances])
         factor = honaker_prefix_variance if self.release == "honaker" else int.bit_count
         return np.array([factor(k) for k in range(self.releases + 1)], dtype=np.float64)
-
-    @property
-    def stds(self) -> tuple[float, float, float]:
-        """Return the std of bias, off-diagonal and diagonal entries of one noise vector."""
-        return (
-            self.noise_std,
-            *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std),
-        )
-
-    @property
-    def noise_stds(self) -> dict[str, float]:
-        """Return the standard deviations of one noise vector, as the certificate lists them."""
-        names = ("bias", "covariance", "covariance_diagonal")
-        return dict(zip(names, self.stds, strict=True))
 
     def mu(self, relation: str | None = None) -> float:
         """Compute the GDP parameter of all releases: sqrt(sensitivity_squared) times a record's."""
@@ -518,10 +526,12 @@ def release_for(
     factor: Factor | None = None,
     centred: Centred | None = None,
 ) -> GaussianRelease:
-    """Compute `calibrate_release` for arguments that are valid on their own.
+    """Compute `calibrate_release`, or `calibrate_tree`, for arguments that are valid on their own.
 
-    Raises InputError for a calibration other than "exact".
+    Raises InputError for a release other than "tree" and a calibration other than "exact".
     """
+    if release == "tree":
+        return tree_for(budget, releases, calibration, layout, covariance_ratio, returning, centred)
     if calibration != "exact":
         raise InputError(
             f'calibration must be "exact" when release is "{release}", got "{calibration}"'

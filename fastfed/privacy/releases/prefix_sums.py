@@ -30,12 +30,6 @@ def node_level(release: int) -> int:
     return (k & -k).bit_length() - 1
 
 
-def node_span(release: int) -> tuple[int, int]:
-    """Return the first and the last leaf of this release's p-sum."""
-    k = integer("release", release, at_least=1)
-    return k - (k & -k) + 1, k
-
-
 def prefix_nodes(release: int) -> tuple[int, ...]:
     """List the releases whose nodes add up to the prefix 1..release, in increasing order (line 14).
 
@@ -343,23 +337,6 @@ def toeplitz_sensitivity_squared(releases: int) -> float:
     """
     f = toeplitz_coefficients(releases)
     return float(f @ f)
-
-
-def toeplitz_group_sensitivity_squared(leaves: Iterable[int], releases: int) -> float:
-    """Compute the squared sensitivity to records in these leaves, per unit of one record's.
-
-    It is ||C n||^2, where n counts the group's records in each leaf: a bound by the triangle
-    inequality in each row of C, attained if all records change by the same amount. A leaf with
-    several records of the group must be listed once for each of them.
-    """
-    releases = integer("releases", releases, at_least=0)
-    counts = np.zeros(releases)
-    for leaf in leaves:
-        counts[integer("leaf", leaf, at_least=1, at_most=releases) - 1] += 1.0
-    if not counts.any():
-        return 0.0
-    row_shifts = np.convolve(toeplitz_coefficients(releases), counts)[:releases]
-    return float(row_shifts @ row_shifts)
 
 
 def toeplitz_prefix_noise(normals: object) -> np.ndarray:

@@ -1,0 +1,573 @@
+"""The server of a silo's application: HTTP with JSON on a Unix socket in the silo's folder.
+
+One thread reads requests, computes them and writes answers; a second thread syncs to disk. While
+one sync runs, the requests that arrive are computed, and the next sync stores them together
+(`Process.sync`). An answer is sent when what it says is durable. Connections stay open, and a
+request may hold many decisions or rewards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httptools
+import msgspec
+
+from fastfed._validate import InputError, check_plain, nearest, parsed
+from fastfed.deployment import calls
+from fastfed.deployment.calls import check_path, failure, files_for
+from fastfed.deployment.model import Decision, model_of
+from fastfed.deployment.process import Call, SiloProcess
+
+#: Maximum number of bytes of a request's body and of its head, and of decisions in one request.
+REQUEST, HEAD, MANY = 1 << 24, 1 << 16, 10_000
+#: Answer to bytes that are no request.
+BAD = f"send an HTTP request whose body has at most {REQUEST} bytes"
+#: Path of a request -> the keys that its JSON object may have. "id" is required if it is listed,
+#: except for a decision.
+KEYS = {
+    "/decide": ("actions", "subject", "record", "among", "id"),
+    "/reward": ("id", "reward"),
+    "/outcome": ("id", "outcome"),
+    "/losses": ("id", "losses"),
+    "/cancel": ("id",),
+    "/decide_many": ("decisions",),
+    "/reward_many": ("rewards",),
+    **dict.fromkeys(("/status", "/recover", "/leave", "/export", "/broadcast"), ()),
+}
+#: Paths whose requests store something about one decision.
+CALLS = ("/decide", "/reward", "/outcome", "/losses", "/cancel")
+#: Path with many -> path of one.
+ONE = {"/decide_many": "/decide", "/reward_many": "/reward"}
+
+# ---- what a request asks for ---------------------------------------------------------------------
+
+
+def _checked(path: str, given: object) -> dict[str, Any]:
+    """Return the object of a request; raise InputError for an unknown path or a wrong key."""
+    keys = KEYS.get(path)
+    if keys is None:
+        raise InputError(f"there is no {path[:40]}")
+    if not isinstance(given, dict):
+        raise InputError("a request must be a JSON object")
+    # Refuse unknown keys: if a misspelled "subject" were ignored, a person could be learned from
+    # twice.
+    for key in given:
+        if key not in keys:
+            takes = f"takes {', '.join(keys)}" if keys else "takes no keys"
+            near = nearest(key, keys) if keys else ""
+            raise InputError(f'unknown key "{key[:40]}"{near}: {path} {takes}')
+    if "id" in keys and path != "/decide" and not isinstance(given.get("id"), str):
+        raise InputError(f"{path} needs id, the text that decide answered")
+    return given
+
+
+def _call_of(silo: SiloProcess, path: str, given: object) -> Call[Any]:
+    """Return the call that answers a request of the paths from "/decide" to "/cancel"."""
+    party, now = silo.party, silo.now
+    request = _checked(path, given)
+    if path == "/decide":
+        rest = {key: request[key] for key in request if key != "actions"}
+        return Call(lambda: party.decide(request.get("actions"), now(), **rest))
+    name = request["id"]
+    if path == "/reward":
+        return Call(lambda: (party.reward(name, request.get("reward"), now()), None))  # type: ignore[arg-type]
+    if path == "/outcome":
+        return Call(lambda: (party.outcome(name, request.get("outcome"), now()), None))
+    if path == "/losses":
+        return Call(lambda: (party.losses(name, request.get("losses"), now()), None))
+    return Call(lambda: (party.cancel(name, now()), None))
+
+
+def calls_of(silo: SiloProcess, path: str, given: object) -> list[Call[Any]]:
+    """Return the calls that a request asks for; empty if it asks for no decision and no reward.
+
+    Raises
+    ------
+    InputError
+        If the path or a key is unknown. A wrong item of many makes a call that fails.
+    """
+    if path in CALLS:
+        return [_call_of(silo, path, given)]
+    if path not in ONE:
+        return []
+    request = _checked(path, given)
+    (key,) = KEYS[path]
+    items = request.get(key)
+    if not isinstance(items, list) or len(items) > MANY:
+        raise InputError(f"{path} needs {key}, a list of at most {MANY} objects as {ONE[path]} has")
+    many = []
+    for item in items:
+        try:
+            many.append(_call_of(silo, ONE[path], item))
+        except InputError as error:
+            many.append(Call.failed(error))
+    return many
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    """Convert a decision to plain data."""
+    plain = {
+        "id": decision.id,
+        "action": decision.action,
+        "propensity": decision.propensity,
+        "model": decision.model,
+        "learns": decision.learns,
+    }
+    return plain | ({"name": decision.name} if decision.name else {})
+
+
+def answer_of(silo: SiloProcess, path: str, done: Sequence[Call[Any]]) -> dict[str, Any]:
+    """Return the answer to a request whose calls are done; raise the error of a single call."""
+    if path in ONE:
+        items = []
+        for call in done:
+            if call.error is not None:
+                items.append({"error": _text(call.error)})
+            else:
+                items.append({} if call.result is None else _decision(call.result))
+        return {KEYS[path][0]: items}
+    result = done[0].returned()
+    return silo.status() if result is None else _decision(result)
+
+
+def _text(error: BaseException) -> str:
+    """Return an error as the answer to a request says it."""
+    status, text = failure(error)  # type: ignore[arg-type]
+    return f"nothing was kept: {text}" if status == 503 else text
+
+
+def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Answer a request of a silo's application.
+
+    Parameters
+    ----------
+    silo : SiloProcess
+    path : str
+        One of `KEYS`, such as "/decide".
+    given : dict
+        The keys of the request.
+
+    Returns
+    -------
+    dict
+        The decision, or the list of decisions; the exported model; the last broadcast; or, for all
+        other paths, the silo's status. An item of a list that failed is ``{"error": text}``.
+
+    Raises
+    ------
+    InputError
+        If the path or a key is unknown, or the silo refuses.
+    """
+    if asked := calls_of(silo, path, given):
+        for call in asked:
+            if not call.is_done:
+                silo.submit(call)
+        for call in asked:
+            silo.finish(call)
+        return answer_of(silo, path, asked)
+    _checked(path, given)
+    if path in ONE:
+        return answer_of(silo, path, [])
+    if path == "/export":
+        with silo.turn():
+            return model_of(silo.party)
+    if path == "/broadcast":
+        with silo.turn():
+            last = silo.party.broadcasts.get(silo.party.model.release, b"")
+            return {"release": silo.party.model.release, "broadcast": last.hex()}
+    if path == "/recover":
+        silo.recover()
+    elif path == "/leave":
+        silo.leave()
+    return silo.status()
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Parse the body of a request, a JSON object; an empty body is an empty object."""
+    try:
+        # The fast parser refuses what Python's accepts, such as NaN; ours then say what is wrong.
+        request = msgspec.json.decode(body or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            request = parsed(json.loads, body)
+        except InputError as error:
+            raise InputError(
+                f'a request must be a JSON object, such as {{"id": "..."}} ({error})'
+            ) from None
+    if not isinstance(request, dict):
+        raise InputError("a request must be a JSON object")
+    check_plain("a request", request, keys=False)
+    return request
+
+
+# ---- the server ----------------------------------------------------------------------------------
+
+
+class _Request:
+    """One request: its connection, its path, and its calls that are not done."""
+
+    def __init__(self, connection: _Connection, path: str, keep: bool) -> None:
+        self.connection, self.path, self.keep = connection, path, keep
+        self.calls: list[Call[Any]] = []
+        self.missing = 0
+
+
+class _Connection(asyncio.Protocol):
+    """One connection of an application: reads requests, and answers them in their order."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._parser = httptools.HttpRequestParser(self)
+        #: Requests that have arrived, as (method, path, body, keep the connection).
+        self._arrived: deque[tuple[bytes, str, bytes, bool]] = deque()
+        self._path, self._body, self._size, self._head = b"", list[bytes](), 0, 0
+        self._expects = False
+        #: True while a request is being answered.
+        self.busy = False
+        #: Monotonic time since when the connection waits for a complete request.
+        self.idle_since = time.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count the connection."""
+        self.transport = transport  # type: ignore[assignment]
+        self._application.admit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop counting the connection."""
+        self._application.connections.pop(self, None)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data; refuse what is no HTTP, or too long."""
+        try:
+            self._parser.feed_data(data)
+        except InputError as error:
+            self._refuse(400, str(error))
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            self._refuse(400, str(cause) if isinstance(cause, InputError) else BAD)
+        except httptools.HttpParserError:
+            self._refuse(400, BAD)
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        """Start a request."""
+        self._path, self._body, self._size, self._head = b"", [], 0, 0
+        self._expects = False
+
+    def on_url(self, url: bytes) -> None:
+        """Add a part of the path."""
+        self._path += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count the head's bytes, and refuse a body that is too long before it arrives."""
+        self._count(len(name) + len(value))
+        self._expects |= name.lower() == b"expect"
+        if name.lower() == b"content-length" and (len(value) > 19 or int(value) > REQUEST):
+            raise InputError(f"a request must be at most {REQUEST} bytes long")
+
+    def on_headers_complete(self) -> None:
+        """Ask for the body, if the client waits for that."""
+        if self._expects:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > HEAD:
+            raise InputError(f"the head of a request must be at most {HEAD} bytes long")
+
+    def on_body(self, body: bytes) -> None:
+        """Add a part of the body."""
+        self._body.append(body)
+        self._size += len(body)
+        if self._size > REQUEST:
+            raise InputError(f"a request must be at most {REQUEST} bytes long")
+
+    def on_message_complete(self) -> None:
+        """Answer the request, or queue it behind the one that is being answered."""
+        method, keep = self._parser.get_method(), self._parser.should_keep_alive()
+        path = self._path.decode("ascii", "replace")
+        self._arrived.append((method, path, b"".join(self._body), keep))
+        if self.busy:
+            self.transport.pause_reading()
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        """Answer the next request that has arrived, if there is one."""
+        if not self._arrived or self.busy:
+            return
+        method, path, body, keep = self._arrived.popleft()
+        self.busy = True
+        request = _Request(self, path, keep)
+        if method != b"POST":
+            self.reply(request, 405, {"error": "send POST requests"})
+        else:
+            self._application.begin(request, body)
+
+    def reply(self, request: _Request, status: int, answer: dict[str, Any]) -> None:
+        """Send an answer; then answer the next request."""
+        body, end = msgspec.json.encode(answer), b"" if request.keep else b"connection: close\r\n"
+        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n"
+        self.busy, self.idle_since = False, time.monotonic()
+        if self.transport.is_closing():
+            return
+        self.transport.write(head % (status, REASONS[status], len(body), end) + body)
+        if not request.keep:
+            self.transport.close()
+            return
+        self.transport.resume_reading()
+        if self._arrived:
+            self._application.soon(self._next)
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Answer a request that cannot be read, and close the connection."""
+        self._arrived.clear()
+        self.reply(_Request(self, "", False), status, {"error": text})
+
+
+REASONS = {
+    200: b"OK",
+    400: b"Bad Request",
+    405: b"Method Not Allowed",
+    500: b"Internal Server Error",
+    503: b"Service Unavailable",
+}
+
+
+class Application:
+    """Server for a silo's application, on a Unix socket that only the socket's owner can use.
+
+    Parameters
+    ----------
+    silo : SiloProcess
+    path : str or Path
+        The socket. A socket that an earlier process has left there is replaced.
+
+    Raises
+    ------
+    InputError
+        If the path is too long for a socket on this system.
+    """
+
+    #: A sync that took less than this many seconds is run by the thread that answers: to hand it
+    #: over would take longer.
+    fast = 0.0005
+
+    def __init__(self, silo: SiloProcess, path: str | Path) -> None:
+        check_path(path)
+        Path(path).unlink(missing_ok=True)
+        self._silo = silo
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old_umask = os.umask(0o177)
+        try:
+            self._socket.bind(str(path))
+        finally:
+            os.umask(old_umask)
+        self._socket.listen(128)
+        #: The open connections, oldest first; a dict is used as an ordered set.
+        self.connections: dict[_Connection, None] = {}
+        self._max_connections = files_for(4, 256)
+        self._requests: dict[int, _Request] = {}
+        self._is_syncing = self._is_late = False
+        self._planned: asyncio.TimerHandle | None = None
+        #: Seconds that the last syncs took, smoothed.
+        self._pace = 1.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop, self._ended = threading.Event(), threading.Event()
+        self._ended.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.server_close()
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def serve_forever(self) -> None:
+        """Answer requests until `shutdown`."""
+        self._ended.clear()
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self._ended.set()
+
+    async def _serve(self) -> None:
+        """Answer requests until `shutdown`; see `serve_forever`."""
+        loop = self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._silo.on_done = self._done
+        self._blocking = ThreadPoolExecutor(2)
+        server = await loop.create_unix_server(lambda: _Connection(self), sock=self._socket)
+        try:
+            while not self._stop.is_set():
+                await asyncio.sleep(0.1)
+                self._cut_idle()
+        finally:
+            self._silo.on_done = lambda done: None
+            server.close()
+            for connection in list(self.connections):
+                connection.transport.close()
+            self._blocking.shutdown(wait=False)
+
+    def soon(self, what: Callable[[], None]) -> None:
+        """Call a function after all that is ready now; only in the thread that answers."""
+        assert self._loop is not None
+        self._loop.call_soon(what)
+
+    def _from_thread(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Call a method of this object in the thread that answers, from a different thread."""
+        assert self._loop is not None
+        with suppress(RuntimeError):
+            # The loop may have ended: its connections are closed.
+            self._loop.call_soon_threadsafe(what, *arguments)
+
+    def shutdown(self) -> None:
+        """End `serve_forever`, and wait for its end."""
+        self._stop.set()
+        self._ended.wait()
+
+    def server_close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    # ---- connections -------------------------------------------------------------------------
+
+    def admit(self, connection: _Connection) -> None:
+        """Count a new connection; if there are too many, close the one that is idle longest."""
+        if len(self.connections) >= self._max_connections:
+            idle = [one for one in self.connections if not one.busy]
+            if not idle:
+                connection.transport.abort()
+                return
+            oldest = min(idle, key=lambda one: one.idle_since)
+            self.connections.pop(oldest)
+            oldest.transport.abort()
+        self.connections[connection] = None
+
+    def _cut_idle(self) -> None:
+        """Close connections that have waited too long for a complete request."""
+        deadline = time.monotonic() - calls.WHOLE
+        for connection in list(self.connections):
+            if not connection.busy and connection.idle_since < deadline:
+                connection.transport.abort()
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def begin(self, request: _Request, body: bytes) -> None:
+        """Compute a request; it is answered when its writes are durable."""
+        try:
+            given = _object(body)
+            request.calls = calls_of(self._silo, request.path, given)
+        except Exception as error:
+            self._fail(request, error)
+            return
+        if not request.calls:
+            # Work that may wait for the party's lock, such as a status while a report is computed.
+            task = self._blocking.submit(answers, self._silo, request.path, given)
+            task.add_done_callback(lambda task: self._from_thread(self._finish_task, request, task))
+            return
+        request.missing = len(request.calls)
+        for call in request.calls:
+            self._requests[id(call)] = request
+            if not call.is_done:
+                self._silo.submit(call)
+        self._deliver([call for call in request.calls if call.is_done])
+
+    def _finish_task(self, request: _Request, task: Any) -> None:
+        """Answer a request that a different thread has computed."""
+        try:
+            request.connection.reply(request, 200, task.result())
+        except Exception as error:
+            self._fail(request, error)
+
+    def _fail(self, request: _Request, error: Exception) -> None:
+        """Answer a request that has failed."""
+        request.connection.reply(request, failure(error)[0], {"error": _text(error)})
+
+    def _deliver(self, done: Sequence[Call[Any]]) -> None:
+        """Answer the requests whose calls are all done; plan the next sync."""
+        for call in done:
+            request = self._requests.pop(id(call), None)
+            if request is None:
+                continue
+            request.missing -= 1
+            if not request.missing:
+                try:
+                    answer = answer_of(self._silo, request.path, request.calls)
+                except Exception as error:
+                    self._fail(request, error)
+                else:
+                    request.connection.reply(request, 200, answer)
+        if self._silo.has_waiting and not self._is_syncing:
+            self._plan_sync()
+
+    def _done(self, done: list[Call[Any]]) -> None:
+        """Deliver calls that are done, in the thread that answers; called by the silo's process."""
+        if threading.get_ident() == self._thread:
+            self._deliver(done)
+        else:
+            self._from_thread(self._deliver, done)
+
+    def _plan_sync(self) -> None:
+        """Plan the next sync, after all that has arrived by now is computed.
+
+        Connections that were answered just now may send their next request at once. If syncs are
+        slow, wait a third of one for these requests, so that more requests share the sync.
+        """
+        waits = self._pace >= self.fast and self._expects_requests()
+        if self._planned is not None:
+            if waits or not self._is_late:
+                return
+            self._planned.cancel()
+        assert self._loop is not None
+        self._is_late = waits
+        self._planned = self._loop.call_later(self._pace / 3.0 if waits else 0.0, self._sync)
+
+    def _expects_requests(self) -> bool:
+        """Return True if a connection was answered less than one sync ago, and is idle now."""
+        since = time.monotonic() - self._pace
+        return any(not one.busy and one.idle_since > since for one in self.connections)
+
+    def _sync(self) -> None:
+        """Store what is computed, here if that is fast, else in a different thread."""
+        self._planned = None
+        if self._pace < self.fast:
+            self._timed_sync()
+            return
+        self._is_syncing = True
+        task = self._blocking.submit(self._timed_sync)
+        task.add_done_callback(lambda task: self._from_thread(self._synced))
+
+    def _timed_sync(self) -> None:
+        """Store what is computed."""
+        start = time.perf_counter()
+        self._silo.sync()
+        self._pace += 0.2 * (time.perf_counter() - start - self._pace)
+
+    def _synced(self) -> None:
+        """Plan the next sync, if more was computed during the last one."""
+        self._is_syncing = False
+        self._deliver([])

@@ -1,0 +1,454 @@
+"""Clients of a silo for applications in Python: one for threads, one for asyncio.
+
+Every call may be repeated: the client chooses the id of a decision, and a silo answers the same
+decision for the same id; a reward that is repeated changes nothing. So if a silo is restarted, or a
+connection is cut, before an answer arrives, the client connects and sends the request again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httptools
+import msgspec
+import numpy as np
+
+from fastfed._validate import InputError, number, parsed
+from fastfed.deployment import calls
+from fastfed.deployment.model import Decision
+
+#: Seconds that a client waits for a silo that does not answer, and between two attempts.
+WAIT, PAUSE = 10.0, 0.05
+#: Maximum number of bytes of an answer.
+ANSWER = 1 << 28
+
+
+class _Answer:
+    """Collect the parts of one HTTP answer."""
+
+    def __init__(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.is_complete = False
+
+    def on_body(self, body: bytes) -> None:
+        """Add a part of the body."""
+        self._parts.append(body)
+        self._size += len(body)
+
+    def on_message_complete(self) -> None:
+        """Note that the answer is complete."""
+        self.is_complete = True
+
+    def feed(self, data: bytes) -> None:
+        """Add data of the connection; raise InputError if they are no answer."""
+        if not data:
+            raise ConnectionResetError("the silo closed the connection before it answered")
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise InputError(f"no valid HTTP answer: {type(error).__name__}") from None
+        if self._size > ANSWER:
+            raise InputError(f"the answer is longer than {ANSWER} bytes")
+
+    def value(self) -> dict[str, Any]:
+        """Return the answer's object; raise InputError if the silo refused the request."""
+        answer: dict[str, Any] = parsed(msgspec.json.decode, b"".join(self._parts))
+        if self.parser.get_status_code() != 200:
+            raise InputError(answer.get("error", "the silo refused"))
+        return answer
+
+
+def _request(what: str, given: Mapping[str, Any]) -> bytes:
+    """Return a request as bytes; raise InputError if a value is not plain data."""
+    try:
+        body = json.dumps(given, default=_list).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"give numbers, text and lists: {error}") from None
+    head = f"POST /{what} HTTP/1.1\r\nhost: silo\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _list(value: Any) -> Any:
+    """Convert an array or a number of NumPy to plain data, for JSON."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+def _offer(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request of a decision, with an id and without what is None."""
+    request = {key: value for key, value in given.items() if value is not None}
+    return {"id": secrets.token_hex(8), **request}
+
+
+def _decided(answer: Mapping[str, Any]) -> Decision:
+    """Convert the answer to a decision."""
+    return Decision(**{"name": "", **answer})
+
+
+def _all_decided(answers: Sequence[Mapping[str, Any]]) -> list[Decision | InputError]:
+    """Convert the answers to many decisions; an error takes the place of a refused one."""
+    return [
+        InputError(answer["error"]) if "error" in answer else _decided(answer) for answer in answers
+    ]
+
+
+def _refused(ids: Iterable[str], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the refused rewards of many: id -> why."""
+    pairs = zip(ids, answers, strict=True)
+    return {name: answer["error"] for name, answer in pairs if "error" in answer}
+
+
+def _is_final(error: OSError, was_connected: bool, is_new: bool, end: float) -> bool:
+    """Return True if a call is not tried again: it took too long, or there never was a silo."""
+    if isinstance(error, TimeoutError) or (
+        isinstance(error, FileNotFoundError) and not was_connected
+    ):
+        return True
+    return is_new and time.monotonic() >= end
+
+
+def _unreachable(path: str, error: OSError) -> OSError:
+    """Return the error of a client whose silo has not answered."""
+    if isinstance(error, ConnectionResetError):
+        return OSError(f"the silo at {path} stopped before it answered ({error})")
+    reason = error.strerror or error
+    return OSError(
+        error.errno or 0, f"no silo answers at {path}: is `fastfed silo` running there? ({reason})"
+    )
+
+
+class Client:
+    """Use a silo from Python; several threads may share one client.
+
+    Parameters
+    ----------
+    path : str or Path
+        The silo's socket, ``silo.sock`` in its folder.
+    wait : float
+        Seconds to wait for a silo that is not there, such as one that restarts; 0 to try once.
+
+    Examples
+    --------
+    >>> silo = Client("north/silo.sock")                                     # doctest: +SKIP
+    >>> decision = silo.decide([[0.2, 0.1], [0.5, 0.3]], subject="user 17")  # doctest: +SKIP
+    >>> silo.reward(decision.id, 1.0)                                        # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | Path, wait: float = WAIT) -> None:
+        self._path, self._wait = str(path), number("wait", wait, at_least=0)
+        self._lock, self._idle = threading.Lock(), list[socket.socket]()
+        self._was_connected = False
+
+    # ---- decisions and rewards -------------------------------------------------------------------
+
+    def decide(
+        self,
+        actions: Any = None,
+        subject: str | int | None = None,
+        *,
+        record: Mapping[str, Any] | None = None,
+        among: Sequence[str] | None = None,
+    ) -> Decision:
+        """Choose an action for one person; the decision is durable when this returns.
+
+        Parameters
+        ----------
+        actions : array_like, shape (K, columns), optional
+            The feature rows of the offered actions, in the units of the plan's columns.
+        subject : str or int, optional
+            Who the person is. The plan learns from each person once.
+        record : mapping, optional
+            The person's record, if the plan has columns of records.
+        among : sequence of str, optional
+            With a record: names of the actions that may be chosen. By default all.
+
+        Returns
+        -------
+        Decision
+
+        Raises
+        ------
+        InputError
+            If the silo refuses.
+        OSError
+            If the silo does not answer in time.
+        """
+        return _decided(
+            self.call(
+                "decide",
+                **_offer(
+                    {"actions": actions, "subject": subject, "record": record, "among": among}
+                ),
+            )
+        )
+
+    def decide_many(self, offers: Iterable[Mapping[str, Any]]) -> list[Decision | InputError]:
+        """Choose actions for many people with one sync to disk.
+
+        Parameters
+        ----------
+        offers : iterable of mapping
+            The arguments of `decide` by name, for each person. At most 10 000.
+
+        Returns
+        -------
+        list
+            A decision for each person, or the error if the silo refused this one.
+        """
+        items = [_offer(offer) for offer in offers]
+        return _all_decided(self.call("decide_many", decisions=items)["decisions"])
+
+    def reward(self, id: str, reward: float) -> None:
+        """Store the reward of the decision ``id``. Late rewards are stored and not learned."""
+        self.call("reward", id=id, reward=reward)
+
+    def reward_many(self, rewards: Mapping[str, float]) -> dict[str, str]:
+        """Store the rewards of many decisions, id -> reward, with one sync to disk.
+
+        Returns
+        -------
+        dict
+            For each reward that the silo refused: id -> why.
+        """
+        items = [{"id": name, "reward": reward} for name, reward in rewards.items()]
+        return _refused(rewards, self.call("reward_many", rewards=items)["rewards"])
+
+    def outcome(self, id: str, outcome: Any) -> None:
+        """Store the outcome of a decision, from which the plan computes the reward."""
+        self.call("outcome", id=id, outcome=outcome)
+
+    def losses(self, id: str, losses: Any) -> None:
+        """Store the losses of all experts at a decision, for a plan with experts."""
+        self.call("losses", id=id, losses=losses)
+
+    def cancel(self, id: str) -> None:
+        """End a decision that will never have a reward."""
+        self.call("cancel", id=id)
+
+    def status(self) -> dict[str, Any]:
+        """Return the silo's status."""
+        return self.call("status")
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def call(self, what: str, **given: Any) -> dict[str, Any]:
+        """Send a request to the silo, and return its answer; see `application.answers`.
+
+        Parameters
+        ----------
+        what : str
+            A path without its slash, such as "decide".
+        **given
+            The keys of the request.
+
+        Returns
+        -------
+        dict
+
+        Raises
+        ------
+        InputError
+            If the silo refuses (with its message), or a value is not plain data.
+        OSError
+            If the silo does not answer in time.
+        """
+        request, end = _request(what, given), time.monotonic() + self._wait
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            is_new = connection is None
+            try:
+                return self._exchange(connection, request)
+            except OSError as error:
+                if _is_final(error, self._was_connected, is_new, end):
+                    raise _unreachable(self._path, error) from None
+            if is_new:
+                # An old connection may have ended long ago: try a new one at once.
+                time.sleep(PAUSE)
+
+    def _exchange(self, connection: socket.socket | None, request: bytes) -> dict[str, Any]:
+        """Send a request over an idle connection or, for None, a new one; return the answer."""
+        answer, deadline = _Answer(), time.monotonic() + calls.WHOLE
+        connection = self._connected() if connection is None else connection
+        try:
+            connection.sendall(request)
+            while not answer.is_complete:
+                connection.settimeout(max(1e-3, deadline - time.monotonic()))
+                answer.feed(connection.recv(1 << 16))
+        except TimeoutError:
+            connection.close()
+            raise TimeoutError(f"no complete answer within {calls.WHOLE:g} s") from None
+        except BaseException:
+            connection.close()
+            raise
+        if answer.parser.should_keep_alive():
+            with self._lock:
+                self._idle.append(connection)
+        else:
+            connection.close()
+        return answer.value()
+
+    def _connected(self) -> socket.socket:
+        """Open a connection to the silo."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(calls.PATIENCE)
+        try:
+            connection.connect(self._path)
+            self._was_connected = True
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """Use a silo from asyncio; many tasks may share one client.
+
+    Parameters
+    ----------
+    path : str or Path
+        The silo's socket, ``silo.sock`` in its folder.
+    wait : float
+        Seconds to wait for a silo that is not there, such as one that restarts; 0 to try once.
+
+    Notes
+    -----
+    Its methods are those of `Client`, as coroutines.
+    """
+
+    def __init__(self, path: str | Path, wait: float = WAIT) -> None:
+        self._path, self._wait = str(path), number("wait", wait, at_least=0)
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._was_connected = False
+
+    async def decide(
+        self,
+        actions: Any = None,
+        subject: str | int | None = None,
+        *,
+        record: Mapping[str, Any] | None = None,
+        among: Sequence[str] | None = None,
+    ) -> Decision:
+        """Choose an action for one person; see `Client.decide`."""
+        return _decided(
+            await self.call(
+                "decide",
+                **_offer(
+                    {"actions": actions, "subject": subject, "record": record, "among": among}
+                ),
+            )
+        )
+
+    async def decide_many(self, offers: Iterable[Mapping[str, Any]]) -> list[Decision | InputError]:
+        """Choose actions for many people; see `Client.decide_many`."""
+        items = [_offer(offer) for offer in offers]
+        return _all_decided((await self.call("decide_many", decisions=items))["decisions"])
+
+    async def reward(self, id: str, reward: float) -> None:
+        """Store the reward of a decision; see `Client.reward`."""
+        await self.call("reward", id=id, reward=reward)
+
+    async def reward_many(self, rewards: Mapping[str, float]) -> dict[str, str]:
+        """Store the rewards of many decisions; see `Client.reward_many`."""
+        items = [{"id": name, "reward": reward} for name, reward in rewards.items()]
+        return _refused(rewards, (await self.call("reward_many", rewards=items))["rewards"])
+
+    async def outcome(self, id: str, outcome: Any) -> None:
+        """Store the outcome of a decision; see `Client.outcome`."""
+        await self.call("outcome", id=id, outcome=outcome)
+
+    async def losses(self, id: str, losses: Any) -> None:
+        """Store the losses of all experts at a decision; see `Client.losses`."""
+        await self.call("losses", id=id, losses=losses)
+
+    async def cancel(self, id: str) -> None:
+        """End a decision that will never have a reward."""
+        await self.call("cancel", id=id)
+
+    async def status(self) -> dict[str, Any]:
+        """Return the silo's status."""
+        return await self.call("status")
+
+    async def call(self, what: str, **given: Any) -> dict[str, Any]:
+        """Send a request to the silo, and return its answer; see `Client.call`."""
+        request, end = _request(what, given), time.monotonic() + self._wait
+        while True:
+            connection = self._idle.pop() if self._idle else None
+            try:
+                return await asyncio.wait_for(self._exchange(connection, request), calls.WHOLE)
+            except OSError as error:
+                if _is_final(error, self._was_connected, connection is None, end):
+                    raise _unreachable(self._path, error) from None
+            if connection is None:
+                await asyncio.sleep(PAUSE)
+
+    async def _exchange(
+        self,
+        connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None,
+        request: bytes,
+    ) -> dict[str, Any]:
+        """Send a request over an idle connection or, for None, a new one; return the answer."""
+        answer = _Answer()
+        if connection is None:
+            connection = await asyncio.open_unix_connection(self._path)
+            self._was_connected = True
+        reader, writer = connection
+        try:
+            writer.write(request)
+            while not answer.is_complete:
+                answer.feed(await reader.read(1 << 16))
+        except BaseException:
+            writer.close()
+            raise
+        if answer.parser.should_keep_alive():
+            self._idle.append(connection)
+        else:
+            writer.close()
+        return answer.value()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        idle, self._idle = self._idle, []
+        for _, writer in idle:
+            writer.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

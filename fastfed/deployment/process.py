@@ -1,0 +1,509 @@
+"""The process that runs a party: it makes the party's writes durable, many in one sync.
+
+A sync takes milliseconds on many disks, so writes of different calls share one (group commit): the
+calls that arrive during a sync are stored together by the next one. The party's lock is not held
+during a sync. A call returns after the sync of its writes, and the party's state changes only then,
+so a call that fails has changed nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
+
+from fastfed._validate import InputError
+from fastfed.deployment.calls import FULL, failure
+from fastfed.deployment.ledger import Charge, Ledger
+from fastfed.deployment.model import Decision
+from fastfed.deployment.party import NOTHING, Clock, Covered, Message, Party, SteadyClock, Step
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import Conflict, Store, Write, chained
+
+T = TypeVar("T")
+#: Number of writes between two snapshots: a restart applies at most about this many.
+SNAPSHOT_EVERY = 10_000
+#: Number of records that are erased while calls wait.
+ERASE_AT_ONCE = 500
+#: Seconds between two looks for records to erase.
+ERASE_EVERY = 60.0
+
+
+class Call(Generic[T]):
+    """One call of a silo's application, from its computation until its writes are durable.
+
+    Parameters
+    ----------
+    work : callable
+        Computes the step of the call, and what the call returns, from the party's state. It changes
+        no state, so it may be repeated.
+    """
+
+    def __init__(self, work: Callable[[], tuple[Step, T]]) -> None:
+        self.work = work
+        self.writes: tuple[Write, ...] = ()
+        #: What the call must have for itself: the keys of its writes, and `Step.touches`.
+        self.keys: set[tuple[str, str]] = set()
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self.is_done = False
+
+    @classmethod
+    def failed(cls, error: Exception) -> Call[Any]:
+        """Return a call that is done, and has failed."""
+
+        def work() -> tuple[Step, Any]:
+            raise error
+
+        call = cls(work)
+        call.error, call.is_done = error, True
+        return call
+
+    def returned(self) -> T:
+        """Return the result of a call that is done, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]
+
+
+def restored(party: Party, store: Store) -> Covered:
+    """Set a new party to the state of the store's snapshot; return what the snapshot covers.
+
+    Raises
+    ------
+    InputError
+        If the log has changed since the snapshot.
+    """
+    party.attach(store)
+    covered = party.restore(parts) if (parts := store.snapshot()) else NOTHING
+    if covered.position.number < store.erased:
+        raise InputError("records were erased, and the snapshot is damaged: restore a backup")
+    if covered == NOTHING:
+        return covered
+    others, (number, chain) = bytes(32), covered.position
+    for write in store.writes(until=number, but=party.summarised):
+        party.fold(write)
+        others = chained(others, write)
+    end = store.position
+    is_shorter = end.number < number or (end.number == number and end.chain != chain)
+    if others != covered.others or is_shorter:
+        raise InputError("the log differs from its snapshot; restore the newest backup")
+    return covered
+
+
+class Process:
+    """Run one party, and store its writes; several threads may use it.
+
+    Parameters
+    ----------
+    party : Party
+        A new party. All writes in the store are applied to it.
+    store : Store
+        The stored writes of this party under this plan.
+    ledger : Ledger, optional
+        The ledger in which charges are recorded; for silos only.
+    clock : callable, optional
+        Returns seconds since 1970. By default a `SteadyClock`.
+
+    Raises
+    ------
+    InputError
+        If the store belongs to a different plan or party, or its log is broken.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        store: Store,
+        ledger: Ledger | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.party, self.store, self.ledger = party, store, ledger
+        self.clock: Clock = SteadyClock() if clock is None else clock
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        #: Calls whose writes wait for the next sync, and calls that wait for the writes of others.
+        self._waiting: list[Call[Any]] = []
+        self._blocked: list[Call[Any]] = []
+        #: (kind, key) of all writes that are computed and not durable yet.
+        self._in_flight: set[tuple[str, str]] = set()
+        self._is_syncing = False
+        #: Number of threads in `_claimed`.
+        self._claims = 0
+        #: Is called, without the lock, with calls that are done. Others may wait for a `sync` then.
+        self.on_done: Callable[[list[Call[Any]]], None] = lambda calls: None
+        #: What the last tick could not do, such as charge more than the ceiling; empty if nothing.
+        self.problem = ""
+        digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
+        store.write(Write("plan", "", digest + party.name.encode()))
+        #: What the last snapshot covers, and the hash of all writes that no snapshot covers.
+        self._covered = restored(party, store)
+        self._others = self._covered.others
+        for write in store.writes(after=self._covered.position):
+            self._fold(write)
+        writes = party.upgrade()
+        self._fold_new(writes, store.write_all(writes) if writes else [])
+
+    def _fold(self, write: Write) -> None:
+        """Apply a durable write to the party's state."""
+        if write.kind not in self.party.summarised:
+            self._others = chained(self._others, write)
+        self.party.fold(write)
+
+    def _fold_new(self, writes: Sequence[Write], is_new: Sequence[bool]) -> None:
+        """Apply those durable writes that were not stored before."""
+        for write, new in zip(writes, is_new, strict=False):
+            if new:
+                self._fold(write)
+
+    def turn(self) -> threading.RLock:
+        """Return the lock that must be held to read the party of a running process."""
+        return self._lock
+
+    def close(self) -> None:
+        """Save a snapshot, and close the files of this process."""
+        with self._claimed():
+            self._save_snapshot()
+            for files in (self.store, self.ledger):
+                if files is not None:
+                    files.close()
+
+    def status(self) -> dict[str, object]:
+        """Return the party's status; ``clock_off`` is the error of an ignored clock in seconds."""
+        party: Any = self.party
+        status: dict[str, object] = party.status(self.now())
+        return status | ({"clock_off": self.clock_off} if self.clock_off else {})
+
+    @property
+    def clock_off(self) -> float:
+        """Error of this machine's clock in seconds while the clock is ignored; else 0."""
+        return float(getattr(self.clock, "off", 0.0))
+
+    def now(self) -> float:
+        """Return the corrected time, and set the party's `ahead` to the clock's error."""
+        now = self.clock()
+        self.party.ahead = getattr(self.clock, "ahead", 0.0)
+        return now
+
+    # ---- calls that share a sync -----------------------------------------------------------------
+
+    def submit(self, call: Call[Any]) -> None:
+        """Compute a call; its writes are stored by the next `sync`.
+
+        A call whose writes another call in flight also makes (such as two rewards of one decision)
+        is computed again after that call.
+        """
+        with self._lock:
+            if self._claims:
+                self._blocked.append(call)
+                return
+            try:
+                step, call.result = call.work()
+                call.writes = step.writes  # type: ignore[assignment]
+                call.keys = {*(write[:2] for write in call.writes), *step.touches}
+            except Exception as error:
+                call.error, call.writes = error, ()
+            if not call.writes:
+                call.is_done = True
+                return
+            if not self._in_flight.isdisjoint(call.keys):
+                self._blocked.append(call)
+                return
+            self._in_flight |= call.keys
+            self.party.in_flight = len(self._in_flight)
+            self._waiting.append(call)
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if submitted calls wait for a `sync`, and no thread is syncing."""
+        return bool(self._waiting) and not self._is_syncing
+
+    def sync(self) -> bool:
+        """Store the writes of all submitted calls; return False if there is nothing to do now.
+
+        That is so if no call waits, or a different thread is storing writes.
+        """
+        with self._lock:
+            if not self.has_waiting:
+                return False
+            calls, self._waiting, self._is_syncing = self._waiting, [], True
+        errors: list[BaseException | None] = [None] * len(calls)
+        news: list[list[bool]] = [[] for _ in calls]
+        try:
+            stored = iter(self.store.write_all([w for call in calls for w in call.writes]))
+            news = [[next(stored) for _ in call.writes] for call in calls]
+        except Conflict:
+            # Store call by call: only those that contradict the log fail.
+            for place, call in enumerate(calls):
+                try:
+                    news[place] = self.store.write_all(call.writes)
+                except Exception as error:
+                    errors[place] = error
+        except BaseException as error:
+            errors = [error] * len(calls)
+        with self._lock:
+            for call, call.error, is_new in zip(calls, errors, news, strict=True):
+                try:
+                    self._fold_new(call.writes, is_new)
+                except Exception as error:
+                    call.error = error
+                self._in_flight -= call.keys
+                call.is_done = True
+            self.party.in_flight = len(self._in_flight)
+            self._save_snapshot(SNAPSHOT_EVERY)
+            self._is_syncing = False
+            calls = calls + self._resubmit()
+        self.on_done(calls)
+        return True
+
+    def call(self, work: Callable[[], tuple[Step, T]]) -> T:
+        """Compute a call, and return its result when its writes are durable."""
+        call = Call(work)
+        self.submit(call)
+        self.finish(call)
+        return call.returned()
+
+    def finish(self, call: Call[Any]) -> None:
+        """Wait until a submitted call is done. Of the threads that wait, one syncs for all."""
+        while not call.is_done:
+            if not self.sync():
+                with self._changed:
+                    if not call.is_done and (self._is_syncing or not self._waiting):
+                        self._changed.wait()
+
+    def _resubmit(self) -> list[Call[Any]]:
+        """Submit the blocked calls again, with the lock; return those that are done at once."""
+        blocked, self._blocked = self._blocked, []
+        for call in blocked:
+            self.submit(call)
+        self._changed.notify_all()
+        return [call for call in blocked if call.is_done]
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Hold the lock while no call is in flight; calls that arrive meanwhile are blocked."""
+        with self._lock:
+            self._claims += 1
+            try:
+                while self._in_flight or self._is_syncing:
+                    if self._is_syncing:
+                        self._changed.wait()
+                    else:
+                        self.sync()
+                yield
+            finally:
+                self._claims -= 1
+                done = self._resubmit()
+            self.on_done(done)
+
+    # ---- steps that need the party for themselves ------------------------------------------------
+
+    def make_durable(self, step: Step) -> tuple[Message, ...]:
+        """Store the writes of a step; return its messages, which may then be sent."""
+        for write in step.writes:
+            if isinstance(write, Charge):
+                assert self.ledger is not None
+                self.ledger.charge(write)
+            elif self.store.write(write):
+                self._fold(write)
+        return step.messages
+
+    def handle(self, data: bytes) -> tuple[Step, tuple[Message, ...]]:
+        """Process a message. If it is refused, no state changes.
+
+        Returns
+        -------
+        step : Step
+            The party's step for this message.
+        messages : tuple of Message
+            The messages to send: those of the step, and of the due steps that it made possible.
+            Messages that repeat earlier ones wait for the next `tick`; otherwise two parties would
+            answer each other for ever.
+        """
+        with self._claimed():
+            try:
+                step = self.party.handle(data, self.now())
+            finally:
+                # Use the clock reading even if the message is refused because clocks differ.
+                clock_reading, self.party.clock_reading = self.party.clock_reading, None
+                if clock_reading is not None and isinstance(self.clock, SteadyClock):
+                    self.clock.add_reading(clock_reading)
+            messages = self.make_durable(step)
+            return step, (*messages, *self._run_due_steps()[0])
+
+    def tick(self) -> tuple[Message, ...]:
+        """Do everything that is due now; return the messages to send."""
+        with self._claimed():
+            new_messages, last_step = self._run_due_steps()
+            self.problem = last_step.problem or self._clock_problem()
+            # The last step repeats all unconfirmed messages, which includes the new ones.
+            repeated = (message for message in last_step.messages if message not in new_messages)
+            return (*new_messages, *repeated)
+
+    def _clock_problem(self) -> str:
+        """Return a warning that this machine's clock is ignored; empty if it is used."""
+        if not self.clock_off:
+            return ""
+        return (
+            "this machine's clock is not that of the other parties, or has jumped; the earlier "
+            "time counts: set it, see clock_off in the status"
+        )
+
+    def _run_due_steps(self) -> tuple[tuple[Message, ...], Step]:
+        """Run due steps until a step has no writes.
+
+        Return the messages of the steps that had writes, and the last step.
+        """
+        messages: tuple[Message, ...] = ()
+        while True:
+            step = self.party.tick(self.now())
+            if not step.writes:
+                return messages, step
+            messages += self.make_durable(step)
+
+    def _save_snapshot(self, after: int = 1) -> None:
+        """Save the party's state, if ``after`` or more writes follow the last snapshot.
+
+        If the disk is full, a restart applies more writes, and the next call tries again.
+        """
+        covers = Covered(self.store.position, self._others)
+        if covers.position.number >= self._covered.position.number + after:
+            with suppress(*FULL):
+                if parts := self.party.snapshot(covers):
+                    self.store.save_snapshot(parts)
+                    self.party.snapshot_saved()
+                    self._covered = covers
+
+
+class SiloProcess(Process):
+    """Run a silo, and serve the calls of its application."""
+
+    party: SiloParty
+
+    def decide(
+        self,
+        actions: object = None,
+        subject: str | int | None = None,
+        *,
+        record: object = None,
+        among: object = None,
+        id: str | None = None,
+    ) -> Decision:
+        """Choose an action for one person, and store the decision; see `SiloParty.decide`."""
+        return self.call(
+            lambda: self.party.decide(
+                actions, self.now(), subject, record=record, among=among, id=id
+            )
+        )
+
+    def reward(self, name: str, reward: float) -> None:
+        """Store the reward of a decision; see `SiloParty.reward`."""
+        self.call(lambda: (self.party.reward(name, reward, self.now()), None))
+
+    def outcome(self, name: str, value: object) -> None:
+        """Store the outcome of a decision; see `SiloParty.outcome`."""
+        self.call(lambda: (self.party.outcome(name, value, self.now()), None))
+
+    def losses(self, name: str, losses: object) -> None:
+        """Store the losses of all experts at a decision; see `ExpertSilo.losses`."""
+        self.call(lambda: (self.party.losses(name, losses, self.now()), None))
+
+    def cancel(self, name: str) -> None:
+        """End a decision without a reward; see `SiloParty.cancel`."""
+        self.call(lambda: (self.party.cancel(name, self.now()), None))
+
+    def erase(self, keep: float) -> int:
+        """Erase records that are older than ``keep`` seconds; return how many.
+
+        A record is erased when its leaf is released and it ended ``keep`` seconds ago. Decisions
+        whose reward is overdue by ``keep`` end first.
+
+        Raises
+        ------
+        InputError
+            See `check_erasable`.
+        OSError
+            If the disk is full. The next call tries again.
+        """
+        self.check_erasable()
+        count, last_count = 0, -1
+        while count != last_count:
+            last_count, count = count, count + self._erase_some(keep)
+        if count:
+            # Not during a sync, whose commit would fail.
+            with self._claimed():
+                self.store.forget()
+        return count
+
+    def _erase_some(self, keep: float) -> int:
+        """Erase some of the records as `erase` does, so that calls wait only for a short time."""
+        with self._claimed():
+            before, up_to = self.now() - keep, dict(self.party.erased_up_to)
+            try:
+                expired = self.party.expire(before, ERASE_AT_ONCE)
+                self._fold_new(expired, self.store.write_all(expired))
+                if ids := self.party.erasable(before, ERASE_AT_ONCE):
+                    covers = Covered(self.store.position, self._others)
+                    self.store.save_snapshot(self.party.snapshot(covers), ids)
+                    self.party.snapshot_saved()
+                    self._covered = covers
+            except BaseException:
+                self.party.erased_up_to = up_to
+                raise
+            return len(ids)
+
+    def check_erasable(self) -> None:
+        """Raise InputError if a restart needs the records: in phases, or with experts."""
+        if self.party.restarts_from_records:
+            raise InputError(
+                "records of a plan in phases or with experts cannot be erased: a restart needs them"
+            )
+
+    def keep_erasing(self, keep: float, say: Callable[[str], None]) -> None:
+        """Erase records older than ``keep`` seconds for ever; ``say`` gets each new problem."""
+        last_problem, pause = "", threading.Event()
+        while True:
+            try:
+                self.erase(keep)
+                problem = ""
+            except (InputError, *FULL) as error:
+                problem = f"no records are erased: {failure(error)[1]}"
+            if problem and problem != last_problem:
+                say(problem)
+            last_problem = problem
+            pause.wait(ERASE_EVERY)
+
+    def leave(self) -> None:
+        """Leave the federation; the hub learns this from the silo's next message."""
+        with self._claimed():
+            self.make_durable(self.party.leave())
+
+    def recover(self) -> None:
+        """Recover from lost reports; see `SiloParty.recover`."""
+        with self._claimed():
+            self.make_durable(self.party.recover())
+
+
+def settle(processes: Mapping[str, Process]) -> None:
+    """Let all parties do what is due, and carry their messages, until nobody stores anything more.
+
+    Raises
+    ------
+    InputError
+        If a party finds a contradiction between messages, or cannot do what is due.
+    """
+    idle, before = 0, [process.store.position for process in processes.values()]
+    # After a start, parties first prove to each other that they run, which stores nothing.
+    while idle < 3:
+        messages = [message for process in processes.values() for message in process.tick()]
+        while messages:
+            message = messages.pop(0)
+            step, answers = processes[message.to].handle(message.data)
+            if step.problem:
+                raise InputError(step.problem)
+            messages += answers
+        after = [process.store.position for process in processes.values()]
+        idle, before = (idle + 1 if after == before else 0), after
+    if problem := next((p.problem for p in processes.values() if p.problem), ""):
+        raise InputError(problem)

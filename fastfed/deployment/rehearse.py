@@ -1,0 +1,309 @@
+"""Rehearse a federation on past records: all parties in one process, by the clock of the plan.
+
+The parties are those of a deployment, with their files: each silo decides for the records of its
+table, learns their outcomes, spends its budget and sends reports. Only time and network are
+simulated, so a plan of a year takes seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from fastfed._validate import InputError, number, show
+from fastfed.deployment import folder as folders
+from fastfed.deployment.data import Case, Source, cases, load_source, source_of
+from fastfed.deployment.declared import schema_of
+from fastfed.deployment.ledger import Ledger, spent_lines
+from fastfed.deployment.model import Ended
+from fastfed.deployment.plans import DeployedPlan, compile_plan, tables_of
+from fastfed.deployment.process import Process, SiloProcess, settle
+from fastfed.deployment.replay import Replay, survey
+
+#: What a spec may leave out: number of periods, and seconds of each.
+PERIODS, PERIOD = 10, 86_400
+#: Name of the dataset that the ledgers charge.
+DATASET = "records"
+
+
+class SiloResult(NamedTuple):
+    """What a rehearsal did at one silo.
+
+    Parameters
+    ----------
+    decisions, learned : int
+        Number of decisions, and of those whose reward entered a released sum.
+    mean_reward, late_reward : float or None
+        Mean reward of all decisions with a reward, and of the later half of them. None if there are
+        none.
+    best_single : float or None
+        Mean reward of the single action that is best for all records of the table. None if the
+        table does not have the outcome of every action.
+    spent, ceiling : float
+        Epsilon that the ledger has spent, and its ceiling.
+    """
+
+    decisions: int
+    learned: int
+    mean_reward: float | None
+    late_reward: float | None
+    best_single: float | None
+    spent: float
+    ceiling: float
+
+
+class Rehearsal(NamedTuple):
+    """The plan of a rehearsal, its number of releases, and its results by silo."""
+
+    plan: DeployedPlan
+    releases: int
+    silos: dict[str, SiloResult]
+
+
+def table_of(path: str | Path) -> Source:
+    """Return the source of a table: the file itself, or a TOML file that describes it."""
+    file = Path(path)
+    return load_source(file) if file.suffix == ".toml" else source_of({"file": str(file)})
+
+
+def rehearse(
+    spec: str | Mapping[str, Any],
+    tables: Mapping[str, str | Path],
+    home: str | Path,
+    say: Callable[[str], None] = print,
+) -> Rehearsal:
+    """Make all parties of a spec, and replay each silo's table through them.
+
+    Parameters
+    ----------
+    spec : str or mapping
+        As for `compile_plan`, with columns of records. Keys of silos, hub and helper are made here.
+        If they are left out, `horizon` is the size of the largest table, `batch_size` a tenth of
+        it, and the calendar has a day for each batch.
+    tables : mapping of str to path
+        Silo -> its table, or the source (TOML) that describes the table.
+    home : str or Path
+        A new or empty folder, in which each party gets its folder.
+    say : callable
+        Is called with a line for each release.
+
+    Returns
+    -------
+    Rehearsal
+
+    Raises
+    ------
+    InputError
+        If the spec or a table does not fit, or the folder is not empty.
+    """
+    place = Path(home)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise InputError(f"folder must be new or empty, got {place}")
+    if not tables:
+        raise InputError("name at least one silo and its table, such as north=north.csv")
+    given = tables_of(spec)
+    if "actions" not in given:
+        raise InputError("rehearse needs a plan of records: columns with a kind, actions, reward")
+    sources = {name: table_of(path) for name, path in tables.items()}
+    schema = schema_of(given)
+    records = {}
+    for name, source in sources.items():
+        try:
+            records[name] = cases(source, schema)
+        except InputError as error:
+            raise InputError(f"the table of {name}: {error}") from None
+    plan = _made_plan(given, max(map(len, records.values())), list(tables), place)
+    processes = {name: folders.opened(place / name) for name in _parties(plan)}
+    clock = _Clock(float(plan.document.calendar.start))
+    for process in processes.values():
+        process.clock = clock
+    replays = {
+        name: Replay(cast(SiloProcess, processes[name]), sources[name], records[name])
+        for name in tables
+    }
+    try:
+        _run(plan, processes, replays, clock, say)
+        results = {
+            name: _result(cast(SiloProcess, processes[name]), records[name]) for name in tables
+        }
+        releases = max(len(r.party.broadcasts) for r in _silos(processes.values()))
+    finally:
+        for process in processes.values():
+            process.close()
+    for name in tables:
+        counts = survey(plan, sources[name], records[name])
+        for what in ("too_late", "repeated", "beyond_cap"):
+            if counts[what]:
+                say(f"{name}: {counts[what]} of {counts['rows']} rows are {_WHY[what]}")
+    return Rehearsal(plan, releases, results)
+
+
+_WHY = {
+    "too_late": "not learned from, because their outcome is known too late",
+    "repeated": "not learned from, because their person came before",
+    "beyond_cap": "beyond batch_size of their period: confidence radii assume no more",
+}
+
+
+class _Clock:
+    """The time of the rehearsal, in seconds since 1970."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _parties(plan: DeployedPlan) -> list[str]:
+    """Return the names of all parties of a plan."""
+    return [party.name for party in plan.parties]
+
+
+def _silos(processes: Iterable[Process]) -> list[SiloProcess]:
+    """Return the processes of silos."""
+    return [process for process in processes if isinstance(process, SiloProcess)]
+
+
+def _made_plan(
+    given: Mapping[str, Any], rows: int, names: Sequence[str], place: Path
+) -> DeployedPlan:
+    """Compile the plan of a rehearsal, and make the folder of each party."""
+    system = {"protocol": "silo-ldp", **given.get("system", {})}
+    for key in ("epsilon", "delta"):
+        if key not in system:
+            raise InputError(f"[system] needs {key}: the budget of one person")
+    horizon = system.setdefault("horizon", rows)
+    if not isinstance(horizon, int) or horizon < 1:
+        raise InputError(f"horizon must be an integer of at least 1, got {show(horizon)}")
+    if not {"batch_size", "batches"} & system.keys():
+        system["batch_size"] = max(1, math.ceil(horizon / PERIODS))
+    federation = {"name": "rehearsal", "least": len(names), **given.get("federation", {})}
+    calendar = given.get("calendar") or {
+        "start": math.floor(time.time()),
+        "period": PERIOD,
+        "grace": PERIOD // 2,
+        "reward_deadline": PERIODS * PERIOD,
+    }
+    helper = "helper" in given or (
+        system["protocol"] in ("secure-sum", "shuffle-vector") and federation.get("sum") != "masks"
+    )
+    parties = [*names, "hub", *(["helper"] if helper else [])]
+    if len(set(parties)) != len(parties):
+        raise InputError("a silo must not be named hub or helper")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-new-") as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        tables = {
+            **{key: given[key] for key in ("columns", "actions", "reward", "norm") if key in given},
+            "federation": federation,
+            "system": system,
+            "calendar": calendar,
+        }
+        plan = _joined(tables, names, parties, made)
+        os.replace(made, place)
+    return plan
+
+
+def _joined(
+    tables: Mapping[str, Any], names: Sequence[str], parties: Sequence[str], place: Path
+) -> DeployedPlan:
+    """Make keys and folders of all parties, compile the plan, and let all parties join it."""
+    keys = {name: folders.make_keys(place / name) for name in parties}
+    others = {name: keys[name] for name in parties if name not in names}
+    plan = compile_plan(
+        {**tables, "silos": [{"name": name, **keys[name]} for name in names], **others}
+    )
+    plan.save(place / folders.PLAN)
+    claim, system = plan.certificate.exact, tables["system"]
+    for name in parties:
+        folders.countersign(place / name, place / folders.PLAN)
+    for name in names:
+        budget = Ledger(str(place / name / folders.LEDGER))
+        epsilon = number("epsilon", system["epsilon"], above=0.0)
+        budget.set_ceiling(DATASET, max(epsilon, claim.epsilon if claim else 0.0), system["delta"])
+        budget.close()
+    return plan
+
+
+def _run(
+    plan: DeployedPlan,
+    processes: Mapping[str, Process],
+    replays: Mapping[str, Replay],
+    clock: _Clock,
+    say: Callable[[str], None],
+) -> None:
+    """Go through all events and all ends of periods, in the order of time."""
+    settle(processes)
+    closes = plan.document.calendar.closes
+    for release, close in enumerate(closes, 1):
+        while (due := min(replay.due for replay in replays.values())) < close:
+            clock.now = max(clock.now, due)
+            for replay in replays.values():
+                replay.act(clock.now)
+        clock.now = float(close)
+        settle(processes)
+        decided = sum(len(silo.party.decisions) for silo in _silos(processes.values()))
+        say(f"release {release} of {len(closes)}: {decided} decisions so far")
+    # Outcomes that become known after the last release are not learned from.
+    while any(replay.left for replay in replays.values()):
+        clock.now = max(clock.now, min(replay.due for replay in replays.values()))
+        for replay in replays.values():
+            replay.act(clock.now)
+
+
+def _result(silo: SiloProcess, records: Sequence[Case]) -> SiloResult:
+    """Return what a silo did."""
+    party = silo.party
+    ends = [cast(Ended, party.ended[name]) for name in party.ended]
+    rewards = [end.reward for end in ends if end.reward is not None]
+    (budget,) = spent_lines(cast(Ledger, silo.ledger))
+    return SiloResult(
+        decisions=len(party.decisions),
+        learned=sum(1 <= end.leaf <= party.model.release for end in ends),
+        mean_reward=_mean(rewards),
+        late_reward=_mean(rewards[len(rewards) // 2 :]),
+        best_single=_best_single(party.deployed, records),
+        spent=budget["spent_epsilon"],
+        ceiling=budget["ceiling_epsilon"],
+    )
+
+
+def _best_single(plan: DeployedPlan, records: Sequence[Case]) -> float | None:
+    """Return the mean reward of the best single action; None if outcomes are missing."""
+    schema = plan.document.schema
+    assert schema.records is not None
+    means: list[float] = []
+    for action, name in enumerate(schema.records.actions.names):
+        rewards = []
+        for case in records:
+            outcome = case.by.get(name) if case.by else case.outcome
+            if outcome is None or case.taken is not None:
+                return None
+            rewards.append(schema.reward(outcome, action))
+        means.append(math.fsum(rewards) / len(rewards))
+    return max(means)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean of values; None if there are none."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def rehearse_in(
+    spec: str | Mapping[str, Any],
+    tables: Mapping[str, str | Path],
+    home: str | Path | None,
+    say: Callable[[str], None],
+) -> Rehearsal:
+    """Call `rehearse` in a folder, or in a temporary one if ``home`` is None."""
+    if home is not None:
+        return rehearse(spec, tables, home, say)
+    with tempfile.TemporaryDirectory() as temporary:
+        return rehearse(spec, tables, Path(temporary) / "rehearsal", say)

@@ -1,0 +1,577 @@
+"""The log of a party: its writes, in an SQLite file, and a snapshot of the state they lead to.
+
+A write is a row of a table; a call that stores writes returns when they are synced to disk. A party
+computes its state by applying all writes in order, also after a restart. No write is ever changed:
+repeating a write does nothing, and a different value under the same key is refused.
+
+Two things keep a restart short and old records off the disk. A *snapshot* is the state that the
+first writes lead to, so a restart applies only the writes after it. Records that a snapshot covers
+may be *erased*: their writes are deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from fastfed._sqlite import copied
+from fastfed._validate import InputError
+
+T = TypeVar("T")
+
+LOG = """
+CREATE TABLE IF NOT EXISTS writes (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
+    chain BLOB NOT NULL, UNIQUE (kind, key));
+"""
+
+#: Columns of `LOG` as `Chain.writes` reads them.
+_COLUMNS = "number, kind, key, value, chain"
+SNAPSHOTS = "CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, value BLOB NOT NULL);"
+
+
+class Write(NamedTuple):
+    """One entry of a party's log. The value of a (kind, key) never changes."""
+
+    kind: str
+    key: str
+    value: bytes
+
+
+class Conflict(InputError):
+    """Raised for a write whose key exists with a different value; nothing was written."""
+
+
+class Position(NamedTuple):
+    """A place in a log: the number of its last write, and the hash of all writes up to it."""
+
+    number: int = 0
+    chain: bytes = bytes(32)
+
+
+#: The place before the first write.
+START = Position()
+
+
+class Store(Protocol):
+    """Interface of a store of writes."""
+
+    def write(self, write: Write) -> bool:
+        """Store one write; see `write_all`. Return False if it was stored before."""
+        ...
+
+    def write_all(self, writes: Sequence[Write]) -> list[bool]:
+        """Store writes, all or none; return for each whether it is new.
+
+        Raises
+        ------
+        Conflict
+            If a different value is stored under the key of a write.
+        """
+        ...
+
+    def value(self, kind: str, key: str) -> bytes | None:
+        """Return the value stored under a (kind, key); None if there is none."""
+        ...
+
+    def writes(
+        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+    ) -> Iterator[Write]:
+        """Iterate over writes in order.
+
+        Parameters
+        ----------
+        after : Position
+            The place before the first write.
+        until : int, optional
+            Number of the last write. By default all later writes.
+        but : sequence of str
+            Kinds of writes that are left out. The chain of hashes is not checked then.
+        """
+        ...
+
+    def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
+        """List (number, write) of the first ``count`` writes of a kind after number ``after``."""
+        ...
+
+    @property
+    def position(self) -> Position:
+        """The place of the last write."""
+        ...
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Return the parts of the last snapshot by name; empty if there is none."""
+        ...
+
+    def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
+        """Store parts of a snapshot in place of their last values, and erase records.
+
+        Of the decisions with the ids ``erase``, the writes of the decision and of its end are
+        deleted. The last write of the log must not be one of them.
+        """
+        ...
+
+    @property
+    def erased(self) -> int:
+        """Number of the write up to which writes may have been erased; 0 if none was."""
+        ...
+
+    def forget(self) -> None:
+        """Remove what was erased from all files."""
+        ...
+
+    def close(self) -> None:
+        """Close the files of this store."""
+        ...
+
+
+#: Kinds of writes that hold one person's record.
+RECORDS = ("decision", "ended")
+
+
+def opened(path: str, schema: str, tables: set[str]) -> sqlite3.Connection:
+    """Open or create a party's SQLite file: synced at each commit, and for its owner only.
+
+    Parameters
+    ----------
+    path : str
+        The file, or ":memory:".
+    schema : str
+        SQL that creates missing tables.
+    tables : set of str
+        Tables that an existing file must have.
+    """
+    if path != ":memory:":
+        # SQLite gives its other files the mode of the database file.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    # Several threads may use the connection: a `Process` has a lock around each use.
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+    try:
+        with damage_named(path):
+            check_tables(db, path, tables)
+            if path != ":memory:":
+                os.chmod(path, 0o600)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA secure_delete = ON")
+            db.executescript(schema)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+@contextmanager
+def damage_named(path: str | Path) -> Iterator[None]:
+    """Convert SQLite's errors for a damaged file or a full disk to errors that name the file."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise OSError(errno.ENOSPC, f"{error}: make room on the disk", str(path)) from None
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        raise InputError(f"{path} is damaged ({error}); restore the newest backup") from None
+
+
+def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
+    """Raise InputError if a file has other tables than a party's log (or than a ledger)."""
+    try:
+        table_names = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.OperationalError:
+        raise  # the file is in use, or the disk is full
+    except sqlite3.DatabaseError as error:
+        raise InputError(
+            f"{path} is no SQLite file, or it is damaged ({error}); restore the newest backup"
+        ) from None
+    if table_names and (
+        not tables <= table_names or ("charges" in table_names) != ("charges" in tables)
+    ):
+        file_kind = "ledger" if "charges" in tables else "log of a party"
+        raise InputError(
+            f"{path} is no {file_kind} of fastfed: it has other tables; check the path"
+        )
+
+
+def chained(before: bytes, write: Write) -> bytes:
+    """Return the SHA-256 of a write and of ``before``, the hash of all earlier writes."""
+    hasher = hashlib.sha256(before)
+    for part in (write.kind.encode(), write.key.encode(), write.value):
+        hasher.update(len(part).to_bytes(8, "big") + part)
+    return hasher.digest()
+
+
+class Chain:
+    """Access to the table `LOG`: each write is stored with the hash of all writes up to it."""
+
+    def __init__(self, db: sqlite3.Connection, name: str) -> None:
+        self._db, self._name = db, name
+
+    @property
+    def position(self) -> Position:
+        """The place of the last write."""
+        query = "SELECT number, chain FROM writes ORDER BY number DESC LIMIT 1"
+        row = self._db.execute(query).fetchone()
+        if row and not isinstance(row[1], bytes):
+            raise InputError(f"the log of {self._name} is damaged; restore the newest backup")
+        return Position(*row) if row else START
+
+    @property
+    def head(self) -> bytes:
+        """Hash of all writes; zeros before the first."""
+        return self.position.chain
+
+    def add(self, write: Write, after: Position | None = None) -> Position | None:
+        """Add a write after the last one; return its place, or None if its key exists."""
+        last = self.position if after is None else after
+        place = Position(last.number + 1, chained(last.chain, write))
+        insert = "INSERT OR IGNORE INTO writes (number, kind, key, value, chain) VALUES (?,?,?,?,?)"
+        done = self._db.execute(insert, (place.number, *write, place.chain))
+        return place if done.rowcount else None
+
+    def value(self, kind: str, key: str) -> bytes | None:
+        """Return the value stored under a (kind, key); None if there is none."""
+        row = self._db.execute(
+            "SELECT value FROM writes WHERE kind = ? AND key = ?", (kind, key)
+        ).fetchone()
+        return None if row is None else row[0]
+
+    def writes(
+        self,
+        after: Position = START,
+        until: int | None = None,
+        but: Sequence[str] = (),
+        erased: int = 0,
+    ) -> Iterator[Write]:
+        """Iterate over writes in order; raise InputError where the chain of hashes breaks.
+
+        Up to number ``erased``, writes may be missing. The hash of a write after a missing one
+        cannot be checked.
+        """
+        head, last_number = after.chain, after.number
+        last = 2**62 if until is None else until
+        query = f"SELECT {_COLUMNS} FROM writes WHERE number > ? AND number <= ? ORDER BY number"
+        rows: Iterable[Any] = self._db.execute(query, (after.number, last))
+        if but:
+            # Each range of kinds is read from the index, so the other rows are not read at all.
+            ranges = pairwise(["", *sorted(but), "\U0010ffff"])
+            query = f"SELECT {_COLUMNS} FROM writes WHERE kind > ? AND kind < ?"
+            found = (row for edges in ranges for row in self._db.execute(query, edges))
+            rows = sorted(row for row in found if after.number < row[0] <= last)
+        try:
+            for number, kind, key, value, chain in rows:
+                write, is_next = Write(kind, key, value), number == last_number + 1
+                is_checked = not but and (is_next or number > erased)
+                if is_checked and not (is_next and chained(head, write) == chain):
+                    raise InputError(f"the log of {self._name} is broken at entry {number}")
+                head, last_number = chain, number
+                yield write
+        except sqlite3.DatabaseError as error:
+            raise InputError(
+                f"the log of {self._name} is damaged after entry {last_number} ({error})"
+            ) from None
+
+
+class SqliteStore:
+    """Store writes in an SQLite file, with a chain of SHA-256 hashes that shows changes.
+
+    One process at a time can open a file. Reads use a second connection, so that they do not wait
+    for a sync.
+
+    Parameters
+    ----------
+    path : str
+        The file, or ":memory:".
+
+    Raises
+    ------
+    InputError
+        If a different process uses the file, or it is not the log of a party.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._lock: int | None = None
+        self._attach(opened(path, LOG + SNAPSHOTS, {"writes"}), path)
+        if path == ":memory:":
+            return
+        try:
+            self._lock = _locked(path)
+            # A killed process may have left erased records in SQLite's write-ahead log.
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._reads = sqlite3.connect(
+                f"{Path(path).resolve().as_uri()}?mode=ro",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self._read_chain = Chain(self._reads, path)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def read(cls, path: str | Path) -> SqliteStore:
+        """Return a copy in memory of a party's log, even while a process uses the file.
+
+        Raises
+        ------
+        InputError
+            If it is not the log of a party.
+        """
+        db = copied(path) if Path(path).exists() else sqlite3.connect(":memory:")
+        db.isolation_level = None
+        with damage_named(path):
+            check_tables(db, str(path), {"writes"})
+            db.executescript(LOG + SNAPSHOTS)
+        store = cls.__new__(cls)
+        store._lock = None
+        store._attach(db, str(path))
+        return store
+
+    def _attach(self, db: sqlite3.Connection, path: str) -> None:
+        """Set the attributes for an open connection."""
+        self._db, self._reads, self.path = db, db, path
+        self._chain = self._read_chain = Chain(db, path)
+        with damage_named(path):
+            self._position = self._chain.position
+
+    @property
+    def position(self) -> Position:
+        """The place of the last write."""
+        return self._position
+
+    @property
+    def head(self) -> bytes:
+        """Hash of all writes."""
+        return self._position.chain
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reads.close()
+        self._db.close()
+        # After SQLite: closing a descriptor of the file would drop SQLite's own locks.
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Run a block in a transaction, which is synced to disk at its end."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # SQLite itself ends a transaction whose commit finds no room on the disk.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def write(self, write: Write) -> bool:
+        """Store one write; see `Store.write`."""
+        return self.write_all((write,))[0]
+
+    def write_all(self, writes: Sequence[Write]) -> list[bool]:
+        """Store writes in one transaction; see `Store.write_all`."""
+        last, is_new = self._position, []
+        with self._transaction():
+            for write in writes:
+                place = self._chain.add(write, last)
+                is_new.append(place is not None)
+                last = last if place is None else place
+                if place is None and self._chain.value(write.kind, write.key) != write.value:
+                    raise Conflict(f"{write.kind} {write.key} is there with another content")
+        self._position = last
+        return is_new
+
+    def value(self, kind: str, key: str) -> bytes | None:
+        """Return the value stored under a (kind, key); None if there is none."""
+        return self._read_chain.value(kind, key)
+
+    def writes(
+        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+    ) -> Iterator[Write]:
+        """Iterate over writes in order; see `Store.writes`.
+
+        Raises
+        ------
+        InputError
+            If the chain of hashes is broken, because a write was changed or removed.
+        """
+        return self._read_chain.writes(after, until, but, self.erased)
+
+    def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
+        """List writes of one kind with their numbers; see `Store.records`."""
+        # The index is over (kind, key); "+kind" makes SQLite go through the rows in order instead.
+        rows = self._reads.execute(
+            "SELECT number, kind, key, value FROM writes WHERE number > ? AND +kind = ? "
+            "ORDER BY number LIMIT ?",
+            (after, kind, count),
+        )
+        return [(number, Write(*write)) for number, *write in rows]
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Return the parts of the last snapshot by name; empty if there is none."""
+        return dict(self._reads.execute("SELECT name, value FROM snapshots"))
+
+    def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
+        """Store parts of a snapshot, and erase records; see `Store.save_snapshot`.
+
+        SQLite overwrites what was erased with zeros. Its write-ahead log may hold it until
+        `forget`.
+        """
+        erased = {"erased": str(self._position.number).encode()} if erase else {}
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO snapshots VALUES (?, ?)", [*parts.items(), *erased.items()]
+            )
+            self._db.executemany(
+                "DELETE FROM writes WHERE kind = ? AND key = ?",
+                [(kind, key) for key in erase for kind in RECORDS],
+            )
+
+    @property
+    def erased(self) -> int:
+        """Number of the write up to which writes may have been erased; 0 if none was."""
+        query = "SELECT value FROM snapshots WHERE name = 'erased'"
+        row = self._reads.execute(query).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def forget(self) -> None:
+        """Empty SQLite's write-ahead log, which may hold what was erased.
+
+        Raises
+        ------
+        OSError
+            If a different program reads the file at this moment.
+        """
+        if self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            raise OSError(errno.EBUSY, "erased records are still in the log's -wal file", self.path)
+
+
+def _locked(path: str) -> int:
+    """Lock a party's log for this process; return the descriptor that holds the lock.
+
+    Raises
+    ------
+    InputError
+        If a different process has locked it.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(f"{path} is in use by another process") from None
+    return descriptor
+
+
+class MemoryStore:
+    """Store writes in memory, for tests and demonstrations."""
+
+    def __init__(self, writes: Sequence[Write] = ()) -> None:
+        #: All writes in order; None for an erased one.
+        self._writes: list[Write | None] = list(writes)
+        self._values = {write[:2]: write.value for write in writes}
+        self._snapshot, self.erased = dict[str, bytes](), 0
+
+    def write(self, write: Write) -> bool:
+        """Store one write; see `Store.write`."""
+        stored = self._values.get(write[:2])
+        if stored is not None:
+            if stored != write.value:
+                raise Conflict(f"{write.kind} {write.key} is there with another content")
+            return False
+        self._values[write[:2]] = write.value
+        self._writes.append(write)
+        return True
+
+    def write_all(self, writes: Sequence[Write]) -> list[bool]:
+        """Store writes; see `Store.write_all`."""
+        count = len(self._writes)
+        try:
+            return [self.write(write) for write in writes]
+        except BaseException:
+            for write in self._writes[count:]:
+                if write is not None:
+                    del self._values[write[:2]]
+            del self._writes[count:]
+            raise
+
+    def value(self, kind: str, key: str) -> bytes | None:
+        """Return the value stored under a (kind, key); None if there is none."""
+        return self._values.get((kind, key))
+
+    def writes(
+        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+    ) -> Iterator[Write]:
+        """Iterate over writes in order; see `Store.writes`."""
+        return (w for w in self._writes[after.number : until] if w and w.kind not in but)
+
+    def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
+        """List writes of one kind with their numbers; see `Store.records`."""
+        numbered = enumerate(self._writes[after:], after + 1)
+        return [(n, w) for n, w in numbered if w and w.kind == kind][:count]
+
+    @property
+    def position(self) -> Position:
+        """The place of the last write; this store has no chain of hashes."""
+        return Position(len(self._writes))
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Return the parts of the last snapshot by name; empty if there is none."""
+        return dict(self._snapshot)
+
+    def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
+        """Store parts of a snapshot, and erase records; see `Store.save_snapshot`."""
+        self._snapshot |= parts
+        for place, write in enumerate(self._writes):
+            if write is not None and write.kind in RECORDS and write.key in erase:
+                self._writes[place] = None
+                del self._values[write[:2]]
+                self.erased = len(self._writes)
+
+    def forget(self) -> None:
+        """Do nothing: there are no files."""
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+class StoredValues(Mapping[str, T]):
+    """The values of one kind of write by their keys, read from the store when they are needed.
+
+    Parameters
+    ----------
+    kind : str
+    decode : callable
+        Converts the bytes of a value.
+    """
+
+    def __init__(self, kind: str, decode: Callable[[bytes], T]) -> None:
+        self.store: Store = MemoryStore()
+        #: Number of values, which the owner counts.
+        self.count = 0
+        self._kind, self._decode = kind, decode
+
+    def __getitem__(self, key: str) -> T:
+        value = self.store.value(self._kind, key)
+        if value is None:
+            raise KeyError(key)
+        return self._decode(value)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys in order."""
+        return (write.key for write in self.store.writes() if write.kind == self._kind)
+
+    def __len__(self) -> int:
+        return self.count

@@ -1,0 +1,565 @@
+"""What a silo keeps: a restart from a snapshot, records that are erased, calls in one sync."""
+
+import asyncio
+import os
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+pytest.importorskip("httptools")
+
+import federation
+from test_deployment_doors import serving
+
+from fastfed import InputError
+from fastfed.deployment import folder as folders
+from fastfed.deployment import process as process_module
+from fastfed.deployment.application import Application, answers
+from fastfed.deployment.client import AsyncClient, Client
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.process import SiloProcess
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, SqliteStore, Write
+
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+DAY = 86_400.0
+
+
+class Slow(MemoryStore):
+    """A store whose syncs take time, and count."""
+
+    seconds = 0.05
+
+    def __init__(self):
+        super().__init__()
+        self.syncs = []
+
+    def write_all(self, writes):
+        time.sleep(self.seconds)
+        self.syncs.append(len(writes))
+        return super().write_all(writes)
+
+
+def silo_of(made, store, name="silo0"):
+    ledger = Ledger(":memory:")
+    ledger.set_ceiling("records", 20.0, 1e-5)
+    party = SiloParty(made.plan, name, federation.secret(name), ledger)
+    return SiloProcess(party, store, ledger, lambda: made.now)
+
+
+def state_of(process):
+    """All of a silo's state that is saved, without what is cached or of the process alone."""
+    party = process.party
+    names = ("sealed", "unreported", "broadcasts", "alarms", "leave_reason", "_learning_count",
+             "clipped_features", "clipped_rewards", "_has_subjects")  # fmt: skip
+    state = {name: getattr(party, name) for name in names}
+    state["leaves"] = party._leaf_sums.tobytes()
+    state["counts"] = party.decisions.count, party.ended.count
+    state["theta"] = party.model.theta.tobytes()
+    return state
+
+
+# ---- calls in one sync ---------------------------------------------------------------------------
+
+
+def test_calls_of_many_threads_share_a_sync():
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, store := Slow())
+    store.syncs.clear()
+    with ThreadPoolExecutor(16) as pool:
+        decisions = list(pool.map(lambda k: silo.decide(ROWS, f"p{k}"), range(64)))
+        list(pool.map(lambda d: silo.reward(d.id, 0.5), decisions))
+    # 128 calls of 192 writes; one sync for each would take 6 seconds.
+    assert len(store.syncs) < 40 and sum(store.syncs) == 192
+    assert len(silo.party.decisions) == len(silo.party.ended) == 64
+    assert all(decision.learns for decision in decisions)
+
+
+def test_one_person_in_many_calls_at_once_is_learned_from_once():
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, Slow())
+    with ThreadPoolExecutor(8) as pool:
+        decisions = list(pool.map(lambda _: silo.decide(ROWS, "ada"), range(8)))
+    assert sum(decision.learns for decision in decisions) == 1
+
+
+def test_two_rewards_of_a_decision_at_once_are_one_and_a_refusal():
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, Slow())
+    decision = silo.decide(ROWS)
+
+    def told(reward):
+        try:
+            silo.reward(decision.id, reward)
+        except InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(told, [0.25, 0.75, 0.25, 0.75]))
+    assert sum(one is None for one in said) == 2 and silo.party.ended.count == 1
+    assert silo.party.ended[decision.id].reward in (0.25, 0.75)
+
+
+def test_a_sync_that_fails_changes_nothing_and_later_calls_go_on():
+    class Failing(Slow):
+        fails = False
+
+        def write_all(self, writes):
+            if self.fails:
+                time.sleep(self.seconds)
+                raise OSError(28, "no space left on device")
+            return super().write_all(writes)
+
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, store := Failing())
+    first = silo.decide(ROWS, "ada")
+    before, store.fails = state_of(silo), True
+    with ThreadPoolExecutor(8) as pool:
+        tries = [pool.submit(silo.decide, ROWS, f"p{k}") for k in range(6)]
+        tries += [pool.submit(silo.reward, first.id, 0.5)]
+        assert all(isinstance(one.exception(), OSError) for one in tries)
+    assert state_of(silo) == before and not silo._in_flight
+    store.fails = False
+    silo.reward(first.id, 0.5)
+    assert silo.decide(ROWS, "p0").learns
+
+
+def test_a_tick_waits_for_calls_in_flight_and_calls_wait_for_it():
+    """A leaf that is closed has all records that were promised to it, and none after."""
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, Slow())
+    decisions = [silo.decide(ROWS, f"p{k}") for k in range(12)]
+    with ThreadPoolExecutor(16) as pool:
+        rewards = [pool.submit(silo.reward, d.id, 0.5) for d in decisions]
+        ticks = [pool.submit(silo.tick) for _ in range(4)]
+        for one in (*rewards, *ticks):
+            one.result()
+    again = silo_of(made, MemoryStore(list(silo.store.writes())))
+    assert state_of(again) == state_of(silo)
+
+
+def test_experts_take_their_places_one_after_the_other():
+    from test_deployment_experts import plan_of as deployed
+
+    made = federation.Federation(deployed())
+    silo = made.processes["silo0"]
+    silo.store.write_all = lambda writes: (
+        time.sleep(0.01), MemoryStore.write_all(silo.store, writes)
+    )[1]  # fmt: skip
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: silo.decide(), range(40)))
+    places = list(silo.party._places.values())
+    assert len(set(places)) == len(places)
+    room = {period: silo.party._room(period) for period, _ in places}
+    assert all(place < room[period] for period, place in places)
+
+
+# ---- requests that are repeated, and many in one -------------------------------------------------
+
+
+def test_a_decision_that_is_asked_for_again_is_the_same(tmp_path):
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, SqliteStore(str(tmp_path / "s")))
+    request = {"actions": ROWS, "subject": "ada", "id": "00112233445566ff"}
+    first = answers(silo, "/decide", request)
+    assert first["learns"] and answers(silo, "/decide", request) == first
+    silo.close()
+    silo = silo_of(made, SqliteStore(str(tmp_path / "s")))
+    assert answers(silo, "/decide", request) == first and silo.party.decisions.count == 1
+    for other in ({"subject": "eve"}, {"actions": [[0.5, 0.1], [0.5, 0.1]]}, {"subject": None}):
+        with pytest.raises(InputError, match="another person or offer"):
+            answers(silo, "/decide", request | other)
+    for wrong in ("", "0" * 15, "G" * 16, 17, "0" * 17, "A" * 16):
+        with pytest.raises(InputError, match="16 random digits"):
+            answers(silo, "/decide", request | {"id": wrong})
+    silo.close()
+
+
+def test_many_are_answered_one_by_one():
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, store := Slow())
+    store.syncs.clear()
+    offers = [{"actions": ROWS, "subject": f"p{k}"} for k in range(50)]
+    offers[7] = {"actions": [[0.5]]}
+    offers[9] = {"actions": ROWS, "subjekt": "x"}
+    offers[11] = "no object"
+    found = answers(silo, "/decide_many", {"decisions": offers})["decisions"]
+    assert [k for k, one in enumerate(found) if "error" in one] == [7, 9, 11]
+    assert "subject" in found[9]["error"] and len(store.syncs) == 1
+    rewards = [{"id": one["id"], "reward": 0.5} for one in found if "id" in one]
+    rewards[0] = {"id": "none", "reward": 0.5}
+    rewards[1]["reward"] = "high"
+    told = answers(silo, "/reward_many", {"rewards": rewards})["rewards"]
+    assert [k for k, one in enumerate(told) if one] == [0, 1] and len(store.syncs) == 2
+    for wrong in ({}, {"decisions": {}}, {"decisions": [{}] * 10_001}, {"others": []}):
+        with pytest.raises(InputError, match="decisions"):
+            answers(silo, "/decide_many", wrong)
+    assert answers(silo, "/decide_many", {"decisions": []}) == {"decisions": []}
+
+
+def test_clients_use_a_silo_that_restarts(tmp_path):
+    made = federation.Federation(federation.deployed())
+    path = tmp_path / "s"
+    rows = np.array(ROWS)
+    with Client(path, wait=20.0) as client:
+        with serving(Application(silo_of(made, store := MemoryStore()), path)):
+            decision = client.decide(rows, "ada")
+            assert decision.learns and len(decision.id) == 16
+        done = []
+        thread = threading.Thread(target=lambda: done.append(client.reward(decision.id, 0.5)))
+        thread.start()
+        time.sleep(0.3)
+        silo = silo_of(made, MemoryStore(list(store.writes())))
+        with serving(Application(silo, path)):
+            thread.join(10)
+            assert done == [None] and silo.party.ended[decision.id].reward == 0.5
+            many = client.decide_many([{"actions": rows}, {"actions": [[1.0]]}])
+            assert isinstance(many[1], InputError)
+            assert client.reward_many({many[0].id: 0.25, "none": 1.0}).keys() == {"none"}
+
+            async def used():
+                async with AsyncClient(path) as clients:
+                    found = await asyncio.gather(*(clients.decide(rows, k) for k in range(30)))
+                    await asyncio.gather(*(clients.reward(one.id, 0.5) for one in found))
+                    await clients.cancel((await clients.decide(rows)).id)
+                    return await clients.status()
+
+            assert asyncio.run(used())["open_decisions"] == 0
+            assert silo.party.decisions.count == 1 + 1 + 31
+
+
+# ---- snapshots -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["silo-ldp", "central", "secure-sum", "shuffle-vector"])
+def test_a_restart_from_a_snapshot_is_a_restart_from_all_writes(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(process_module, "SNAPSHOT_EVERY", 7)
+    from test_deployment_membership import plan_of
+
+    made = federation.Federation(plan_of(kind))
+    silo = silo_of(made, store := SqliteStore(str(tmp_path / "s")))
+    rng = random.Random(5)
+    for k in range(60):
+        made.now += 20.0
+        decision = silo.decide([[rng.random() / 2, 0.1], [0.2, rng.random() / 2]], f"p{k % 40}")
+        if rng.random() < 0.8:
+            silo.reward(decision.id, rng.random())
+    assert silo._covered.position.number > 60
+    everything, full = state_of(silo), silo_of(made, MemoryStore(list(store.writes())))
+    assert state_of(full) == everything
+    store.close()
+    again = silo_of(made, SqliteStore(str(tmp_path / "s")))
+    assert again._covered.position.number > 60 and state_of(again) == everything
+    assert [again.party.report(k) for k in (1, 2)] == [full.party.report(k) for k in (1, 2)]
+    again.close()
+    last = silo_of(made, SqliteStore(str(tmp_path / "s")))
+    assert last._covered.position == last.store.position and state_of(last) == everything
+    last.close()
+
+
+def test_a_snapshot_that_is_not_this_silos_is_not_used(tmp_path):
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, store := SqliteStore(str(tmp_path / "s")))
+    for k in range(5):
+        silo.reward(silo.decide(ROWS, f"p{k}").id, 0.5)
+    silo.close()
+    everything = state_of(silo_of(made, store := SqliteStore(str(tmp_path / "s"))))
+    for name in ("state", "leaf 0"):
+        value = bytearray(store.snapshot()[name])
+        value[-1] ^= 1
+        whole = dict(store.snapshot())
+        store.save_snapshot({name: bytes(value)})
+        again = silo_of(made, store)
+        assert again._covered.position.number == 0 and state_of(again) == everything
+        store.save_snapshot(whole)
+    store._db.execute("DELETE FROM writes WHERE kind = 'plan'")
+    with pytest.raises(InputError, match=r"differs from its snapshot"):
+        silo_of(made, store)
+    store.close()
+
+
+def test_a_log_of_an_earlier_version_knows_its_persons():
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, MemoryStore())
+    silo.reward(silo.decide(ROWS, "ada").id, 0.5)
+    old = [w for w in silo.store.writes() if w.kind not in ("subject", "subjects")]
+    again = silo_of(made, MemoryStore(old))
+    assert not again.decide(ROWS, "ada").learns and again.decide(ROWS, "eve").learns
+    assert Write("subjects", "", b"written") in list(again.store.writes())
+
+
+# ---- erasing -------------------------------------------------------------------------------------
+
+
+def files_with(folder, what):
+    return [file.name for file in folder.iterdir() if what in file.read_bytes()]
+
+
+class OnDisk(federation.Federation):
+    """A federation of which silo0 is on disk."""
+
+    def __init__(self, plan, folder):
+        super().__init__(plan)
+        self.folder = folder
+        self.reopen()
+
+    def reopen(self):
+        self.ledgers["silo0"] = ledger = Ledger(str(self.folder / "ledger"))
+        ledger.set_ceiling("records", 20.0, 1e-5)
+        party = SiloParty(self.plan, "silo0", federation.secret("silo0"), ledger)
+        store = SqliteStore(str(self.folder / "state"))
+        self.add(SiloProcess(party, store, ledger, lambda: self.now))
+
+
+def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(tmp_path):
+    calm = federation.Federation(federation.deployed())
+    made = OnDisk(calm.plan, tmp_path)
+    rng = random.Random(11)
+    marks = [rng.random() / 3 for _ in range(200)]
+    for world in (calm, made):
+        world.settle()
+    closes = made.plan.document.calendar.closes
+    kept = []
+    for release in (1, 2, 3):
+        for world in (calm, made):
+            world.now = closes[release - 1] - 10.0
+            for name in world.plan.silos:
+                process = world.processes[name]
+                for k in range(60 if name == "silo0" else 1):
+                    rows = [[marks[60 * (release - 1) + k], 0.125]]
+                    process.reward(process.decide(rows).id, 0.375)
+            world.now += 10.0
+            world.settle()
+        silo = made.processes["silo0"]
+        if release == 2:
+            # Records of release 1 are old enough, those of release 2 are not.
+            keep, erased_id = made.now - (closes[0] + 1.0), next(iter(silo.party.decisions))
+            kept.append(silo.erase(keep))
+            for k, mark in enumerate(marks[:120]):
+                stored = np.float64(mark).tobytes()
+                assert bool(files_with(tmp_path, stored)) == (k >= 60), (k, mark)
+            silo.close()
+            made.reopen()
+            made.settle()
+    assert kept == [60]
+    for name in made.plan.silos:
+        ours, theirs = made.processes[name].party, calm.processes[name].party
+        assert ours.model.release == 3 and (ours.model.theta == theirs.model.theta).all()
+    silo = made.processes["silo0"]
+    assert kept == [60] and silo.store.erased > 100
+    first = erased_id
+    for again in (lambda: silo.reward(first, 0.5), lambda: silo.cancel(first)):
+        with pytest.raises(InputError, match="was erased"):
+            again()
+    silo.close()
+
+
+def lived(folder, erases):
+    """A federation in which silo0 has 80 records of each release; the size of its file."""
+    folder.mkdir()
+    made = OnDisk(federation.deployed(), folder)
+    made.settle()
+    for close in made.plan.document.calendar.closes:
+        made.now = close - 10.0
+        for name in made.plan.silos:
+            process = made.processes[name]
+            for _ in range(80 if name == "silo0" else 1):
+                process.reward(process.decide(ROWS).id, 0.375)
+        made.now += 10.0
+        made.settle()
+        if erases:
+            erases(made)
+    made.processes["silo0"].close()
+    return (folder / "state").stat().st_size
+
+
+def test_the_file_uses_the_room_of_erased_records_again(tmp_path):
+    erased = lived(tmp_path / "a", lambda made: made.processes["silo0"].erase(-1.0))
+    assert erased < 0.7 * lived(tmp_path / "b", None)
+
+
+def test_calls_go_on_while_records_are_erased(tmp_path):
+    made = OnDisk(federation.deployed(), tmp_path)
+    made.settle()
+    silo, stop, failed = made.processes["silo0"], threading.Event(), []
+
+    def calls():
+        while not stop.is_set():
+            try:
+                silo.reward(silo.decide(ROWS).id, 0.375)
+            except Exception as error:
+                failed.append(error)
+                return
+
+    threads = [threading.Thread(target=calls) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    erased = 0
+    for close in made.plan.document.calendar.closes:
+        made.now = float(close)
+        made.settle()
+        for _ in range(10):
+            erased += silo.erase(-1.0)
+            time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert not failed and erased > 100
+    silo.close()
+
+
+def test_a_kill_while_records_are_erased_leaves_all_or_none(tmp_path):
+    """At each statement of the store that erasing runs."""
+
+    class Killed(BaseException):
+        pass
+
+    steps = [0]
+
+    def erases(made):
+        silo = made.processes["silo0"]
+        before = state_of(silo)
+        for stop in range(20):
+            left = [stop]
+
+            def traced(statement, left=left):
+                if left[0] == 0:
+                    raise Killed
+                left[0] -= 1
+
+            db = silo.store._db
+
+            class Counted:
+                def __getattr__(self, name, db=db):
+                    return getattr(db, name)
+
+                def execute(self, sql, *rest, db=db):
+                    traced(sql)
+                    return db.execute(sql, *rest)
+
+                def executemany(self, sql, rows, db=db):
+                    traced(sql)
+                    return db.executemany(sql, rows)
+
+            silo.store._db = Counted()
+            try:
+                silo.erase(-1.0)
+            except Killed:
+                steps[0] += 1
+                silo.store._db = db
+                silo.store.close()
+                made.ledgers["silo0"].close()
+                made.reopen()
+                silo = made.processes["silo0"]
+                assert state_of(silo) == before
+                # What is there is whole: each decision has its end, and no end lacks its decision.
+                assert set(silo.party.ended) == set(silo.party.decisions)
+            else:
+                silo.store._db = db
+                break
+        assert len(list(silo.party.ended)) <= 1 and state_of(silo) == before
+        made.settle()
+
+    lived(tmp_path / "a", erases)
+    assert steps[0] > 12
+
+
+def test_an_overdue_decision_ends_when_its_record_is_erased():
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, MemoryStore())
+    overdue, known = silo.decide(ROWS, "ada"), silo.decide(ROWS, "eve")
+    silo.reward(known.id, 0.5)
+    deadline = made.plan.document.calendar.reward_deadline
+    made.now += deadline + 100.0
+    fresh = silo.decide(ROWS, "bob")
+    assert silo.erase(50.0) == 0 and silo.party.ended[overdue.id].why == "expired"
+    # A late reward is dropped, as without erasing; the known one waits for its release.
+    silo.reward(overdue.id, 0.5)
+    assert silo.party.ended[known.id].leaf and fresh.id not in silo.party.ended
+    assert silo.erase(-1.0) == 0 and len(silo.party.ended) == 2
+
+
+def test_records_that_a_later_release_rounds_again_are_not_erased():
+    from test_deployment_membership import plan_of
+
+    made = federation.Federation(plan_of("shuffle-vector"))
+    silo = made.processes["silo0"]
+    silo.reward(silo.decide([[0.5, 0.1]]).id, 0.5)
+    made.now = made.plan.document.calendar.closes[0] + 1.0
+    made.settle()
+    assert silo.party.model.release >= 1 and silo.erase(-1.0) == 0
+
+
+def test_a_plan_whose_restart_needs_all_records_says_so():
+    from test_deployment_experts import plan_of as deployed
+
+    silo = federation.Federation(deployed()).processes["silo0"]
+    with pytest.raises(InputError, match="cannot be erased"):
+        silo.erase(DAY)
+
+
+# ---- kill -9 under load --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_kills_under_load_lose_and_double_nothing(tmp_path):
+    import serving as load
+
+    rounds = int(os.environ.get("FASTFED_KILLS", "5"))
+    folder = load.made_silo(tmp_path / "agent")
+    answered, rewarded, failed = {}, set(), []
+    stop = threading.Event()
+
+    def client(number):
+        rng = np.random.default_rng(number)
+        with Client(folder / "silo.sock", wait=60.0) as silo:
+            k = 0
+            while not stop.is_set():
+                rows = rng.uniform(-0.3, 0.3, (10, load.D))
+                try:
+                    decision = silo.decide(rows, f"{number}-{k}")
+                    answered[decision.id] = (f"{number}-{k}", decision)
+                    silo.reward(decision.id, 0.5)
+                    rewarded.add(decision.id)
+                except Exception as error:
+                    failed.append(error)
+                    return
+                k += 1
+
+    threads = [threading.Thread(target=client, args=(k,)) for k in range(16)]
+    for kill in range(rounds):
+        with load.running(folder, 0.0, "") as (process, _):
+            if not kill:
+                for thread in threads:
+                    thread.start()
+            time.sleep(random.Random(kill).uniform(0.2, 0.8))
+            if kill == rounds - 1:
+                stop.set()
+                for thread in threads:
+                    thread.join(60)
+            else:
+                process.kill()
+                process.wait()
+    assert not failed, failed[0]
+    silo = folders.opened(folder)
+    party = silo.party
+    assert len(answered) > 50
+    for name, (_, decision) in answered.items():
+        stored = party.decisions[name]
+        assert (stored.action, stored.learns) == (decision.action, decision.learns)
+    assert all(party.ended[name].reward == 0.5 for name in rewarded)
+    # Each person was decided for once and learned from once: a call that was repeated is one.
+    assert party.decisions.count == len(answered)
+    assert all(decision.learns for _, decision in answered.values())
+    # The same bits by a snapshot and by all writes.
+    full = folders.silo_of(party.deployed, party.name, party._secret, silo.ledger)
+    full.attach(silo.store)
+    for write in silo.store.writes():
+        full.fold(write)
+    assert (full._leaf_sums == party._leaf_sums).all() and silo._covered.position.number
+    silo.close()

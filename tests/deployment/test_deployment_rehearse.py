@@ -1,0 +1,151 @@
+"""A rehearsal: all parties of a spec over tables, in simulated time."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from click.testing import CliRunner
+
+from fastfed import InputError
+from fastfed.cli import cli
+from fastfed.deployment import folder as folders
+from fastfed.deployment.rehearse import rehearse
+
+SPEC = """
+[system]
+epsilon = 2.0
+delta = 1e-6
+{system}
+
+{federation}
+[[columns]]
+name = "age"
+kind = "number"
+low = 20
+high = 80
+
+[[columns]]
+name = "sex"
+kind = "flag"
+
+[actions]
+names = ["ill", "well"]
+features = [[1], [-1]]
+constant = 1.0
+
+[reward]
+column = "ill"
+correct = {{ yes = "ill", no = "well" }}
+"""
+
+
+def spec(system="", federation=""):
+    return SPEC.format(system=system, federation=federation)
+
+
+@pytest.fixture
+def tables(tmp_path):
+    rng = np.random.default_rng(3)
+    files = {}
+    for name, rows in (("north", 160), ("east", 120), ("south", 100)):
+        files[name] = tmp_path / f"{name}.csv"
+        with open(files[name], "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["age", "sex", "ill"])
+            for age, sex in zip(rng.uniform(20, 80, rows), rng.integers(0, 2, rows), strict=True):
+                score = (age - 50) / 30 + 0.8 * (sex - 0.5) + rng.normal(0, 0.3)
+                writer.writerow([round(age, 1), sex, "yes" if score > 0 else "no"])
+    return files
+
+
+@pytest.mark.parametrize("keys", [
+    ("", ""),
+    ('protocol = "central"', ""),
+    ('protocol = "secure-sum"', ""),
+    ('protocol = "secure-sum"', '[federation]\nsum = "masks"\nleast = 3\n'),
+])  # fmt: skip
+def test_every_party_does_its_part(keys, tables, tmp_path):
+    said = []
+    home = tmp_path / "out"
+    done = rehearse(spec(*keys), tables, home, said.append)
+    assert done.releases == 10 == len(said) and done.plan.certificate.status == "proven"
+    for name, rows in (("north", 160), ("east", 120), ("south", 100)):
+        result = done.silos[name]
+        assert result.decisions == result.learned == rows
+        assert 0.0 < result.spent <= result.ceiling <= 2.0 * (1 + 1e-9)
+        process = folders.opened(home / name)
+        rewards = [end.reward for end in process.party.ended.values()]
+        assert result.mean_reward == pytest.approx(np.mean(rewards))
+        assert result.late_reward == pytest.approx(np.mean(rewards[rows // 2 :]))
+        assert process.party.model.release == 10
+        process.close()
+        with open(tables[name]) as file:
+            ill = np.mean([row["ill"] == "yes" for row in csv.DictReader(file)])
+        assert result.best_single == pytest.approx(max(ill, 1 - ill))
+
+
+def test_without_much_noise_most_calls_are_right(tables, tmp_path):
+    text = spec().replace("epsilon = 2.0", "epsilon = 50.0")
+    done = rehearse(text, tables, tmp_path / "out", lambda line: None)
+    late = {name: result.late_reward for name, result in done.silos.items()}
+    assert min(late.values()) > 0.7, late
+    assert all(late[name] > result.best_single + 0.1 for name, result in done.silos.items())
+
+
+def test_a_source_says_how_a_table_is_read(tables, tmp_path):
+    source = tmp_path / "north.toml"
+    source.write_text('file = "north.csv"\nsubject = "who"\ndelay = 90000\n')
+    with open(tables["north"]) as file:
+        rows = list(csv.reader(file))
+    with open(tables["north"], "w", newline="") as file:
+        csv.writer(file).writerows(
+            [["who", *rows[0]], *([f"p{k // 2}", *row] for k, row in enumerate(rows[1:]))]
+        )
+    said = []
+    done = rehearse(spec(), tables | {"north": source}, tmp_path / "out", said.append)
+    # Each person came twice, and is learned from once; an outcome takes a period and more.
+    assert done.silos["north"].decisions == 160 and done.silos["north"].learned <= 80
+    assert any("north: 80 of 160 rows" in line and "came before" in line for line in said)
+
+
+def test_the_command_prints_a_table_or_json(tables, tmp_path):
+    file = tmp_path / "spec.toml"
+    file.write_text(spec())
+    arguments = ["deploy", "rehearse", str(file)]
+    for name, table in tables.items():
+        arguments += ["--table", f"{name}={table}"]
+    found = CliRunner().invoke(cli, [*arguments, "--folder", str(tmp_path / "out")])
+    assert found.exit_code == 0, found.output
+    assert "proven: epsilon 2 at delta 1e-06 for one user" in found.output
+    assert (tmp_path / "out" / "hub" / "state.sqlite").exists()
+    found = CliRunner().invoke(cli, [*arguments, "--json"])
+    answer = json.loads(found.stdout)
+    assert answer["silos"].keys() == tables.keys() and answer["releases"] == 10
+    assert all(math.isfinite(one["mean_reward"]) for one in answer["silos"].values())
+
+
+def test_what_does_not_fit_is_a_sentence(tables, tmp_path):
+    def refused(match, text=None, files=None, home="new"):
+        with pytest.raises(InputError, match=match):
+            rehearse(text or spec(), files or tables, tmp_path / home, lambda line: None)
+        assert not (tmp_path / "new").exists()
+
+    refused("needs a plan of records", spec().replace("[actions]", "[others]"))
+    refused("epsilon", spec().replace("epsilon = 2.0", ""))
+    refused("folder must be new or empty", home=".")
+    refused("hub or helper", files={"hub": tables["north"], "b": tables["east"]})
+    empty = tmp_path / "empty.csv"
+    empty.write_text("age,sex,ill\n")
+    refused("the table of a: the table has no rows", files={"a": empty})
+    refused("age", files={"a": tables["north"]}, text=spec().replace('"age"', '"ages"'))
+    refused("horizon", spec('horizon = "x"'))
+    file = tmp_path / "spec.toml"
+    file.write_text(spec())
+    for wrong in ("north", "=x.csv", "a="):
+        found = CliRunner().invoke(cli, ["deploy", "rehearse", str(file), "--table", wrong])
+        assert found.exit_code == 2 and "north=north.csv" in found.output

@@ -1,0 +1,183 @@
+"""Load a silo through its socket: decisions with rewards a second, latencies, CPU; a table.
+
+    .venv/bin/python tests/serving.py --clients 1 4 16 --seconds 5 --sync-ms 0 3
+
+Each client makes a decision, sends its reward, and goes on. It keeps its connection if the silo
+does. A disk of so many milliseconds a sync is simulated by a library that delays fsync.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+D, K = 10, 10
+SLOW = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int later(const char *name, int fd) {
+    int (*sync)(int) = (int (*)(int))dlsym(RTLD_NEXT, name);
+    usleep((useconds_t)(1000.0 * atof(getenv("FASTFED_SYNC_MS"))));
+    return sync(fd);
+}
+int fsync(int fd) { return later("fsync", fd); }
+int fdatasync(int fd) { return later("fdatasync", fd); }
+"""
+
+
+def made_silo(folder):
+    """Make the folder of a silo whose model has d = 10; return it."""
+    from fastfed.deployment.agent import PrivateLinUCB
+
+    PrivateLinUCB(
+        folder, epsilon=1.0, delta=1e-6, period=86_400, releases=30, batch_size=100_000, dimension=D
+    ).close()
+    return Path(folder) / "silo"
+
+
+def slow_sync(folder):
+    """Compile the library that delays fsync; return its path."""
+    source, library = Path(folder) / "slow.c", Path(folder) / "slow.so"
+    source.write_text(SLOW)
+    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"]
+    subprocess.run(command, check=True)
+    return str(library)
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection: sends a request, and returns the answer's status and body."""
+
+    def __init__(self, path):
+        self._path, self._transport, self._data, self._answer = path, None, b"", None
+
+    def data_received(self, data):
+        self._data += data
+        self._look()
+
+    def connection_lost(self, exc):
+        self._transport = None
+        if self._answer is not None and not self._answer.done():
+            if self._data:
+                self._look(ended=True)
+            if not self._answer.done():
+                self._answer.set_exception(ConnectionError("cut off"))
+
+    def _look(self, ended=False):
+        head, split, body = self._data.partition(b"\r\n\r\n")
+        if not split:
+            return
+        lower = head.lower()
+        size = int(lower.partition(b"content-length:")[2].split(b"\r\n", 1)[0])
+        if len(body) < size or self._answer.done():
+            return
+        keeps = head.startswith(b"HTTP/1.1") and b"connection: close" not in lower
+        if not keeps and self._transport is not None:
+            self._transport.close()
+            self._transport = None
+        self._data = b""
+        self._answer.set_result((int(head[9:12]), body))
+
+    async def post(self, path, body):
+        loop = asyncio.get_running_loop()
+        self._answer, self._data = loop.create_future(), b""
+        if self._transport is None:
+            self._transport, _ = await loop.create_unix_connection(lambda: self, str(self._path))
+        head = f"POST {path} HTTP/1.1\r\nhost: silo\r\ncontent-type: application/json\r\n"
+        self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        return await self._answer
+
+
+async def client(path, bodies, until, times):
+    connection, number = Connection(path), 0
+    while (start := time.perf_counter()) < until:
+        status, answer = await connection.post("/decide", bodies[number % len(bodies)])
+        assert status == 200, answer
+        middle = time.perf_counter()
+        reward = json.dumps({"id": json.loads(answer)["id"], "reward": 0.5}).encode()
+        status, answer = await connection.post("/reward", reward)
+        assert status == 200, answer
+        times.append((middle - start, time.perf_counter() - middle))
+        number += 1
+
+
+def loaded(path, clients, seconds):
+    """Load a silo with clients for some seconds; return the times of all (decision, reward)."""
+    rng = np.random.default_rng(7)
+    rows = rng.standard_normal((64, K, D))
+    rows /= np.linalg.norm(rows, axis=2, keepdims=True)
+    bodies = [json.dumps({"actions": x.tolist()}).encode() for x in rows]
+    times = []
+
+    async def run():
+        until = time.perf_counter() + seconds
+        await asyncio.gather(*(client(path, bodies, until, times) for _ in range(clients)))
+
+    asyncio.run(run())
+    return np.array(times)
+
+
+@contextlib.contextmanager
+def running(folder, sync_ms, library):
+    """Run a silo of a folder as users do, with a hub that does not answer."""
+    environment = dict(os.environ)
+    if sync_ms:
+        environment |= {"LD_PRELOAD": library, "FASTFED_SYNC_MS": str(sync_ms)}
+    command = [sys.executable, "-m", "fastfed", "silo", str(folder), "--hub", "http://127.0.0.1:9"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    path = folder / "silo.sock"
+    end = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    try:
+        yield process, path
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def cpu_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--sync-ms", type=float, nargs="+", default=[0.0, 3.0])
+    parser.add_argument("--folder", help="where state is stored; by default a new temporary folder")
+    given = parser.parse_args()
+    print("sync ms  clients  pairs/s  silo CPU us/pair  decide p50/p99 ms  reward p50/p99 ms")
+    for sync_ms in given.sync_ms:
+        for clients in given.clients:
+            with tempfile.TemporaryDirectory(dir=given.folder) as place:
+                folder, library = made_silo(Path(place) / "agent"), slow_sync(place)
+                with running(folder, sync_ms, library) as (process, path):
+                    loaded(path, clients, 0.5)
+                    before, start = cpu_seconds(process.pid), time.perf_counter()
+                    times = loaded(path, clients, given.seconds)
+                    rate = len(times) / (time.perf_counter() - start)
+                    cpu = (cpu_seconds(process.pid) - before) / len(times) * 1e6
+            d50, d99, r50, r99 = (
+                1e3 * np.quantile(times[:, i], q) for i in (0, 1) for q in (0.5, 0.99)
+            )
+            print(
+                f"{sync_ms:7g}  {clients:7}  {rate:7.0f}  {cpu:16.0f}  "
+                f"{d50:8.2f} / {d99:6.2f}  {r50:8.2f} / {r99:6.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
