@@ -83,6 +83,7 @@ _SUBMODULES = (
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        """Import a public name, or a submodule, when it is first used."""
         if name in __all__:
             return getattr(importlib.import_module("fastfed.api"), name)
         if name in _SUBMODULES:

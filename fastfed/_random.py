@@ -128,7 +128,7 @@ class NoiseSource(Protocol):
         ...
 
     def uniform(self, purpose: int, release: int) -> float:
-        """Draw the number of ``uniforms`` with count 1."""
+        """Draw one uniform number in (0, 1), as ``uniforms`` does with ``count`` 1."""
         ...
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
@@ -289,7 +289,7 @@ class SeededNoise:
         return np.minimum(drawn, BELOW_ONE)
 
     def uniform(self, purpose: int, release: int) -> float:
-        """Draw the number of ``uniforms`` with count 1."""
+        """Draw one uniform number in (0, 1), as ``uniforms`` does with ``count`` 1."""
         return min(rng.uniform(*self._key(purpose, 0, "release", release)), BELOW_ONE)
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
@@ -338,6 +338,7 @@ class InterleavedNoise:
             raise AttributeError(name)
 
         def draw(*args: Any, **keys: Any) -> Any:
+            """Call the source's method with the run's silo name, round and key."""
             arguments = dict(zip(_PARAMETERS[name][: len(args)], args, strict=True)) | keys
             for key, value in arguments.items():
                 if key == "silo":
@@ -490,7 +491,7 @@ class SystemNoise(Once):
         return drawn
 
     def uniform(self, purpose: int, release: int) -> float:
-        """Draw the number of ``uniforms`` with count 1."""
+        """Draw one uniform number in (0, 1), as ``uniforms`` does with ``count`` 1."""
         return float(self.uniforms(purpose, release, 1)[0])
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:

@@ -212,6 +212,7 @@ def _pi(digits: int) -> Decimal:
     scale = 10 ** (digits + 10)
 
     def arctan(inverse: int) -> int:
+        """Return ``scale`` times arctan(1 / inverse), by its power series in integers."""
         term, total, k = scale // inverse, 0, 1
         while term:
             total += term // k if k & 2 == 0 else -(term // k)

@@ -81,6 +81,7 @@ class System(Displayed):
         object.__setattr__(self, "certificate", agreed(self.plan, self.certificate))
 
     def __repr__(self) -> str:
+        """Return algorithm, protocol, sizes and privacy status."""
         plan = self.plan
         return (
             f"<{self.algorithm}, {plan.protocol.id}: {plan.silos} silos, {plan.horizon} rounds, "

@@ -340,6 +340,7 @@ class Once:
     """
 
     def __new__(cls, *args: Any, **keys: Any) -> Any:
+        """Create the object with a lock, and remember the process that created it."""
         instance: Any = super().__new__(cls)
         instance._process = os.getpid()
         instance._turn = threading.RLock()
@@ -368,6 +369,7 @@ def once(method: F) -> F:
 
     @wraps(method)
     def guarded(self: Any, *args: Any, **keys: Any) -> Any:
+        """Call the method under the object's lock; refuse the call in a forked process."""
         if os.getpid() != self._process:
             self._refuse("used in a forked process")
         with self._turn:

@@ -109,14 +109,14 @@ class Journal:
         self.silence = self.slowest_exit = self.slowest_answer = 0.0
 
     def write(self, what: str, **more: Any) -> None:
-        """One line."""
+        """Append one line to the journal."""
         line = {"time": datetime.now(UTC).isoformat(), "seed": self.seed, "what": what, **more}
         with self.lock:
             self.file.write(json.dumps(line, default=str) + "\n")
             self.file.flush()
 
     def action(self, kind: str, **more: Any) -> None:
-        """A fault or what a person does after one."""
+        """Record a fault, or what a person does after a fault."""
         self.actions[kind] += 1
         self.write("action", kind=kind, **more)
 
@@ -150,18 +150,18 @@ class Journal:
 
 
 def certificates(folder: Path) -> None:
-    """An authority, the hub's certificate for 127.0.0.1, and a member's, as the example says."""
+    """Create a certificate authority, and certificates for the hub and one member."""
     folder.mkdir()
     (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
     usual = "-newkey rsa:2048 -nodes -subj /CN={0} -keyout {0}.key"
     for name in ("ca", "hub", "member"):
-        made = f"req {usual.format(name)} "
+        request = f"req {usual.format(name)} "
         if name == "ca":
-            commands = [made + "-x509 -days 9 -out ca.pem"
+            commands = [request + "-x509 -days 9 -out ca.pem"
                         " -addext keyUsage=critical,keyCertSign,cRLSign"]  # fmt: skip
         else:
             signed = f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 9"
-            commands = [f"{made} -out {name}.csr", f"{signed} -extfile ext -out {name}.pem"]
+            commands = [f"{request} -out {name}.csr", f"{signed} -extfile ext -out {name}.pem"]
         for command in commands:
             words = ["openssl", *command.split()]
             subprocess.run(words, cwd=folder, check=True, capture_output=True)
@@ -169,7 +169,7 @@ def certificates(folder: Path) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a port of this machine that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
 
@@ -184,7 +184,7 @@ class Proxy:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
@@ -239,7 +239,7 @@ class Proxy:
                 source.shutdown(socket.SHUT_RDWR)
 
     def _read(self, held: bytes) -> bytes:
-        """Hand out complete messages in plaintext; return what is left."""
+        """Pass complete messages on in plaintext; return the incomplete rest."""
         while (at := held.find(b"\r\n\r\n")) >= 0:
             length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", held[: at + 2])
             end = at + 4 + (int(length[1]) if length else 0)
@@ -265,7 +265,7 @@ class LocalConnection(http.client.HTTPConnection):
 
 
 def ask(connection: http.client.HTTPConnection, method: str, path: str, body: Any = None) -> Any:
-    """Code and answer of one request; code 0 if there was none."""
+    """Send one request; return code and answer, with code 0 if there was none."""
     try:
         with closing(connection):
             text = None if body is None else json.dumps(body)
@@ -279,7 +279,7 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, body: An
 def flood(
     connect: Callable[[], socket.socket], rng: random.Random, seconds: float, old: bytes
 ) -> None:
-    """Strangers: idle and unfinished connections, garbage, huge headers, drips, old messages."""
+    """Open idle and unfinished connections, and send garbage, huge headers and old messages."""
     post = b"POST /v1/messages HTTP/1.1\r\nHost: hub\r\n"
     flipped = bytearray(old or b"\x97\x02")
     flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
@@ -375,7 +375,7 @@ class Party:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process."""
+        """Return whether there is a process."""
         return self.process is not None and self.process.poll() is None
 
     def signal(self, number: int) -> None:
@@ -391,7 +391,7 @@ class Party:
             self.process.wait()
 
     def terminate(self) -> None:
-        """SIGTERM, which must end the process in time."""
+        """Send SIGTERM, which must end the process in time."""
         if not self.running:
             return
         self.expected = False
@@ -431,7 +431,7 @@ class Party:
                         pass
 
     def ask(self, call: str, timeout: float = 3.0, **body: Any) -> tuple[int, Any]:
-        """Ask the silo over its socket."""
+        """Send one request; return code and answer, with code 0 if there was none."""
         return ask(LocalConnection(self.folder / "silo.sock", timeout), "POST", f"/{call}", body)
 
     def backup(self) -> None:
@@ -528,7 +528,7 @@ class Plan:
         return self.journal.check(kind, holds, plan=self.title, **more)
 
     def make(self) -> None:
-        """Keys, spec, plan, countersignatures, certificates and ports."""
+        """Create keys, spec, plan, countersignatures, certificates and ports."""
         self.home.mkdir()
         for party in self.parties:
             if self.rng.random() < 0.5:
@@ -590,7 +590,7 @@ class Plan:
                        release=parts[4], seen=seen)  # fmt: skip
 
     def hub_status(self, timeout: float = 3.0) -> tuple[int, Any]:
-        """What the hub says of itself."""
+        """Return the hub's status."""
         if self.context:
             line = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout,
                                                context=self.context)  # fmt: skip
@@ -628,7 +628,7 @@ class Plan:
         return silo.ask("reward", id=one, reward=reward)
 
     def watch(self) -> None:
-        """Ask all parties for their status each second, and measure silence."""
+        """Query the status of all parties each second, and measure how long each is silent."""
         while not self.ended:
             began = time.monotonic()
             code, said = self.hub_status()
@@ -645,7 +645,7 @@ class Plan:
             time.sleep(max(0.0, 1.0 - (time.monotonic() - began)))
 
     def judge(self, now: dict[str, Any]) -> None:
-        """See whether a release is overdue, and for how long nobody has named the cause."""
+        """Check whether a release is overdue, and how long no status has named the cause."""
         hub, clock = now["hub"], time.monotonic()
         models = [each.get("released", each.get("model")) for each in now.values() if each]
         self.releases = hub["releases"] if hub else self.releases
@@ -674,7 +674,7 @@ class Plan:
                 self.journal.actions["(overdue, a clock is wrong, no status says clock; s)"] += 1
 
     def named(self, now: dict[str, Any]) -> bool:
-        """Whether a running party's status names what the release waits for.
+        """Return whether a running party's status names what the release waits for.
 
         Where some party is at fault one of these must be named: by others, or by itself.
         """
@@ -703,7 +703,7 @@ class Plan:
         return False
 
     def names_one_of(self, name: str, said: dict[str, Any] | None, causes: set[str]) -> bool:
-        """Whether a status names one of the parties at fault."""
+        """Return whether a status names one of the parties at fault."""
         waits = (said or {}).get("waits") or {}
         if name in causes or causes & set(waits.get("who") or ()):
             return True
@@ -775,15 +775,15 @@ class Plan:
         party.fault, party.healed = "", time.monotonic()
 
     def flood(self, party: Party, rng: random.Random, seconds: float) -> None:
-        """Flood the hub's port or a silo's socket; the hub must answer members meanwhile."""
+        """Open idle and unfinished connections, and send garbage, huge headers and old messages."""
 
         def connect() -> socket.socket:
             if party.role == "serve":
                 return socket.create_connection(("127.0.0.1", self.port), 0.2)
-            made = socket.socket(socket.AF_UNIX)
-            made.settimeout(0.2)
-            made.connect(str(party.folder / "silo.sock"))
-            return made
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(0.2)
+            connection.connect(str(party.folder / "silo.sock"))
+            return connection
 
         old = rng.choice(self.messages) if self.messages else b""
         stranger = threading.Thread(target=flood, args=(connect, rng, seconds, old), daemon=True)
@@ -800,7 +800,7 @@ class Plan:
             time.sleep(0.5)
 
     def care(self) -> None:
-        """What service manager and people do: start again, recover."""
+        """Restart and recover parties, as a service manager and people do."""
         for party in self.parties:
             if party.expected and not party.running:
                 code = party.process.poll()
@@ -825,7 +825,7 @@ class Plan:
                     party.recovering = time.monotonic() + 6
 
     def ledger(self, silo: Party) -> None:
-        """The ledger never passes its ceiling, and never forgets."""
+        """Check that the ledger never exceeds its ceiling and loses no charge."""
         text = self.cli("ledger", "show", f"{silo.name}/ledger.sqlite")
         if not text and "disk" in silo.fault:
             return
@@ -840,7 +840,7 @@ class Plan:
     # ---- one life ----
 
     def run(self) -> None:
-        """The whole plan."""
+        """Run the whole plan."""
         threads: list[threading.Thread] = []
         try:
             self.make()
@@ -875,7 +875,7 @@ class Plan:
                 shutil.rmtree(self.home, ignore_errors=True)
 
     def live(self) -> str:
-        """Faults until the last closing date; then wait for the end. Return how it ended."""
+        """Cause faults until the last closing date, then wait. Return how the plan ended."""
         faults_from, next_fault, backed = self.start - 4, 0.0, 0
         next_ledger, last = time.monotonic() + 10, time.monotonic()
         while not self.journal.stop.is_set() and time.monotonic() < self.journal.until - 12:
@@ -914,7 +914,7 @@ class Plan:
         return "cut short by --seconds"
 
     def done(self) -> bool:
-        """Whether all parties have all releases, and nobody is to recover any more."""
+        """Return whether all parties have all releases and no party still has to recover."""
         if not all(p.answered and p.running for p in self.parties if p.role != "helper"):
             return False  # a status may be older than the process
         for said in self.statuses.values() or [None]:
@@ -925,7 +925,7 @@ class Plan:
         return True
 
     def corner(self) -> str:
-        """Which documented corner ends this plan, if one does."""
+        """Return which documented special case ends this plan, if one does."""
         hub = self.statuses.get("hub") or {}
         state = (hub.get("waits") or {}).get("state")
         without = any((self.statuses.get(s.name) or {}).get("without") for s in self.silos)
@@ -947,7 +947,7 @@ class Plan:
         return ""
 
     def finish(self, completed: bool) -> None:
-        """What must hold in the end."""
+        """Check what must hold at the end: equal models at all silos, and valid ledgers."""
         self.ended = True
         time.sleep(0.5)
         for silo in self.silos:
@@ -971,7 +971,7 @@ class Plan:
             party.backup()  # looks at the reports once more
 
     def remembered(self, silo: Party) -> None:
-        """Every acknowledged decision and reward is known."""
+        """Check that the silo knows every acknowledged decision and reward."""
         for one, (_, reward, _) in list(silo.acked.items())[:150]:
             code, answer = self.reward(silo, one, 0.5 if reward is None else reward)
             self.check("acknowledged decisions and rewards", code == 200, who=silo.name, id=one,
@@ -982,12 +982,12 @@ class Plan:
                            code=code)  # fmt: skip
 
     def scan(self) -> None:
-        """No party may have shown a fault of the program."""
+        """Check that no party has reported an error of the program."""
         for party in self.parties:
             text = party.errors.read_text(errors="replace") if party.errors.exists() else ""
-            found = re.search(r"Traceback|program error|Exception in", text)
-            near = text[max(0, found.start() - 200) : found.start() + 1500] if found else ""
-            self.check("no program error", not found, who=party.name, near=near)
+            actual = re.search(r"Traceback|program error|Exception in", text)
+            near = text[max(0, actual.start() - 200) : actual.start() + 1500] if actual else ""
+            self.check("no program error", not actual, who=party.name, near=near)
 
 
 def lane(journal: Journal, numbers: Iterator[int]) -> None:

@@ -20,7 +20,7 @@ Records = tuple[np.ndarray, list[int], list[int] | None]
 
 
 def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | None:
-    """(features, class of each record, silo of each record); None where it must be refused."""
+    """Return (features, class and silo of each record); None if the table must be refused."""
     try:
         data = gzip.decompress(data) if name.endswith(".gz") else data
         if data.startswith((b"PK\x03\x04", b"PAR1")):  # text as well, but no table's
@@ -105,7 +105,7 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
 
 
 def without_fraction(cell: str) -> str:
-    """17.0 as 17; any other text as it is."""
+    """Return "17" for "17.0", and any other text unchanged."""
     whole, point, zeros = cell.partition(".")
     digits = whole[1:] if whole[:1] in ("+", "-") else whole
     plain = digits.isascii() and digits.isdigit() and not zeros.strip("0")
@@ -113,13 +113,13 @@ def without_fraction(cell: str) -> str:
 
 
 def one_form(cells: list[str]) -> list[str]:
-    """Texts without empty fractions, if this makes two of them one."""
+    """Return texts without empty fractions, if this makes two of them equal."""
     short = [without_fraction(cell) for cell in cells]
     return short if len(set(short)) < len(set(cells)) else cells
 
 
 def separator(text: str) -> str:
-    """The commonest mark of the header outside quotes that gives all of 49 records its width."""
+    """Return the most frequent mark of the header, outside quotes, that fits all of 49 records."""
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         if line.strip(' \t,;|"'):
             break
@@ -146,7 +146,7 @@ def separator(text: str) -> str:
 
 
 def decimal(cell: str) -> Fraction | None:
-    """A decimal in ASCII, as exactly what it says; None for any other text."""
+    """Return the exact value of a decimal in ASCII; None for any other text."""
     if not cell or set(cell) - set("+-.0123456789eE") or cell[0] in "eE":
         return None
     mantissa, e, power = cell.replace("E", "e").partition("e")

@@ -61,7 +61,7 @@ def names() -> list[str]:
 
 
 def play(name: str) -> dict[str, Digests]:
-    """The digests of a figure's curves, by label, as `reproduce NAME --quick` plays them."""
+    """Return the digests of a figure's curves, by label, as `reproduce NAME --quick` plays them."""
     experiment = sized_experiment(experiments.figure(name), size="quick")
     with tempfile.TemporaryDirectory() as folder:
         results = fastfed.run(experiment, folder)
@@ -70,7 +70,7 @@ def play(name: str) -> dict[str, Digests]:
 
 
 def digests(curve: Any, plan: Any) -> Digests:
-    """The digests of a curve of results and of what was played, by kind."""
+    """Return the digests of a curve of results and of what was played, by kind."""
     counts = {name: np.asarray(count, np.float64) for name, count in curve.counts.items()}
     contents = {
         "play": {
@@ -84,14 +84,16 @@ def digests(curve: Any, plan: Any) -> Digests:
         "certificate": dict(curve.certificate),
         "bounds": curve.bounds,
     }
-    found = {kind: [digest(content), digest(content, DIGITS)] for kind, content in contents.items()}
+    actual = {
+        kind: [digest(content), digest(content, DIGITS)] for kind, content in contents.items()
+    }
     values = set(numbers(plan))
     of_set = (sorted({_plain(value, digits) for value in values}) for digits in (None, DIGITS))
-    return {**found, "plan": [digest(texts) for texts in of_set]}
+    return {**actual, "plan": [digest(texts) for texts in of_set]}
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """Every float in dataclasses, structs, arrays and plain data, however deep."""
+    """Yield every float in dataclasses, structs, arrays and plain data, however deep."""
     if isinstance(value, (float, np.floating)):
         yield float(value)
     elif isinstance(value, np.ndarray):
@@ -112,7 +114,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 def digest(value: Any, digits: int | None = None) -> str:
-    """A digest of plain data and arrays: of all bits, or of numbers to so many digits."""
+    """Return a digest of plain data and arrays: of all bits, or of numbers to so many digits."""
     text = json.dumps(_plain(value, digits), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -136,36 +138,36 @@ def arithmetic() -> str:
     """
     x = np.concatenate([np.arange(1, 300) / 300.0, np.arange(1, 300) * 0.37])
     parts = x[x < 1.0]
-    found: list[Any] = []
+    collected: list[Any] = []
     for name in ("exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "sqrt"):
         ours = getattr(math, name)
-        found += [[ours(each) for each in x], getattr(np, name)(x)]
-    found += [[math.lgamma(v) for v in x], [math.pow(v, 0.37) for v in x], np.power(x, 0.37)]
-    found += [np.logaddexp(x, 1.0), np.cumsum(x), x.sum(), np.prod(parts), np.convolve(x, x)]
-    found += [np.fft.irfft(np.fft.rfft(x, 1024) ** 3, 1024)]
+        collected += [[ours(each) for each in x], getattr(np, name)(x)]
+    collected += [[math.lgamma(v) for v in x], [math.pow(v, 0.37) for v in x], np.power(x, 0.37)]
+    collected += [np.logaddexp(x, 1.0), np.cumsum(x), x.sum(), np.prod(parts), np.convolve(x, x)]
+    collected += [np.fft.irfft(np.fft.rfft(x, 1024) ** 3, 1024)]
     for function in (special.ndtr, special.erfcx, special.digamma):
-        found.append(function(x))
-    found += [special.ndtri(parts), special.erfinv(parts), special.gammaincc(7.5, x)]
-    found += [special.betainc(3.5, 40.0, parts), special.betaincinv(3.5, 40.0, parts)]
-    found.append(special.rel_entr(parts, parts[::-1]))
+        collected.append(function(x))
+    collected += [special.ndtri(parts), special.erfinv(parts), special.gammaincc(7.5, x)]
+    collected += [special.betainc(3.5, 40.0, parts), special.betaincinv(3.5, 40.0, parts)]
+    collected.append(special.rel_entr(parts, parts[::-1]))
     for d in (2, 5, 10, 21, 100):
         a = np.sin(np.arange(3 * d * d) * 1.7).reshape(3 * d, d)
         gram = np.eye(d) + a.T @ a
-        found += [gram, a @ a.T, a @ a[0], a[0] @ a[1], np.linalg.norm(a, axis=1)]
-        found += [np.linalg.inv(gram), np.linalg.solve(gram, a[0]), np.linalg.eigvalsh(gram)]
-        found += [np.linalg.qr(a, mode="r"), np.einsum("ij,ij->i", a, a)]
-    return digest(found)
+        collected += [gram, a @ a.T, a @ a[0], a[0] @ a[1], np.linalg.norm(a, axis=1)]
+        collected += [np.linalg.inv(gram), np.linalg.solve(gram, a[0]), np.linalg.eigvalsh(gram)]
+        collected += [np.linalg.qr(a, mode="r"), np.einsum("ij,ij->i", a, a)]
+    return digest(collected)
 
 
 def differences(
     name: str, stored: dict[str, Digests], found: dict[str, Digests], *, exact: bool
 ) -> list[str]:
-    """What differs in a figure, a sentence for each curve; empty where nothing does.
+    """Return what differs in a figure, a sentence for each curve; empty where nothing does.
 
     ``exact``: whether all bits must be equal, or the first 8 digits of numbers.
     """
-    said = [f"{name}: {label}: this curve is new" for label in found if label not in stored]
-    said += [f"{name}: {label}: this curve is gone" for label in stored if label not in found]
+    messages = [f"{name}: {label}: this curve is new" for label in found if label not in stored]
+    messages += [f"{name}: {label}: this curve is gone" for label in stored if label not in found]
     for label in found:
         if label not in stored:
             continue
@@ -177,12 +179,12 @@ def differences(
             elif exact and old[0] != new[0]:
                 changes.append(f"{kind} (beyond {DIGITS} digits)")
         if changes:
-            said.append(f"{name}: {label}: another {' and another '.join(changes)}")
-    return said
+            messages.append(f"{name}: {label}: another {' and another '.join(changes)}")
+    return messages
 
 
 def load() -> dict[str, Any]:
-    """What is stored: the figures' digests, and that of the arithmetic they were made with."""
+    """Return the stored digests of figures, and the digest of the arithmetic at that time."""
     content: dict[str, Any] = json.loads(STORED.read_text())
     return content
 
@@ -221,18 +223,18 @@ def main(arguments: Iterable[str]) -> int:
     if STORED.exists():
         stored = load()
     exact = stored["arithmetic"] == arithmetic()
-    figures, said = {}, []
+    figures, lines = {}, []
     for name in chosen:
         figures[name] = play(name)
         changes = differences(name, stored["figures"].get(name, {}), figures[name], exact=exact)
         print("\n".join(changes) or f"{name}: equal", flush=True)
-        said += changes
+        lines += changes
     if writing:
         write(figures)
     curves = sum(map(len, figures.values()))
     how = "all bits" if exact else f"{DIGITS} digits: libraries or processor are others than then"
-    print(f"{len(figures)} figures, {curves} curves, {len(said)} differ (compared: {how})")
-    return 1 if said and not writing else 0
+    print(f"{len(figures)} figures, {curves} curves, {len(lines)} differ (compared: {how})")
+    return 1 if lines and not writing else 0
 
 
 if __name__ == "__main__":

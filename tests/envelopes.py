@@ -57,10 +57,10 @@ class Target:
 
     def state(self, name: str) -> dict[str, str]:
         """Return all that a party knows, as text."""
-        found = vars(self.party(name)) | vars(self.party(name).__dict__.get("model", object))
-        sessions = found.get("sessions")
+        actual = vars(self.party(name)) | vars(self.party(name).__dict__.get("model", object))
+        sessions = actual.get("sessions")
         plain = dict | set | list | tuple | bytes | str | int | float | np.ndarray | None
-        known = {key: repr(value) for key, value in found.items() if isinstance(value, plain)}
+        known = {key: repr(value) for key, value in actual.items() if isinstance(value, plain)}
         if hasattr(sessions, "told"):
             known["sessions"] = repr(vars(sessions))
         return known
@@ -68,8 +68,8 @@ class Target:
 
 def played(plan) -> tuple[Federation, list[bytes]]:
     """Return a federation and its messages after release 1 and one silo's report of release 2."""
-    made, sent = Federation(plan), []
-    for process in made.processes.values():
+    deployment, sent = Federation(plan), []
+    for process in deployment.processes.values():
         heard = process.handle
 
         def handle(data, heard=heard):
@@ -77,17 +77,17 @@ def played(plan) -> tuple[Federation, list[bytes]]:
             return heard(data)
 
         process.handle = handle
-    made.settle()
+    deployment.settle()
     for close, names in [(1100.0, plan.silos), (1200.0, plan.silos[:1])]:
-        made.now = close - 10.0
-        away = {n: made.processes.pop(n) for n in plan.silos if n not in names}
+        deployment.now = close - 10.0
+        away = {n: deployment.processes.pop(n) for n in plan.silos if n not in names}
         for name in names:
-            made.processes[name].reward(made.processes[name].decide(ROWS).id, 0.5)
-        made.now = close
-        made.settle()
-        made.processes |= away
-    assert len(made.processes["hub"].party.broadcasts) == 1
-    return made, sorted(set(sent))
+            deployment.processes[name].reward(deployment.processes[name].decide(ROWS).id, 0.5)
+        deployment.now = close
+        deployment.settle()
+        deployment.processes |= away
+    assert len(deployment.processes["hub"].party.broadcasts) == 1
+    return deployment, sorted(set(sent))
 
 
 @cache

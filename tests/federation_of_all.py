@@ -32,7 +32,7 @@ LATER = {"start": federation.START + 1000, "period": 100, "grace": 50, "reward_d
 
 @cache
 def plan(kind):
-    """The compiled plan."""
+    """Return the compiled plan."""
     budget = {"epsilon": 1.0, "delta": 1e-6}
     if kind in EXPERTS:
         keys = {"algorithm": kind, **EXPERTS[kind]} | ({"threshold": 4.0} if "svt" in kind else {})
@@ -54,17 +54,17 @@ def plan(kind):
 
 
 def federation_of(kind):
-    """Its parties in memory, with room in their ledgers."""
-    made = federation.Federation(plan(kind))
-    for ledger in made.ledgers.values():
+    """Return the parties of a plan in memory, with room in their ledgers."""
+    deployment = federation.Federation(plan(kind))
+    for ledger in deployment.ledgers.values():
         ledger.set_ceiling("records", 100.0, 1e-5)
-    made.now = float(made.plan.document.calendar.start)
-    made.settle()
-    return made
+    deployment.now = float(deployment.plan.document.calendar.start)
+    deployment.settle()
+    return deployment
 
 
 def period(made, release):
-    """One record, or one row of losses, at each silo in the period of a release, and its close."""
+    """Serve one record, or one row of losses, at each silo in a period, and close the release."""
     made.now = made.plan.document.calendar.closes[release - 1] - 1.0
     for name in made.plan.silos:
         process, document = made.processes[name], made.plan.document

@@ -101,19 +101,19 @@ LOSSES = (
 
 @cache
 def figures() -> tuple[dict[str, Any], ...]:
-    """The shipped figures that need no data."""
+    """Return the shipped figures that need no data."""
     return tuple(f.spec for f in experiments.figures() if not f.needs_data)
 
 
 @cache
 def keys_of_curves() -> tuple[str, ...]:
-    """Every key that a curve may have."""
+    """Return every key that a curve may have."""
     own = {key for name in ALGORITHMS.builtin for key in ALGORITHMS[name].config.__struct_fields__}
     return (*sorted(own), "label", "algorithm", "silos", "dimension", "actions", "experts")
 
 
 def valid_spec(rng: Random) -> dict[str, Any]:
-    """A spec that plays in an instant: a shipped figure made small, or a world and an algorithm."""
+    """Return a spec that runs in an instant: a small shipped figure, or any valid combination."""
     if rng.random() < 0.4:
         spec = tomllib.loads(toml(rng.choice(figures())))
         spec["curve"] = rng.sample(spec["curve"], k=min(len(spec["curve"]), rng.randint(1, 2)))
@@ -142,7 +142,7 @@ def valid_spec(rng: Random) -> dict[str, Any]:
 
 
 def odd_value(rng: Random, depth: int = 0) -> Any:
-    """A value of any type that TOML has."""
+    """Return a value of any type that TOML has."""
     kind = rng.randrange(8)
     if kind <= 2:
         return rng.choice(NUMBERS)
@@ -156,7 +156,7 @@ def odd_value(rng: Random, depth: int = 0) -> Any:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path to every value inside nested tables and lists."""
+    """Yield the path to every value inside nested tables and lists."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in items:
         yield (*path, key)
@@ -165,7 +165,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def damaged_spec(rng: Random) -> dict[str, Any]:
-    """A valid spec after up to four changes."""
+    """Return a valid spec after up to four changes."""
     spec = valid_spec(rng)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 4))):
         change_spec(rng, spec)
@@ -194,7 +194,7 @@ WORDS = {
 
 
 def fitting_value(rng: Random, wanted: Any) -> Any:
-    """A value of a key's annotated type, most of them within reason."""
+    """Return a value of a key's annotated type, usually a reasonable one."""
     if get_origin(wanted) is Literal:
         return rng.choice(get_args(wanted))
     if get_args(wanted):
@@ -218,7 +218,7 @@ EXTREMES = (
 
 
 def extreme_spec(rng: Random) -> dict[str, Any]:
-    """A valid spec whose numbers are right in kind, and of any size."""
+    """Return a valid spec whose numbers have the right type and any size."""
     spec = valid_spec(rng)
     curve = rng.choice(spec["curve"])
     spec["curve"] = [curve]
@@ -295,7 +295,7 @@ def _listed(spec: dict[str, Any]) -> bool:
 
 
 def toml(spec: dict[str, Any]) -> str:
-    """A spec as TOML text, nested tables inline."""
+    """Return a spec as TOML text, nested tables inline."""
     return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in spec.items())
 
 
@@ -319,7 +319,7 @@ def _value(value: Any) -> str:
 
 
 def damaged_text(rng: Random, text: bytes) -> bytes:
-    """Bytes after a few changes that know nothing of what they mean."""
+    """Return bytes after a few random changes."""
     data = bytearray(text)
     for _ in range(rng.randint(1, 3)):
         kind = rng.randrange(9)
@@ -386,7 +386,7 @@ JUNK = (
 
 
 def valid_letor(rng: Random) -> bytes:
-    """Rows of a few queries, with all that the format allows."""
+    """Return rows of a few queries, with all that the format allows."""
     width = rng.choice((1, 2, 3, 5, 9))
     ending = rng.choice(("\n", "\r\n", " \n", "\t\r\n", " # docid = 1:2 x\n"))
     lines = []
@@ -404,7 +404,7 @@ def valid_letor(rng: Random) -> bytes:
 
 
 def letor_number(rng: Random) -> str:
-    """A decimal as LETOR files have them."""
+    """Return a decimal as LETOR files have them."""
     kind = rng.randrange(6)
     whole = str(rng.randint(0, 10 ** rng.randint(0, 9)))
     part = str(rng.randint(0, 10 ** rng.randint(0, 12)))
@@ -422,7 +422,7 @@ ODD_TOKENS = (
 
 
 def damaged_letor(rng: Random) -> bytes:
-    """Rows with a few faults of their own kind, or with bytes changed."""
+    """Return rows with a few faults of their own kind, or with bytes changed."""
     text = valid_letor(rng)
     if rng.random() < 0.35:
         return damaged_text(rng, text)
@@ -464,21 +464,21 @@ def damaged_letor(rng: Random) -> bytes:
 
 
 def packed(rng: Random, data: bytes) -> bytes:
-    """A gzip file, whole or damaged."""
-    made = gzip.compress(data, mtime=0)
+    """Return a gzip file, whole or damaged."""
+    compressed = gzip.compress(data, mtime=0)
     kind = rng.randrange(6)
     if kind == 0:
-        return made[: rng.randint(0, len(made))]
+        return compressed[: rng.randint(0, len(compressed))]
     if kind == 1:
-        broken = bytearray(made)
+        broken = bytearray(compressed)
         broken[rng.randrange(len(broken))] ^= 1 << rng.randrange(8)
         return bytes(broken)
     if kind == 2:
         half = len(data) // 2
         return gzip.compress(data[:half], mtime=0) + gzip.compress(data[half:], mtime=0)
     if kind == 3:
-        return made + rng.choice((b"\0" * 9, b"junk", b"\x1f\x8b", made[:-3]))
-    return made
+        return compressed + rng.choice((b"\0" * 9, b"junk", b"\x1f\x8b", compressed[:-3]))
+    return compressed
 
 
 # ---- CSV files -------------------------------------------------------------------------------
@@ -496,14 +496,14 @@ CELLS = (
 
 
 def csv_cell(rng: Random, text: str) -> str:
-    """A cell as it is written: quoted where it must be, or also where it need not."""
+    """Return a cell as it is written: quoted where it must be, or also where it need not."""
     if any(c in text for c in ',"\r\n') or rng.random() < 0.1:
         return '"' + text.replace('"', '""') + '"'
     return text
 
 
 def damaged_csv(rng: Random) -> bytes:
-    """A table of records with a label and a silo, with odd cells, or with bytes changed."""
+    """Return a table of records with a label and a silo, with odd cells, or with bytes changed."""
     numeric, texts = rng.randint(0, 3), rng.randint(0, 2)
     names = [f"n{i}" for i in range(numeric)] + [f"t{i}" for i in range(texts)] + ["label", "silo"]
     rng.shuffle(names)

@@ -26,7 +26,7 @@ living: set[weakref.ref[mmap.mmap]] = set()
 
 
 def at_the_end(array: np.ndarray) -> np.ndarray:
-    """A copy whose last byte is the last of a page before one that is closed."""
+    """Return a copy that ends at the last byte of a page, before a page without access."""
     open_bytes = -(-array.nbytes // PAGE) * PAGE
     memory = mmap.mmap(-1, open_bytes + PAGE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -42,13 +42,13 @@ def at_the_end(array: np.ndarray) -> np.ndarray:
 def guarded(make):
     @functools.wraps(make)
     def making(*args, **keys):
-        made = make(*args, **keys)
-        own = type(made) is np.ndarray and made.flags.owndata and made.flags.forc
-        if not own or made.dtype.kind not in "biuf" or not made.nbytes:
-            return made
+        built = make(*args, **keys)
+        own = type(built) is np.ndarray and built.flags.owndata and built.flags.forc
+        if not own or built.dtype.kind not in "biuf" or not built.nbytes:
+            return built
         # What was handed through is somebody else's.
-        given = any(made is argument for argument in args)
-        return made if given or len(living) >= MOST else at_the_end(made)
+        given = any(built is argument for argument in args)
+        return built if given or len(living) >= MOST else at_the_end(built)
 
     return making
 

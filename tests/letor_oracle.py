@@ -13,7 +13,7 @@ Rows = tuple[list[int], list[int], np.ndarray]
 
 
 def oracle(data: bytes, name: str) -> Rows | None:
-    """(relevance, qid of each row, features) of a file; None where it must be refused."""
+    """Return (relevance, qid of each row, features) of a file; None if it must be refused."""
     if name.endswith(".gz") or data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
@@ -54,7 +54,7 @@ def oracle(data: bytes, name: str) -> Rows | None:
 
 
 def whole(text: str, limit: int) -> int:
-    """2 and 2.0 are whole numbers; 2e0, 1_0 and what no int64 holds are none."""
+    """Return the integer of texts such as 2 and 2.0; refuse 2e0, 1_0 and numbers beyond int64."""
     if set(text) - set("+-.0123456789") or text.startswith(".") or len(text) > 40:
         raise ValueError(text)
     number = Fraction(text)
@@ -64,7 +64,7 @@ def whole(text: str, limit: int) -> int:
 
 
 def value(text: str) -> np.float32:
-    """A decimal as the nearest float64, and that as the nearest float32."""
+    """Return a decimal rounded to float64, and then to float32."""
     if set(text) - set("+-.eE0123456789"):
         raise ValueError(text)
     number = float(text)

@@ -68,7 +68,7 @@ def command(*args: object) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return every file below a folder."""
     return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
@@ -119,13 +119,13 @@ def _said(mistake: Mistake, folder: Path) -> tuple[str, list[str]]:
 
 
 def _left(folder: Path) -> list[str]:
-    """What is half-written: every mistake names what it makes for itself otherwise."""
+    """Return files that a mistake has left behind."""
     odd = [p for p in folder.rglob("*") if p.name in ("out", "out.toml", "plan") or "~" in p.name]
     return [f"leaves {p.relative_to(folder)}" for p in odd]
 
 
 def every() -> list[Mistake]:
-    """All mistakes, those at the command line first."""
+    """Return all mistakes, those at the command line first."""
     import mistakes_answered
     import mistakes_deployed
     import mistakes_parts
@@ -141,7 +141,7 @@ def every() -> list[Mistake]:
 
 
 def table(made: Sequence[tuple[Mistake, Answer]]) -> Iterator[str]:
-    """Lines of the table (markdown)."""
+    """Yield lines of the table (markdown)."""
     good = sum(not given.faults for _, given in made)
     yield f"{len(made)} mistakes, {good} good messages, {len(made) - good} not.\n"
     yield "| | mistake | message | good |"

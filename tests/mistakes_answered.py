@@ -63,19 +63,19 @@ def simulated(make: Callable[[], Any]) -> Make:
 
 
 def epsilon_of(number: Any) -> Callable[[], str]:
-    def made() -> str:
+    def simulate() -> str:
         import fastfed
 
         keys = {"algorithm": "private-fedlinucb", "epsilon": number, "delta": np.float32(1e-5)}
         world = {"kind": "sphere", "dimension": 3, "actions": 5}
-        found = fastfed.simulate(world, **keys, silos=2, horizon=20)
-        return f"claimed epsilon {found.curves[0].certificate['claimed']['epsilon']:g}"
+        results = fastfed.simulate(world, **keys, silos=2, horizon=20)
+        return f"claimed epsilon {results.curves[0].certificate['claimed']['epsilon']:g}"
 
-    return made
+    return simulate
 
 
 def frame_of(library: str) -> Callable[[], str]:
-    def made() -> str:
+    def simulate() -> str:
         import importlib
 
         import fastfed
@@ -85,7 +85,7 @@ def frame_of(library: str) -> Callable[[], str]:
         world = fastfed.environments.Classification(data=frame, label="state", silo="site")
         return f"{fastfed.simulate(world, 'local-linucb', horizon=4).silos} silos"
 
-    return made
+    return simulate
 
 
 def missing_package(folder: Path) -> None:

@@ -43,7 +43,7 @@ high = 1.0
 
 
 def spec(folder: Path) -> str:
-    """A spec with the keys of four parties, whose folders are made."""
+    """Return a spec with the keys of four parties, whose folders are made."""
     from fastfed.deployment.folder import make_keys
 
     text = HEAD

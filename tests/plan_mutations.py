@@ -93,7 +93,7 @@ TABLES: tuple[dict[str, Any], ...] = (
 
 
 def spec_of(kind: str) -> dict[str, Any]:
-    """The spec of a kind of plan, as `federation_of_all` compiles it."""
+    """Return the spec of a kind of plan, as `federation_of_all` compiles it."""
     budget = {"epsilon": 1.0, "delta": 1e-6}
     if kind in federation_of_all.EXPERTS:
         keys = {"algorithm": kind, **federation_of_all.EXPERTS[kind]}
@@ -123,7 +123,7 @@ def changes_of(kind: str) -> list[dict[str, Any]]:
 
 @cache
 def honest(kind: str, number: int = -1) -> plans.DeployedPlan | None:
-    """The plan of a kind, or of its spec after one change; None where compiling refuses it."""
+    """Return the plan of a kind, or of its spec after one change; None if it is refused."""
     if number < 0:
         return federation_of_all.plan(kind)
     spec = copy.deepcopy(spec_of(kind))
@@ -149,28 +149,28 @@ def honest(kind: str, number: int = -1) -> plans.DeployedPlan | None:
 
 
 def some_honest(rng: Random, kind: str) -> plans.DeployedPlan:
-    """The plan of a kind, half of the time after a change of its spec."""
-    found = honest(kind, rng.randrange(len(changes_of(kind)))) if rng.random() < 0.6 else None
-    return found or federation_of_all.plan(kind)
+    """Return the plan of a kind, half of the time after a change of its spec."""
+    actual = honest(kind, rng.randrange(len(changes_of(kind)))) if rng.random() < 0.6 else None
+    return actual or federation_of_all.plan(kind)
 
 
 def another_honest(rng: Random, kind: str) -> plans.DeployedPlan:
-    """A plan of a kind after a change of its spec that compiling knows."""
+    """Return a plan of a kind after a change of its spec that compiling knows."""
     numbers = list(range(len(changes_of(kind))))
     rng.shuffle(numbers)
     base = federation_of_all.plan(kind)
-    found = (honest(kind, number) for number in numbers)
-    return next(plan for plan in found if plan is not None and plan.digest != base.digest)
+    actual = (honest(kind, number) for number in numbers)
+    return next(plan for plan in actual if plan is not None and plan.digest != base.digest)
 
 
 def document(plan: plans.DeployedPlan) -> list[Any]:
-    """The fields of a plan's file, all of them."""
-    found = msgspec.msgpack.decode(msgspec.msgpack.decode(plan.as_bytes())[0])
-    return found + [None] * (len(FIELDS) - len(found))
+    """Return all fields of a plan's file."""
+    content = msgspec.msgpack.decode(msgspec.msgpack.decode(plan.as_bytes())[0])
+    return content + [None] * (len(FIELDS) - len(content))
 
 
 def encoded(fields: Any) -> bytes:
-    """The canonical spelling: fields at the end that are None are left out."""
+    """Return the canonical encoding, in which trailing fields that are None are left out."""
     if isinstance(fields, list):
         fields = list(fields)
         while len(fields) > AT["extends"] and fields[-1] is None:
@@ -179,7 +179,7 @@ def encoded(fields: Any) -> bytes:
 
 
 def sealed(fields: Any, signatures: Any = None) -> bytes:
-    """A plan file of these fields."""
+    """Return a plan file of these fields."""
     return msgspec.msgpack.encode([encoded(fields), signatures or {}])
 
 
@@ -209,30 +209,30 @@ class Place:
 
 
 def places(value: Any, arrays: bool = False) -> list[Place]:
-    """All numbers of a document's part; with `arrays` those in bytes, too."""
+    """Return all numbers of a document's part; with `arrays` those in bytes, too."""
     items: Any = value.items() if isinstance(value, dict) else enumerate(value)
-    found = []
+    collected = []
     for key, item in items:
         if isinstance(item, bool) or item is None:
             continue
         if isinstance(item, int | float):
-            found.append(Place(value, key))
+            collected.append(Place(value, key))
         elif isinstance(item, list | dict):
-            found += places(item, arrays)
+            collected += places(item, arrays)
         elif arrays and isinstance(item, bytes) and len(item) % 8 == 0:
-            found += [Place(value, key, at) for at in range(0, len(item), 8)]
-    return found
+            collected += [Place(value, key, at) for at in range(0, len(item), 8)]
+    return collected
 
 
 def containers(value: Any) -> list[Any]:
-    """All lists and dicts of a document."""
+    """Return all lists and dicts of a document."""
     items: Any = value.values() if isinstance(value, dict) else value
     below = [b for i in items if isinstance(i, list | dict) for b in containers(i)]
     return [value, *below]
 
 
 def some_place(rng: Random, fields: list[Any]) -> Place:
-    """A number of the document, most often one of its numbers."""
+    """Return a number of the document, most often one of its numbers."""
     chance = rng.random()
     if chance < 0.7:
         return rng.choice(places(fields[AT["numbers"]], arrays=True))
@@ -254,7 +254,7 @@ TEXTS = (
 
 
 def hostile(rng: Random, depth: int = 0) -> Any:
-    """Any value that msgpack can say."""
+    """Return any value that msgpack can encode."""
     way = rng.randrange(8)
     if way < 3:
         return rng.choice(NUMBERS)
@@ -272,7 +272,7 @@ def hostile(rng: Random, depth: int = 0) -> Any:
 
 
 def ulp(rng: Random, fields: list[Any], kind: str) -> None:
-    """A number moves to the next double, or by 1."""
+    """Move a number to the next double, or by 1."""
     place = some_place(rng, fields)
     value, up = place.get(), rng.choice((-1, 1))
     if isinstance(value, int):
@@ -282,7 +282,7 @@ def ulp(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def nudge(rng: Random, fields: list[Any], kind: str) -> None:
-    """A number moves by 1e-12 to 1e-3 of its size."""
+    """Move a number by 1e-12 to 1e-3 of its size."""
     place = some_place(rng, fields)
     by = 1.0 + rng.choice((-1, 1)) * 10.0 ** rng.uniform(-12, -3)
     value = place.get()
@@ -299,15 +299,15 @@ GROUPS = (
 
 def _grouped(numbers: dict[str, Any], group: tuple[str, ...]) -> list[Place]:
     box = {key: value for key, value in numbers.items() if key.startswith(group)}
-    found = places(box, arrays=True)
-    for place in found:
+    actual = places(box, arrays=True)
+    for place in actual:
         if place.box is box:
             place.box = numbers
-    return [p for p in found if isinstance(p.get(), float)]
+    return [p for p in actual if isinstance(p.get(), float)]
 
 
 def nudge_group(rng: Random, fields: list[Any], kind: str) -> None:
-    """All floats of one mechanism move together, within or about what rounding may explain."""
+    """Move all floats of one mechanism together, by about what rounding may explain."""
     by = 1.0 + rng.choice((-1, 1)) * 2.0 ** rng.uniform(-24, -18)
     for place in _grouped(fields[AT["numbers"]], rng.choice(GROUPS)):
         if abs(place.get()) < 1e300:
@@ -315,14 +315,14 @@ def nudge_group(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def nudge_apart(rng: Random, fields: list[Any], kind: str) -> None:
-    """Floats of one mechanism move by up to 2^-20, each in a direction of its own."""
+    """Move the floats of one mechanism by up to 2^-20, each in a different direction."""
     for place in _grouped(fields[AT["numbers"]], rng.choice(GROUPS)):
         if abs(place.get()) < 1e300:
             place.put(place.get() * (1.0 + rng.choice((-1, 0, 1)) * 2.0**-20 * rng.random()))
 
 
 def scale(rng: Random, fields: list[Any], kind: str) -> None:
-    """A number is halved, doubled, made huge or negative."""
+    """Halve, double or negate a number, or make it huge."""
     place = some_place(rng, fields)
     value, by = place.get(), rng.choice((0.5, 2, 1e9, 1e-9, -1, 0))
     if isinstance(value, int) and by != 1e-9:
@@ -332,7 +332,7 @@ def scale(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def swap_numbers(rng: Random, fields: list[Any], kind: str) -> None:
-    """Two numbers of the file change places."""
+    """Swap two numbers of the file."""
     one, two = some_place(rng, fields), some_place(rng, fields)
     first, second = one.get(), two.get()
     one.put(second)
@@ -340,7 +340,7 @@ def swap_numbers(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def hostile_value(rng: Random, fields: list[Any], kind: str) -> None:
-    """Any item becomes anything."""
+    """Replace any item by a value of any type."""
     box = rng.choice(containers(fields))
     keys = list(box) if isinstance(box, dict) else list(range(len(box)))
     if keys:
@@ -348,14 +348,14 @@ def hostile_value(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def other_kind(rng: Random, fields: list[Any], kind: str) -> None:
-    """Fields of a file of another kind."""
+    """Replace a field by that of a plan of a different kind."""
     other = document(some_honest(rng, rng.choice(KINDS)))
     for name in rng.sample(FIELDS, rng.choice((1, 1, 2, 3))):
         fields[AT[name]] = other[AT[name]]
 
 
 def choices_with_numbers(rng: Random, fields: list[Any], kind: str) -> None:
-    """The choices of one plan with the numbers of another, or with some of them."""
+    """Combine the choices of one plan with all or some numbers of a different plan."""
     other = document(some_honest(rng, rng.choice(KINDS)))
     numbers, foreign = fields[AT["numbers"]], other[AT["numbers"]]
     if rng.random() < 0.4:
@@ -370,7 +370,7 @@ def choices_with_numbers(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def keys(rng: Random, fields: list[Any], kind: str) -> None:
-    """A key is added, removed, renamed, or its value retyped."""
+    """Add, remove or rename a key, or change the type of its value."""
     name = rng.choice(("keys", "numbers"))
     box = fields[AT[name]]
     key, way = rng.choice(list(box)), rng.randrange(5)
@@ -395,7 +395,7 @@ def keys(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def lists(rng: Random, fields: list[Any], kind: str) -> None:
-    """A list is shortened, lengthened or reordered."""
+    """Shorten, lengthen or reorder a list."""
     box = rng.choice([b for b in containers(fields) if isinstance(b, list) and b])
     way, at = rng.randrange(5), rng.randrange(len(box))
     if way == 0:
@@ -411,7 +411,7 @@ def lists(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def parties(rng: Random, fields: list[Any], kind: str) -> None:
-    """Parties and their keys are exchanged, repeated, left out or renamed."""
+    """Swap, repeat, remove or rename parties and their keys."""
     silos, hub, helper = (fields[AT[name]] for name in ("silos", "hub", "helper"))
     everybody = [*silos, hub, *([helper] if helper else [])]
     one, two = rng.sample(everybody, 2)
@@ -437,7 +437,7 @@ def parties(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def calendar(rng: Random, fields: list[Any], kind: str) -> None:
-    """Dates are moved, added or left out."""
+    """Move, add or remove dates."""
     dates = fields[AT["calendar"]]
     way = rng.randrange(7)
     if way == 0:
@@ -461,11 +461,11 @@ def calendar(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def helper(rng: Random, fields: list[Any], kind: str) -> None:
-    """The helper, the least set, exploration or the cap is added, removed or exchanged."""
+    """Add, remove or exchange the helper, the least set, exploration or the cap."""
     way = rng.randrange(5)
     if way < 2:
-        found = document(federation_of_all.plan("secure-sum"))[AT["helper"]]
-        fields[AT["helper"]] = None if fields[AT["helper"]] else found
+        actual = document(federation_of_all.plan("secure-sum"))[AT["helper"]]
+        fields[AT["helper"]] = None if fields[AT["helper"]] else actual
         if way == 1 and fields[AT["helper"]]:
             fields[AT["helper"]] = list(rng.choice((fields[AT["hub"]], *fields[AT["silos"]])))
             fields[AT["helper"]][0] = rng.choice(("helper", fields[AT["helper"]][0]))
@@ -478,7 +478,7 @@ def helper(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def chain(rng: Random, fields: list[Any], kind: str) -> None:
-    """A plan goes on after another one, after itself, or after many."""
+    """Let a plan continue a different plan, itself, or a long chain of plans."""
     way = rng.randrange(6)
     before = document(some_honest(rng, rng.choice((*KINDS, "extended", kind))))
     later = document(federation_of_all.plan("extended"))
@@ -495,15 +495,15 @@ def chain(rng: Random, fields: list[Any], kind: str) -> None:
             for name in ("silos", "hub", "helper"):
                 fields[AT[name]] = before[AT[name]]
     elif way == 2:
-        depth, made = rng.choice((2, 3, 20, 200)), encoded(before)
+        depth, encoded_plan = rng.choice((2, 3, 20, 200)), encoded(before)
         for number in count(1):
             dates = fields[AT["calendar"]]
             by = 2000 * number + before[AT["calendar"]][1][-1] - dates[0]
             fields[AT["calendar"]] = [dates[0] + by, [c + by for c in dates[1]], *dates[2:]]
-            fields[AT["extends"]] = [made, b"", reason]
+            fields[AT["extends"]] = [encoded_plan, b"", reason]
             if number == depth:
                 break
-            made = encoded(fields)
+            encoded_plan = encoded(fields)
     elif way == 3:
         fields[AT["extends"]] = [encoded(later), rng.randbytes(rng.choice((0, 32, 500))), reason]
     elif way == 4:
@@ -519,7 +519,7 @@ def chain(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def flipped(rng: Random, fields: list[Any], kind: str) -> bytes:
-    """Bytes of the document change, and it is sealed again; or bytes of the file."""
+    """Flip bytes of the document and seal it again, or flip bytes of the file."""
     inside = rng.random() < 0.7
     data = bytearray(encoded(fields) if inside else sealed(fields))
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
@@ -538,7 +538,7 @@ def flipped(rng: Random, fields: list[Any], kind: str) -> bytes:
 
 
 def loose(rng: Random, value: Any, chance: float) -> bytes:
-    """A spelling of msgpack in which some headers are longer than they need be."""
+    """Encode in msgpack with some headers longer than necessary."""
     odd = rng.random() < chance
     if isinstance(value, dict):
         items = list(value.items())
@@ -575,7 +575,7 @@ def loose(rng: Random, value: Any, chance: float) -> bytes:
 
 
 def spelled(rng: Random, fields: list[Any], kind: str) -> bytes:
-    """The same document in another spelling."""
+    """Encode the same document in a form that is not canonical."""
     way = rng.randrange(6)
     if way < 3:
         while len(fields) > AT["extends"] and fields[-1] is None:
@@ -598,17 +598,17 @@ def spelled(rng: Random, fields: list[Any], kind: str) -> bytes:
 
 
 def signed(rng: Random, fields: list[Any], kind: str) -> bytes:
-    """Signatures that nobody made."""
+    """Add invalid signatures."""
     names = [p[0] for p in fields[AT["silos"]]] + ["hub", "helper", "nobody", ""]
-    made = {
+    signatures = {
         rng.choice(names): rng.choice((bytes(64), rng.randbytes(64), b"", rng.randbytes(63), None))
         for _ in range(rng.randrange(1, 4))
     }
-    return sealed(fields, made)
+    return sealed(fields, signatures)
 
 
 def guided(rng: Random, fields: list[Any], kind: str) -> None:
-    """A plan of other choices, honestly compiled; one thing of it is put back."""
+    """Compile a plan with other choices, and restore one item of the first plan."""
     base = document(federation_of_all.plan(kind))
     way, numbers, old = rng.randrange(7), fields[AT["numbers"]], base[AT["numbers"]]
     if way == 0:
@@ -648,7 +648,7 @@ def guided(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def consistent(rng: Random, fields: list[Any], kind: str) -> None:
-    """Less noise, with all that follows from it: the sealed epsilon, radii, coins, bits."""
+    """Reduce the noise, and adapt what follows from it: epsilon, radii, coins, bits."""
     by = rng.choice((0.5, 0.9, 0.999, 1.0 - 2.0**-20, 1.0 - 2.0**-21, 1.0 - 2.0**-19, 2.0))
     numbers = fields[AT["numbers"]]
     noise = (
@@ -674,7 +674,7 @@ def consistent(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def less_noise(rng: Random, fields: list[Any], kind: str) -> None:
-    """Gaussian noise, or the coins of a secure sum, moves by about what rounding may explain.
+    """Reduce Gaussian noise, or the coins of a secure sum, by about what rounding may explain.
 
     The sealed epsilon is made that of the noise, so that only the derived numbers can object.
     """
@@ -700,7 +700,7 @@ def less_noise(rng: Random, fields: list[Any], kind: str) -> None:
 
 @cache
 def loaded(data: bytes) -> plans.DeployedPlan | None:
-    """The plan of an honest file."""
+    """Return the plan of an honest file."""
     try:
         return plans.load(data)
     except InputError:
@@ -715,7 +715,7 @@ RAW = (flipped, spelled, signed)
 
 
 def mutated(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[str, str, bytes, bytes]:
-    """Kind of plan, kind of mutation, the file, and the honest file that it came from."""
+    """Return kind of plan, kind of mutation, the file, and the honest file that it came from."""
     rng = Random(f"plans {seed}")
     kind = rng.choice(kinds)
     change: Any = rng.choice((*SINGLE, guided, consistent, less_noise, *RAW, None))
@@ -742,7 +742,7 @@ def mutated(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[str, str, bytes,
 
 
 def sized(seed: int) -> tuple[str, str, bytes, bytes]:
-    """As `mutated`: a small file whose choices ask for many releases, or for hard sums."""
+    """Return a small file, as `mutated` does, whose choices require many releases or hard sums."""
     rng = Random(f"sizes {seed}")
     kind = rng.choice(KINDS)
     plan = federation_of_all.plan(kind)
@@ -787,7 +787,7 @@ _CHANGES = (
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Note what a load would change."""
+    """Record what loading a plan would change."""
     if not _WATCHING:
         return
     if event == "open":
@@ -803,7 +803,7 @@ sys.addaudithook(_watch)
 
 
 def load(data: bytes) -> plans.DeployedPlan | None:
-    """What loading makes of a file: a plan, or None where it refuses it."""
+    """Load a file: return its plan, or None if it is refused."""
     _WRITES.clear()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started, plan = time.process_time(), None
@@ -832,7 +832,7 @@ def load(data: bytes) -> plans.DeployedPlan | None:
 
 
 def judged(plan: plans.DeployedPlan, data: bytes) -> str:
-    """How the certificate of a plan that loaded compares with a second account; raises Broken."""
+    """Compare a plan's certificate with a second account, and return the result; raises Broken."""
     fields = msgspec.msgpack.decode(msgspec.msgpack.decode(data)[0])
     fields += [None] * (len(FIELDS) - len(fields))
     if plan.as_bytes() != data:
@@ -844,12 +844,12 @@ def judged(plan: plans.DeployedPlan, data: bytes) -> str:
     check_ranges(plan, fields)
     compared = check_sentences(plan, fields)
     certificate = plan.certificate
-    found = check_epsilon(plan) if certificate.status == "proven" else certificate.status
-    return found if compared else f"{found}; sentences compared with the protocol's alone"
+    actual = check_epsilon(plan) if certificate.status == "proven" else certificate.status
+    return actual if compared else f"{actual}; sentences compared with the protocol's alone"
 
 
 def check_executed(plan: plans.DeployedPlan, fields: list[Any]) -> None:
-    """The numbers of the file are those that parties execute, and the budget is the choices'."""
+    """Check that parties use the file's numbers, within the budget of the choices."""
     for path, stored in fields[AT["numbers"]].items():
         value: Any = plan.executed
         for part in re.findall(r"[^.\[\]]+", path):
@@ -874,7 +874,7 @@ def check_executed(plan: plans.DeployedPlan, fields: list[Any]) -> None:
 
 
 def strings(value: Any) -> list[str]:
-    """All texts of a document's part."""
+    """Return all texts of a document's part."""
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list):
@@ -883,7 +883,7 @@ def strings(value: Any) -> list[str]:
 
 
 def check_parties(plan: plans.DeployedPlan, fields: list[Any]) -> None:
-    """As many parties, periods and columns as the account counts; no key or name twice."""
+    """Check numbers of parties, periods and columns, and that no key or name is used twice."""
     document, executed = plan.document, plan.executed
     silos, closes = fields[AT["silos"]], fields[AT["calendar"]][1]
     everybody = [*silos, fields[AT["hub"]], fields[AT["helper"]]]
@@ -926,7 +926,7 @@ def check_parties(plan: plans.DeployedPlan, fields: list[Any]) -> None:
 
 
 def check_ranges(plan: plans.DeployedPlan, fields: list[Any]) -> None:
-    """Every record within the ranges has finite features, or losses, before it is clipped.
+    """Check that every record within the ranges has finite features or losses before clipping.
 
     Infinity is clipped to NaN. A silo cannot send a report with it, or the hub refuses the report,
     so that everybody sees which records a silo has.
@@ -949,7 +949,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 
 
 def alike(one: str, two: str) -> bool:
-    """Texts are the same but for the last digits of numbers."""
+    """Return True if texts are equal up to the last digits of numbers."""
     if _NUMBER.sub("#", one) != _NUMBER.sub("#", two):
         return False
     pairs = zip(_NUMBER.findall(one), _NUMBER.findall(two), strict=True)
@@ -961,21 +961,21 @@ EXCEEDED = "the claimed budget is not met; the exact value is what holds"
 
 
 def texts_of(certificate: Any) -> list[str]:
-    """All sentences of a certificate and of those under `also`, but for chains of plans."""
-    found = []
+    """Return all sentences of a certificate and of those under `also`, but for chains of plans."""
+    collected = []
     for each in (certificate, *getattr(certificate, "also", ())):
         if "together with plan" in each.model:
             continue
-        found += [each.unit, each.relation, each.model, each.status, each.source]
+        collected += [each.unit, each.relation, each.model, each.status, each.source]
         # Whether the exact epsilon is within the claim is compared with the numbers themselves.
-        found += [c.text for c in each.conditions]
-        found += [str(c.holds) for c in each.conditions if type(c) is Condition]
-        found += [*(c for c in each.caveats if c != EXCEEDED), *each.noise_std]
-    return found
+        collected += [c.text for c in each.conditions]
+        collected += [str(c.holds) for c in each.conditions if type(c) is Condition]
+        collected += [*(c for c in each.caveats if c != EXCEEDED), *each.noise_std]
+    return collected
 
 
 def check_sentences(plan: plans.DeployedPlan, fields: list[Any]) -> bool:
-    """The certificate's texts are those of the protocol that runs, and of the same choices.
+    """Check that the certificate's texts belong to the protocol and the choices.
 
     False if no spec of these choices is known.
     """
@@ -1007,7 +1007,7 @@ def check_sentences(plan: plans.DeployedPlan, fields: list[Any]) -> bool:
 
 
 def near(one: Any, two: Any) -> bool:
-    """Numbers, or arrays of them, differ by no more than rounding may; whole numbers by 2."""
+    """Return True if numbers or arrays differ by at most rounding; integers by at most 2."""
     a, b = (
         np.frombuffer(v) if isinstance(v, bytes) else np.array(v, float).ravel() for v in (one, two)
     )
@@ -1019,22 +1019,22 @@ def near(one: Any, two: Any) -> bool:
 
 
 def choices_of(fields: list[Any]) -> list[Any]:
-    """A file's choices under standard names, keys and dates: they change no sentence."""
-    found = list(fields)
+    """Return a file's choices with standard names, keys and dates, which change no sentence."""
+    actual = list(fields)
     base = document(federation_of_all.plan("secure-sum"))
     for name in ("format", "name", "hub"):
-        found[AT[name]] = base[AT[name]]
-    found[AT["numbers"]] = {}
-    found[AT["silos"]] = [f"silo{i}" for i in range(len(fields[AT["silos"]]))]
-    found[AT["helper"]] = base[AT["helper"]] if fields[AT["helper"]] else None
-    found[AT["calendar"]] = [len(fields[AT["calendar"]][1])]
-    found[AT["extends"]] = None
-    return found
+        actual[AT[name]] = base[AT[name]]
+    actual[AT["numbers"]] = {}
+    actual[AT["silos"]] = [f"silo{i}" for i in range(len(fields[AT["silos"]]))]
+    actual[AT["helper"]] = base[AT["helper"]] if fields[AT["helper"]] else None
+    actual[AT["calendar"]] = [len(fields[AT["calendar"]][1])]
+    actual[AT["extends"]] = None
+    return actual
 
 
 @cache
 def compiled(choices: bytes) -> plans.DeployedPlan | None:
-    """The plan that compiling makes of these choices; None where no spec is known for them."""
+    """Compile the plan of these choices; None if no spec is known for them."""
     fields = msgspec.msgpack.decode(choices)
     fields += [None] * (len(FIELDS) - len(fields))
     algorithm = fields[AT["algorithm"]]
@@ -1091,10 +1091,12 @@ def check_events(plan: plans.DeployedPlan) -> None:
     fresh = max(event.exact() for event in events)
     if exact.epsilon < fresh * (1.0 - 1e-12):
         raise Broken(f"epsilon {exact.epsilon!r} is certified, the events give {fresh!r}")
-    said = [c.holds for c in certificate.conditions if isinstance(c, ClaimCondition)]
-    if said != [exact.epsilon <= certificate.claimed.epsilon]:
-        raise Broken(f"of epsilon {exact.epsilon!r} and {certificate.claimed} it says {said}")
-    if (EXCEEDED in certificate.caveats) == said[0]:
+    claims_hold = [c.holds for c in certificate.conditions if isinstance(c, ClaimCondition)]
+    if claims_hold != [exact.epsilon <= certificate.claimed.epsilon]:
+        raise Broken(
+            f"of epsilon {exact.epsilon!r} and {certificate.claimed} it says {claims_hold}"
+        )
+    if (EXCEEDED in certificate.caveats) == claims_hold[0]:
         raise Broken(f"the caveats of a certificate beyond its claim: {certificate.caveats}")
 
 
@@ -1141,20 +1143,20 @@ def check_also(plan: plans.DeployedPlan, entry: Any, own: float) -> None:
 
 
 def attempt(seed: int, kinds: tuple[str, ...] = KINDS, sizes: bool = False) -> tuple[str, ...]:
-    """What came of one seed, in words to count; raises Broken."""
+    """Return the outcome of one seed, as words to count; raises Broken."""
     kind, way, data, source = sized(seed) if sizes else mutated(seed, kinds)
     if data == source:
         return ("unchanged",)
     try:
         plan = load(data)
-        found = "refused" if plan is None else judged(plan, data)
+        actual = "refused" if plan is None else judged(plan, data)
     except Broken as broken:
         raise Broken(f"seed {seed} ({kind}, {way}): {broken}") from broken
-    if found == "refused":
+    if actual == "refused":
         return "mutations", "refused", f"of {kind}", f"by {way}"
     return (
         "mutations", "loaded", f"of {kind}", f"by {way}", f"loaded, of {kind}", f"loaded, by {way}",
-        f"loaded, epsilon {found}",
+        f"loaded, epsilon {actual}",
     )  # fmt: skip
 
 
@@ -1163,7 +1165,7 @@ def _hangs(number: int, frame: Any) -> None:
 
 
 def run(job: tuple[int, int, float, bool, bool]) -> tuple[Counter[str], list[str]]:
-    """Counts of so many seeds from one on, and what broke; stops at a time, or at a break."""
+    """Return the outcomes of a range of seeds, counted, and a text if a check failed."""
     first, count_, until, on, sizes = job
     total: Counter[str] = Counter()
     broken: list[str] = []

@@ -45,13 +45,13 @@ QUOTED_SECTION = "## What a party waits for"
 
 
 def pages() -> list[Path]:
-    """Every page that a reader of the project is shown."""
+    """Return every page that a reader of the project is shown."""
     names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
     return [*(ROOT / name for name in names), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def prose_of(text: str) -> str:
-    """A page without code, targets of links and quoted tables, with the same line numbers."""
+    """Return a page without code, link targets and quoted tables, with the same line numbers."""
     kept, fence, quoted = [], False, False
     for line in text.split("\n"):
         if line.startswith("## "):
@@ -65,7 +65,7 @@ def prose_of(text: str) -> str:
 
 
 def banned_phrases(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line number, phrase and advice for every banned phrase, also across two lines."""
+    """Yield line number, phrase and advice for every banned phrase, also across two lines."""
     prose = prose_of(text)
     for pattern, advice in PATTERNS:
         for match in pattern.finditer(prose):
@@ -74,7 +74,7 @@ def banned_phrases(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def docstrings_and_comments(source: str) -> str:
-    """The docstrings and comments of a Python file, at their lines; all other lines are empty."""
+    """Return the docstrings and comments of a Python file, at their lines."""
     lines = [""] * (source.count("\n") + 2)
     for node in ast.walk(ast.parse(source)):
         documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -89,7 +89,7 @@ def docstrings_and_comments(source: str) -> str:
 
 
 def complaints() -> list[str]:
-    """One sentence for every banned phrase in pages, docstrings and comments of the package."""
+    """Return a sentence for every banned phrase in pages, docstrings and comments."""
     texts = {page: page.read_text(encoding="utf-8") for page in pages()}
     for path in sorted((ROOT / "fastfed").rglob("*.py")):
         texts[path] = docstrings_and_comments(path.read_text(encoding="utf-8"))
@@ -101,7 +101,7 @@ def complaints() -> list[str]:
 
 
 def python_functions(paths: list[Path]) -> list[str]:
-    """The source of every function in these files, each with its place."""
+    """Return the source of every function in these files, each with its place."""
     found = []
     for path in paths:
         source = path.read_text(encoding="utf-8")
@@ -114,7 +114,7 @@ def python_functions(paths: list[Path]) -> list[str]:
 
 
 def c_functions(paths: list[Path]) -> list[str]:
-    """The source of every function in these C and Cython files, from its comment to its end."""
+    """Return the source of every function in these C and Cython files, with its comment."""
     found = []
     for path in paths:
         source = path.read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def c_functions(paths: list[Path]) -> list[str]:
 
 
 def paragraphs() -> list[str]:
-    """Every paragraph of the pages of at least 80 characters, without code, headings and tables."""
+    """Return every paragraph of the pages of at least 80 characters."""
     found = []
     for page in pages():
         text = page.read_text(encoding="utf-8")
@@ -146,7 +146,7 @@ def paragraphs() -> list[str]:
 
 
 def drawn(seed: int) -> list[str]:
-    """30 functions (15 of the package, 5 of its C and Cython, 10 of tests) and 30 paragraphs."""
+    """Draw 30 functions (15 of the package, 5 of C and Cython, 10 of tests) and 30 paragraphs."""
     draw = random.Random(seed)
     sources = ROOT / "fastfed" / "_kernels" / "src"
     kernels = [*sources.glob("*.c"), *(ROOT / "fastfed" / "_kernels").rglob("*.pyx")]

@@ -126,8 +126,8 @@ def drawn(seed: int) -> tuple[Counter, str]:
         }
     )
     if broken:
-        found = re.match(r"invariant [0-9]", broken)
-        did[f"violations of {found[0] if found else 'the end'}"] = 1
+        actual = re.match(r"invariant [0-9]", broken)
+        did[f"violations of {actual[0] if actual else 'the end'}"] = 1
     return did, broken
 
 

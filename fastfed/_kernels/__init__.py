@@ -27,6 +27,7 @@ __all__ = ["aggregation", "checked", "driver", "environments", "experts", "linal
 
 
 def _shared_object() -> str:
+    """Return the path of the compiled core; ImportError if it has not been built."""
     name = f"{__name__}._native"
     found = find_spec(name)
     if found is None or found.origin is None:

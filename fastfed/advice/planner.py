@@ -292,15 +292,16 @@ class _Search:
     def __init__(
         self,
         question: Question,
-        asked: list[str],
+        trust_models: list[str],
         halving: SuccessiveHalving,
         seconds: float,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.question, self.asked, self.halving, self.seconds = question, asked, halving, seconds
+        self.question, self.trust_models = question, trust_models
+        self.halving, self.seconds = halving, seconds
         self.first_notes = notes
         self.left_out: dict[str, str] = {}
-        self.made: dict[str, list[Choice]] = {trust: [] for trust in asked}
+        self.candidates: dict[str, list[Choice]] = {trust: [] for trust in trust_models}
         self.remarks: dict[str, str] = {}
         self.baselines = baselines(question)
 
@@ -309,11 +310,11 @@ class _Search:
 
         If two candidates release at the same rounds and one is noisier, it is not simulated.
         """
-        known_labels = {candidate.label for candidate in self.made[trust]}
+        known_labels = {candidate.label for candidate in self.candidates[trust]}
         candidates, failed = made_of(self.question, trust, wanted)
         candidates = [candidate for candidate in candidates if candidate.label not in known_labels]
         self.left_out.update(failed)
-        self.made[trust] += candidates
+        self.candidates[trust] += candidates
         to_simulate = []
         for candidate in candidates:
             less_noisy = next((other for other in candidates if noisier(candidate, other)), None)
@@ -336,11 +337,11 @@ class _Search:
         """Simulate all candidates on a coarse grid of batch sizes."""
         to_simulate = [
             candidate
-            for trust in self.asked
+            for trust in self.trust_models
             for candidate in self.add(trust, recipes(self.question, trust))
         ]
-        self.asked = [trust for trust in self.asked if self.made[trust]]
-        if not self.asked:
+        self.trust_models = [trust for trust in self.trust_models if self.candidates[trust]]
+        if not self.trust_models:
             name, reason = next(iter(self.left_out.items()))
             raise InputError(f"no system gives this guarantee, not even {name}: {reason}")
         self.stage("screened", [contender(candidate) for candidate in to_simulate], SCREENED)
@@ -348,12 +349,12 @@ class _Search:
     def refine(self) -> None:
         """Simulate the best few of each trust model, and variations of the best in one choice."""
         to_simulate: list[Choice] = []
-        for trust in self.asked:
+        for trust in self.trust_models:
             ranked = self.ranked(trust)
             best = ranked[0]
             to_simulate += ranked[:KEPT] + self.add(trust, near(self.question, best))
             rankings = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
-            self.made[trust] += rankings
+            self.candidates[trust] += rankings
             to_simulate += rankings
         self.stage("refined", [contender(candidate) for candidate in to_simulate], REFINED)
 
@@ -361,7 +362,7 @@ class _Search:
         """Simulate the finalists together with the baselines."""
         finalists = [
             candidate
-            for trust in self.asked
+            for trust in self.trust_models
             for candidate in self.ranked(trust, "refined")[:FINALISTS]
         ]
         contenders = [contender(candidate) for candidate in finalists]
@@ -378,7 +379,7 @@ class _Search:
         regrets = self.halving.regrets
         simulated = [
             candidate
-            for candidate in self.made[trust]
+            for candidate in self.candidates[trust]
             if candidate.label in regrets and stage in (None, regrets[candidate.label].stage)
         ]
         return sorted(simulated, key=lambda candidate: regrets[candidate.label].mean)
@@ -386,7 +387,7 @@ class _Search:
     def advice(self, table: dict[str, Any]) -> Advice:
         """Return the complete answer."""
         problem, question = self.question.problem, self.question
-        local = self.made.get("silo-ldp", [])
+        local = self.candidates.get("silo-ldp", [])
         feducb = "adds noise at the silos, and that trust was not requested"
         if local:
             feducb = feducb_reason(question, min(local, key=lambda c: c.plan.releases))
@@ -396,7 +397,7 @@ class _Search:
         if not question.differ:
             left_out["share"] = NOT_SHARED
         rows = []
-        for trust in self.asked:
+        for trust in self.trust_models:
             order = self.ranked(trust, "final")
             order += [
                 candidate
@@ -404,7 +405,7 @@ class _Search:
             ]
             order += [
                 candidate
-                for candidate in self.made[trust]
+                for candidate in self.candidates[trust]
                 if candidate.label not in self.halving.regrets
             ]
             rows += [self.row(entry) for entry in order]
@@ -426,10 +427,10 @@ class _Search:
                 Baseline(name, label, self.halving.regrets[name], keys, self.privacy(keys))
                 for name, label, keys in self.baselines
             ),
-            verdicts=tuple(self.verdict(trust) for trust in self.asked),
+            verdicts=tuple(self.verdict(trust) for trust in self.trust_models),
             left_out={**left_out, **self.left_out},
             notes=self.notes,
-            colluders=colluders if "secure-sum" in self.asked else None,
+            colluders=colluders if "secure-sum" in self.trust_models else None,
         )
 
     @property
@@ -486,7 +487,7 @@ class _Search:
         )
         difference_to_alone = halving.difference(best.label, local_baseline)
         helps = difference_to_alone[0] < 0.0 and not level(difference_to_alone)
-        seconds_share = THRESHOLDS * self.seconds / len(self.asked)
+        seconds_share = THRESHOLDS * self.seconds / len(self.trust_models)
         pays_from: tuple[float | None, int | None] = (None, None)
         searched = not helps and scalable(halving.environment)
         if searched:

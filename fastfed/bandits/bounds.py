@@ -125,9 +125,8 @@ def theorem_5_1(
 ) -> float:
     """Return the bound of Theorem 5.1 on the group regret under silo-level LDP.
 
-    non_private_regret + sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon)
-    ln^(1/4)(T/(B alpha)). The order is proven (the second term up to logarithms), the constant
-    is not given.
+    non_private_regret + (M d)^(3/4) sqrt(T / epsilon) ln^(1/4)(1/delta) ln^(1/4)(T/(B alpha)).
+    The order is proven (the second term up to logarithms), the constant is not given.
     """
     base = non_private_regret(horizon, silos, dimension, batch_size, failure_probability)
     cost = privacy_cost_silo_ldp(horizon, silos, dimension, epsilon, delta)
@@ -153,8 +152,8 @@ def theorem_5_3(
 ) -> float:
     """Return the bound of Theorem 5.3 on the group regret under shuffle DP by amplification.
 
-    non_private_regret + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon)
-    ln^(1/4)(T/(B alpha)), kappa = floor(log2(T/B)) + 1. The theorem is stated only for budgets up
+    non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(M kappa/delta) ln^(1/4)(T/(B alpha))
+    with kappa = floor(log2(T/B)) + 1. The theorem is stated only for budgets up
     to theorem_5_3_largest_budget, which are tiny. The order is proven, the constant is not given.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
@@ -193,9 +192,9 @@ def theorem_5_5(
 ) -> float:
     """Return the bound of Theorem 5.5 on the group regret under shuffle DP by the vector sum.
 
-    non_private_regret + d^(3/4) sqrt(M T) ln^(3/4)(kappa d^2/delta) / sqrt(epsilon)
-    ln^(1/4)(T/(B alpha)), kappa = floor(log2(T/B)) + 1, for epsilon up to
-    theorem_5_5_largest_epsilon. The order is proven, the constant is not given.
+    non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(kappa d^2/delta) ln^(1/4)(T/(B alpha))
+    with kappa = floor(log2(T/B)) + 1, for epsilon up to theorem_5_5_largest_epsilon. The order is
+    proven, the constant is not given.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     base = non_private_regret(t, m, d, batch_size, failure_probability)

@@ -499,7 +499,7 @@ def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
 def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> tuple[str, ...]:
     """Return the caveats of a plan with a claim, whose exact epsilon is ``epsilon``."""
     caveats = []
-    budget, users = claim.asked, problem.silos * problem.horizon
+    budget, users = claim.required_budget, problem.silos * problem.horizon
     if not math.isfinite(epsilon):
         caveats.append("no finite epsilon is proven for this noise")
     elif epsilon > budget.epsilon:

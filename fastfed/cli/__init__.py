@@ -107,6 +107,7 @@ class LazyCommand(click.RichCommand):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
+        """Load the command, and let it parse its arguments."""
         return self.load().make_context(info_name, args, parent, **extra)
 
 
@@ -150,6 +151,8 @@ class LazyGroup(Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
+        """Run the command and exit with its exit code."""
+
         def run() -> Any:
             return super(LazyGroup, self).main(args, prog_name, complete_var, False, **extra)
 
@@ -268,6 +271,7 @@ COMMANDS = {
 
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Print the version, if requested, and exit."""
     if wanted:
         import fastfed
 
@@ -307,6 +311,7 @@ def _show_warnings_plainly() -> None:
     def show(
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
     ) -> None:
+        """Print a warning of fastfed as one line, and warnings of other packages as usual."""
         if category is UserWarning and filename.startswith(os.path.dirname(__path__[0]) + os.sep):
             click.echo(f"warning: {message}", err=True)
         else:

@@ -51,6 +51,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
     stop, ended = threading.Event(), Future[None]()
 
     def run() -> None:
+        """Do the work, and hand its end or its error to ``ended``."""
         try:
             work(stop)
             ended.set_result(None)
@@ -89,6 +90,7 @@ def party(command: F) -> F:
     @stoppable
     @wraps(command)
     def run(*args: Any, **others: Any) -> None:
+        """Run the command, and end the process if a signal interrupts it."""
         try:
             command(*args, **others)
         except BaseException as error:
@@ -186,11 +188,13 @@ def dialling(command: Any) -> Any:
         log_json: bool,
         **others: Any,
     ) -> None:
+        """Run the command with a function that exchanges messages by network or by files."""
         number("every", every, above=0, at_most=86400)
         if (hub is None) == (courier is None):
             raise InputError("exactly one of --hub and --courier must be given")
 
         def exchange(process: Any, **addresses: str) -> None:
+            """Exchange messages with the hub until a signal arrives."""
             from fastfed.deployment.shell import Dialer
 
             log = log_of(process, log_json)

@@ -131,6 +131,7 @@ def simulate_silently(
         on_progress: OnProgress | None = None
 
         def start(batches: list[RunBatch], threads: int) -> None:
+            """Call ``on_start``, and show progress if rounds remain."""
             nonlocal on_progress
             if on_start is not None:
                 on_start(batches, threads)

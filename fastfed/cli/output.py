@@ -127,6 +127,7 @@ class Lines:
         self.lock = threading.Lock()
 
     def __call__(self, agent_rounds: int) -> None:
+        """Add finished agent-rounds; every few seconds print the share done and the time left."""
         with self.lock:
             self.done += agent_rounds
             now = self.clock()
@@ -187,6 +188,7 @@ def stoppable(command: F, kept: str = "") -> F:
 
     @wraps(command)
     def watched(*args: Any, **others: Any) -> Any:
+        """Run the command so that signals stop it cleanly."""
         from fastfed import _signals
 
         with _signals.stoppable(kept):
@@ -211,6 +213,7 @@ def run_options(command: F) -> F:
         settings: tuple[str, ...],
         **others: Any,
     ) -> Any:
+        """Run the command with one object of resources, and with ``--set`` options parsed."""
         if memory is not None:
             from fastfed._memory import parse_size
 

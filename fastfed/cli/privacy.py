@@ -301,6 +301,7 @@ def plan(
     stages = 0
 
     def on_stage(text: str) -> None:
+        """Print the text of a stage of the simulations."""
         nonlocal stages
         if not stages:  # this line is printed only after all arguments are checked
             say(f"about {arguments['seconds']:g} s of simulation on one core")

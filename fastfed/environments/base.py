@@ -28,7 +28,7 @@ MAX_ACTIONS = 2**31 - 1
 INDEPENDENT = "contexts and rewards of a user do not depend on other users' raw data"
 #: Condition on real records. If features were scaled by the maximum of the data, changing one
 #: record could change the features of all records.
-SCALED = "features are scaled by declared ranges, not by ranges of these data"
+DECLARED_RANGES = "features are scaled by declared ranges, not by ranges of these data"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import numpy as np
 
 from fastfed._memory import available
 from fastfed._validate import InputError, choice, integer, nearest, number, show
-from fastfed.environments.base import INDEPENDENT, SCALED
+from fastfed.environments.base import DECLARED_RANGES, INDEPENDENT
 from fastfed.environments.letor_files import MAX_FEATURES, LetorRows, missing_value, read_letor
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks, feature_major
 from fastfed.environments.storage import (
@@ -162,7 +162,7 @@ def letor_pool(
         theta=derived.theta,
         linear=derived.linear,
         conditions=(
-            (SCALED, scaling == "row"),
+            (DECLARED_RANGES, scaling == "row"),
             # Rewards depend on theta*, which is fitted to the relevance of all records.
             (INDEPENDENT, False),
         ),
@@ -275,6 +275,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
         )
 
     def compute_into(storage: PoolStorage) -> _Model:
+        """Compute theta*, features and rewards of all rows into the storage."""
         if options["scaling"] == "column":
             span = options["reward_range"]
             model = _by_column(letor, columns, theta, largest, span, path, storage)

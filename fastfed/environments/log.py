@@ -23,7 +23,7 @@ import numpy as np
 from fastfed._cells import FALSE, TRUE, as_number, code, is_missing, unified
 from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, choice, integer, number, show
-from fastfed.environments.base import SCALED, EnvironmentSpec, RewardDistribution
+from fastfed.environments.base import DECLARED_RANGES, EnvironmentSpec, RewardDistribution
 from fastfed.environments.coding import feature_columns, features_of, silo_numbers
 from fastfed.environments.log_files import Decision, dense, read_vw
 from fastfed.environments.pool import ABOUT_RECORDS, equal_blocks
@@ -322,7 +322,7 @@ class Log:
             linear=False,
             contexts_made=False,
             notes=(*rounds.notes, *ABOUT_RECORDS, *_NOTES),
-            conditions=((SCALED, rounds.declared),),
+            conditions=((DECLARED_RANGES, rounds.declared),),
             real_records=True,
         )
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from fastfed._cells import code, is_missing, plain_name
 from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, array, axes, number, show, unmasked
-from fastfed.environments.base import SCALED, RewardDistribution
+from fastfed.environments.base import DECLARED_RANGES, RewardDistribution
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
 
 # ---- Classified records --------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def records_pool(
             "mean rewards are 1 for the record's class and 0 otherwise, not linear in the "
             "features: no radius is proven",
         ),
-        conditions=((SCALED, declared and records.norm is not None),),
+        conditions=((DECLARED_RANGES, declared and records.norm is not None),),
     )
 
 

@@ -49,7 +49,7 @@ def certificate_of_choices(
     claim = plan.privacy or Claim(source=plan.protocol.source)
     events = released(plan)
     assert events is not None
-    budget, uses, exact = claim.asked, claim.max_participations, event_epsilon(events[0])
+    budget, uses, exact = claim.required_budget, claim.max_participations, event_epsilon(events[0])
     claimed, uses_condition = (
         Guarantee(budget.epsilon, budget.delta),
         multiplicity_condition(uses, problem.multiplicity),

@@ -451,7 +451,7 @@ def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
     shapes = {(p.batch, p.scales) for p in plan.phases}
     noises = tuple(
         VertexNoise(
-            budget=claim.asked,
+            budget=claim.required_budget,
             batch=batch,
             trees=len(scales),
             spread=plan.bounds.spread,

@@ -131,6 +131,7 @@ def _raise_if_no_memory(status: Any) -> None:
 
 
 def _rank_one_update(gram: Any, bias: Any, x: Any, y: Any, trusted: Any = False) -> Any:
+    """Return the numba version of `rank_one_update` for these types."""
     _target("gram", gram, 2)
     _target("bias", bias, 1)
     rows_of, rewards_of = _row_parts(x, y)
@@ -159,6 +160,7 @@ def _rank_one_update(gram: Any, bias: Any, x: Any, y: Any, trusted: Any = False)
 
 
 def _sherman_morrison(inverse: Any, x: Any, trusted: Any = False) -> Any:
+    """Return the numba version of `sherman_morrison` for these types."""
     _target("inverse", inverse, 2)
     _numbers("x", x, 1, 2)
     rows_of, run = _contiguous(x, types.float64), _C["sherman_morrison"]
@@ -183,6 +185,7 @@ def _sherman_morrison(inverse: Any, x: Any, trusted: Any = False) -> Any:
 
 
 def _factor_update(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False) -> Any:
+    """Return the numba version of `factor_update` for these types."""
     _target("factor", factor, 2)
     _target("theta", theta, 1)
     rows_of, rewards_of = _row_parts(x, y)
@@ -214,6 +217,7 @@ def _factor_update(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False
 
 
 def _inverse_factor(V: Any, trusted: Any = False) -> Any:
+    """Return the numba version of `inverse_factor` for these types."""
     _numbers("V", V, 2, 3)
     ready, run = _contiguous(V, types.float64), _C["inverse_factor"]
 
@@ -233,6 +237,7 @@ def _inverse_factor(V: Any, trusted: Any = False) -> Any:
 
 
 def _solve(factor: Any, u: Any, trusted: Any = False) -> Any:
+    """Return the numba version of `solve` for these types."""
     _numbers("factor", factor, 2)
     _numbers("u", u, 1, 2)
     w_of, rows_of = _contiguous(factor, types.float64), _contiguous(u, types.float64)
@@ -310,6 +315,7 @@ def _ucb_scores(
     actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
     trusted: Any = False,
 ) -> Any:  # fmt: skip
+    """Return the numba version of `ucb_scores` for these types."""
     x_of, w_of, theta_of, run = _score_parts("ucb_scores", actions, factor, theta)
     sets_axis, stack = actions.ndim == 3, factor.ndim == 3
 
@@ -358,6 +364,7 @@ def _ucb_argmax(
     actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
     trusted: Any = False,
 ) -> Any:  # fmt: skip
+    """Return the numba version of `ucb_argmax` for these types."""
     x_of, w_of, theta_of, run = _score_parts("ucb_argmax", actions, factor, theta)
     sets_axis, stack = actions.ndim == 3, factor.ndim == 3
     if stack and not sets_axis:
@@ -411,6 +418,7 @@ def _normals(
     seed: Any, count: Any, purpose: Any = 0, replicate: Any = 0, silo: Any = 0, index: Any = 0,
     dtype: Any = "float64",
 ) -> Any:  # fmt: skip
+    """Return the numba version of `normals` for these types."""
     kind = getattr(dtype, "literal_value", getattr(dtype, "value", dtype))
     if kind != "float64":
         raise TypingError("normals inside numba.njit draws float64: leave dtype out")

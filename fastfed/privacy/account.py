@@ -122,11 +122,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def silo_budgets(self) -> tuple[tuple[float, float], ...]:
         """Return the (epsilon, delta) that each silo requested; empty if silos request none."""
-        deltas = self.delta_by_silo or (self.asked.delta,) * len(self.by_silo)
+        deltas = self.delta_by_silo or (self.required_budget.delta,) * len(self.by_silo)
         return tuple(zip(self.by_silo, deltas, strict=True))
 
     @property
-    def asked(self) -> Budget:
+    def required_budget(self) -> Budget:
         """Return the budget, or raise InputError if the plan claims none."""
         if self.budget is None:
             raise InputError("privacy.budget must be a Budget where noise is added, got None")
@@ -485,7 +485,7 @@ def per_record(one: OneLoss, claim: Claim) -> PrivacyEvent:
     """Return the event of all losses of one record, given the event of a single loss."""
     if claim.max_participations == 1:
         return one
-    return GroupedLosses(one=one, members=claim.max_participations, budget=claim.asked)
+    return GroupedLosses(one=one, members=claim.max_participations, budget=claim.required_budget)
 
 
 # ---- accounts ------------------------------------------------------------------------------------

@@ -280,7 +280,7 @@ def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
         return (RawData(claim.budget),)
     if protocol.senders == "users":
         return (_local_noise(plan, claim),)
-    budget = claim.asked
+    budget = claim.required_budget
     # The silo with the least noise has the weakest guarantee.
     worst = _gaussian_sums(
         plan, claim, budget, plan.noise_std.times(min(plan.silo_noise, default=1.0))
@@ -425,7 +425,7 @@ def _secure_sum(plan: Plan, claim: Claim) -> SecureSum:
         )
     return msgspec.structs.replace(
         mechanism,
-        budget=claim.asked,
+        budget=claim.required_budget,
         feature_bound=feature,
         reward_bound=reward,
         max_participations=claim.max_participations,
@@ -492,7 +492,7 @@ def _local_noise(plan: Plan, claim: Claim) -> PrivacyEvent:
     """Return the event of Gaussian noise that each user adds to their data point."""
     layout, bias, ratio = _unit_noise(plan, plan.user_std)
     if not bias:
-        return RawData(claim.asked)
+        return RawData(claim.required_budget)
     return LocalGaussian(
         # The smallest batch is the worst case: a shuffler hides less among fewer users.
         batch_size=int(np.diff(plan.ends, prepend=0).min()),
@@ -501,7 +501,7 @@ def _local_noise(plan: Plan, claim: Claim) -> PrivacyEvent:
         noise_std=bias,
         covariance_ratio=ratio,
         calibration=claim.calibration,
-        budget=claim.asked,
+        budget=claim.required_budget,
         source=claim.source,
         shuffled=plan.protocol.shuffled,
     )
@@ -535,7 +535,7 @@ def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
                 b=b,
                 returning=claim.max_participations,
                 calibration=claim.calibration,
-                budget=claim.asked,
+                budget=claim.required_budget,
                 source=claim.source,
                 vector_scale=claim.vector_scale,
                 honest_fraction=claim.honest_fraction,
@@ -554,7 +554,7 @@ def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
         tuple(max(pair) for pair in g),
         encoding.noise_bits,
         claim.calibration,
-        claim.asked,
+        claim.required_budget,
         claim.source,
         claim.vector_scale,
         claim.honest_fraction,

@@ -85,6 +85,7 @@ class HonakerNoise:
         return coefficients
 
     def size(self, k: int) -> tuple[int, float]:
+        """Return the number of terms of prefix k, and the sum of their coefficients' sizes."""
         total = 0.0
         for top in range(k.bit_length()):
             if k >> top & 1:
@@ -100,13 +101,16 @@ class ToeplitzNoise:
         self._history = np.zeros((max(1, len(coefficients)), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
+        """Return the noise of prefix k."""
         self._history[k - 1] = draw(k)
         return aggregation.toeplitz(self._history, self._coefficients, k)
 
     def terms(self, k: int) -> dict[int, Fraction]:
+        """Return the coefficient of each draw in prefix k."""
         return {k - j: Fraction(math.comb(2 * j, j), 1 << (2 * j)) for j in range(k)}
 
     def size(self, k: int) -> tuple[int, float]:
+        """Return the number of terms of prefix k, and the sum of their absolute coefficients."""
         return k, float(self._sums[k - 1]) * (1.0 + (k + 2) * 2.0**-40)
 
 
@@ -129,10 +133,12 @@ class BufferedNoise:
         return noise
 
     def terms(self, k: int) -> dict[int, Fraction]:
+        """Return the coefficient of each draw in prefix k."""
         coefficients = buffered_coefficients(self._releases)
         return {k - j: Fraction(float(coefficients[j])) for j in range(k)}
 
     def size(self, k: int) -> tuple[int, float]:
+        """Return the number of terms of prefix k, and the sum of their absolute coefficients."""
         coefficients = buffered_coefficients(self._releases)
         return k, float(coefficients[:k].sum()) * (1.0 + (k + 2) * 2.0**-40)
 
@@ -145,13 +151,16 @@ class FactorisedNoise:
         self._history = np.zeros((max(1, len(matrix)), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
+        """Return the noise of prefix k."""
         self._history[k - 1] = draw(k)
         return aggregation.weighted_sum(self._history, self._matrix[k - 1, :k])
 
     def terms(self, k: int) -> dict[int, Fraction]:
+        """Return the coefficient of each draw in prefix k."""
         return {n: Fraction(float(c)) for n, c in enumerate(self._matrix[k - 1, :k], start=1)}
 
     def size(self, k: int) -> tuple[int, float]:
+        """Return the number of terms of prefix k, and the sum of their absolute coefficients."""
         return k, float(np.abs(self._matrix[k - 1, :k]).sum()) * (1.0 + (k + 2) * 2.0**-40)
 
 
@@ -167,6 +176,7 @@ class NestedNoise:
         self._size = size
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
+        """Return the noise of prefix k: the sum of its draws, made once and stored."""
         drawn, noise = self._draws, np.zeros(self._size)
         self._draws = drawn + [np.array(draw(n + 1)) for n in range(len(drawn), self._count(k))]
         for normals in self._draws:
@@ -179,9 +189,11 @@ class NestedNoise:
         return 1 + int(linalg.log(k + 1))
 
     def terms(self, k: int) -> dict[int, Fraction]:
+        """Return the coefficient of each draw in prefix k."""
         return dict.fromkeys(range(1, self._count(k) + 1), Fraction(1))
 
     def size(self, k: int) -> tuple[int, float]:
+        """Return the number of terms of prefix k, and the sum of their absolute coefficients."""
         return self._count(k), float(self._count(k))
 
 
@@ -276,20 +288,24 @@ class FloatAdder:
             self._draw_cache, self._release = {}, release
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
+        """Return the statistic of one record (x, y)."""
         statistic = np.zeros(self.plan.statistic_size)
         linalg.accumulate(statistic, x, y)
         return statistic
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
+        """Return a tree node with noise."""
         self._begin(number)
         return self._noisy(values, self._draw(number), self.std.times(scale))
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
+        """Return prefix k with noise."""
         assert self._prefixes is not None
         self._begin(k)
         return self._noisy(values, self._prefixes.at(k, self._draw), self.std)
 
     def _noisy(self, values: np.ndarray, noise: np.ndarray, std: NoiseStd) -> np.ndarray:
+        """Return values plus noise of these standard deviations."""
         return noisy(values, noise, self.plan.dimension, std, self.plan.public_constant)
 
 
@@ -324,6 +340,7 @@ class ExactAdder:
         return values
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
+        """Return the statistic of one record (x, y)."""
         statistic = np.zeros(self.plan.statistic_size)
         linalg.accumulate(statistic, x, y)
         return exact.quantise(statistic, self.unit)
@@ -333,6 +350,7 @@ class ExactAdder:
         exact.check_fixed(values, self.unit, who)
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
+        """Return a tree node with noise, sampled exactly and rounded."""
         if number not in self._draw_cache:
             self._draw_cache = {}
         released = exact.add_normals(values, self._std * scale, self._draw(number))
@@ -344,6 +362,7 @@ class ExactAdder:
         return released
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
+        """Return prefix k with noise, sampled exactly and rounded."""
         prefixes = self._prefixes
         assert prefixes is not None
         noise = prefixes.at(k, self._values)

@@ -338,11 +338,11 @@ class Encoder(_Rows):
         The sums must be in fixed point, as sums of `point` are. Other sums are refused with noise
         of the operating system, and rounded with seeded noise.
         """
-        encoded = self.made(values)
+        encoded = self.encoded(values)
         self.release = encoded.release
         return encoded
 
-    def made(self, values: object) -> Encoded:
+    def encoded(self, values: object) -> Encoded:
         """Return the result of `message`, but do not move to the next release."""
         release = self.release + 1
         masked_row = self._row(values, 1) + self._masks.at(release, self.mechanism.size)
@@ -427,7 +427,7 @@ class SecureRandomizer:
 
     def report(self) -> Encoded:
         """Return the masked message for the data points since the last report; clear the batch."""
-        encoded, batch = self._encoder.made(self._batch), np.zeros_like(self._batch)
+        encoded, batch = self._encoder.encoded(self._batch), np.zeros_like(self._batch)
         # All results are computed; the assignments below cannot fail.
         self._encoder.release, self._batch = encoded.release, batch
         return encoded

@@ -322,6 +322,7 @@ def _random_edges(silos: int, seed: int, probability: float) -> Edges:
     root = list(range(silos))
 
     def root_of(i: int) -> int:
+        """Return the representative of node i's connected component."""
         while root[i] != i:
             root[i] = root[root[i]]
             i = root[i]

@@ -287,6 +287,7 @@ def _flat(identity: dict[str, Any]) -> dict[tuple[str | None, str], Any]:
     flat: dict[tuple[str | None, str], Any] = {}
 
     def add(label: str | None, prefix: str, table: dict[str, Any]) -> None:
+        """Add the values of a table, and of tables inside it, under dotted keys."""
         for key, value in table.items():
             if isinstance(value, dict):
                 add(label, f"{prefix}{key}.", value)

@@ -264,6 +264,7 @@ def table(
     right, names = set(numbers), list(headings)
 
     def cell(position: int, content: str, head: bool) -> Html:
+        """Return one cell of a table, as HTML."""
         side = "number" if position in right else None
         if head:
             return element("th", content, scope="col", class_=side)

@@ -147,6 +147,7 @@ def _width(text: str, size: float) -> float:
     """Estimate the width of the longest line of a text, for any font that a browser may use."""
 
     def character_width(character: str) -> float:
+        """Return the approximate width of a character, in units of the font size."""
         if unicodedata.combining(character):
             return 0.0
         if unicodedata.east_asian_width(character) in "WF":

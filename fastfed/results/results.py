@@ -94,7 +94,7 @@ class CurveResult(Displayed):
     packages : dict
         Part of the curve that a plug-in provides ("algorithm", "environment", "score") -> package
         and version.
-    made : dict
+    provenance : dict
         "version", "spec_digest" and "date" of a stored certificate: which fastfed computed it, from
         which spec, and when.
     about_records : tuple of str
@@ -118,7 +118,7 @@ class CurveResult(Displayed):
     agent_rounds_per_second: float | None = None
     bounds: dict[str, list[float]] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
-    made: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
     about_records: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -126,6 +126,7 @@ class CurveResult(Displayed):
         object.__setattr__(self, "certificate", StoredCertificate(self.certificate))
 
     def __repr__(self) -> str:
+        """Return label, final group regret and privacy status."""
         end = self.final()
         single = len(self.replicates) == 1
         error = "" if single else f" ± {end['stderr']:.2g}"
@@ -250,7 +251,7 @@ class CurveResult(Displayed):
     @property
     def dated_certificate(self) -> dict[str, Any]:
         """The certificate, with version, spec digest and date if the store has them."""
-        return StoredCertificate({**self.certificate, **self.made})
+        return StoredCertificate({**self.certificate, **self.provenance})
 
     def _as_results(self) -> Results:
         """Return results with this curve only."""
@@ -340,6 +341,7 @@ class Results(Displayed):
         return "\n  ".join([*lines, *map(repr, self.curves)])
 
     def __getitem__(self, label: str) -> CurveResult:
+        """Return the curve with this label."""
         for curve in self.curves:
             if curve.label == label:
                 return curve

@@ -472,7 +472,7 @@ class Store:
                     ),
                     **files.decode_facts(facts, len(rounds)),
                     certificate=files.decode_certificate(certificate),
-                    made=provenance.get(position, {}),
+                    provenance=provenance.get(position, {}),
                     events=total_events([msgspec.json.decode(r[5]) for r in rows]),
                     agent_rounds_per_second=agent_rounds / files.check_finite(seconds)
                     if seconds

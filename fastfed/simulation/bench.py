@@ -135,10 +135,10 @@ class LetorPool(PoolEnvironment):
         self.silo_starts = equal_blocks(queries, SILOS)
 
     def load(self, silos: int | None) -> Pool:
-        return self.made
+        return self.loaded_pool
 
     @cached_property
-    def made(self) -> Pool:
+    def loaded_pool(self) -> Pool:
         """The pool, cached because converting its features to 16 bits takes time."""
         return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
 

@@ -490,6 +490,7 @@ def fit(
     limit = available() if requested_limit is None else parse_size("memory_limit", requested_limit)
 
     def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
+        """Estimate memory and time, if ``at_once`` processes run ``together`` curves each."""
         return estimate(
             experiment, resources,
             at_once=at_once, together=together, driver=driver, done=done, kept=kept,

@@ -144,7 +144,7 @@ def sentence(terms: Iterable[Term]) -> str:
     return f"this run needs about {format_size(needed)} ({'; '.join(parts)})"
 
 
-def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None:
+def check_array_memory(horizon: int, checkpoints: int, batches: Iterable[int]) -> None:
     """Raise InputError if the arrays per checkpoint and per release would not fit into memory.
 
     ``batches`` holds the batch size of each curve that has a fixed one.

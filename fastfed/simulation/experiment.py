@@ -42,7 +42,7 @@ from fastfed.environments import (
 )
 from fastfed.privacy.mechanisms.amplification import HIDING
 from fastfed.protocols.score import SCORES, UCB
-from fastfed.simulation.driver import EVEN, SPACINGS, check_before, checkpoint_rounds
+from fastfed.simulation.driver import EVEN, SPACINGS, check_array_memory, checkpoint_rounds
 from fastfed.simulation.systems import ALGORITHMS, algorithm, check_keys, check_kind, problem_spec
 
 #: Version of the results. Raise it when an unchanged spec would give different results.
@@ -291,9 +291,18 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     expanded = []
     for combination in itertools.product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
-        label = ", ".join([str(curve["label"]), *(f"{k} = {v}" for k, v in chosen.items())])
+        label = ", ".join(
+            [str(curve["label"]), *(f"{k} = {_in_label(v)}" for k, v in chosen.items())]
+        )
         expanded.append({**curve, **chosen, "label": label})
     return expanded
+
+
+def _in_label(value: Any) -> str:
+    """Format a swept value for a label: a table as "key value; key value", a scalar by str."""
+    if not isinstance(value, dict):
+        return str(value)
+    return "; ".join(f"{key} {_in_label(inner)}" for key, inner in value.items())
 
 
 def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
@@ -387,7 +396,7 @@ def make_experiment(
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
     base = make_problem(environment, silos, horizon)
     if not curves:
-        raise InputError("curve is required: at least one [[curve]] table, or one of curves")
+        raise InputError("curve is required: at least one [[curve]] table, or one entry of curves")
     # Check every table and its label before curves are built, which takes longer.
     tables: list[dict[str, Any]] = []
     for position, table in enumerate(curves):
@@ -410,7 +419,8 @@ def make_experiment(
     expanded = [c for table in tables for c in expand(table)]
     if len(expanded) > MOST_CURVES:
         raise InputError(f"curve must give at most {MOST_CURVES} curves, got {len(expanded)}")
-    check_before(horizon, checkpoint_count, [b for c in expanded if (b := batch_of(c)) is not None])
+    fixed_batches = [b for c in expanded if (b := batch_of(c)) is not None]
+    check_array_memory(horizon, checkpoint_count, fixed_batches)
     built = tuple(build_curve(c, base, horizon) for c in expanded)
     labels: set[str] = set()
     for curve in built:

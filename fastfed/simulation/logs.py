@@ -133,6 +133,7 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
     high = log.reward_range[1] if log.reward_range[0] >= 0.0 else None
 
     def valued(label: str, policies: list[np.ndarray], weight: float, **more: Any) -> LogValue:
+        """Return the estimated value of the mean policy, and its deviation over replicates."""
         mean = np.mean(policies, axis=0)
         each = [float((p / logged[1] * logged[0]).mean()) for p in policies]
         estimates = _estimates(mean, *logged, high, weight)
@@ -212,6 +213,7 @@ def _trained(
     federation = Federation(plan, noise)
 
     def end_round(_: int) -> int:
+        """Exchange messages if a release is due; return the number of releases so far."""
         if federation.due:
             federation.exchange()
         if progress is not None:

@@ -296,6 +296,7 @@ def run(
         return run, state
 
     def report_progress(silos: int, rounds: int) -> None:
+        """Count the rounds of single silos, and report them in whole rounds of all silos."""
         nonlocal agent_rounds
         agent_rounds += rounds * silos
         if progress is not None:

@@ -36,7 +36,7 @@ AGENTS = dict(problems.agents())
 
 
 def experiment(environment, sizes, **more):
-    """An experiment of the papers' rule: the action of the largest bound is chosen."""
+    """Return an experiment by the papers' rule: the action with the largest bound is chosen."""
     return experiment_of(environment, sizes, **{"sieve": 1.0, **more})
 
 

@@ -176,8 +176,8 @@ def test_lower_bounds_of_appendix_g_1() -> None:
     assert bounds.lower_bound_silo_ldp(400, 9, 0.01, constant=2.0) == pytest.approx(
         2.0 * (60.0 + 300.0)
     )
-    one = bounds.lower_bound_central_jdp(64, 1, 0.25)
-    assert one == bounds.lower_bound_silo_ldp(64, 1, 0.25) == pytest.approx(12.0)
+    central_bound = bounds.lower_bound_central_jdp(64, 1, 0.25)
+    assert central_bound == bounds.lower_bound_silo_ldp(64, 1, 0.25) == pytest.approx(12.0)
     # No lower bound exceeds the upper bound of its trust model.
     for epsilon in (0.1, 1.0, 10.0):
         upper = bounds.single_agent_central(T, M, 1, epsilon, DELTA)

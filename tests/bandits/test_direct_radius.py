@@ -168,8 +168,8 @@ class ObservedRun:
         anchored = gram + radius.anchor * np.eye(d)
         s = u - gram @ self.theta
         grown = np.linalg.slogdet(anchored)[1] - d * math.log(radius.anchor)
-        found = (s * np.linalg.solve(anchored, s[..., None])[..., 0]).sum(axis=-1)
-        return bool((found <= radius.scale**2 * (radius.base + grown)).all())
+        actual = (s * np.linalg.solve(anchored, s[..., None])[..., 0]).sum(axis=-1)
+        return bool((actual <= radius.scale**2 * (radius.base + grown)).all())
 
     def judge_releases(self, seen: RunResult) -> None:
         values, gram, u, w, inflation, indefinite = (

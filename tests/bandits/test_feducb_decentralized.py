@@ -274,8 +274,10 @@ def test_results_do_not_depend_on_threads_or_call_lengths(name, threads, rounds_
 
 
 def test_results_of_long_chunks_do_not_depend_on_call_lengths():
-    """Let a silo request late in a chunk of more than 16 uses, in a chunk that starts after 129
-    uses."""
+    """Let a silo request a synchronisation only after about 150 rounds.
+
+    The driver simulates rounds in chunks, which grow to more than 16 rounds by then.
+    """
     case = {**SHARP, **QUIET, **EAGER, "silos": 3, "dimension": 2, "actions": 3, "graph": "line"}
     e = experiment(**case, gamma=1, horizon=220, communication=1400.0)
     outcome = run_compiled(e)
@@ -642,10 +644,10 @@ def check_against_paper(e: Experiment, outcome: Outcome) -> oracle.Decentralised
     np.testing.assert_array_equal(outcome.total, peer_run.totals)
     # Compare the final sums with their definition; some were still under way after the last round.
     noise = node_noise(e) if e.curves[0].keys["private"] else None
-    for part, found in zip(plan.parts, outcome.total, strict=True):
+    for part, actual in zip(plan.parts, outcome.total, strict=True):
         np.testing.assert_allclose(
-            found, total_by_definition(e, part, outcome, replayed.broadcasts, noise),
-            rtol=0, atol=1e-8 * max(1.0, np.abs(found).max()),
+            actual, total_by_definition(e, part, outcome, replayed.broadcasts, noise),
+            rtol=0, atol=1e-8 * max(1.0, np.abs(actual).max()),
         )  # fmt: skip
         count = len(part.clique)
         start, later = part.plan.regularizer[0], part.plan.regularizer[-1]

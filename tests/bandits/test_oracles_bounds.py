@@ -19,18 +19,18 @@ from pytest import approx
 
 
 def test_chowdhury_radius() -> None:
-    given: dict[str, Any] = {"T": 100, "B": 10, "d": 4}
-    assert chowdhury.regularizer(0.0, alpha=0.1, **given) == 1.0
-    found = chowdhury.regularizer(3.0, alpha=10 * exp(-9), constant=2.0, **given)
-    assert found == approx(6 * (2 + 3))
-    given = {"d": 3, "alpha": 0.02}
+    arguments: dict[str, Any] = {"T": 100, "B": 10, "d": 4}
+    assert chowdhury.regularizer(0.0, alpha=0.1, **arguments) == 1.0
+    actual = chowdhury.regularizer(3.0, alpha=10 * exp(-9), constant=2.0, **arguments)
+    assert actual == approx(6 * (2 + 3))
+    arguments = {"d": 3, "alpha": 0.02}
     root = sqrt(2 * log(100) + 3 * log(2))
-    assert chowdhury.beta(12, lam=4.0, **given) == approx(root + 2)
-    assert chowdhury.beta(0, lam=4.0, R=0.5, **given) == approx(sqrt(log(100) / 2) + 2)
-    found = chowdhury.beta_proven(12, lam_min=4.0, lam_max=9.0, nu=0.25, R=0.5, **given)
-    assert found == approx(0.5 * root + 3.25)
-    found = chowdhury.lemma_a4(4.0, T=100, B=5, d=16, alpha=1.0, constant=3.0)
-    assert found == approx(3 * (80 + 160 + 20 * 8 * log(100)) * log(100))
+    assert chowdhury.beta(12, lam=4.0, **arguments) == approx(root + 2)
+    assert chowdhury.beta(0, lam=4.0, R=0.5, **arguments) == approx(sqrt(log(100) / 2) + 2)
+    actual = chowdhury.beta_proven(12, lam_min=4.0, lam_max=9.0, nu=0.25, R=0.5, **arguments)
+    assert actual == approx(0.5 * root + 3.25)
+    actual = chowdhury.lemma_a4(4.0, T=100, B=5, d=16, alpha=1.0, constant=3.0)
+    assert actual == approx(3 * (80 + 160 + 20 * 8 * log(100)) * log(100))
     grown = log(1 + 120 / 6)
     by_hand = 3 * 40 / (2 * log(2)) * grown + 4 * 2 * sqrt(2 * 3 * 120 * grown)
     assert chowdhury.lemma_a2(2.0, T=120, B=40, d=3, lam_min=2.0) == approx(by_hand)
@@ -81,12 +81,12 @@ def test_chowdhury_batch_rules() -> None:
         assert chowdhury.ideal_batch(rule, **sizes) == approx(ideal)
         if rule not in ("3.3", "F.2", "F.4"):
             assert chowdhury.corollary_bound(rule, **sizes, constant=3.0) == approx(48 * ideal)
-    found = [chowdhury.batch_size("F.4", **sizes, constant=c) for c in (1.0, 1e-9, 1e9)]
-    assert found == [100, 1, 10**4]
+    actual = [chowdhury.batch_size("F.4", **sizes, constant=c) for c in (1.0, 1e-9, 1e9)]
+    assert actual == [100, 1, 10**4]
     assert chowdhury.batch_size("3.3", **sizes) == 252
     for c in ({}, {"constant": 3.0}):
-        found = chowdhury.corollary_bound("3.3", **sizes, **c)
-        assert found == approx(c.get("constant", 1) * 2 * 10**2.4 * log(1e6) ** 0.5)
+        actual = chowdhury.corollary_bound("3.3", **sizes, **c)
+        assert actual == approx(c.get("constant", 1) * 2 * 10**2.4 * log(1e6) ** 0.5)
 
 
 def test_chowdhury_published_constants() -> None:
@@ -199,8 +199,8 @@ def test_dubey_beta() -> None:
         by_hand = 2 * sqrt(2 * log(100) + log(36) - 2 * log(floor)) + rest
         assert dubey.beta(V, anchor=anchor, **constants) == approx(by_hand)
     grown = 2 * log(3 + 1 / 0.8)
-    found = dubey.beta_bar(T=1, d=2, L=1.0, **constants)
-    assert found == approx(2 * sqrt(2 * log(100) + grown) + rest)
+    actual = dubey.beta_bar(T=1, d=2, L=1.0, **constants)
+    assert actual == approx(2 * sqrt(2 * log(100) + grown) + rest)
     # At delta = 1e-5 the printed kappa is too small for its noise, while Lambda is large enough.
     d, n, M, alpha, delta = 10, 10**5, 100, 0.01, 1e-5
     m = dubey.levels(n)
@@ -219,8 +219,8 @@ def test_dubey_thresholds() -> None:
     assert dubey.threshold("MT", M=7, **sizes) == 0.0
     with pytest.raises(ValueError, match="communication"):
         dubey.threshold("MlogT", M=7, **sizes)
-    found = dubey.decentralised_threshold(gamma=4, **sizes)
-    assert found == approx(2500 / (log(3 + 4000 / 40) + 1))
+    actual = dubey.decentralised_threshold(gamma=4, **sizes)
+    assert actual == approx(2500 / (log(3 + 4000 / 40) + 1))
 
 
 def test_dubey_bounds() -> None:
@@ -255,8 +255,8 @@ def test_dubey_bounds() -> None:
 def test_huang_radii() -> None:
     # 16 d (M+1) P / beta = 16 * 2 * 4 * 5 / .5 = 1280.
     assert huang.concentration_c1(3, 5, 2, 0.5, 0.1) == approx(80 * sqrt(log(1280)))
-    found = huang.concentration_c1_mended(3, 5, 2, 0.5, 0.04)
-    assert found == approx(20 * sqrt(log(2560)))
+    actual = huang.concentration_c1_mended(3, 5, 2, 0.5, 0.04)
+    assert actual == approx(20 * sqrt(log(2560)))
     assert huang.concentration_radius(80.0, 4, 0.5) == approx(10.0)
     assert huang.rotated_radius(0.01, 8, 50, 0.02) == approx(0.1 * sqrt(log(2e4) / 8))
     assert huang.rotated_radius(5.0, 8, 50, 0.02) == approx(sqrt(8))
@@ -293,23 +293,23 @@ def test_huang_concentration() -> None:
     chance = 12 / (5 * sqrt(log(20))) * exp(-3 / (8 * sqrt(48)))
     assert missed == approx(3 + chance)
     # At the required M, four beta_1 and the missed range together give beta / (2P).
-    given: dict[str, Any] = {"M": 500, "T": 1000, "d": d, "beta": beta, "delta": 1e-5}
-    found = huang.proposition_c3(**given, epsilon=1.0, lambda_0=0.1, C_0=1e-9)
-    P, budget, beta_1 = found.P, found.budget, huang.call_beta(beta, found.P)
-    r = huang.concentration_radius(found.c1, P)
-    at_clients = budget.epsilon0 * found.clients / 500
+    arguments: dict[str, Any] = {"M": 500, "T": 1000, "d": d, "beta": beta, "delta": 1e-5}
+    actual = huang.proposition_c3(**arguments, epsilon=1.0, lambda_0=0.1, C_0=1e-9)
+    P, budget, beta_1 = actual.P, actual.budget, huang.call_beta(beta, actual.P)
+    r = huang.concentration_radius(actual.c1, P)
+    at_clients = budget.epsilon0 * actual.clients / 500
     _, chance = huang.corollary_b5(r, 500, d, beta_1, at_clients, budget.delta0)
     assert chance + beta_1 == approx(beta / (2 * P))
-    assert found.error(P, 500) == approx(found.c2 / sqrt(500 * huang.phase_length(P - 1)))
+    assert actual.error(P, 500) == approx(actual.c2 / sqrt(500 * huang.phase_length(P - 1)))
 
 
 def test_huang_regret_bounds() -> None:
-    given: dict[str, Any] = {"M": 10, "T": 1000, "d": 2, "beta": exp(-2), "delta": exp(-2)}
+    arguments: dict[str, Any] = {"M": 10, "T": 1000, "d": 2, "beta": exp(-2), "delta": exp(-2)}
     common = 3.0 * 2 * 2 * log(1000) / 0.25
-    found = huang.theorem_3_3(epsilon=100.0, C_0=3.0, lambda_0=0.5, **given)
-    assert found == approx(common)
-    found = huang.theorem_3_3(epsilon=0.5, C_0=3.0, lambda_0=0.5, **given)
-    assert found == approx(common * 2 * log(1000) * 2 * 8 / 2.5)
+    actual = huang.theorem_3_3(epsilon=100.0, C_0=3.0, lambda_0=0.5, **arguments)
+    assert actual == approx(common)
+    actual = huang.theorem_3_3(epsilon=0.5, C_0=3.0, lambda_0=0.5, **arguments)
+    assert actual == approx(common * 2 * log(1000) * 2 * 8 / 2.5)
     assert huang.theorem_c6_explicit(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 6 + 80
     assert huang.theorem_c6_mended(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 20 * 14
     assert huang.theorem_c6_mended(10, 3, 5, 2.0, 5.0) == 20 * 62
@@ -328,18 +328,18 @@ def test_huang_lower_bounds() -> None:
     assert huang.corollary_e2([0.1, 0.3], 5, 0.5) == approx(2.0)
     # r^2 <= e + 2 r^2 A sqrt(2 (t-1) e / d): the smallest such e is at least the closed form.
     for t, r, M, memory in product((1, 5, 400), (0.05, 0.4), (1, 60), (True, False)):
-        one: dict[str, Any] = {"M": M, "d": 4, "epsilon": 0.3, "r": r, "memory": memory}
-        bound = huang.error_4_5(t, **one)
+        arguments: dict[str, Any] = {"M": M, "d": 4, "epsilon": 0.3, "r": r, "memory": memory}
+        bound = huang.error_4_5(t, **arguments)
         A = 0.3 * (M - 1) + 1 if memory else 0.3 * M
         assert bound == approx(r**2 / (2 * r**2 * A**2 * (t - 1) + 4))
         half = r**2 * A * sqrt((t - 1) / 2)
         assert bound <= (sqrt(half**2 + r**2) - half) ** 2 + 1e-15
-        assert huang.error_4_5(t, mended=True, **one) <= bound
+        assert huang.error_4_5(t, mended=True, **arguments) <= bound
     # eps' = 0.2: M eps' < 1 < r^2 (t-1) / d gives (2 - sqrt(M eps')) d / (12 (t-1)), 12 lost.
-    one = {"M": 2, "d": 4, "epsilon": -log(1 - 0.2), "delta": 0.0, "r": 0.3}
-    found = huang.error_5_3(401, **one)
-    assert (2 - sqrt(0.4)) * 4 / 4800 <= found < 8 / 400
-    assert huang.error_5_3(1, **one) == approx(0.045)
+    arguments = {"M": 2, "d": 4, "epsilon": -log(1 - 0.2), "delta": 0.0, "r": 0.3}
+    actual = huang.error_5_3(401, **arguments)
+    assert (2 - sqrt(0.4)) * 4 / 4800 <= actual < 8 / 400
+    assert huang.error_5_3(1, **arguments) == approx(0.045)
     # E16: the printed bound is better than a coin. Randomised response attains the corrected bound.
     assert huang.proposition_d1(100, 0.1, 0.001) == approx(90 * exp(-0.1) - 1)
     assert huang.proposition_d1_mended(100, 0.1, 0.001) == approx(99.9 / (1 + exp(0.1)))

@@ -29,8 +29,8 @@ def test_phases_and_batches() -> None:
     assert [gao.number_of_phases(T) for T in (1, 2, 3, 4, 7, 8)] == [1, 2, 2, 3, 3, 4]
     assert [gao.first_round(p) for p in (1, 2, 3)] == [1, 2, 4]
     assert [list(gao.sample_rounds(p)) for p in (2, 3, 4)] == [[1], [2, 3], [4, 5, 6, 7]]
-    found = [gao.batch_paper(p) for p in range(2, 16)]
-    assert found == [2, 1, 0, 1, 1, 1, 2, 4, 4, 8, 16, 16, 32, 64]
+    actual = [gao.batch_paper(p) for p in range(2, 16)]
+    assert actual == [2, 1, 0, 1, 1, 1, 2, 4, 4, 8, 16, 16, 32, 64]
 
 
 def test_designs() -> None:
@@ -153,8 +153,8 @@ def test_scales_and_changes() -> None:
     assert gao.lambda_printed(1, 2, 16, 1) == 1.0
     assert gao.lambda_corrected(1, 2, 16, 1) == 2.0
     assert (gao.mu_printed(1, 2, 16, 1, 10), gao.mu_corrected(1, 2, 16, 1, 10)) == (0.1, 0.2)
-    found = [gao.leaf_change(3.0, 8, *rest) for rest in ((0,), (2,), (2, True))]
-    assert found == [0.75, 6.0, 3.0]
+    actual = [gao.leaf_change(3.0, 8, *rest) for rest in ((0,), (2,), (2, True))]
+    assert actual == [0.75, 6.0, 3.0]
     # All d scores of a leaf are sent. If they change together, they cost d eps (E1).
     cost = gao.leaves_below(2, 1) * 5 * gao.leaf_change(1.0, 8, 1)
     assert cost / gao.lambda_printed(1.0, 2, 8, 0.3) == approx(5 * 0.3)
@@ -220,17 +220,17 @@ def test_constants_of_fed_svt() -> None:
     assert costs == approx([1.4888175, 1.0589, 0.7162], abs=1e-4)
     for share, holds in [(1.88, True), (1.92, False)]:
         whole = share * log(1e6)
-        found = gao.advanced_epsilon(gao.eta_advanced(whole, 1e-6, 20), 20, 1e-6)
-        assert (found <= whole / 2) == holds
+        actual = gao.advanced_epsilon(gao.eta_advanced(whole, 1e-6, 20), 20, 1e-6)
+        assert (actual <= whole / 2) == holds
     assert (gao.threshold_scale_printed(0.5), gao.query_scale_printed(0.5)) == (8.0, 16.0)
     assert (gao.svt_cost(4.0, 8.0), gao.svt_cost_standard(4.0, 8.0)) == (0.25, 0.5)
     assert gao.svt_cost(8.0, 4.0) == 0.25
     assert gao.scale_least(0.5) == 4.0
     assert gao.switching_budget(10, 0.1) == ceil(3 * 4 + 24 * log(10)) == 68
     assert gao.switching_budget(10, 0.1, printed=True) == ceil(3 * 3 + 24 * log(10)) == 65
-    given: dict[str, Any] = {"m": 10, "T": 100, "N": 5, "rho": 0.1, "epsilon": 0.5, "eta": 0.01}
-    found = gao.threshold(**given, optimal_loss=2.0)
-    assert found == approx(20 + 16 * log(2 * 400 / 0.1) + 400)
+    arguments: dict[str, Any] = {"m": 10, "T": 100, "N": 5, "rho": 0.1, "epsilon": 0.5, "eta": 0.01}
+    actual = gao.threshold(**arguments, optimal_loss=2.0)
+    assert actual == approx(20 + 16 * log(2 * 400 / 0.1) + 400)
 
 
 def test_response_delta_by_enumeration() -> None:
@@ -354,17 +354,17 @@ def test_leader_hedge_and_regret_by_hand() -> None:
 
 def test_bounds_by_hand() -> None:
     e: Any = exp(1)
-    given: dict[str, Any] = {"T": 100, "m": 16, "d": e}
-    found = gao.theorem_2_2(**given, epsilon=4.0, alpha=1.0, beta=0.25)
-    assert found == approx(1.25 * log(100) * 2.5 + log(100) * 0.5 * 5 / 2)
-    found = gao.corollary_2_3(**given, epsilon=4.0, alpha=4.0)
-    assert found == approx(4 * log(100) * 2.5 + 2 * log(100) / 8)
+    arguments: dict[str, Any] = {"T": 100, "m": 16, "d": e}
+    actual = gao.theorem_2_2(**arguments, epsilon=4.0, alpha=1.0, beta=0.25)
+    assert actual == approx(1.25 * log(100) * 2.5 + log(100) * 0.5 * 5 / 2)
+    actual = gao.corollary_2_3(**arguments, epsilon=4.0, alpha=4.0)
+    assert actual == approx(4 * log(100) * 2.5 + 2 * log(100) / 8)
     assert gao.theorem_2_4(100, e, None) == approx(10.0)
     assert gao.theorem_2_4(100, e, 0.5) == approx(2.0)
     assert gao.theorem_2_4(100, e, 1e-4) == 100
-    found = gao.theorem_2_6(**given, epsilon=0.5, N=10, rho=exp(-1), optimal_loss=2.0)
-    assert found == approx((1 + (log(100) + 1) * 2) / 8 + 12 * 2)
-    given["d"] = exp(4)
-    found = gao.theorem_2_6(**given, epsilon=0.5, N=10, rho=exp(-1), delta=exp(-4))
-    assert found == approx((8 * 2 + (log(100) + 1) * 5) / 8 + 10 * 5)
+    actual = gao.theorem_2_6(**arguments, epsilon=0.5, N=10, rho=exp(-1), optimal_loss=2.0)
+    assert actual == approx((1 + (log(100) + 1) * 2) / 8 + 12 * 2)
+    arguments["d"] = exp(4)
+    actual = gao.theorem_2_6(**arguments, epsilon=0.5, N=10, rho=exp(-1), delta=exp(-4))
+    assert actual == approx((8 * 2 + (log(100) + 1) * 5) / 8 + 10 * 5)
     assert gao.theorem_2_7(16, e, 0.5) == approx(1 / 8)

@@ -74,8 +74,8 @@ def test_sensitivities_are_attained(layout: str) -> None:
 def test_local_noise(epsilon: float, delta: float, true: float, tight: float, std: float) -> None:
     s = chowdhury.ldp_noise_std(epsilon, delta)
     assert s == approx(std, rel=2e-3)
-    found = chowdhury.gaussian_epsilon(delta, chowdhury.joint_sensitivity("iid") / s)
-    assert found == approx(true, rel=2e-3)
+    actual = chowdhury.gaussian_epsilon(delta, chowdhury.joint_sensitivity("iid") / s)
+    assert actual == approx(true, rel=2e-3)
     assert chowdhury.tight_noise_std(epsilon, delta) == approx(tight, rel=2e-3)
     # On the published instances, the local epsilon is 210 instead of 10, at delta = 0.1.
     s = chowdhury.published("linucb-ldp", T=20_000, d=5, delta=0.1, epsilon=10.0).noise_std
@@ -89,8 +89,8 @@ def test_central_noise() -> None:
     # Tight values of the layouts for the 9 nodes of 400 releases.
     assert chowdhury.tight_noise_std(0.2, 0.1, 9) == approx(13.794158072537362)
     assert chowdhury.tight_noise_std(0.2, 0.1, 9, "iid") == approx(14.630914070775487)
-    one = chowdhury.tight_noise_std(1.0, 0.01)
-    assert chowdhury.tight_noise_std(1.0, 0.01, users=3.0) == approx(3 * one)
+    noise_std = chowdhury.tight_noise_std(1.0, 0.01)
+    assert chowdhury.tight_noise_std(1.0, 0.01, users=3.0) == approx(3 * noise_std)
     # Leaf 1 of 1000 is below 10 nodes. Eight rounds in one leaf multiply the square by 8^2.
     assert chowdhury.tree_group_sensitivity2([1], 1000) == 10
     assert chowdhury.tree_group_sensitivity2(range(1, 9), 1000) == 476
@@ -98,8 +98,8 @@ def test_central_noise() -> None:
     # The prefix of 39 batches of 4 users has at most 5 nodes.
     counts = {"linucb": 0, "linucb-jdp": 5, "linucb-ldp": 156, "linucb-sdp-amp": 156}
     for system, count in (counts | {"linucb-sdp-vec": 39}).items():
-        found = chowdhury.total_noise_std(system, 3.0, batches=39, B=4)
-        assert found == approx(3 * sqrt(count))
+        actual = chowdhury.total_noise_std(system, 3.0, batches=39, B=4)
+        assert actual == approx(3 * sqrt(count))
     assert chowdhury.total_noise_std("linucb-jdp", 1.0, batches=7, B=4) == approx(sqrt(3))
 
 
@@ -107,16 +107,16 @@ def test_noise_of_the_privatizer_by_hand() -> None:
     """Choose alpha or delta so that every logarithm is 4."""
     e4 = exp(4)
     assert dubey.node_noise_std(0.5, 2 / e4, 4, 2.0) == approx(4 * 2 * 5 * 4 / 0.5)
-    found = dubey.kappa_printed(0.5, 3, 2.0, 9, 10, 2, 40 / e4)
-    assert found == approx(sqrt(3 * 5 * (3 + 8) * sqrt(2)))
-    found = dubey.big_lambda(0.5, 4 / e4, 3, 2.0, 9, 10, 2, 40 / e4)
-    assert found == approx(sqrt(32) * 3 * 5 * 4 * (12 + 8) / 0.5)
+    actual = dubey.kappa_printed(0.5, 3, 2.0, 9, 10, 2, 40 / e4)
+    assert actual == approx(sqrt(3 * 5 * (3 + 8) * sqrt(2)))
+    actual = dubey.big_lambda(0.5, 4 / e4, 3, 2.0, 9, 10, 2, 40 / e4)
+    assert actual == approx(sqrt(32) * 3 * 5 * 4 * (12 + 8) / 0.5)
     assert dubey.lambda_from_noise(1.5, 4, 9, 10, 2, 160 / e4) == approx(3.0 * (6 + 4))
-    found = dubey.kappa_from_noise(1.5, 4, 4.0, 9, 10, 2, 80 / e4)
-    assert found == approx(1.5 * 2 * (3 + sqrt(8)) / 2)
+    actual = dubey.kappa_from_noise(1.5, 4, 4.0, 9, 10, 2, 80 / e4)
+    assert actual == approx(1.5 * 2 * (3 + sqrt(8)) / 2)
     for layout, shrunk in [("iid", 1.0), ("goe1", sqrt(2)), ("goe2", 1.0)]:
-        given: dict[str, Any] = {"layout": layout, "d": 4, "releases": 5, "alpha": 0.4}
-        norm, vector = chowdhury.noise_bounds(1.5, **given)
+        arguments: dict[str, Any] = {"layout": layout, "d": 4, "releases": 5, "alpha": 0.4}
+        norm, vector = chowdhury.noise_bounds(1.5, **arguments)
         assert norm * shrunk == approx(1.5 * (4 + 2 * sqrt(log(100))))
         assert vector == approx(1.5 * (2 + sqrt(2 * log(50))))
 
@@ -157,9 +157,9 @@ def test_honaker_estimate_equals_least_squares(level: int) -> None:
         [[k - size < leaf <= k for leaf in range(1, leaves + 1)] for k, size in nodes]
     )
     best = np.linalg.pinv(design.astype(float)).T @ np.ones(leaves)
-    found = zhou.honaker_estimate(leaves, level, lambda n: np.eye(len(nodes))[n - 1])
-    assert found == approx(best, abs=1e-13)
-    assert zhou.honaker_weight(level) == approx(found @ found)
+    actual = zhou.honaker_estimate(leaves, level, lambda n: np.eye(len(nodes))[n - 1])
+    assert actual == approx(best, abs=1e-13)
+    assert zhou.honaker_weight(level) == approx(actual @ actual)
 
 
 def test_prefix_noises_by_hand() -> None:
@@ -191,8 +191,8 @@ def test_amplification_by_hand() -> None:
     std = 4 * sqrt(2 * log(22.5 * exp(2))) / 0.6
     assert chowdhury.amp_noise_std(*given) == approx(std)
     assert chowdhury.ldp_noise_std(0.6, exp(-2) / 9) == approx(std)
-    found = chowdhury.amp_true_budget(0.02, 1e-3, 1000)
-    assert found == approx((0.09375097, 0.0034323642), rel=1e-7)
+    actual = chowdhury.amp_true_budget(0.02, 1e-3, 1000)
+    assert actual == approx((0.09375097, 0.0034323642), rel=1e-7)
     # Lemma B.4 needs more than 59 users at delta = 0.1; the figures have 20 users.
     for epsilon, theorem in ((0.2, True), (1.0, False)):
         holds = {"theorem": theorem, "lemma": False}
@@ -223,18 +223,18 @@ def test_returning_users() -> None:
     largest = 2 * sqrt(2 * M * log(2 / delta) * log(4 * M / delta) / B)
     stricter = 2 * log(2 / delta) * sqrt(2 * T) / B
     for factor, holds in [(0.999, True), (1.001, False)]:
-        found = chowdhury.amp_returning_conditions(factor * largest, delta, B, M)
-        assert found["theorem"] == holds and not found["printed"]
-        found = chowdhury.amp_returning_conditions(factor * stricter, delta, B, M)
-        assert found["printed"] == holds
+        actual = chowdhury.amp_returning_conditions(factor * largest, delta, B, M)
+        assert actual["theorem"] == holds and not actual["printed"]
+        actual = chowdhury.amp_returning_conditions(factor * stricter, delta, B, M)
+        assert actual["printed"] == holds
     plugged = chowdhury.vec_returning_b(0.2, 0.1, B, 5, M, 9)
     assert plugged == approx(chowdhury.vec_b(0.2 / sqrt(8 * M * log(20)), 0.05 / M, B, 5, 9))
     printed = chowdhury.vec_returning_b_printed(0.2, 0.1, B, 5, T, 9)
     assert printed / plugged == approx(1e7 / 1.92e6, rel=1e-12)
     # The budgets per batch of Theorem E.5 compose to at most eps up to eps = 11.54.
     for epsilon, holds in [(1.0, True), (11.53, True), (11.56, False)]:
-        one, _ = chowdhury.per_batch_budget(epsilon, 0.1, 1000)
-        assert (chowdhury.composed_epsilon(one, 1000, 0.05) <= epsilon) == holds
+        batch_epsilon, _ = chowdhury.per_batch_budget(epsilon, 0.1, 1000)
+        assert (chowdhury.composed_epsilon(batch_epsilon, 1000, 0.05) <= epsilon) == holds
 
 
 # Vector sums by bits.
@@ -254,8 +254,8 @@ def test_parameters_of_vector_sums() -> None:
     assert chowdhury.vec_local(1.0, 0.1, 5) == (5, chowdhury.vec_b(1.0, 0.1, 1, 5, 5))
     assert chowdhury.vec_local_budget(0.25, 0.1, 16) == (1.0, 0.1)
     for g, B, L in [(9, 20, {}), (64, 1000, {"L": 2.0})]:
-        found = chowdhury.vec_noise_std(g, chowdhury.vec_b(1.0, 0.1, B, 5, g), B, **L)
-        assert found == approx(L.get("L", 1) * sqrt(3 / 16 * 24e4) * log(4 * 26 / 0.1))
+        actual = chowdhury.vec_noise_std(g, chowdhury.vec_b(1.0, 0.1, B, 5, g), B, **L)
+        assert actual == approx(L.get("L", 1) * sqrt(3 / 16 * 24e4) * log(4 * 26 / 0.1))
 
 
 def test_privacy_of_few_bits() -> None:
@@ -272,12 +272,12 @@ def test_messages_by_hand() -> None:
     """Use g = 4 and L = 1: 0.3 is 5.2 steps and -0.65 is 1.4 steps; the noise of 2 x 8 bits has
     mean 4."""
     points, uniforms = np.array([[0.3], [-0.65]]), np.array([[0.19], [0.41]])
-    given: dict[str, Any] = {"points": points, "g": 4, "b": 8, "L": 1.0, "uniforms": uniforms}
-    given["noise"] = np.array([[3], [4]])
+    arguments: dict[str, Any] = {"points": points, "g": 4, "b": 8, "L": 1.0, "uniforms": uniforms}
+    arguments["noise"] = np.array([[3], [4]])
     # The rounded points are 6 and 1, so the sum is (6 + 1 + 7 - 4) / 4 - 2.
     for order in (None, [keyed_rng(1).permutation(32)]):
-        assert vector_sum.vector_sum(**given, permutations=order).tolist() == [0.5]
-    assert vector_sum.vector_sum_counts(**given).tolist() == [0.5]
+        assert vector_sum.vector_sum(**arguments, permutations=order).tolist() == [0.5]
+    assert vector_sum.vector_sum_counts(**arguments).tolist() == [0.5]
     # The largest value with all noise bits fills 2g + b bits; g + b bits would not suffice.
     messages = [vector_sum.message(*sent, 2, 4).tolist() for sent in [(3, 2), (4, 4), (0, 0)]]
     assert messages == [[1] * 5 + [0] * 3, [1] * 8, [0] * 8]
@@ -301,8 +301,8 @@ def test_bits_and_counts_agree_exactly() -> None:
     counts = vector_sum.vector_sum_counts(points, g, b, L, uniforms, noise)
     size = n * (2 * g + b)
     permutations = [keyed_rng(4, j).permutation(size) for j in range(dimension)]
-    found = vector_sum.vector_sum(points, g, b, L, uniforms, noise, permutations)
-    assert np.array_equal(found, counts)
+    actual = vector_sum.vector_sum(points, g, b, L, uniforms, noise, permutations)
+    assert np.array_equal(actual, counts)
     drawn = (L / g) * (noise.sum(axis=0) - n * b / 4)
     assert (np.abs(counts - np.clip(points, -L, L).sum(axis=0) - drawn) < n * L / g).all()
 
@@ -323,9 +323,9 @@ def test_exact_mean_and_variance_of_one_user() -> None:
     g, b, x, moments = 5, 6, 0.59375, np.zeros(2)
     for u in (np.arange(64) + 0.5) / 64:
         for ones in range(b + 1):
-            one = np.array([[x]]), g, b, 1.0, np.array([[u]]), np.array([[ones]])
+            mechanism_arguments = np.array([[x]]), g, b, 1.0, np.array([[u]]), np.array([[ones]])
             weight = comb(b, ones) * 3 ** (b - ones) / 4**b / 64
-            (value,) = vector_sum.vector_sum(*one)
+            (value,) = vector_sum.vector_sum(*mechanism_arguments)
             moments += weight * np.array([value, value**2])
     f = (x + 1) * g % 1
     assert moments[0] == approx(x, abs=1e-14)
@@ -397,25 +397,25 @@ def test_all_selection_methods_have_the_same_distribution() -> None:
 def test_winsorized_mean_by_hand() -> None:
     """Use the bin [.1, .2) with centre .15 and interval [.05, .25]: one point is clipped to .25."""
     x = np.array([0.1, 0.12, 0.14, 0.9])
-    found = huang.winsorized_mean_1d(x, 400.0, 0.05, 1.0, 2.0, uniform=0.5)
-    assert found == approx((0.1 + 0.12 + 0.14 + 0.25) / 4 + 2 * 8 * 0.05 / (4 * 400))
+    actual = huang.winsorized_mean_1d(x, 400.0, 0.05, 1.0, 2.0, uniform=0.5)
+    assert actual == approx((0.1 + 0.12 + 0.14 + 0.25) / 4 + 2 * 8 * 0.05 / (4 * 400))
     # With costs 1 and 3, the first bin has probability 1 / (1 + e^-1) = .731 at eps / 2.
     x = np.array([-0.4, -0.4, -0.4, 0.4])
     for u, mean in ((0.73, (-1.2 + 0.25) / 4), (0.74, (-0.75 + 0.4) / 4)):
-        found = huang.winsorized_mean_1d(x, 2.0, 0.25, 0.5, 0.0, uniform=u)
-        assert found == approx(mean)
+        actual = huang.winsorized_mean_1d(x, 2.0, 0.25, 0.5, 0.0, uniform=u)
+        assert actual == approx(mean)
 
 
 def test_winsorized_mean_in_high_dimensions_is_the_mean_plus_rotated_noise() -> None:
     """Check the mean plus D H' L / sqrt d2, where the ranges contain all points."""
     points = 0.3 + 0.01 * keyed_rng(7).standard_normal((40, 5))
     signs, noise = keyed_rng(8).choice([-1.0, 1.0], 8), keyed_rng(9).laplace(size=8)
-    found = huang.winsorized_mean_high_d(
+    actual = huang.winsorized_mean_high_d(
         points, 30.0, 0.2, sqrt(8), signs=signs, laplace=noise, uniforms=np.full(8, 0.5)
     )
     scale = 8 * 0.2 / (40 * 30.0)
     added = scale * (signs * (huang.hadamard(8).T @ noise) / sqrt(8))[:5]
-    assert found - points.mean(axis=0) == approx(added, abs=1e-12)
+    assert actual - points.mean(axis=0) == approx(added, abs=1e-12)
 
 
 # Budgets of releases and coordinates.
@@ -429,8 +429,8 @@ def test_printed_budget() -> None:
     # E6: printed budgets that fail advanced composition.
     assert huang.printed_composition(5.0, 0.1, 2, 8)["total"] == approx(5.06, abs=5e-3)
     assert huang.printed_composition(10.0, 0.1, 10, 8)["total"] == approx(14.04, abs=5e-3)
-    found = huang.composition_epsilon(1e-3, budget.epsilon_coordinate, 80)
-    assert found == approx(0.0145, abs=1e-4)
+    actual = huang.composition_epsilon(1e-3, budget.epsilon_coordinate, 80)
+    assert actual == approx(0.0145, abs=1e-4)
 
 
 def test_one_coordinate_by_quadrature() -> None:
@@ -448,9 +448,9 @@ def test_one_coordinate_by_quadrature() -> None:
 
 
 def test_tight_budget() -> None:
-    found = huang.tight_epsilon(1.0, 1e-3, 80)
-    assert found == approx(0.06175, rel=2e-4)
-    assert huang.closed_form_epsilon(1.0, 1e-3, 80) == approx(found, rel=0.02)
-    assert huang.composition_delta(1.0, found, 80) <= 1e-3
+    actual = huang.tight_epsilon(1.0, 1e-3, 80)
+    assert actual == approx(0.06175, rel=2e-4)
+    assert huang.closed_form_epsilon(1.0, 1e-3, 80) == approx(actual, rel=0.02)
+    assert huang.composition_delta(1.0, actual, 80) <= 1e-3
     # With results rounded down, an increase of 0.05 % already exceeds the budget.
-    assert huang.composition_delta(1.0, 1.0005 * found, 80, up=False) > 1e-3
+    assert huang.composition_delta(1.0, 1.0005 * actual, 80, up=False) > 1e-3

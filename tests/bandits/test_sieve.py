@@ -41,7 +41,7 @@ from fastfed.simulation.systems import ALGORITHMS
 
 
 def lower(d: int, seed: int, spread: float) -> np.ndarray:
-    """W of a V whose eigenvalues lie far apart."""
+    """Return W of a V whose eigenvalues differ by orders of magnitude."""
     rng = np.random.default_rng(seed)
     q, _ = np.linalg.qr(rng.normal(size=(d, d)))
     v = q * np.exp(rng.uniform(-spread, spread, size=d)) @ q.T
@@ -54,7 +54,7 @@ def lower(d: int, seed: int, spread: float) -> np.ndarray:
 @pytest.mark.parametrize("d", [1, 2, 3, 10, 31])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 8.0])
 def test_the_inverse_norm_lies_above_the_largest_eigenvalue(d: int, spread: float) -> None:
-    """By a factor of d^(1/8) at most; the bonus of every row of norm 1 is at most that of q."""
+    """Check that it is larger by at most d^(1/8), and bounds the bonus of every unit row."""
     for seed in range(5):
         w = lower(d, seed, spread)
         inverse = w.T @ w
@@ -169,7 +169,7 @@ def test_the_choice_is_that_of_the_definition(d: int, actions: int, dtype: type)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("d", [1, 2, 7, 23, 135])
 def test_degenerate_actions_are_chosen_by_the_definition(d: int, dtype: type) -> None:
-    """Equal rows, rows of zeros, rows beyond float32 or small, and V a multiple of I."""
+    """Use equal rows, rows of zeros, very large and small rows, and V a multiple of I."""
     rng = np.random.default_rng(d)
     for seed in range(20):
         w = lower(d, seed, 2.0)
@@ -198,7 +198,7 @@ def test_degenerate_actions_are_chosen_by_the_definition(d: int, dtype: type) ->
      lambda b, g, n, s, m: (b, g, n - 0.7, s, m), lambda b, g, n, s, m: (b, 0.0, n, s, m)],
 )  # fmt: skip
 def test_a_wrong_sieve_is_noticed(fault: Callable[..., tuple[float, ...]]) -> None:
-    """The comparison with the definition fails where the kernel gets another number."""
+    """Give the kernel a wrong number: the comparison with the definition must fail."""
     rng = np.random.default_rng(1)
     noticed = 0
     for seed in range(40):
@@ -216,9 +216,9 @@ def test_a_ranking_of_one_and_a_slack_of_one_choose_the_largest_bound() -> None:
     w, theta = np.tril(rng.normal(size=(5, 5))), rng.normal(size=5)
     for _ in range(50):
         x = rng.normal(size=(20, 5))
-        found = linalg.select_sieved(x, w, theta, 0.7, 0.3, -10.0, 1.0, 1.0)[0]
+        actual = linalg.select_sieved(x, w, theta, 0.7, 0.3, -10.0, 1.0, 1.0)[0]
         none_at_limit = linalg.select_sieved(x, w, theta, 0.7, 0.3, 1e6, 1.0, 0.2)[0]
-        assert found == none_at_limit == linalg.select(x, w, theta, 0.7, 0.3)[0]
+        assert actual == none_at_limit == linalg.select(x, w, theta, 0.7, 0.3)[0]
 
 
 # ---- drivers -------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def world_of(curve: dict[str, Any], horizon: int = 150) -> Any:
 
 @pytest.mark.parametrize("name", CURVES)
 def test_both_drivers_play_the_same(name: str) -> None:
-    """Also where a larger bound on the mean rewards makes the slack matter."""
+    """Include a case in which a larger bound on the mean rewards makes the slack matter."""
     e = world_of(CURVES[name])
     plan = e.curves[0].system.plan
     assert plan.ranking < 1.0 and (plan.sieve_growth > 0.0) == ("tied" not in name)
@@ -277,8 +277,8 @@ def test_both_drivers_play_the_same(name: str) -> None:
 
     def played(**changes: Any) -> np.ndarray:
         opened = e.environment.open(e.seed, 0, e.silos)
-        (found,) = compiled.run(opened, [replace(plan, **changes)], e.checkpoints, record=True)
-        return found.actions
+        (actual,) = compiled.run(opened, [replace(plan, **changes)], e.checkpoints, record=True)
+        return actual.actions
 
     # The sieve decides: with the largest bound, other actions are chosen; so does its slack.
     largest = {"ranking": 1.0, "sieve_growth": 0.0, "widths": ()}
@@ -292,23 +292,23 @@ def test_both_drivers_play_the_same(name: str) -> None:
 
 
 def slacks_of_parties(e: Any) -> list[float]:
-    """The slack of each batch, as the first silo of a federation by hand has it."""
+    """Return the slack of each batch, as the first silo of a hand-run federation computes it."""
     plan, noise = e.curves[0].system.plan, SeededNoise(e.seed, 0)
     opened = e.environment.open(e.seed, 0, e.silos)
     silos = [Silo(plan, i, noise) for i in range(plan.silos)]
     server, shuffler = Server(plan, noise), fastfed.parties.Shuffler(plan, noise)
-    found = [silos[0]._slack]
+    actual = [silos[0]._slack]
     for t in range(1, plan.horizon + 1):
         for i, silo in enumerate(silos):
             features, means = opened.round(i, t)
             silo.observe(opened.reward(i, t, means[silo.select(features)]))
         if silos[0].due:
             sent = [silo.report() for silo in silos]
-            made = server.combine(shuffler.shuffle(sent) if plan.protocol.shuffled else sent)
+            broadcast = server.combine(shuffler.shuffle(sent) if plan.protocol.shuffled else sent)
             for silo in silos:
-                silo.receive(made)
-            found.append(silos[0]._slack)
-    return found
+                silo.receive(broadcast)
+            actual.append(silos[0]._slack)
+    return actual
 
 
 SLACKS: list[dict[str, Any]] = [
@@ -331,7 +331,7 @@ SLACKS: list[dict[str, Any]] = [
 def test_the_slack_of_each_release_is_that_of_the_definition(
     keys: dict[str, Any], multiplier: float
 ) -> None:
-    """C and g from their definitions; the choices of the compiled core are those of this slack."""
+    """Compute C and g from their definitions; the compiled core must choose by this slack."""
     sizes = {"silos": 2, "dimension": 3, "actions": 12, **keys}
     sieved = 0
     for limit in (None, 10.0):
@@ -340,9 +340,9 @@ def test_the_slack_of_each_release_is_that_of_the_definition(
         # After a release in the last round there is no batch.
         assert plan.releases <= len(truth.widths) <= len(plan.widths) == plan.releases + 1
         np.testing.assert_allclose(plan.widths[: len(truth.widths)], truth.widths, rtol=1e-9)
-        found = slacks_of_parties(e)[: len(truth.slacks)]
-        np.testing.assert_allclose(found, truth.slacks, rtol=1e-9)
-        assert min(found) >= plan.sieve_growth and max(found) > 1.05 * plan.sieve_growth
+        actual = slacks_of_parties(e)[: len(truth.slacks)]
+        np.testing.assert_allclose(actual, truth.slacks, rtol=1e-9)
+        assert min(actual) >= plan.sieve_growth and max(actual) > 1.05 * plan.sieve_growth
         sieved += truth.sieved
     assert sieved > 0
 
@@ -419,7 +419,7 @@ SYSTEMS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("keys", SYSTEMS)
 @pytest.mark.parametrize("multiplier", [1.0, 1.7])
 def test_the_bound_is_that_of_the_definition(keys: dict[str, Any], multiplier: float) -> None:
-    """A sieve leaves it as it is; a wider sieve multiplies the part of its good batches."""
+    """Check that a sieve does not change the bound, and a wider sieve multiplies one part of it."""
     keys = {**keys, "radius_multiplier": multiplier}
     systems = [system_of(**keys, **more) for more in (
         {"sieve": 1.0}, {}, {"sieve": 0.0}, {"tie_bonus": 0.3}, {"bonus": 0.5, "ledger": 0.25},
@@ -430,18 +430,18 @@ def test_the_bound_is_that_of_the_definition(keys: dict[str, Any], multiplier: f
         assert bounds[1] == bounds[2] and bounds[0] == bounds[3]
     else:
         assert bounds[0] == bounds[1] == bounds[2] == bounds[3]
-    for system, found in zip(systems, bounds, strict=True):
+    for system, actual in zip(systems, bounds, strict=True):
         plan, growth = system.plan, max(1.0, system.plan.sieve_growth)
         whole, bad = (oracle.regret_bound(
             ends=ends_of(plan), horizon=plan.horizon, silos=plan.silos, d=plan.dimension,
             direct=replace(direct_of(plan), multiplier=factor), unequal=bool(plan.release_rounds),
         ) for factor in (multiplier, 1e-9))  # fmt: skip
-        assert found == pytest.approx(bad + growth * (whole - bad), rel=1e-8)
+        assert actual == pytest.approx(bad + growth * (whole - bad), rel=1e-8)
     assert systems[4].plan.sieve_growth == 1.25
 
 
 def equal_batches(plan: Plan, full: np.ndarray) -> float:
-    """The bound for equal batches, operation by operation as it was before others were known."""
+    """Return the bound for equal batches, by the operations of the time before unequal batches."""
     radius = plan.radius
     d, c = plan.dimension, radius.anchor
     alone = plan.batch_size == 0
@@ -477,20 +477,20 @@ def test_equal_batches_have_the_bound_that_they_had(algorithm: str, batch: int) 
         if algorithm != "local-linucb":
             keys["batch_size"] = batch
         system = system_of(algorithm, dimension=3, silos=4, **keys)
-        found = direct_regret_bound(system.plan, system.theory)
-        assert found == equal_batches(system.plan, system.theory.regularizer)
+        actual = direct_regret_bound(system.plan, system.theory)
+        assert actual == equal_batches(system.plan, system.theory.regularizer)
 
 
 def test_a_silo_alone_below_a_regularizer_of_one_has_bad_rounds() -> None:
-    """A row may then more than double det A, so that step 4 of the proof does not cover it."""
+    """Check a case in which one row may more than double det A, unlike in step 4."""
     for regularizer, least in ((1.0, False), (0.5, True)):
         system = system_of("local-linucb", dimension=3, silos=4, regularizer=regularizer)
         c = system.plan.radius.anchor
         assert c == regularizer
-        found = direct_regret_bound(system.plan, system.theory)
+        actual = direct_regret_bound(system.plan, system.theory)
         without = equal_batches(system.plan, system.theory.regularizer)
         bad = 4 * 3 * math.log1p(500 / (3 * c)) / math.log(2.0)
-        assert found == pytest.approx(without + (bad if least else 0.0), rel=1e-12)
+        assert actual == pytest.approx(without + (bad if least else 0.0), rel=1e-12)
 
 
 def test_rewards_that_differ_by_more_than_one_cost_more_in_bad_batches() -> None:
@@ -519,12 +519,12 @@ def test_a_sieve_with_smaller_factors_has_less_regret_where_noise_is_large() -> 
             {"protocol": "central", "silos": 10, "dimension": 4, "actions": 30, "horizon": 2000,
              "batch_size": "growing", "release": "factorised", "epsilon": 3.0}, **keys,
         )  # fmt: skip
-        found = []
+        collected = []
         for replicate in range(3):
             opened = e.environment.open(e.seed, replicate, e.silos)
-            (played,) = compiled.run(opened, [e.curves[0].system.plan], np.array([2000]))
-            found.append(played.group_regret[-1])
-        regrets.append(float(np.mean(found)))
+            (outcome,) = compiled.run(opened, [e.curves[0].system.plan], np.array([2000]))
+            collected.append(outcome.group_regret[-1])
+        regrets.append(float(np.mean(collected)))
     assert regrets[1] < 0.8 * regrets[0]
 
 
@@ -546,8 +546,8 @@ def test_the_bound_of_growing_batches_holds_where_it_says_something(
     bound = direct_regret_bound(system.plan, system.theory)
     assert bound is not None and bound < 10 * horizon
     opened = e.environment.open(0, 0, 10)
-    (played,) = compiled.run(opened, [system.plan], np.array([horizon]))
-    assert played.group_regret[-1] < bound
+    (outcome,) = compiled.run(opened, [system.plan], np.array([horizon]))
+    assert outcome.group_regret[-1] < bound
 
 
 # ---- the regret of each round --------------------------------------------------------------------
@@ -559,14 +559,14 @@ def test_the_bound_of_growing_batches_holds_where_it_says_something(
 def test_the_regret_of_each_round_is_at_most_what_the_bound_counts(
     keys: dict[str, Any], multiplier: float, limit: float | None
 ) -> None:
-    """The oracle knows theta*. These runs keep the events of the proof."""
+    """Use an oracle that knows theta*, in runs in which the events of the proof hold."""
     sizes = {"silos": 2, "dimension": 2, "actions": 6, **keys}
-    e, played, truth = checked(sizes, limit, radius_multiplier=multiplier)
+    e, outcome, truth = checked(sizes, limit, radius_multiplier=multiplier)
     assert truth.nearest_width >= -1e-9
     assert 0.0 < max(truth.counted) <= 1.0
     system = e.curves[0].system
     bound = direct_regret_bound(system.plan, system.theory)
-    assert bound is not None and played.group_regret[-1] <= bound
+    assert bound is not None and outcome.group_regret[-1] <= bound
 
 
 def seeds_of_coverage(count: int) -> tuple[int, int]:
@@ -579,8 +579,8 @@ def seeds_of_coverage(count: int) -> tuple[int, int]:
             sizes["release_rounds"] = [1, 5, 20]
         e = with_limit(replace(experiment_of(sizes), seed=seed), 1.0 + seed % 3)
         plan, opened = e.curves[0].system.plan, e.environment.open(seed, 0, e.silos)
-        (played,) = compiled.run(opened, [plan], e.checkpoints, record=True)
-        truth = replayed(e, played)
+        (outcome,) = compiled.run(opened, [plan], e.checkpoints, record=True)
+        truth = replayed(e, outcome)
         assert truth.worst_gap < 1e-8 and plan.sieve_growth > 0.0
         if truth.nearest_width < 0.0:
             missed += 1
@@ -651,15 +651,15 @@ def worst_play(
             silo.observe(y)
             bias, gram = bias + y * x[a], gram + np.outer(x[a], x[a])
         if silos[0].due:
-            made = server.combine([silo.report() for silo in silos])
+            broadcast = server.combine([silo.report() for silo in silos])
             for silo in silos:
-                silo.receive(made)
+                silo.receive(broadcast)
             released, start, learned = released + 1, t, gram.copy()
             added = np.zeros((d, d))
-            added[np.tril_indices(d)] = made.values[d:]
+            added[np.tril_indices(d)] = broadcast.values[d:]
             added = added + np.tril(added, -1).T - gram
             entry = plan.entry(released)
-            lost = np.linalg.norm(added @ theta - (made.values[:d] - bias))
+            lost = np.linalg.norm(added @ theta - (broadcast.values[:d] - bias))
             held &= bool(lost <= plan.radius.error_bound[entry] + 1e-5)
             least = float(np.linalg.eigvalsh(added)[0])
             held &= -least <= plan.regularizer[entry] - plan.radius.anchor + 1e-5
@@ -678,8 +678,8 @@ PLAYED: list[dict[str, Any]] = [
 
 def plays(keys: dict[str, Any], count: int, **more: Any) -> tuple[int, list[float]]:
     """Return in how many plays the events held, and the ratios of these."""
-    found = [worst_play(keys, seed, **more) for seed in range(count)]
-    return sum(held for held, _ in found), [ratio for held, ratio in found if held]
+    actual = [worst_play(keys, seed, **more) for seed in range(count)]
+    return sum(held for held, _ in actual), [ratio for held, ratio in actual if held]
 
 
 @pytest.mark.parametrize("keys", PLAYED)
@@ -724,13 +724,13 @@ def test_widths_of_another_release_are_noticed() -> None:
         curve = replace(
             e.curves[0], system=replace(system, plan=replace(system.plan, widths=widths))
         )
-        found = slacks_of_parties(replace(e, curves=(curve,)))[: len(truth.slacks)]
-        assert not np.allclose(found, truth.slacks, rtol=1e-3)
+        actual = slacks_of_parties(replace(e, curves=(curve,)))[: len(truth.slacks)]
+        assert not np.allclose(actual, truth.slacks, rtol=1e-3)
 
 
 @pytest.mark.parametrize("keys", [PLAYED[3], PLAYED[5]])
 def test_an_error_bound_that_is_too_small_is_noticed(keys: dict[str, Any]) -> None:
-    """The events hold hardly ever: what is proven is about other runs."""
+    """Use an error bound so small that the events of the proof rarely hold."""
 
     def fault(plan: Plan) -> Plan:
         small = replace(plan.radius, error_bound=0.3 * plan.radius.error_bound)
@@ -794,8 +794,8 @@ def test_the_default_ranking_is_that_of_curves_with_a_proof(
 ) -> None:
     monkeypatch.setitem(SCORES.builtin, "thompson", THOMPSON)
     plan = made_of(algorithm, keys).plan
-    found = getattr(plan, "ranking", 1.0), getattr(plan, "sieve_growth", 0.0)
-    assert found == pytest.approx(wanted)
+    actual = getattr(plan, "ranking", 1.0), getattr(plan, "sieve_growth", 0.0)
+    assert actual == pytest.approx(wanted)
     alone = algorithm == "local-linucb" or (algorithm == "linucb" and not plan.batch_size)
     assert bool(getattr(plan, "widths", ())) == (wanted[1] > 0.0 and not alone)
 
@@ -850,11 +850,11 @@ def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
 
 
 def identity(**keys: Any) -> dict[str, Any]:
-    made = make_experiment(
+    experiment = make_experiment(
         name="a", environment=Sphere(3, 5), horizon=40, silos=2, seed=1,
         curves=[{"label": "a", "algorithm": "fedlinucb", "batch_size": 5, **keys}],
     )  # fmt: skip
-    return made.identity()["curves"][0]
+    return experiment.identity()["curves"][0]
 
 
 def test_an_explicit_one_is_the_identity_of_before() -> None:
@@ -1016,12 +1016,12 @@ def test_saturation_is_none_where_it_has_no_use() -> None:
     base = {"protocol": "silo-ldp", "release": "factorised", "batch_size": "growing"}
     plain = made_of("private-fedlinucb", {**base, "saturation": 0.0}, **sizes).plan.factor.matrix
     for keys in ({"sieve": 1.0}, {"tie_bonus": 0.5}, {"returning": 2}, {"lazy": False}):
-        found = made_of("private-fedlinucb", {**base, **keys}, **sizes).plan
+        actual = made_of("private-fedlinucb", {**base, **keys}, **sizes).plan
         wanted = made_of("private-fedlinucb", {**base, **keys, "saturation": 0.0}, **sizes).plan
-        np.testing.assert_array_equal(found.factor.matrix, wanted.factor.matrix)
+        np.testing.assert_array_equal(actual.factor.matrix, wanted.factor.matrix)
     for keys in ({}, {"bonus": 0.5}, {"sieve": 0.9}):
-        found = made_of("private-fedlinucb", {**base, **keys}, **sizes).plan
-        assert not np.allclose(found.factor.matrix, plain, rtol=1e-4)
+        actual = made_of("private-fedlinucb", {**base, **keys}, **sizes).plan
+        assert not np.allclose(actual.factor.matrix, plain, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -1046,12 +1046,12 @@ def test_saturation_without_a_factor_is_refused(
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
 def test_a_default_release_without_a_factor_has_no_saturation(protocol: str) -> None:
-    """Of one batch, or of many equal ones, another release may be the default."""
+    """Use one batch, or many equal batches, for which the default may be a different release."""
     releases = set()
     for keys in ({"batch_size": 1}, {"batch_size": 499}, {"batch_size": 7}, {}):
-        made = made_of("private-fedlinucb", {"protocol": protocol, **keys}, horizon=500)
-        assert made.plan.ranking == 0.3
-        releases.add(made.plan.release)
+        system = made_of("private-fedlinucb", {"protocol": protocol, **keys}, horizon=500)
+        assert system.plan.ranking == 0.3
+        releases.add(system.plan.release)
     assert len(releases) > 1 or protocol == "secure-sum"
     assert made_of("linucb-jdp", {"batch_size": 1}).plan.ranking == 0.3
     explicit = made_of("private-fedlinucb", {"protocol": protocol, "saturation": 5.0})

@@ -72,12 +72,12 @@ def spec(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes ten times the play; where no picture is looked at, none is drawn."""
+    """Draw no plots where no test looks at them: drawing takes ten times as long as the runs."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def played(folder: Path) -> dict[tuple[int, int], bytes]:
-    """Every cell of a store, as its bytes."""
+    """Return every cell of a store, as its bytes."""
     with sqlite3.connect(folder / "results.sqlite") as db:
         return {
             (position, replicate): b"".join(blobs)
@@ -153,7 +153,7 @@ def test_what_a_function_returns_wrongly_is_said_with_its_place(tmp_path: Path) 
 
 
 def test_a_warning_is_one_plain_sentence(tmp_path: Path) -> None:
-    """What the package warns of has no line of code; a user's own warning keeps its place."""
+    """Check that warnings of the package show no line of code; a user's warnings are unchanged."""
     code = """
 import sys, warnings
 from fastfed.cli import _show_warnings_plainly
@@ -216,12 +216,12 @@ def test_calibrate_json_has_the_keys() -> None:
             *(("--users", 2500) if mechanism in users else ()),
             *(("--dimension", 10) if mechanism in sized else ()),
         )  # fmt: skip
-        found = json.loads(result.stdout)
-        assert list(found) == [
+        document = json.loads(result.stdout)
+        assert list(document) == [
             "mechanism", "epsilon", "delta", "relation", "releases", "noise_std", "mu", "source",
         ]  # fmt: skip
-        assert found["mechanism"] == mechanism
-        assert found["noise_std"] > 0
+        assert document["mechanism"] == mechanism
+        assert document["noise_std"] > 0
         assert mechanism in fastfed("calibrate", "--help").output
 
 
@@ -236,10 +236,10 @@ def test_calibrate_relation_and_text() -> None:
 
 
 def test_calibrate_list_says_what_every_mechanism_is() -> None:
-    found = json.loads(fastfed("calibrate", "list", "--json").stdout)
-    assert [each["name"] for each in found] == list(MECHANISMS)
-    assert all(each["unit"] and each["noise_std"] and each["summary"] for each in found)
-    scaled = {each["name"] for each in found if each["sensitivity"]}
+    document = json.loads(fastfed("calibrate", "list", "--json").stdout)
+    assert [each["name"] for each in document] == list(MECHANISMS)
+    assert all(each["unit"] and each["noise_std"] and each["summary"] for each in document)
+    scaled = {each["name"] for each in document if each["sensitivity"]}
     assert scaled == {"gaussian", "noisy-argmin", "laplace", "exponential"}
     text = fastfed("calibrate", "list").stdout
     assert text.startswith("mechanism ") and "--users --dimension" in text
@@ -266,10 +266,10 @@ def test_calibrate_scales_noise_with_the_sensitivity() -> None:
 def test_audit_list_names_every_audit() -> None:
     from fastfed.simulation.audit import AUDITS
 
-    found = json.loads(fastfed("audit", "list", "--json").stdout)
-    assert [each["name"] for each in found] == list(AUDITS)
-    assert all(each["attacks"] and each["unit"] and each["relation"] for each in found)
-    assert {each["name"] for each in found if each["planted"]} == {
+    document = json.loads(fastfed("audit", "list", "--json").stdout)
+    assert [each["name"] for each in document] == list(AUDITS)
+    assert all(each["attacks"] and each["unit"] and each["relation"] for each in document)
+    assert {each["name"] for each in document if each["planted"]} == {
         name for name in AUDITS if name.startswith("fault-")
     }
     assert fastfed("audit", "list").stdout.startswith("audit ")
@@ -281,8 +281,8 @@ def test_privacy_plays_nothing_and_has_certificates(spec: Path) -> None:
     assert [c["label"] for c in curves] == ["open", "LDP, epsilon = 0.5", "LDP, epsilon = 1.5"]
     assert [c["certificate"]["status"] for c in curves] == ["none", "proven", "proven"]
     assert curves[1]["certificate"]["claimed"] == {"epsilon": 0.5, "delta": 1e-5}
-    made = [{c["certificate"][k] for k in ("version", "spec_digest", "date")} for c in curves]
-    assert made[0] == made[1] == made[2] and __version__ in made[0]
+    origins = [{c["certificate"][k] for k in ("version", "spec_digest", "date")} for c in curves]
+    assert origins[0] == origins[1] == origins[2] and __version__ in origins[0]
     text = fastfed("privacy", spec).stdout
     assert "LDP, epsilon = 1.5\n==================\nPrivacy certificate\n" in text
     assert sorted(spec.parent.iterdir()) == before
@@ -315,10 +315,10 @@ def test_doctor_tells_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     read_letor(data)
     result = fastfed("doctor", "--json")
-    found = json.loads(result.stdout)
+    document = json.loads(result.stdout)
     assert result.exit_code == 0
-    assert [e["path"] for e in found["cache"]["entries"]] == [str(data)]
-    assert found["build"]["compiled"] and found["problems"] == []
+    assert [e["path"] for e in document["cache"]["entries"]] == [str(data)]
+    assert document["build"]["compiled"] and document["problems"] == []
 
     data.write_text(data.read_text() + "1 qid:9 1:0.5 2:0.5\n")
     for result in (fastfed("doctor"), fastfed("doctor", "--data", data)):
@@ -505,7 +505,7 @@ def test_python_function_beside_the_spec(spec: Path, tmp_path: Path) -> None:
 
 
 def test_run_writes_picture_files_that_are_asked_for_or_there(spec: Path, tmp_path: Path) -> None:
-    """A picture of fewer replicates must not stay beside the results of more."""
+    """Check that no old plot of fewer replicates remains beside newer results."""
     out = tmp_path / "out"
     asked = fastfed("run", spec, "-o", out, "--format", "svg")
     assert asked.exit_code == 0 and "figure.svg" in asked.stderr
@@ -702,7 +702,7 @@ def write_letor(path: Path, queries: int, features: int = 2) -> None:
 
 
 def complains(result: Result, *words: str) -> None:
-    """Exit code 2, one line on standard error with these words, nothing on standard output."""
+    """Check that a command fails with code 2 and one line on standard error with these words."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
@@ -857,17 +857,17 @@ def test_bad_seed_says_its_bounds(spec: Path, tmp_path: Path) -> None:
 
 
 def test_a_core_that_is_not_built_is_one_sentence(tmp_path: Path) -> None:
-    """As in a fresh checkout; help needs no core."""
+    """Simulate a fresh checkout without a compiled core; `--help` must still work."""
     package = Path(str(experiments.__file__)).parents[1]
-    kept = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "src")
-    shutil.copytree(package, tmp_path / "fastfed", ignore=kept)
+    ignored = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "src")
+    shutil.copytree(package, tmp_path / "fastfed", ignore=ignored)
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
     for words, code in ((["--help"], 0), (["list"], 1)):
         ran = subprocess.run(
             [sys.executable, "-m", "fastfed", *words], env=env, capture_output=True, text=True
         )
         assert ran.returncode == code
-    # Where fastfed is installed too, as the tests want it, this folder hides it.
+    # If fastfed is also installed, the message says that this folder hides the installation.
     assert re.match(r"error: (\S+fastfed is the source, which is not built, and hides|"
                     r"the compiled core is not built: `pip install .`)", ran.stderr)  # fmt: skip
     assert ran.stderr.count("\n") == 1
@@ -888,12 +888,12 @@ def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypat
     for folder in ("source", "site"):
         (tmp_path / folder / "fastfed").mkdir(parents=True)
     here = tmp_path / "source" / "fastfed"
-    found = [Installed(tmp_path / "gone"), Installed(tmp_path / "source")]
-    monkeypatch.setattr(metadata, "distributions", lambda name: found)
+    actual = [Installed(tmp_path / "gone"), Installed(tmp_path / "source")]
+    monkeypatch.setattr(metadata, "distributions", lambda name: actual)
     assert kernels._unbuilt(here).startswith("the compiled core is not built")
-    found.append(Installed(tmp_path / "site"))
-    said = kernels._unbuilt(here)
-    assert said.startswith(f"{here} is the source") and "run Python in another folder" in said
+    actual.append(Installed(tmp_path / "site"))
+    message = kernels._unbuilt(here)
+    assert message.startswith(f"{here} is the source") and "run Python in another folder" in message
 
 
 @pytest.mark.parametrize(

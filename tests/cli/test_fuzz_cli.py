@@ -50,7 +50,7 @@ def repeat(examples):
 
 
 def said(*args: object) -> int:
-    """The exit code, 0, 1 or 2, of a command that does not end in a traceback."""
+    """Run a command that must not end in a traceback; return its exit code, 0, 1 or 2."""
     with fuzzing.within(60):
         done = command(*args)
     assert done.exception is None or isinstance(done.exception, SystemExit), (args, done.exception)
@@ -79,7 +79,7 @@ def calibrate(rng) -> list[str]:
 
 
 def other(rng) -> list[str]:
-    """Commands that must refuse at once: no figure, folder or spec is named right."""
+    """Return a command that must be refused at once: no figure, folder or spec of it exists."""
     name = rng.choice(TEXTS)
     playing = {"--replicates": NUMBERS, "--threads": ("0", "x", "-1"), "--seed": NUMBERS}
     playing |= {"--engine": TEXTS, "--scheduler": TEXTS, "-o": TEXTS}
@@ -130,7 +130,7 @@ def played(tmp_path_factory) -> Path:
 
 
 def broken(rng, good: bytes, path: Path) -> None:
-    """A store with bytes lost or changed, or with rows and columns that are not its own."""
+    """Write a store in which bytes, rows or columns are lost or changed."""
     path.write_bytes(good)
     kind = rng.randrange(8)
     data = bytearray(good)

@@ -42,7 +42,7 @@ def repeat(examples):
 
 
 def small(experiment: Experiment) -> bool:
-    """Whether it plays in an instant."""
+    """Return whether the spec runs in an instant."""
     sizes = [
         (w.silos <= 8, w.facts.dimension <= 40, getattr(w.facts, "actions", 1) <= 200)
         for w in (c.problem for c in experiment.curves)

@@ -21,29 +21,29 @@ def shell(text):
 def test_a_closed_standard_output_is_a_sentence(tmp_path):
     out = tmp_path / "out"
     for text in ("fastfed list >&-", f"fastfed run s.toml -o {out} >&-"):
-        found = shell(text)
-        assert found.returncode == 1
+        result = shell(text)
+        assert result.returncode == 1
         sentence = "error: standard output is closed: send it to a file, or to /dev/null\n"
-        assert found.stderr == sentence
+        assert result.stderr == sentence
     assert not out.exists()
 
 
 def test_a_closed_standard_error_is_no_error():
-    found = shell("fastfed list mechanisms --json 2>&-")
-    assert found.returncode == 0 and found.stdout.startswith("{")
+    result = shell("fastfed list mechanisms --json 2>&-")
+    assert result.returncode == 0 and result.stdout.startswith("{")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full")
 def test_a_full_standard_output_is_a_sentence():
-    found = shell("fastfed --help > /dev/full")
-    assert found.returncode == 1
-    assert found.stderr == "error: output cannot be written: No space left on device\n"
+    result = shell("fastfed --help > /dev/full")
+    assert result.returncode == 1
+    assert result.stderr == "error: output cannot be written: No space left on device\n"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ulimit -v as on Linux")
 def test_little_address_space_is_a_sentence():
-    found = shell("ulimit -v 200000; fastfed list")
-    assert found.returncode == 1 and len(found.stderr.splitlines()) == 1
-    assert found.stderr.startswith("error: the limit of address space is 200000 kB (ulimit -v)")
-    assert f"at least {LEAST_ADDRESSES >> 10} kB" in found.stderr
+    result = shell("ulimit -v 200000; fastfed list")
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: the limit of address space is 200000 kB (ulimit -v)")
+    assert f"at least {LEAST_ADDRESSES >> 10} kB" in result.stderr
     assert shell("ulimit -v 200000; fastfed --help").returncode == 0

@@ -20,12 +20,12 @@ def test_the_message(mistake: Mistake) -> None:
 
 
 def test_mistakes_differ() -> None:
-    made = [mistake.what for mistake in every()]
-    assert len(made) >= 120 and sorted(made) == sorted(set(made))
+    descriptions = [mistake.what for mistake in every()]
+    assert len(descriptions) >= 120 and sorted(descriptions) == sorted(set(descriptions))
 
 
 def test_a_poor_message_is_found(tmp_path: Path) -> None:
-    """The judge finds what is accepted, fails otherwise or says too little."""
+    """Check that accepted mistakes, other failures and vague messages are detected."""
 
     def fails(folder: Path) -> None:
         raise KeyError("epsilon")
@@ -46,7 +46,7 @@ def test_a_poor_message_is_found(tmp_path: Path) -> None:
 
 
 def test_a_ceiling_below_the_plan_is_noted(tmp_path: Path) -> None:
-    """It is allowed, for it is the silo's own; what it means is said."""
+    """Check that a low ceiling is allowed, with a note on what it means."""
     pytest.importorskip("cryptography")
     from mistakes_deployed import spec
 

@@ -65,18 +65,22 @@ def advice() -> fastfed.advice.Advice:
 def test_every_candidate_has_the_same_proven_guarantee(advice: fastfed.advice.Advice) -> None:
     zero_out = plan(**{**SMALL, "relation": "zero-out", "trust": ["silo-ldp", "central"]})
     assert {c.trust for c in advice.candidates} == set(TRUST)
-    for relation, found in (("replace", advice), ("zero-out", zero_out)):
-        for c in found.candidates:
+    for relation, actual in (("replace", advice), ("zero-out", zero_out)):
+        for c in actual.candidates:
             # Made again by the public door: nothing of the certificate is taken from the answer.
             keys = {k: v for k, v in c.keys.items() if k != "algorithm"}
-            made = fastfed.make_system(
+            certificate = fastfed.make_system(
                 c.keys["algorithm"], silos=8, horizon=300, dimension=3, **keys
             ).certificate
-            assert (made.status, made.unit, made.relation) == ("proven", "user", relation), c.label
-            assert made.exact.epsilon == pytest.approx(c.epsilon, rel=1e-12)
-            assert 0.98 * 2.0 < made.exact.epsilon <= 2.0 * (1 + 1e-9), c.label
-            assert made.exact.delta == c.delta == 1e-5
-            trusted = made.model.split(":")[0]
+            assert (certificate.status, certificate.unit, certificate.relation) == (
+                "proven",
+                "user",
+                relation,
+            ), c.label
+            assert certificate.exact.epsilon == pytest.approx(c.epsilon, rel=1e-12)
+            assert 0.98 * 2.0 < certificate.exact.epsilon <= 2.0 * (1 + 1e-9), c.label
+            assert certificate.exact.delta == c.delta == 1e-5
+            trusted = certificate.model.split(":")[0]
             named = {"silo-ldp": "silo-level local", "secure-sum": "secure sum"}
             assert trusted == named.get(c.trust, c.trust)
 
@@ -133,11 +137,11 @@ def test_the_recommended_is_the_least_of_the_last_stage(advice: fastfed.advice.A
 
 def test_privacy_that_costs_too_much_is_said_and_from_where_it_pays() -> None:
     sizes = {**SMALL, "silos": 30, "dimension": 4, "horizon": 600, "seconds": 1.0}
-    found = plan(**{**sizes, "epsilon": 0.2, "trust": ["silo-ldp", "central"]})
-    for verdict in found.verdicts:
+    verdicts = plan(**{**sizes, "epsilon": 0.2, "trust": ["silo-ldp", "central"]})
+    for verdict in verdicts.verdicts:
         assert not verdict.helps
         assert "privacy is too costly for sharing to help" in verdict.sentence
-    local, central = found.verdicts
+    local, central = verdicts.verdicts
     assert central.pays_from_epsilon is not None and central.pays_from_epsilon > 0.2
     assert f"epsilon {central.pays_from_epsilon:.2g}" in central.sentence
     # M silos that add noise of their own need more of everything than a trusted server.
@@ -148,14 +152,14 @@ def test_privacy_that_costs_too_much_is_said_and_from_where_it_pays() -> None:
 
 
 def test_sharing_that_helps_is_said_with_its_price() -> None:
-    found = plan(
+    verdicts = plan(
         silos=100, horizon=400, dimension=3, actions=5, epsilon=20.0, delta=1e-3, trust="central",
         seconds=0.5,
     )  # fmt: skip
-    (verdict,) = found.verdicts
+    (verdict,) = verdicts.verdicts
     assert verdict.helps and verdict.pays_from_epsilon is None
     assert verdict.sentence.startswith(f"share by {verdict.best}: ")
-    assert found.scaling.startswith("simulated are ")
+    assert verdicts.scaling.startswith("simulated are ")
 
 
 def test_an_answer_prints_its_verdicts(advice: fastfed.advice.Advice) -> None:
@@ -186,8 +190,10 @@ def test_bytes_are_those_of_the_run(advice: fastfed.advice.Advice) -> None:
     one = advice[verdict.best]
     keys = {k: v for k, v in one.keys.items() if k != "algorithm"}
     table = {"kind": "sphere", "dimension": 3, "actions": 5}
-    played = fastfed.simulate(table, one.keys["algorithm"], silos=8, horizon=300, **keys).curves[0]
-    assert one.bytes_sent == played.bytes_sent
+    simulated = fastfed.simulate(table, one.keys["algorithm"], silos=8, horizon=300, **keys).curves[
+        0
+    ]
+    assert one.bytes_sent == simulated.bytes_sent
 
 
 def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_path: Path) -> None:
@@ -196,13 +202,16 @@ def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_pat
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
     np.savez(tmp_path / "data.npz", contexts=x, rewards=(x[..., 0] + 1.0) / 2.0)
     table = {"kind": "replay", "path": str(tmp_path / "data.npz")}
-    found = plan(
+    verdicts = plan(
         horizon=400, epsilon=1.0, delta=1e-5, environment=table, seconds=0.01, trust="central"
     )
-    finals = [c.regret for c in found.candidates if c.regret]
+    finals = [c.regret for c in verdicts.candidates if c.regret]
     assert finals and all(r.silos == 4 and r.rounds <= 400 for r in finals)
     assert min(r.rounds for r in finals) < 400
-    assert found.verdicts[0].pays_from_epsilon is None and found.verdicts[0].pays_from_silos is None
+    assert (
+        verdicts.verdicts[0].pays_from_epsilon is None
+        and verdicts.verdicts[0].pays_from_silos is None
+    )
 
 
 # ---- how it is simulated -------------------------------------------------------------------------
@@ -225,13 +234,15 @@ def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.
     ("protocol", "release"), [("silo-ldp", "toeplitz"), ("silo-ldp", "tree"), ("central", "tree")]
 )
 def test_few_silos_stand_for_many(protocol: str, release: str) -> None:
-    one = question(silos=60, horizon=600).make("x", protocol, release, 10)
+    candidate = question(silos=60, horizon=600).make("x", protocol, release, 10)
     environment = Sphere(dimension=3, actions=5)
-    whole = regrets(one.plan, environment, 16)
-    few = regrets(scaled_plan(one.plan, one.node, 10), scaled_environment(environment, 6.0), 16)
-    summed = regrets(scaled_plan(one.plan, one.node, 60), environment, 16)
+    whole = regrets(candidate.plan, environment, 16)
+    few = regrets(
+        scaled_plan(candidate.plan, candidate.node, 10), scaled_environment(environment, 6.0), 16
+    )
+    summed = regrets(scaled_plan(candidate.plan, candidate.node, 60), environment, 16)
     # Ten silos as they are, with a radius made for sixty, are another law: the check can fail.
-    naive = regrets(replace(one.plan, silos=10), environment, 16)
+    naive = regrets(replace(candidate.plan, silos=10), environment, 16)
     for other in (few, summed):
         spread = math.hypot(*(v.std(ddof=1) / math.sqrt(16) for v in (whole, other)))
         assert abs(whole.mean() - other.mean()) < 4.0 * spread + 0.03 * whole.mean()
@@ -239,26 +250,26 @@ def test_few_silos_stand_for_many(protocol: str, release: str) -> None:
 
 
 def test_a_scaled_plan_keeps_the_sum_of_all_noises() -> None:
-    one = question(silos=60).make("x", "silo-ldp", "tree", 20)
-    few = scaled_plan(one.plan, one.node, 10)
+    candidate = question(silos=60).make("x", "silo-ldp", "tree", 20)
+    few = scaled_plan(candidate.plan, candidate.node, 10)
     assert few.silos == 10 and few.protocol.noise_by == "server"
     # Of 60 sums over 60 / 10 = 6 rounds that each is taken for one: sqrt(60) s / 6.
-    assert few.noise_std.bias == pytest.approx(one.plan.noise_std.bias * math.sqrt(60) / 6)
-    assert few.regularizer == pytest.approx(one.plan.regularizer / 6)
-    assert few.radius.scale == pytest.approx(one.plan.radius.scale / math.sqrt(6))
+    assert few.noise_std.bias == pytest.approx(candidate.plan.noise_std.bias * math.sqrt(60) / 6)
+    assert few.regularizer == pytest.approx(candidate.plan.regularizer / 6)
+    assert few.radius.scale == pytest.approx(candidate.plan.radius.scale / math.sqrt(6))
 
 
 def test_all_silos_of_bits_are_played_as_bits() -> None:
-    one = question().make("x", "shuffle-vector", "tree", 20)
-    assert scaled_plan(one.plan, one.node, 8, bits=True) is one.plan
-    normal = scaled_plan(one.plan, one.node, 8)
+    candidate = question().make("x", "shuffle-vector", "tree", 20)
+    assert scaled_plan(candidate.plan, candidate.node, 8, bits=True) is candidate.plan
+    normal = scaled_plan(candidate.plan, candidate.node, 8)
     assert normal.encoding is None and normal.noise_std.bias > 0.0
 
 
 def test_a_stage_is_as_long_as_asked() -> None:
     halving = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
-    one = question(silos=100, horizon=1000).make("x", "central", "tree", 20)
-    contenders = [Contender("a", one.plan, one.node)]
+    candidate = question(silos=100, horizon=1000).make("x", "central", "tree", 20)
+    contenders = [Contender("a", candidate.plan, candidate.node)]
     assert halving.size(contenders, 100.0, 2).silos == 100
     assert halving.size(contenders, 100.0, 2).replicates == 32
     short = halving.size(contenders, 0.02, 2)
@@ -277,9 +288,9 @@ def test_less_noise_of_one_schedule_is_seen() -> None:
         for release in ("toeplitz", "honaker", "tree")
         for size in (5, 20)
     ]
-    made, failed = made_of(question(), "silo-ldp", wanted)
-    assert not failed and len(made) == 6
-    by = {(c.release, c.batch_size): c for c in made}
+    candidates, failed = made_of(question(), "silo-ldp", wanted)
+    assert not failed and len(candidates) == 6
+    by = {(c.release, c.batch_size): c for c in candidates}
     assert noisier(by["tree", 5], by["toeplitz", 5])
     assert not noisier(by["toeplitz", 5], by["tree", 5])
     assert not noisier(by["tree", 5], by["toeplitz", 20])
@@ -325,23 +336,23 @@ def test_the_bound_holds_where_it_says_something() -> None:
         system = e.curves[0].system
         bound = direct_regret_bound(system.plan, system.theory)
         assert bound is not None and bound < 10 * 20_000, keys
-        (played,) = dispatch.run(
+        (simulated,) = dispatch.run(
             e.environment.open(0, 0, 10), [system.plan], e.checkpoints, threads=1
         )
-        assert played.group_regret[-1] < bound
+        assert simulated.group_regret[-1] < bound
         results.append(bound)
     assert results[0] < results[2] and results[0] < results[1]
 
 
 def test_the_bound_is_none_where_nothing_is_proven() -> None:
-    one = question().make("x", "central", "tree", 20)
-    theory = one.system.theory
-    assert direct_regret_bound(one.plan, theory) is not None
-    assert direct_regret_bound(replace(one.plan, lazy=False), theory) is None
+    candidate = question().make("x", "central", "tree", 20)
+    theory = candidate.system.theory
+    assert direct_regret_bound(candidate.plan, theory) is not None
+    assert direct_regret_bound(replace(candidate.plan, lazy=False), theory) is None
     low = replace(question(), radius_multiplier=0.5).make("x", "central", "tree", 20)
     assert low.bound is None
     more = question(epsilon=0.2).make("x", "central", "tree", 20)
-    assert one.bound is not None and more.bound is not None and one.bound < more.bound
+    assert candidate.bound is not None and more.bound is not None and candidate.bound < more.bound
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -360,10 +371,10 @@ def command(*args: object) -> Result:
 def test_json_is_the_answer_alone() -> None:
     result = command(*ARGS, "--trust", "central", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
-    found = json.loads(result.stdout)
+    document = json.loads(result.stdout)
     same = plan(**{**SMALL, "seconds": 0.1}, trust="central").to_builtins()
-    assert found == json.loads(json.dumps(same))
-    assert {"candidates", "baselines", "verdicts", "left_out", "scaling"} <= set(found)
+    assert document == json.loads(json.dumps(same))
+    assert {"candidates", "baselines", "verdicts", "left_out", "scaling"} <= set(document)
 
 
 def test_text_names_guarantee_trust_and_advice() -> None:
@@ -389,9 +400,11 @@ def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text('[environment]\nkind = "gap"\ndimension = 4\nactions = 6\ngap = 0.2\n')
     args = ["--silos", 8, "--horizon", 300, "--epsilon", 2, "--delta", 1e-5, "--seconds", 0.05]
-    found = json.loads(command(*args, "--environment", path, "--trust", "central", "--json").stdout)
-    assert found["dimension"] == 4
-    assert found["environment"] == {"kind": "gap", "dimension": 4, "actions": 6, "gap": 0.2}
+    document = json.loads(
+        command(*args, "--environment", path, "--trust", "central", "--json").stdout
+    )
+    assert document["dimension"] == 4
+    assert document["environment"] == {"kind": "gap", "dimension": 4, "actions": 6, "gap": 0.2}
 
 
 @pytest.mark.parametrize(
@@ -447,15 +460,15 @@ def test_on_real_records_the_answer_says_that_it_read_them(tmp_path: Path) -> No
         "trust": "central",
     }  # fmt: skip
     for ranges, failed in (({}, True), ({"ranges": {"age": [0, 120]}}, False)):
-        found = plan(environment={**table, **ranges}, **ask)
-        assert found.notes[0].startswith("these are simulations on the real records: choice")
-        assert found.notes[1:] == (
+        verdicts = plan(environment={**table, **ranges}, **ask)
+        assert verdicts.notes[0].startswith("these are simulations on the real records: choice")
+        assert verdicts.notes[1:] == (
             ("fails for all: features are scaled by declared ranges, not by ranges of these data",)
             if failed
             else ()
         )
-        assert found.status == ("conditional" if failed else "proven")
-        assert found.to_builtins()["notes"] == list(found.notes)
+        assert verdicts.status == ("conditional" if failed else "proven")
+        assert verdicts.to_builtins()["notes"] == list(verdicts.notes)
     spec = tmp_path / "spec.toml"
     keys = "\n".join(f"{k} = {json.dumps(v)}" for k, v in table.items())
     spec.write_text(f"[environment]\n{keys}\n")

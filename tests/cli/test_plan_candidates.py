@@ -73,32 +73,32 @@ def kinds(found: list[Recipe]) -> set[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("trust", TRUST)
 def test_what_a_curve_plays_by_default_is_a_candidate(trust: str) -> None:
-    for asked in (question(), question(silos=300, horizon=2000), question(epsilon=0.1)):
+    for problem in (question(), question(silos=300, horizon=2000), question(epsilon=0.1)):
         protocol = TRUST[trust][1][0][0]
-        keys = {"protocol": protocol, "epsilon": asked.epsilon, "delta": asked.delta}
-        plan = ALGORITHMS["private-fedlinucb"].make(keys, asked.problem).plan
-        found, failed = made_of(asked, trust, recipes(asked, trust))
+        keys = {"protocol": protocol, "epsilon": problem.epsilon, "delta": problem.delta}
+        plan = ALGORITHMS["private-fedlinucb"].make(keys, problem.problem).plan
+        actual, failed = made_of(problem, trust, recipes(problem, trust))
         assert not failed
-        same = [c for c in found if c.plan.release_rounds == plan.release_rounds]
+        same = [c for c in actual if c.plan.release_rounds == plan.release_rounds]
         assert any((c.plan.release, c.plan.factor) == (plan.release, plan.factor) for c in same)
 
 
 def test_every_trust_model_has_its_releases() -> None:
-    asked = question()
-    assert kinds(recipes(asked, "central")) == {
+    problem = question()
+    assert kinds(recipes(problem, "central")) == {
         ("central", "factorised", True), ("central", "toeplitz", False),
         ("central", "honaker", False), ("central", "tree", False),
     }  # fmt: skip
-    assert kinds(recipes(asked, "shuffle")) == {
+    assert kinds(recipes(problem, "shuffle")) == {
         ("shuffle-vector", "flat", True), ("shuffle-vector", "tree", False),
         ("shuffle-amplified", "tree", False),
     }  # fmt: skip
-    assert kinds(recipes(asked, "secure-sum")) == {
+    assert kinds(recipes(problem, "secure-sum")) == {
         ("secure-sum", "factorised", True), ("secure-sum", "toeplitz", False),
     }  # fmt: skip
-    assert all(v.sieve == SIEVE and not v.centred for *_, v in recipes(asked, "central"))
-    assert asked.sieves
-    low = Question(asked.problem, 1.0, 1e-5, "replace", 0.5)
+    assert all(v.sieve == SIEVE and not v.centred for *_, v in recipes(problem, "central"))
+    assert problem.sieves
+    low = Question(problem.problem, 1.0, 1e-5, "replace", 0.5)
     assert not low.sieves
     assert {one.plan.ranking for one in made_of(low, "central", recipes(low, "central"))[0]} == {
         1.0
@@ -142,54 +142,58 @@ def test_few_releases_are_factorised() -> None:
     for horizon in (2, 300, 10_000, 1_000_000):
         for batches in grid(horizon, "factorised"):
             assert isinstance(batches, Growing) and batches.first <= max(1, horizon // 8)
-    one = question(horizon=100_000).make("central", "central", "factorised", Growing(1, 1.1))
-    assert one.plan.releases < 120
+    candidate = question(horizon=100_000).make("central", "central", "factorised", Growing(1, 1.1))
+    assert candidate.plan.releases < 120
     assert [b for *_, b, _ in recipes(question(horizon=2), "central")]
 
 
 def test_what_is_near_differs_in_one_thing() -> None:
-    asked = question(horizon=3000)
-    best = asked.make("central", "central", "factorised", Growing(9, 1.2), Variant(0.1))
-    found = near(asked, best)
-    assert {b for *_, b, _ in found} == {
+    problem = question(horizon=3000)
+    best = problem.make("central", "central", "factorised", Growing(9, 1.2), Variant(0.1))
+    actual = near(problem, best)
+    assert {b for *_, b, _ in actual} == {
         Growing(9, 1.2), Growing(3, 1.2), Growing(27, 1.2), Growing(9, 1.1),
     }  # fmt: skip
-    assert ("central", "toeplitz", Growing(9, 1.2), Variant(0.1)) in found
-    own = asked.make("central", "central", "factorised", Growing(3, 1.2), Variant(until=100))
-    assert {v.until for *_, v in near(asked, own)} == {50, 100, 200}
-    flat = asked.make("shuffle", "shuffle-vector", "flat", Growing(9, 1.4))
-    assert all(isinstance(b, Growing) and b.ratio >= 1.25 for *_, b, _ in near(asked, flat))
+    assert ("central", "toeplitz", Growing(9, 1.2), Variant(0.1)) in actual
+    own = problem.make("central", "central", "factorised", Growing(3, 1.2), Variant(until=100))
+    assert {v.until for *_, v in near(problem, own)} == {50, 100, 200}
+    flat = problem.make("shuffle", "shuffle-vector", "flat", Growing(9, 1.4))
+    assert all(isinstance(b, Growing) and b.ratio >= 1.25 for *_, b, _ in near(problem, flat))
 
 
 # ---- rankings, their bound and their guarantee ---------------------------------------------------
 
 
 def test_a_ranking_changes_neither_noise_nor_guarantee_nor_bound() -> None:
-    asked = question(epsilon=50.0)
-    one = asked.make("central", "central", "factorised", STEPS)
-    assert (one.plan.ranking, one.plan.sieve_growth, "sieve" in one.keys) == (SIEVE, 1.0, False)
+    problem = question(epsilon=50.0)
+    candidate = problem.make("central", "central", "factorised", STEPS)
+    assert (candidate.plan.ranking, candidate.plan.sieve_growth, "sieve" in candidate.keys) == (
+        SIEVE,
+        1.0,
+        False,
+    )
     for factor in (0.0, *SIEVES):
-        less, made = one.with_sieve(factor), asked.make(
+        less, sieved = candidate.with_sieve(factor), problem.make(
             "central", "central", "factorised", STEPS, Variant(factor)
         )  # fmt: skip
-        assert less.label == made.label == one.label + f", sieve {factor:g}"
-        assert less.keys == made.keys == {**one.keys, "sieve": factor}
+        assert less.label == sieved.label == candidate.label + f", sieve {factor:g}"
+        assert less.keys == sieved.keys == {**candidate.keys, "sieve": factor}
         # It is the plan that its keys make.
-        assert (less.plan.ranking, less.plan.widths) == (made.plan.ranking, made.plan.widths)
-        assert less.plan.ranking == factor and less.plan.widths == one.plan.widths
-        np.testing.assert_array_equal(less.plan.factor.matrix, made.plan.factor.matrix)
-        assert less.system.certificate == made.system.certificate == one.system.certificate
+        assert (less.plan.ranking, less.plan.widths) == (sieved.plan.ranking, sieved.plan.widths)
+        assert less.plan.ranking == factor and less.plan.widths == candidate.plan.widths
+        np.testing.assert_array_equal(less.plan.factor.matrix, sieved.plan.factor.matrix)
+        assert less.system.certificate == sieved.system.certificate == candidate.system.certificate
         # The account of the plan that is simulated, made again from its numbers.
-        assert account(less.plan, asked.problem) == account(made.plan, asked.problem)
-        assert less.bound == made.bound == one.bound is not None
+        assert account(less.plan, problem.problem) == account(sieved.plan, problem.problem)
+        assert less.bound == sieved.bound == candidate.bound is not None
 
 
 def test_all_rankings_of_the_best_are_played() -> None:
-    found = plan(**{**ASK, "trust": "central"})
-    assert {c.bonus for c in found.candidates if c.regret} == {SIEVE, *SIEVES}
-    assert {c.keys.get("sieve") for c in found.candidates if c.regret} == {None, *SIEVES}
-    less = found.baseline(LESS)
-    assert less.keys["sieve"] == min(SIEVES) and "sieve" not in found.baseline("alone").keys
+    verdicts = plan(**{**ASK, "trust": "central"})
+    assert {c.bonus for c in verdicts.candidates if c.regret} == {SIEVE, *SIEVES}
+    assert {c.keys.get("sieve") for c in verdicts.candidates if c.regret} == {None, *SIEVES}
+    less = verdicts.baseline(LESS)
+    assert less.keys["sieve"] == min(SIEVES) and "sieve" not in verdicts.baseline("alone").keys
 
 
 # ---- how they are simulated ----------------------------------------------------------------------
@@ -198,8 +202,8 @@ def test_all_rankings_of_the_best_are_played() -> None:
 def regrets(plan: Any, environment: Any, replicates: int) -> np.ndarray:
     marks = np.array([plan.horizon])
     opened = (environment.open(7, r, plan.silos) for r in range(replicates))
-    found = [dispatch.run(e, [plan], marks)[0].group_regret[0] / plan.silos for e in opened]
-    return np.array(found)
+    actual = [dispatch.run(e, [plan], marks)[0].group_regret[0] / plan.silos for e in opened]
+    return np.array(actual)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +221,14 @@ def regrets(plan: Any, environment: Any, replicates: int) -> np.ndarray:
 )
 def test_few_silos_stand_for_many(protocol: str, release: str, variant: Variant) -> None:
     kappa = 2.0 if variant.centred else 1.0
-    asked = question(60, 600, intercept=kappa)
-    one = asked.make("x", protocol, release, STEPS, variant)
+    problem = question(60, 600, intercept=kappa)
+    candidate = problem.make("x", protocol, release, STEPS, variant)
     environment = Sphere(dimension=3, actions=5, intercept=kappa)
-    whole = regrets(one.plan, environment, 24)
-    few = regrets(scaled_plan(one.plan, one.node, 10), scaled_environment(environment, 6.0), 24)
-    summed = regrets(scaled_plan(one.plan, one.node, 60), environment, 24)
+    whole = regrets(candidate.plan, environment, 24)
+    few = regrets(
+        scaled_plan(candidate.plan, candidate.node, 10), scaled_environment(environment, 6.0), 24
+    )
+    summed = regrets(scaled_plan(candidate.plan, candidate.node, 60), environment, 24)
     for other in (few, summed):
         spread = math.hypot(*(v.std(ddof=1) / math.sqrt(24) for v in (whole, other)))
         assert abs(whole.mean() - other.mean()) < 4.0 * spread + 0.05 * whole.mean()
@@ -230,63 +236,68 @@ def test_few_silos_stand_for_many(protocol: str, release: str, variant: Variant)
 
 @pytest.mark.parametrize("multiplier", [1.0, 1.5])
 def test_the_slack_of_few_silos_is_that_of_all(multiplier: float) -> None:
-    """Both widths and bonuses are those of M silos over sqrt(q), so s = C / g stays."""
-    asked = question(60)
-    asked = dataclasses.replace(asked, radius_multiplier=multiplier)
-    one = asked.make("x", "central", "factorised", STEPS, Variant(0.1))
-    few = scaled_plan(one.plan, one.node, 10)
+    """Check that s = C / g is unchanged: C and g are both divided by sqrt(q)."""
+    problem = question(60)
+    problem = dataclasses.replace(problem, radius_multiplier=multiplier)
+    candidate = problem.make("x", "central", "factorised", STEPS, Variant(0.1))
+    few = scaled_plan(candidate.plan, candidate.node, 10)
     assert few.ranking == 0.1 and few.sieve_growth == 1.0
-    assert few.widths == pytest.approx([c / math.sqrt(6.0) for c in one.plan.widths])
+    assert few.widths == pytest.approx([c / math.sqrt(6.0) for c in candidate.plan.widths])
     rng = np.random.default_rng(0)
-    for k in range(one.plan.releases + 1):
-        rows = 60.0 * (one.plan.end(k) if k else 0)
+    for k in range(candidate.plan.releases + 1):
+        rows = 60.0 * (candidate.plan.end(k) if k else 0)
         gram = rows / 3.0 * np.eye(3) + np.diag(rng.uniform(0.0, 0.2, size=3)) * rows
         total = np.append(rng.normal(size=3) * rows / 10.0, gram[np.tril_indices(3)])
-        found = []
-        for scaled, times in ((one.plan, 1.0), (few, 6.0)):
+        collected = []
+        for scaled, times in ((candidate.plan, 1.0), (few, 6.0)):
             silo = Acting(scaled)
             silo._refresh(total / times, k)
-            found.append(silo._slack)
-        assert found[1] == pytest.approx(found[0], rel=1e-9)
+            collected.append(silo._slack)
+        assert collected[1] == pytest.approx(collected[0], rel=1e-9)
 
 
 def test_a_centre_stays_and_clips_nothing_of_few_silos() -> None:
-    one = question(60, intercept=2.0).make(
+    candidate = question(60, intercept=2.0).make(
         "x", "central", "factorised", STEPS, Variant(centred=True)
     )
-    clip = scaled_plan(one.plan, one.node, 10).clip
-    assert clip is not None and one.plan.clip is not None
-    assert (clip.centre, clip.constant) == (0.5, one.plan.clip.constant)
+    clip = scaled_plan(candidate.plan, candidate.node, 10).clip
+    assert clip is not None and candidate.plan.clip is not None
+    assert (clip.centre, clip.constant) == (0.5, candidate.plan.clip.constant)
     assert (clip.low, clip.high) == (-math.inf, math.inf)
 
 
 def test_own_rounds_are_played_as_they_are() -> None:
-    one = question().make("x", "silo-ldp", "factorised", Growing(3, 1.2), Variant(until=30))
-    assert scaled_plan(one.plan, one.node, 8) is one.plan
-    assert one.keys["share"] == {"until": 30} and one.label.endswith(", shared until 30")
+    candidate = question().make("x", "silo-ldp", "factorised", Growing(3, 1.2), Variant(until=30))
+    assert scaled_plan(candidate.plan, candidate.node, 8) is candidate.plan
+    assert candidate.keys["share"] == {"until": 30} and candidate.label.endswith(
+        ", shared until 30"
+    )
     # The sieve bounds the regret of local rounds, too.
-    assert one.bound is not None and one.bound > one.with_sieve(0.1).plan.own.sieve_width
+    assert (
+        candidate.bound is not None
+        and candidate.bound > candidate.with_sieve(0.1).plan.own.sieve_width
+    )
 
 
 def test_noise_of_shares_is_counted_once() -> None:
-    asked = question(silos=30)
+    problem = question(silos=30)
     # Toeplitz factors do not depend on the noise; factors that saturate do.
-    masked = asked.make("secure-sum", "secure-sum", "toeplitz", STEPS)
-    central = asked.make("central", "central", "toeplitz", STEPS)
-    local = asked.make("silo-ldp", "silo-ldp", "toeplitz", STEPS)
+    masked = problem.make("secure-sum", "secure-sum", "toeplitz", STEPS)
+    central = problem.make("central", "central", "toeplitz", STEPS)
+    local = problem.make("silo-ldp", "silo-ldp", "toeplitz", STEPS)
     assert (noises(masked.plan), noises(local.plan)) == (1, 30)
     # Noise of all 30 shares, where that of 20 would be enough.
     assert masked.noise_std == pytest.approx(central.noise_std * math.sqrt(30 / 20), rel=0.02)
     assert local.noise_std == pytest.approx(central.noise_std * math.sqrt(30), rel=1e-6)
-    flat = asked.make("shuffle", "shuffle-vector", "flat", STEPS)
+    flat = problem.make("shuffle", "shuffle-vector", "flat", STEPS)
     node = max(flat.system.certificate.noise_std.values())
     assert flat.noise_std == pytest.approx(node * math.sqrt(flat.plan.releases))
 
 
 def test_a_stage_that_does_not_fit_has_fewer_replicates() -> None:
     halving = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
-    one = question(silos=100, horizon=1000).make("x", "central", "factorised", STEPS)
-    contenders = [Contender("a", one.plan, one.node)]
+    candidate = question(silos=100, horizon=1000).make("x", "central", "factorised", STEPS)
+    contenders = [Contender("a", candidate.plan, candidate.node)]
     tight, usual = (halving.size(contenders, 1e-3, 6, fewest) for fewest in (2, None))
     assert (tight.silos, tight.replicates, usual.replicates) == (4, 2, 6)
     assert halving.size(contenders, 0.2, 6, 2).replicates == 6
@@ -306,34 +317,34 @@ def test_a_pace_that_falls_goes_on_falling(power: float) -> None:
 
 
 def test_only_silos_that_learn_for_themselves_are_known_to_fall() -> None:
-    asked = question(differ=True)
-    own = asked.make("x", "central", "factorised", Growing(3, 1.2), Variant(until=30)).plan
-    one = asked.make("x", "central", "factorised", Growing(3, 1.2)).plan
+    problem = question(differ=True)
+    own = problem.make("x", "central", "factorised", Growing(3, 1.2), Variant(until=30)).plan
+    candidate = problem.make("x", "central", "factorised", Growing(3, 1.2)).plan
     alone = fastfed.make_system("local-linucb", silos=8, horizon=300, dimension=3).plan
     sizes = (8, 300, 5, 0, 1)
     differ = SuccessiveHalving(Rotated(dimension=3, actions=5), *sizes)
-    assert [differ.learns_since(plan) for plan in (own, one, alone)] == [30, None, 0]
+    assert [differ.learns_since(plan) for plan in (own, candidate, alone)] == [30, None, 0]
     alike = SuccessiveHalving(Sphere(dimension=3, actions=5), *sizes)
-    assert [alike.learns_since(plan) for plan in (own, one, alone)] == [None] * 3
+    assert [alike.learns_since(plan) for plan in (own, candidate, alone)] == [None] * 3
 
 
 # ---- secure sums ---------------------------------------------------------------------------------
 
 
 def test_a_secure_sum_says_whom_it_trusts_and_its_fallback() -> None:
-    found = plan(**{**ASK, "trust": ["secure-sum", "central"]}, colluders=3)
-    verdict = found.verdicts[0]
+    verdicts = plan(**{**ASK, "trust": ["secure-sum", "central"]}, colluders=3)
+    verdict = verdicts.verdicts[0]
     assert "neither the server nor 3 of the 8 silos are trusted" in verdict.trusted
-    assert found.colluders == 3
-    best = found[verdict.best]
+    assert verdicts.colluders == 3
+    best = verdicts[verdict.best]
     assert best.keys["colluders"] == 3
     own = {k: v for k, v in best.keys.items() if k != "algorithm"}
     system = fastfed.make_system(best.keys["algorithm"], silos=8, horizon=300, dimension=3, **own)
     known = [c.exact.epsilon for c in system.certificate.also if c.exact is not None]
     assert best.fallback_epsilon == max(known) > 2.0
     assert f"if all other silos collude, its epsilon is {max(known):.3g}" in verdict.sentence
-    assert all(c.fallback_epsilon is None for c in found.candidates if c.trust == "central")
-    assert "collude" not in found.verdicts[1].sentence
+    assert all(c.fallback_epsilon is None for c in verdicts.candidates if c.trust == "central")
+    assert "collude" not in verdicts.verdicts[1].sentence
     usual = plan(**{**ASK, "trust": "secure-sum", "seconds": 0.01})
     assert usual.colluders == 2 and "colluders" not in usual.candidates[0].keys
 
@@ -392,18 +403,18 @@ def test_what_is_unproven_is_compared_with_the_best_alone(unlike: fastfed.advice
 
 def test_the_better_of_both_local_baselines_is_compared() -> None:
     """Each has the same proven bound, so the better one is what sharing must beat."""
-    found = plan(**{**ASK, "epsilon": 8.0, "trust": "central", "seconds": 1.0})
-    (verdict,) = found.verdicts
-    ours = found[verdict.best].regret
+    verdicts = plan(**{**ASK, "epsilon": 8.0, "trust": "central", "seconds": 1.0})
+    (verdict,) = verdicts.verdicts
+    ours = verdicts[verdict.best].regret
     assert ours is not None and verdict.helps
-    means = {name: found.baseline(name).regret.mean for name in ("alone", LESS)}
+    means = {name: verdicts.baseline(name).regret.mean for name in ("alone", LESS)}
     assert verdict.alone == min(means, key=lambda name: means[name])
-    regrets = {b.name: b.regret for b in found.baselines} | {verdict.best: ours}
-    said = verdict_text(
+    regrets = {b.name: b.regret for b in verdicts.baselines} | {verdict.best: ours}
+    text = verdict_text(
         verdict, regrets, budget=(8.0, 1e-5), looked=True, differ=False, fallback=None
     )
-    assert said.startswith(f"share by {verdict.best}: regret")
-    assert "if regret must have a proven bound" not in said
+    assert text.startswith(f"share by {verdict.best}: regret")
+    assert "if regret must have a proven bound" not in text
 
 
 def test_unequal_silos_are_noted(tmp_path: Path) -> None:
@@ -475,15 +486,15 @@ def test_an_environment_has_its_own_intercept(tmp_path: Path) -> None:
 
 def test_json_has_the_new_keys() -> None:
     args = [*ARGS, "--trust", "secure-sum", "--intercept", 2, "--json"]
-    found = json.loads(CliRunner().invoke(cli, ["plan", *map(str, args)]).stdout)
-    first = found["candidates"][0]
+    result = json.loads(CliRunner().invoke(cli, ["plan", *map(str, args)]).stdout)
+    first = result["candidates"][0]
     assert first["centred"] is True and first["batches"] and first["releases"] > 0
     assert first["share_until"] is None and first["fallback_epsilon"] > 0.2
-    assert found["colluders"] == 2 and found["verdicts"][0]["alone"] in ("alone", LESS)
+    assert result["colluders"] == 2 and result["verdicts"][0]["alone"] in ("alone", LESS)
     assert first["bonus"] in (SIEVE, *SIEVES)
 
 
 def test_labels_are_unique() -> None:
-    found = plan(**{**ASK, "trust": ["silo-ldp", "central"]})
-    labels = [c.label for c in found.candidates]
+    verdicts = plan(**{**ASK, "trust": ["silo-ldp", "central"]})
+    labels = [c.label for c in verdicts.candidates]
     assert len(set(labels)) == len(labels) > 15

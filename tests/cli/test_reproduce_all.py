@@ -61,7 +61,7 @@ def text(name: str, keys: str, paper: str = "a-2020", lazy: str = "true", horizo
 
 @pytest.fixture
 def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Figures to reproduce in place of the package's; no pictures, which take most of the time."""
+    """Replace the package's figures by a few small ones, and draw no plots."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     folder = tmp_path / "figures"
     folder.mkdir()
@@ -86,10 +86,10 @@ def fastfed(*args: object) -> Result:
 
 def rows(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
     stored = json.loads((out / "statements.json").read_text())
-    found = {(s["figure"], s["says"]): s for s in stored["statements"]}
-    assert len(found) == len(stored["statements"])
-    assert sum(stored["counts"].values()) == len(found)
-    return found
+    actual = {(s["figure"], s["says"]): s for s in stored["statements"]}
+    assert len(actual) == len(stored["statements"])
+    assert sum(stored["counts"].values()) == len(actual)
+    return actual
 
 
 def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
@@ -113,15 +113,15 @@ def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
     assert "skipped trial: It takes a day." in result.stderr
     assert "1 of 2 figures in " in result.stderr and "ran in " in result.stderr
 
-    found = rows(figures)
-    assert {key: row["verdict"] for key, row in found.items()} == {
+    statements = rows(figures)
+    assert {key: row["verdict"] for key, row in statements.items()} == {
         ("exact", "Privacy costs."): "holds",
         ("exact", "Privacy is free."): "fails",
         ("printed", "Privacy costs."): "unproven",
         ("files", "Privacy costs."): "not played",
         ("trial", "In one sentence."): "not played",
     }
-    costs, free = found["exact", "Privacy costs."], found["exact", "Privacy is free."]
+    costs, free = statements["exact", "Privacy costs."], statements["exact", "Privacy is free."]
     assert costs["why"] == "" and free["why"] == "Noise is noise."
     assert costs["judged_on"] == "3 replicates, 80 rounds" and costs["paper"] == "b-2021"
     (difference,) = costs["differences"]
@@ -129,11 +129,11 @@ def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
     assert difference["mean"] == pytest.approx(
         difference["first_regret"] - difference["second_regret"]
     )
-    unproven = found["printed", "Privacy costs."]
+    unproven = statements["printed", "Privacy costs."]
     assert unproven["order"] == "holds"
     assert unproven["why"].startswith("LDP claims (0.5, 1e-05), which is unproven; condition")
-    assert "learning-to-rank" in found["files", "Privacy costs."]["why"]
-    assert found["trial", "In one sentence."]["why"] == "It takes a day."
+    assert "learning-to-rank" in statements["files", "Privacy costs."]["why"]
+    assert statements["trial", "In one sentence."]["why"] == "It takes a day."
 
     # The same on the terminal, by paper, and in the page.
     table = result.stdout[result.stdout.index("\na-2020\n") :]
@@ -188,20 +188,20 @@ def test_dry_run_plays_nothing(figures: Path) -> None:
 def test_quick_judges_nothing(figures: Path) -> None:
     result = fastfed("reproduce", "all", "-o", figures, "--quick")
     assert result.exit_code == 0, result.output
-    found = rows(figures)
-    played = [row for row in found.values() if row["verdict"] != "not played"]
+    statements = rows(figures)
+    played = [row for row in statements.values() if row["verdict"] != "not played"]
     assert {row["verdict"] for row in played} == {"not judged"} and len(played) == 4
-    exact = found["exact", "Privacy costs."]
+    exact = statements["exact", "Privacy costs."]
     # Its own size for a first look; of the others a tenth of the rounds, or a batch.
     assert exact["judged_on"] == "2 replicates, 20 rounds" and "--quick" in exact["why"]
-    assert found["printed", "Privacy costs."]["judged_on"] == "2 replicates, 10 rounds"
+    assert statements["printed", "Privacy costs."]["judged_on"] == "2 replicates, 10 rounds"
     for path in (figures / "exact" / "report.html", figures / "exact" / "table.txt"):
         words = path.read_text()
         assert "not judged" in words and "hy: Noise is noise." not in words
         assert 'class="mark holds">holds' not in words and "\nfails " not in words
     # Drawn again later, it is still a first look.
     assert fastfed("report", figures).exit_code == 0
-    assert rows(figures) == found
+    assert rows(figures) == statements
     alone = fastfed("reproduce", "exact", "-o", figures / "alone", "--quick", "--replicates", 3)
     assert "b-2021: Privacy costs. (not judged)" in alone.stdout
     assert "3 replicates, 20 rounds" in alone.stdout
@@ -224,9 +224,9 @@ def test_a_stop_keeps_what_was_played(
     monkeypatch.setattr(execution, what, stopped)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 130 and "the same command continues" in result.stderr
-    found = rows(figures)
-    assert found["exact", "Privacy costs."]["verdict"] == "holds"
-    second = found["printed", "Privacy costs."]
+    statements = rows(figures)
+    assert statements["exact", "Privacy costs."]["verdict"] == "holds"
+    second = statements["printed", "Privacy costs."]
     if while_writing:
         assert second["verdict"] == "unproven"
     else:
@@ -250,10 +250,10 @@ def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(execution, "simulate_silently", failing)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 1 and "1 of 2 figures failed: exact" in result.stderr
-    found = rows(figures)
-    assert found["exact", "Privacy costs."]["verdict"] == "not played"
-    assert found["exact", "Privacy costs."]["why"] == "out of memory"
-    assert found["printed", "Privacy costs."]["verdict"] == "unproven"
+    statements = rows(figures)
+    assert statements["exact", "Privacy costs."]["verdict"] == "not played"
+    assert statements["exact", "Privacy costs."]["why"] == "out of memory"
+    assert statements["printed", "Privacy costs."]["verdict"] == "unproven"
 
 
 def test_a_folder_of_something_else_is_refused_before_anything_is_played(figures: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_played(figures
 
 
 def test_replicates_played_before_count(figures: Path) -> None:
-    """`all` plays three of the four replicates that the figure alone has: none is played again."""
+    """Check that `all` simulates only replicates that the figure's own run has not simulated."""
     assert fastfed("reproduce", "exact", "-o", figures).exit_code == 0
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.stdout.splitlines()[1].split()[:4] == ["exact", "80", "3", "0"]
@@ -297,7 +297,7 @@ def test_the_running_total_learns_from_what_was_played() -> None:
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
 def test_sizes_of_the_figures(name: str) -> None:
-    """Smaller than the figure's own for a first look and for `all`, not so for the paper's."""
+    """Check that quick sizes are smaller than a figure's own size, and the paper's are not."""
     spec = experiments.figure(name).spec
     for size in SIZES:
         for key, value in spec["figure"].get(size, {}).items():

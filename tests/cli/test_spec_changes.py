@@ -114,8 +114,8 @@ def test_claims_are_not_judged_of_a_changed_figure() -> None:
     # The claim was about a curve that is gone.
     assert changed.figure["statement"] == []
     assert changed.figure["changed"] == ["curve.epsilon=[1.0, 5.0]"]
-    said = "left out, for the changes took their curves: 1 statement"
-    assert changed.figure["note"][-1] == said
+    reason = "left out, for the changes took their curves: 1 statement"
+    assert changed.figure["note"][-1] == reason
     kept = sized_experiment(figure, changes={"silos": 5, "figure.log": "x"})
     assert kept.figure["changed"] == ["silos=5"] and len(kept.figure["statement"]) == 1
     assert "left out" not in str(kept.figure.get("note"))
@@ -245,7 +245,7 @@ def test_even_spacing_is_no_part_of_an_identity(tmp_path: Path) -> None:
 
 
 def test_a_curve_without_a_finished_replicate_is_not_damage(tmp_path: Path) -> None:
-    """Of a run that was stopped between two curves."""
+    """Use a run that was stopped between two curves."""
     head = HEAD + '[figure]\n[[figure.statement]]\nsays = "s"\nbelow = ["open", "LDP"]\n'
     out = tmp_path / "out"
     fastfed.run(spec_of(tmp_path, OPEN, LDP.format(epsilon=2.0), head=head), out)

@@ -20,13 +20,13 @@ GROWING = {"batch_size": "growing", "batch_first": 2, "batch_ratio": 1.3}
 
 
 def totals(plan):
-    """(mu^2, probability) charged for the first k releases, k = 1..K."""
+    """Return (mu^2, probability) charged for the first k releases, k = 1..K."""
     charges = [charge_of(plan.executed, b"", "d", k) for k in range(1, plan.plan.releases + 1)]
     return np.cumsum([c.mu2 for c in charges]), np.cumsum([c.failure for c in charges])
 
 
 def noise_rows(plan):
-    """Coefficients of independent draws in the noise of each prefix, (K, draws)."""
+    """Return coefficients of independent draws in the noise of each prefix, (K, draws)."""
     source = prefix_noise(plan)
     if source is not None:
         rows = [source.terms(k) for k in range(1, plan.releases + 1)]
@@ -49,12 +49,12 @@ def squares(plan):
 
     This is the squared shift of the first k prefixes in units of their noise, for any noise.
     """
-    rows, found = noise_rows(plan), []
+    rows, collected = noise_rows(plan), []
     for k in range(1, plan.releases + 1):
         root = np.linalg.cholesky(rows[:k] @ rows[:k].T)
         shifts = solve_triangular(root, np.tri(k), lower=True)
-        found.append(float((shifts**2).sum(axis=0).max()))
-    return np.array(found)
+        collected.append(float((shifts**2).sum(axis=0).max()))
+    return np.array(collected)
 
 
 RELEASES = {

@@ -112,7 +112,7 @@ def test_a_process_has_a_steady_clock_by_default():
 
 
 def hear(clock, hands, off=0.0, name="hub", took=0.0):
-    """A party whose clock is off by so much answers at once; the answer takes so long."""
+    """Let a party answer whose clock is off by ``off`` seconds."""
     asked = clock() + max(clock.ahead, 0.0)
     said = ClockReading(name, hands.wall + off, asked)
     hands.wait(took)
@@ -264,134 +264,136 @@ def test_of_two_others_one_that_is_ahead_is_no_alarm():
 
 
 def clocked(**off):
-    """A federation whose parties have clocks of their own, off by so many seconds."""
-    made = Federation(deployed())
-    for name, process in made.processes.items():
+    """Return a deployment in which each party's clock is off by the given seconds."""
+    deployment = Federation(deployed())
+    for name, process in deployment.processes.items():
 
         def wall(name=name):
-            return made.now + off.get(name, 0.0)
+            return deployment.now + off.get(name, 0.0)
 
-        process.clock = SteadyClock(wall, lambda: made.now)
-    made.off = off
-    made.settle()
-    return made
+        process.clock = SteadyClock(wall, lambda: deployment.now)
+    deployment.off = off
+    deployment.settle()
+    return deployment
 
 
 def test_a_silo_that_starts_with_a_clock_years_ahead_closes_nothing():
-    made = clocked(silo0=YEARS)
-    silo = made.processes["silo0"]
-    made.now = START + 50.0
-    made.settle()
+    deployment = clocked(silo0=YEARS)
+    silo = deployment.processes["silo0"]
+    deployment.now = START + 50.0
+    deployment.settle()
     first = silo.decide(ROWS)
     silo.reward(first.id, 0.5)
-    made.settle()
+    deployment.settle()
     assert first.learns and silo.party.ended[first.id].leaf == 1
     assert not silo.party.sealed and silo.status()["clock_off"] == pytest.approx(YEARS)
     waits = silo.status()["waits"]
     assert (waits["state"], waits["who"]) == ("clock", ["hub"])
-    for _ in made.plan.document.calendar.closes:
-        made.now += 100.0
-        made.settle()
-    assert not silo.status()["stopped"] and silo.party.model.release == made.plan.plan.releases
+    for _ in deployment.plan.document.calendar.closes:
+        deployment.now += 100.0
+        deployment.settle()
+    assert (
+        not silo.status()["stopped"] and silo.party.model.release == deployment.plan.plan.releases
+    )
     assert list(silo.party.sealed) == [1, 2, 3, 4] and not silo.party.unreported
 
 
 def test_a_hub_that_starts_with_a_clock_years_ahead_leaves_nobody_out():
-    made = clocked(hub=YEARS)
-    hub = made.processes["hub"]
-    away = made.processes.pop("silo2")
+    deployment = clocked(hub=YEARS)
+    hub = deployment.processes["hub"]
+    away = deployment.processes.pop("silo2")
     for name in ("silo0", "silo1"):
-        made.processes[name].reward(made.processes[name].decide(ROWS).id, 0.5)
+        deployment.processes[name].reward(deployment.processes[name].decide(ROWS).id, 0.5)
     for _ in range(28):
         # The silos ask every five seconds, until before the end of the grace period.
-        made.now += 5.0
-        made.settle()
-    assert made.now > START + 100.0 and not hub.party.sets
+        deployment.now += 5.0
+        deployment.settle()
+    assert deployment.now > START + 100.0 and not hub.party.sets
     assert hub.status()["clock_off"] == pytest.approx(YEARS)
-    made.processes["silo2"] = away
-    made.settle()
+    deployment.processes["silo2"] = away
+    deployment.settle()
     assert [entry.silo for entry in hub.party.sets[1].entries] == [0, 1, 2]
 
 
 def test_a_hub_whose_clock_is_behind_says_so():
-    made = clocked(hub=-900.0)
-    made.now = START + 100.0
-    made.settle()
+    deployment = clocked(hub=-900.0)
+    deployment.now = START + 100.0
+    deployment.settle()
     # Silos count by the hub's clock, too, and say whose clock they wait for.
-    for name, who in (("hub", list(made.plan.silos)), ("silo1", ["hub"])):
-        waits = made.processes[name].status()["waits"]
+    for name, who in (("hub", list(deployment.plan.silos)), ("silo1", ["hub"])):
+        waits = deployment.processes[name].status()["waits"]
         assert (waits["state"], waits["since"], waits["who"]) == ("clock", START + 100.0, who)
 
 
 def test_one_silo_whose_clock_is_behind_holds_nobody_up():
-    made = clocked(silo2=-900.0)
+    deployment = clocked(silo2=-900.0)
     for silo in ("silo0", "silo1"):
-        made.processes[silo].reward(made.processes[silo].decide(ROWS).id, 0.5)
-    made.now = START + 100.0
-    made.settle()
-    assert made.processes["silo2"].status()["waits"]["state"] == "clock"
-    made.now += GRACE
-    made.settle()
-    hub = made.processes["hub"].party
+        deployment.processes[silo].reward(deployment.processes[silo].decide(ROWS).id, 0.5)
+    deployment.now = START + 100.0
+    deployment.settle()
+    assert deployment.processes["silo2"].status()["waits"]["state"] == "clock"
+    deployment.now += GRACE
+    deployment.settle()
+    hub = deployment.processes["hub"].party
     assert [entry.silo for entry in hub.sets[1].entries] == [0, 1]
-    assert hub.waits(made.now)["state"] == "open"
+    assert hub.waits(deployment.now)["state"] == "open"
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), -1.0, 1e300])
 def test_a_time_that_no_clock_can_show_is_refused(time):
-    made = clocked()
-    plan, hub = made.plan, made.processes["hub"]
+    deployment = clocked()
+    plan, hub = deployment.plan, deployment.processes["hub"]
     silo, mine = Identity(secret("silo0")), Identity(secret("hub"))
     join = wire.Join(hub.party._nonce, plan.countersignature(silo), time, 1.0)
     with pytest.raises(Refused, match="the time of silo0 must be in seconds since 1970"):
         hub.handle(plan.wire.signed(silo, "silo0", 0, join))
-    receipt = wire.Receipt(0, (), made.processes["silo0"].party._nonce, "", time)
+    receipt = wire.Receipt(0, (), deployment.processes["silo0"].party._nonce, "", time)
     with pytest.raises(Refused, match="the time of hub must be in seconds since 1970"):
-        made.processes["silo0"].handle(plan.wire.signed(mine, "hub", 0, receipt))
+        deployment.processes["silo0"].handle(plan.wire.signed(mine, "hub", 0, receipt))
 
 
 def test_a_message_that_is_refused_because_clocks_differ_says_so():
     """A silo that was put back, on a machine whose clock is behind, learns why it is refused."""
-    made = clocked()
-    silo = made.processes["silo0"]
-    silo.clock = SteadyClock(lambda: made.now - 900.0, lambda: made.now)
-    now = made.now
+    deployment = clocked()
+    silo = deployment.processes["silo0"]
+    silo.clock = SteadyClock(lambda: deployment.now - 900.0, lambda: deployment.now)
+    now = deployment.now
     receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce, "", now, silo.clock())
     with pytest.raises(Refused, match="clocks of hub and silo differ"):
-        silo.handle(made.plan.wire.signed(Identity(secret("hub")), "hub", 1, receipt))
+        silo.handle(deployment.plan.wire.signed(Identity(secret("hub")), "hub", 1, receipt))
     assert silo.status()["clock_off"] == pytest.approx(-900.0)
 
 
 def test_a_hub_whose_clock_is_behind_loses_no_record():
     """Its time may delay the close of a leaf; a silo's own clock decides that a record counts."""
-    made = clocked(hub=-900.0)
-    silo = made.processes["silo0"]
-    made.now = START + 50.0
-    made.settle()
+    deployment = clocked(hub=-900.0)
+    silo = deployment.processes["silo0"]
+    deployment.now = START + 50.0
+    deployment.settle()
     first = silo.decide(ROWS)
-    made.now += 20.0
-    made.off["hub"] = 0.0
-    made.processes["hub"].clock = SteadyClock(lambda: made.now, lambda: made.now)
-    made.settle()
+    deployment.now += 20.0
+    deployment.off["hub"] = 0.0
+    deployment.processes["hub"].clock = SteadyClock(lambda: deployment.now, lambda: deployment.now)
+    deployment.settle()
     silo.reward(first.id, 0.5)
     assert first.learns and silo.party.ended[first.id].leaf == 1
 
 
 def test_a_hub_that_was_years_ahead_waits_no_longer_than_it_says():
-    made = clocked(hub=YEARS)
-    hub = made.processes["hub"].party
+    deployment = clocked(hub=YEARS)
+    hub = deployment.processes["hub"].party
     hub._first_join = None
-    for now in (YEARS, made.now, made.now + 5.0):
+    for now in (YEARS, deployment.now, deployment.now + 5.0):
         hub.tick(now)
-    assert hub._first_join == made.now
+    assert hub._first_join == deployment.now
 
 
 def test_a_silo_is_heard_once_the_hub_knows_its_time():
-    made = clocked()
-    hub, plan = made.processes["hub"], made.plan
+    deployment = clocked()
+    hub, plan = deployment.processes["hub"], deployment.plan
     hub.party._silo_release.clear()
     silo = Identity(secret("silo0"))
-    for after, heard in ((0.0, False), (made.now, True)):
-        join = wire.Join(hub.party._nonce, plan.countersignature(silo), made.now, after)
+    for after, heard in ((0.0, False), (deployment.now, True)):
+        join = wire.Join(hub.party._nonce, plan.countersignature(silo), deployment.now, after)
         hub.handle(plan.wire.signed(silo, "silo0", 0, join))
         assert (0 in hub.party._silo_release) == heard

@@ -60,8 +60,8 @@ def test_noise_bits_have_the_law_of_coins_that_show_one_in_four(trials):
     wanted = 4000 * stats.binom.pmf(np.arange(trials + 1), trials, 0.25)
     kept = wanted > 5.0
     rest = 4000 - counts[kept].sum(), 4000 - wanted[kept].sum()
-    found = (counts[kept] - wanted[kept]) ** 2 / wanted[kept]
-    chi = found.sum() + ((rest[0] - rest[1]) ** 2 / rest[1] if rest[1] > 1e-9 else 0.0)
+    actual = (counts[kept] - wanted[kept]) ** 2 / wanted[kept]
+    chi = actual.sum() + ((rest[0] - rest[1]) ** 2 / rest[1] if rest[1] > 1e-9 else 0.0)
     assert chi < stats.chi2.ppf(1 - 1e-6, kept.sum())
 
 
@@ -197,13 +197,13 @@ def test_a_plan_in_which_being_late_costs_more_is_refused():
 
 @pytest.mark.parametrize("protocol", [BITS, MASKED_BITS])
 def test_the_certificate_keeps_the_trust_model_and_says_who_the_shuffler_is(protocol):
-    found = plans.load(deployed(protocol).as_bytes()).certificate
-    assert found.status == "proven" and found.model.startswith("shuffle: the shuffler")
-    texts = [c.text for c in found.conditions]
+    plan = plans.load(deployed(protocol).as_bytes()).certificate
+    assert plan.status == "proven" and plan.model.startswith("shuffle: the shuffler")
+    texts = [c.text for c in plan.conditions]
     assert any("together are the shuffler" in t for t in texts) == (protocol == BITS)
     assert any("X25519" in t for t in texts) == (protocol == MASKED_BITS)
-    assert any("drawn exactly" in c for c in found.caveats)
-    assert not any("53-bit" in c for c in found.caveats)
+    assert any("drawn exactly" in c for c in plan.caveats)
+    assert not any("53-bit" in c for c in plan.caveats)
 
 
 @pytest.mark.parametrize(
@@ -240,29 +240,29 @@ period = partial(federation.period, reward=1.0)
 
 
 def test_neither_hub_nor_helper_sees_the_counts_of_a_silo():
-    made = federation.Federation(deployed(BITS))
-    made.settle()
-    period(made, 1)
-    plan, hub = made.plan, made.processes["hub"].party
-    assert hub.broadcasts.keys() == made.processes["helper"].party.answers.keys() == {1}
+    deployment = federation.Federation(deployed(BITS))
+    deployment.settle()
+    period(deployment, 1)
+    plan, hub = deployment.plan, deployment.processes["hub"].party
+    assert hub.broadcasts.keys() == deployment.processes["helper"].party.answers.keys() == {1}
     for i in range(3):
         words = plan.wire.words(federation.opened_report(plan, hub.reports[1, i]), "it")
         assert (words > 2**58).any() and (words < 2**64 - 2**58).any()
 
 
 def test_a_straggler_is_left_out_where_the_certificate_counts_on_fewer():
-    made = federation.Federation(deployed(BITS, system=FEWER, federation={"least": 2}))
-    made.settle()
-    away = made.processes.pop("silo2")
-    period(made, 1, ("silo0", "silo1"))
-    hub = made.processes["hub"].party
+    deployment = federation.Federation(deployed(BITS, system=FEWER, federation={"least": 2}))
+    deployment.settle()
+    away = deployment.processes.pop("silo2")
+    period(deployment, 1, ("silo0", "silo1"))
+    hub = deployment.processes["hub"].party
     assert not hub.broadcasts
-    made.now += federation.GRACE
-    made.settle()
-    body = made.plan.wire.body(made.plan.wire.read(hub.broadcasts[1]), wire.Broadcast)
+    deployment.now += federation.GRACE
+    deployment.settle()
+    body = deployment.plan.wire.body(deployment.plan.wire.read(hub.broadcasts[1]), wire.Broadcast)
     assert [entry.silo for entry in body.entries] == [0, 1]
-    made.processes["silo2"] = away
-    period(made, 2)
+    deployment.processes["silo2"] = away
+    period(deployment, 2)
     assert hub.broadcasts.keys() == {1, 2} and away.party.model.release == 2
 
 

@@ -36,7 +36,7 @@ def mounted(*arguments):
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of a megabyte."""
+    """Return a file system of one megabyte."""
     place = tmp_path / "disk"
     place.mkdir()
     if os.geteuid() != 0 or not mounted("-t", "tmpfs", "-o", f"size={SIZE}k", "tmpfs", str(place)):
@@ -68,7 +68,7 @@ class OnDisk(federation.Federation):
         self.ledgers["silo0"].close()
 
     def settle(self):
-        """Rounds as the network carries them: what a full disk refuses is asked for again."""
+        """Exchange messages as the network does; repeat what a full disk refuses."""
         for _ in range(10):
             mail = []
             for process in self.processes.values():

@@ -76,9 +76,9 @@ class Answering(BaseHTTPRequestHandler):
 
 
 def answering(code, to=""):
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    made.code, made.to, made.asked = code, to, []
-    return serving(made)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    server.code, server.to, server.asked = code, to, []
+    return serving(server)
 
 
 def url(server):
@@ -91,9 +91,9 @@ def test_no_redirect_is_followed(code):
     with answering(200) as elsewhere, answering(code, url(elsewhere) + "/stolen") as hub:
         trouble = Dialer(process, url(hub)).round()
         assert (str(code) in trouble and "redirect" in trouble) or f"answered {code}" in trouble
-        found = CliRunner().invoke(cli, ["deploy", "status", url(hub)])
-        assert found.exit_code in (1, 2) and str(code) in found.output
-        assert not isinstance(found.exception, AssertionError | TypeError)
+        result = CliRunner().invoke(cli, ["deploy", "status", url(hub)])
+        assert result.exit_code in (1, 2) and str(code) in result.output
+        assert not isinstance(result.exception, AssertionError | TypeError)
         assert {what for what, _ in hub.asked} == {"POST", "GET"}
         assert elsewhere.asked == []
 
@@ -120,9 +120,9 @@ def test_what_is_no_status_of_a_hub_is_a_sentence():
             do_GET = answer
 
         with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as server:
-            found = CliRunner().invoke(cli, ["deploy", "status", url(server)])
-            assert found.exit_code == 1 and "is not the status of a hub" in found.output, text
-            assert "\x1b" not in found.output
+            result = CliRunner().invoke(cli, ["deploy", "status", url(server)])
+            assert result.exit_code == 1 and "is not the status of a hub" in result.output, text
+            assert "\x1b" not in result.output
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_an_address_that_is_none_is_a_sentence(hub):
     with pytest.raises(InputError, match="hub must be an address") as error:
         Dialer(process, hub)
     assert "\x01" not in str(error.value)
-    found = CliRunner().invoke(cli, ["deploy", "status", hub])
-    assert isinstance(found.exception, InputError) or found.exit_code == 2
+    result = CliRunner().invoke(cli, ["deploy", "status", hub])
+    assert isinstance(result.exception, InputError) or result.exit_code == 2
 
 
 # ---- requests ------------------------------------------------------------------------------------
@@ -166,23 +166,25 @@ def posted(path, body, length=None):
     connection.putrequest("POST", "/decide")
     connection.putheader("content-length", str(len(body)) if length is None else length)
     connection.endheaders(body)
-    found = connection.getresponse()
-    made = found.status, json.loads(found.read())
+    actual = connection.getresponse()
+    document = actual.status, json.loads(actual.read())
     connection.close()
-    return made
+    return document
 
 
 def test_requests_that_are_no_good_are_answered_by_a_sentence(tmp_path, capfd):
-    made = federation.Federation(federation.deployed())
-    process, path = made.processes["silo0"], tmp_path / "silo.sock"
+    deployment = federation.Federation(federation.deployed())
+    process, path = deployment.processes["silo0"], tmp_path / "silo.sock"
     with serving(Application(process, path)):
         for name, (body, says) in REQUESTS.items():
-            status, found = posted(path, body)
-            assert status == 400 and says in found["error"], (name, found)
-            assert len(found["error"]) < 300 and found["error"].isprintable()
+            status, actual = posted(path, body)
+            assert status == 400 and says in actual["error"], (name, actual)
+            assert len(actual["error"]) < 300 and actual["error"].isprintable()
         for length in ("-1", "x", "9" * 30, "1e3", "²"):
-            status, found = posted(path, b"", length.encode("latin-1", "replace").decode("latin-1"))
-            assert status == 400 and "at most" in found["error"], length
+            status, actual = posted(
+                path, b"", length.encode("latin-1", "replace").decode("latin-1")
+            )
+            assert status == 400 and "at most" in actual["error"], length
         assert not process.party.decisions
         assert Client(path).call("decide", actions=ROWS, subject="ada")["learns"]
     assert capfd.readouterr().err == ""
@@ -269,8 +271,8 @@ def test_seconds_are_finite(value, tmp_path):
         load_source(tmp_path / "source.toml")
     for command in ("silo", "helper"):
         asked = [command, str(tmp_path), "--hub", "https://127.0.0.1:9", f"--every={value}"]
-        found = CliRunner().invoke(cli, asked)
-        assert "every must be > 0" in f"{found.exception} {found.output}"
+        result = CliRunner().invoke(cli, asked)
+        assert "every must be > 0" in f"{result.exception} {result.output}"
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -284,10 +286,10 @@ def test_specs_and_sources_are_bounded_and_printable(name, tmp_path):
         with pytest.raises(InputError, match=says) as error:
             door()
         assert "\n" not in str(error.value) and len(str(error.value)) < 400
-    found = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli, ["deploy", "new", str(tmp_path / "source.toml"), str(tmp_path / "plan")]
     )
-    assert isinstance(found.exception, InputError) or found.exit_code == 2
+    assert isinstance(result.exception, InputError) or result.exit_code == 2
     with pytest.raises(InputError, match="levels of lists"):
         nested = 1
         for _ in range(MOST_LEVELS + 2):
@@ -299,10 +301,10 @@ def test_a_dataset_is_a_name(tmp_path):
     from fastfed.deployment import folder as folders
 
     keys = {name: folders.make_keys(tmp_path / name) for name in ("silo0", "hub")}
-    made = federation.spec(silos=1) | {"hub": keys["hub"]}
-    made["federation"]["least"] = 1
-    made["silos"] = [{"name": "silo0", **keys["silo0"]}]
-    plans.compile_plan(made).save(tmp_path / "plan")
+    table = federation.spec(silos=1) | {"hub": keys["hub"]}
+    table["federation"]["least"] = 1
+    table["silos"] = [{"name": "silo0", **keys["silo0"]}]
+    plans.compile_plan(table).save(tmp_path / "plan")
     for name in ("a\nb", "\x1b[31m", "x" * 300):
         with pytest.raises(InputError, match="dataset must be at most 200 printable"):
             folders.join(tmp_path / "silo0", tmp_path / "plan", (1.0, 1e-6), name)
@@ -390,7 +392,7 @@ HEAD = "age,pain,sex,num"
 
 
 def clean(text):
-    """Refuse text with a part of a planted value."""
+    """Check that a text contains no part of a planted value."""
     for part in ("uillfeather", "HIV", "918273", b"Quillfeather".hex()):
         assert part not in text, text
 
@@ -441,8 +443,8 @@ def test_tables_that_do_not_fit_are_told_without_their_values(name, tmp_path):
     plan = tmp_path / "plan"
     STRICT.save(plan)
     (tmp_path / "source.toml").write_text('file = "a.csv"\n')
-    found = CliRunner().invoke(cli, ["deploy", "check", str(plan), str(tmp_path / "source.toml")])
-    clean(found.output + str(found.exception))
+    result = CliRunner().invoke(cli, ["deploy", "check", str(plan), str(tmp_path / "source.toml")])
+    clean(result.output + str(result.exception))
 
 
 def test_columns_with_other_names_are_told_by_place(tmp_path):
@@ -558,7 +560,7 @@ def test_requests_are_answered_without_their_values():
             told += 1
             clean(str(error))
     assert told > len(asked) / 2
-    made = answers(rows, "/decide", {"actions": ROWS})["id"]
+    decision_id = answers(rows, "/decide", {"actions": ROWS})["id"]
     for given in (
         *({"actions": bad} for bad in BAD),
         {"actions": [[float(NUMBER), float("nan")]]},
@@ -569,19 +571,19 @@ def test_requests_are_answered_without_their_values():
         clean(str(error.value))
     for bad in (NAME, [float(NUMBER)], 10**400, float("nan")):
         with pytest.raises(InputError) as error:
-            answers(rows, "/reward", {"id": made, "reward": bad})
+            answers(rows, "/reward", {"id": decision_id, "reward": bad})
         clean(str(error.value))
-    answers(rows, "/reward", {"id": made, "reward": float(NUMBER)})
+    answers(rows, "/reward", {"id": decision_id, "reward": float(NUMBER)})
     for path, more in (("/reward", {"reward": 0.5}), ("/cancel", {})):
         with pytest.raises(InputError, match="has ended already") as error:
-            answers(rows, path, {"id": made, **more})
+            answers(rows, path, {"id": decision_id, **more})
         clean(str(error.value))
 
 
 def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
     """Through every line that a silo writes or serves while it learns from planted values."""
     plan = deployed(columns=[AGE, PAIN, SEX | {"no": ["f", NAME]}], reward=SCORE)
-    made = silo(plan)
+    process = silo(plan)
     (tmp_path / "a.csv").write_text(
         f"who,age,pain,sex,score\n{NAME},{NUMBER},1,{NAME},{NUMBER}\nb,63,2,m,0\n"
     )
@@ -592,18 +594,18 @@ def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
     source = source_of(
         {"file": "a.csv", "subject": "who", "outcomes": {"ill": "score", "well": "score"}}, tmp_path
     )
-    replay = Replay(made, source, cases(source, plan.document.schema))
+    replay = Replay(process, source, cases(source, plan.document.schema))
     log = io.StringIO()
     json_log = JsonLog(log, "silo0")
-    made.clock = lambda: replay.due
+    process.clock = lambda: replay.due
     while replay.left:
         replay.act(replay.due)
-        json_log.look(made)
-    assert len(made.party.ended) == 2
+        json_log.look(process)
+    assert len(process.party.ended) == 2
     clean(log.getvalue())
-    clean(json.dumps(made.party.status()))
-    clean(prometheus("silo", silo_numbers(made)))
-    server = Metrics(made, 0)
+    clean(json.dumps(process.party.status()))
+    clean(prometheus("silo", silo_numbers(process)))
+    server = Metrics(process, 0)
     with serving(server):
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
         connection.request("GET", "/metrics", headers={"host": "localhost"})
@@ -612,16 +614,16 @@ def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
 
 
 def test_a_replay_that_waits_says_no_value(tmp_path):
-    made, lines = silo(PLAN), []
+    process, lines = silo(PLAN), []
     (tmp_path / "a.csv").write_text(f"who,{HEAD}\n{NAME},63,1,m,0\n")
     source = source_of({"file": "a.csv", "subject": "who"}, tmp_path)
-    found = cases(source, PLAN.document.schema)
+    records = cases(source, PLAN.document.schema)
     # As if the file had been read for another plan.
     broken = [
-        found[0]._replace(subject=f"{NAME}\n", record={"age": NAME, "pain": NAME, "sex": "m"})
+        records[0]._replace(subject=f"{NAME}\n", record={"age": NAME, "pain": NAME, "sex": "m"})
     ]
     replay, stop = Replay.__new__(Replay), threading.Event()
-    replay._silo, replay._cases = made, broken
+    replay._silo, replay._cases = process, broken
     replay._times, replay._events = [(0.0, 0.0)], [(0.0, 0, "")]
     threading.Timer(0.3, stop.set).start()
     replay.run(stop, lines.append)
@@ -632,20 +634,20 @@ def test_a_replay_that_waits_says_no_value(tmp_path):
 def test_the_status_of_a_silo_of_robin_does_not_show_its_own_estimate():
     """Before the first model comes, theta is made of the silo's own records without noise."""
     plan = plans.compile_plan(robin_spec())
-    made = federation.Federation(plan)
-    made.settle()
-    process = made.processes["silo0"]
-    made.now = plan.document.calendar.closes[0] - 1.0
+    deployment = federation.Federation(plan)
+    deployment.settle()
+    process = deployment.processes["silo0"]
+    deployment.now = plan.document.calendar.closes[0] - 1.0
     process.reward(process.decide(ROWS).id, 0.9)
     assert process.party.model.theta.any()
     status = answers(process, "/status", {})
     assert status["theta"] is None
     own = [f"{v:.6f}"[:7] for v in process.party.model.theta if v]
     text = json.dumps(status) + prometheus("silo", silo_numbers(process))
-    text += prometheus("hub", hub_numbers(made.processes["hub"].party, made.now))
+    text += prometheus("hub", hub_numbers(deployment.processes["hub"].party, deployment.now))
     assert own and not any(value in text for value in own)
-    made.now += 2.0
-    made.settle()
+    deployment.now += 2.0
+    deployment.settle()
     assert process.party.model.release == 1
     assert process.party.status()["theta"] == process.party.model.theta.tolist()
 
@@ -676,10 +678,10 @@ def test_a_label_cannot_forge_a_line_of_a_certificate(tmp_path):
         f"name = 'a'\n{base}{line}label = {escaped}\n",
     ):
         (tmp_path / "a.toml").write_text(text)
-        found = CliRunner().invoke(
+        result = CliRunner().invoke(
             cli, ["run", str(tmp_path / "a.toml"), "-o", str(tmp_path / "out")]
         )
-        assert "printable" in str(found.exception) + found.output
+        assert "printable" in str(result.exception) + result.output
         assert not (tmp_path / "out").exists()
 
 
@@ -701,9 +703,9 @@ def test_a_store_with_a_forged_line_is_refused(place, tmp_path):
         digests.seal(db)
         db.commit()
     for command in ("results", "report"):
-        found = CliRunner().invoke(cli, [command, str(tmp_path / "out")])
-        assert isinstance(found.exception, InputError) or found.exit_code == 2
-        assert not any(text.strip().startswith("status") for text in found.output.splitlines())
+        result = CliRunner().invoke(cli, [command, str(tmp_path / "out")])
+        assert isinstance(result.exception, InputError) or result.exit_code == 2
+        assert not any(text.strip().startswith("status") for text in result.output.splitlines())
 
 
 def test_spec_of_records_is_printable():

@@ -34,10 +34,10 @@ def test_many_hostile_envelopes_change_nothing():
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """A target of its own, which a planted fault may spoil."""
-    found = envelopes.Target("silo-ldp")
-    monkeypatch.setattr(envelopes, "target", lambda protocol: found)
-    return found
+    """Return a new target, which a planted fault may spoil."""
+    actual = envelopes.Target("silo-ldp")
+    monkeypatch.setattr(envelopes, "target", lambda protocol: actual)
+    return actual
 
 
 def found_out():

@@ -52,24 +52,28 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
     plan = plan_of()
     assert plan.plan.release_rounds == tuple(p.first - 1 for p in plan.executed.phases)
     assert plan.plan.releases >= 3 and max(p.trees for p in plan.executed.phases) >= 2
-    found = plan.certificate
-    assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
-    assert experts.OWN in found.conditions and experts.PRESENT in found.conditions
-    assert not any("simulation" in caveat for caveat in found.caveats)
+    certificate = plan.certificate
+    assert (certificate.status, certificate.unit, certificate.relation) == (
+        "proven",
+        "user",
+        "replace",
+    )
+    assert experts.OWN in certificate.conditions and experts.PRESENT in certificate.conditions
+    assert not any("simulation" in caveat for caveat in certificate.caveats)
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
 
 
 def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
     plan = plan_of()
-    made = plan.executed
-    quiet = tuple(replace(p, scales=tuple(s / 2.0 for s in p.scales)) for p in made.phases)
-    wide = made.bounds._replace(high=2.0)
+    executed = plan.executed
+    quiet = tuple(replace(p, scales=tuple(s / 2.0 for s in p.scales)) for p in executed.phases)
+    wide = executed.bounds._replace(high=2.0)
     exchanges.check_refused(
         plan,
-        replace(made, phases=quiet),
-        replace(made, phases=made.phases[:-1]),
-        replace(made, bounds=wide),
+        replace(executed, phases=quiet),
+        replace(executed, phases=executed.phases[:-1]),
+        replace(executed, bounds=wide),
     )
 
 
@@ -96,9 +100,9 @@ def test_a_plan_of_experts_continues_one_of_its_own_system_alone():
 
 
 def test_the_last_weights_are_played_until_the_next_plan_has_some():
-    made = played(plan_of())
-    old = made.processes["silo0"].party.model.theta
-    plan, new = exchanges.gone_on(made, spec(epsilon=0.5)["system"])
+    deployment = played(plan_of())
+    old = deployment.processes["silo0"].party.model.theta
+    plan, new = exchanges.gone_on(deployment, spec(epsilon=0.5)["system"])
     silo = new.processes["silo0"].party
     assert silo.model.release == 0 and silo.model.theta.tolist() == old.tolist()
     assert model_of(silo)["theta"] == old.tolist()
@@ -107,7 +111,7 @@ def test_the_last_weights_are_played_until_the_next_plan_has_some():
     assert decision.propensity == old[decision.action]
     played(plan, made=new)
     assert silo.model.release == plan.plan.releases
-    exchanges.check_together(made, plan, new, SAME_PEOPLE)
+    exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
 
 
 def test_one_charge_covers_a_loss_of_whichever_phase():
@@ -157,36 +161,36 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
     server = ExpertServer(plan.executed, noise)
     for client in clients:
         client.receive(server.start())
-    made = federation.Federation(plan, noise)
-    made.settle()
+    deployment = federation.Federation(plan, noise)
+    deployment.settle()
     rng = np.random.default_rng(3)
     for round in range(1, p.end(p.releases) + 2):
         if clients[0].due:
-            made.now = float(plan.document.calendar.closes[p.due(round - 1) - 1])
-            made.settle()
+            deployment.now = float(plan.document.calendar.closes[p.due(round - 1) - 1])
+            deployment.settle()
         while clients[0].due:
             choice = server.combine([client.report() for client in clients])
             for client in clients:
                 client.receive(choice)
         for i, client in enumerate(clients):
-            party = made.processes[f"silo{i}"].party
+            party = deployment.processes[f"silo{i}"].party
             assert np.array_equal(party.model.theta, client.x)
             loss = rng.uniform(-0.1, 1.1, 3)
             client.observe(loss)
             period = p.due(round - 1) + 1
             if period <= p.releases and round in phases[period - 1].samples:
-                made.now = plan.document.calendar.closes[period - 1] - 1.0
-                decision = made.processes[f"silo{i}"].decide()
+                deployment.now = plan.document.calendar.closes[period - 1] - 1.0
+                decision = deployment.processes[f"silo{i}"].decide()
                 assert decision.learns and decision.name == f"e{decision.action}"
                 assert decision.propensity == client.x[decision.action]
-                made.processes[f"silo{i}"].losses(decision.id, loss)
-    party = made.processes["silo0"].party
+                deployment.processes[f"silo{i}"].losses(decision.id, loss)
+    party = deployment.processes["silo0"].party
     assert party.model.release == p.releases and party.model.theta.max() > 1.0 / 3.0
     assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
 
 
 def played(plan, late=None, last=LOSSES, made=None):
-    """All releases of a federation; of the first decision of silo1 the losses come ``late``."""
+    """Make all releases; the losses of silo1's first decision come in period ``late``."""
     made = federation.Federation(plan) if made is None else made
     made.settle()
     closes = plan.document.calendar.closes
@@ -227,24 +231,24 @@ def test_a_loss_enters_its_own_place_or_none():
 
 def test_a_silo_that_is_missing_counts_with_losses_of_0():
     plan = plan_of()
-    made = federation.Federation(plan)
-    made.settle()
-    del made.processes["silo2"]
-    made.now = float(plan.document.calendar.closes[0] + federation.GRACE)
-    made.settle()
+    deployment = federation.Federation(plan)
+    deployment.settle()
+    del deployment.processes["silo2"]
+    deployment.now = float(plan.document.calendar.closes[0] + federation.GRACE)
+    deployment.settle()
     alone = federation.Federation(plan)
     alone.settle()
-    alone.now = made.now
+    alone.now = deployment.now
     alone.settle()
-    found = [m.processes["silo0"].party.model for m in (made, alone)]
-    assert [model.release for model in found] == [1, 1]
-    assert np.array_equal(found[0].theta, found[1].theta)
+    actual = [m.processes["silo0"].party.model for m in (deployment, alone)]
+    assert [model.release for model in actual] == [1, 1]
+    assert np.array_equal(actual[0].theta, actual[1].theta)
 
 
 def test_places_are_as_many_as_the_phase_has_and_a_person_has_one():
     plan = plan_of()
-    made = federation.Federation(plan)
-    silo, room = made.processes["silo0"], len(plan.executed.phases[0].samples)
+    deployment = federation.Federation(plan)
+    silo, room = deployment.processes["silo0"], len(plan.executed.phases[0].samples)
     assert silo.decide(subject="a").learns and not silo.decide(subject="a").learns
     assert [silo.decide().learns for _ in range(room)] == [True] * (room - 1) + [False]
     # The places of a period do not depend on losses.
@@ -274,9 +278,9 @@ def test_means_that_no_losses_have_are_refused(bad):
     silo = federation.Identity(federation.secret("silo0"))
     values = np.zeros(plan.wire.size)
     values[0 if bad is not None else -1] = bad or 0.5
-    found = plan.wire.signed(silo, "silo0", 1, Report(wire.packed(values)))
+    actual = plan.wire.signed(silo, "silo0", 1, Report(wire.packed(values)))
     with pytest.raises(Refused):
-        hub._decrypt_report(plan.wire.read(found), "a report")
+        hub._decrypt_report(plan.wire.read(actual), "a report")
 
 
 def test_a_broadcast_that_is_no_weights_is_refused():
@@ -289,8 +293,8 @@ def test_a_broadcast_that_is_no_weights_is_refused():
 
 
 def test_calls_of_an_application():
-    made = federation.Federation(plan_of())
-    silo = made.processes["silo0"]
+    deployment = federation.Federation(plan_of())
+    silo = deployment.processes["silo0"]
     decided = answers(silo, "/decide", {"subject": "a"})
     assert decided["name"] == f"e{decided['action']}" and decided["propensity"] == 1.0 / 3.0
     assert answers(silo, "/losses", {"id": decided["id"], "losses": LOSSES})["open_decisions"] == 0

@@ -25,27 +25,27 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def played(protocol):
-    """A federation after one release."""
-    made = federation.Federation(federation.deployed(protocol))
-    made.settle()
-    made.now = made.plan.document.calendar.closes[0] - 1.0
-    for name in made.plan.silos:
-        silo = made.processes[name]
+    """Return a federation after one release."""
+    deployment = federation.Federation(federation.deployed(protocol))
+    deployment.settle()
+    deployment.now = deployment.plan.document.calendar.closes[0] - 1.0
+    for name in deployment.plan.silos:
+        silo = deployment.processes[name]
         silo.reward(silo.decide(ROWS).id, 0.5)
-    made.now += 1.0
-    made.settle()
-    return made
+    deployment.now += 1.0
+    deployment.settle()
+    return deployment
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum", "shuffle-vector"])
 def test_a_model_is_that_of_the_last_broadcast(protocol):
-    made = played(protocol)
-    parties = [made.processes[name].party for name in made.plan.silos]
-    found, *others = map(model_of, parties)
-    assert all(other == found for other in others) and found["release"] == 1
-    body = made.plan.wire.read(parties[0].broadcasts[1])
-    values = np.frombuffer(made.plan.wire.body(body, wire.Broadcast).values, dtype="<f8")
-    gram, theta = np.array(found["V"]), np.array(found["theta"])
+    deployment = played(protocol)
+    parties = [deployment.processes[name].party for name in deployment.plan.silos]
+    actual, *others = map(model_of, parties)
+    assert all(other == actual for other in others) and actual["release"] == 1
+    body = deployment.plan.wire.read(parties[0].broadcasts[1])
+    values = np.frombuffer(deployment.plan.wire.body(body, wire.Broadcast).values, dtype="<f8")
+    gram, theta = np.array(actual["V"]), np.array(actual["theta"])
     covariance = np.zeros((2, 2))
     covariance[np.triu_indices(2)] = values[2:]
     covariance = np.triu(covariance) + np.triu(covariance, 1).T
@@ -54,16 +54,16 @@ def test_a_model_is_that_of_the_last_broadcast(protocol):
     np.testing.assert_allclose(added, added[0, 0] * np.eye(2), atol=1e-9 * np.abs(gram).max())
     assert added[0, 0] > 0 and np.linalg.eigvalsh(gram)[0] > 0
     np.testing.assert_allclose(gram @ theta, values[:2], rtol=1e-9)
-    assert found["schema"]["columns"][1] == {"name": "x1", "low": -1.0, "high": 1.0, "unit": ""}
-    assert found["plan"] == made.plan.digest.hex()
-    assert found["certificate"] == made.plan.certificate.to_builtins()
-    assert json.loads(json.dumps(found)) == found
+    assert actual["schema"]["columns"][1] == {"name": "x1", "low": -1.0, "high": 1.0, "unit": ""}
+    assert actual["plan"] == deployment.plan.digest.hex()
+    assert actual["certificate"] == deployment.plan.certificate.to_builtins()
+    assert json.loads(json.dumps(actual)) == actual
 
 
 def test_there_is_no_model_before_the_first_release():
-    made = federation.Federation(federation.deployed())
+    deployment = federation.Federation(federation.deployed())
     with pytest.raises(InputError, match="silo0 has no model yet"):
-        model_of(made.processes["silo0"].party)
+        model_of(deployment.processes["silo0"].party)
 
 
 def test_the_command_exports_from_a_running_silo_and_from_its_folder(tmp_path):

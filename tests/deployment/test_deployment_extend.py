@@ -29,7 +29,7 @@ SPEC = {"system": SYSTEM, "calendar": CALENDAR}
 
 
 def play(made, releases, rows=None, reward=0.5):
-    """One record of each silo in each period."""
+    """Add one record at each silo in each period."""
     made.settle()
     for close in made.plan.document.calendar.closes[:releases]:
         made.now = close - 1.0
@@ -42,7 +42,7 @@ def play(made, releases, rows=None, reward=0.5):
 
 
 def first(protocol="silo-ldp", releases=2, **keys):
-    """A federation of a first plan, after some releases."""
+    """Return a deployment of a first plan after some releases."""
     keys.setdefault("dimension", 3)
     return play(federation.Federation(federation.deployed(protocol, **keys)), releases)
 
@@ -53,7 +53,7 @@ def last(made):
 
 
 def second(made, plan, ceiling=None):
-    """The parties of a later plan, on the ledgers of the first."""
+    """Return the parties of a later plan, which use the ledgers of the first plan."""
     new = federation.Federation(plan)
     new.now = float(plan.document.calendar.start)
     for name in plan.silos:
@@ -75,11 +75,13 @@ def full(values, d):
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
 def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
-    made = first(protocol)
-    old = made.processes["silo0"].party.model
-    plan = extended({**SPEC, "system": {**SYSTEM, "protocol": protocol}}, made.plan, last(made))
+    deployment = first(protocol)
+    old = deployment.processes["silo0"].party.model
+    plan = extended(
+        {**SPEC, "system": {**SYSTEM, "protocol": protocol}}, deployment.plan, last(deployment)
+    )
     assert plan.document.extends.why == "" and plans.load(plan.as_bytes()).digest == plan.digest
-    new = second(made, plan, (3.0, 1e-6))
+    new = second(deployment, plan, (3.0, 1e-6))
     new.settle()
     silo = new.processes["silo0"].party
     assert silo.model.release == 0 and silo.model.theta.tolist() == old.theta.tolist()
@@ -137,17 +139,17 @@ def unit(rng):
 
 
 def test_a_chain_of_three_plans_plays_the_sums_of_all():
-    made = first()
-    plan = extended(SPEC, made.plan, last(made))
-    middle = play(second(made, plan, (9.0, 1e-6)), 2)
+    deployment = first()
+    plan = extended(SPEC, deployment.plan, last(deployment))
+    middle = play(second(deployment, plan, (9.0, 1e-6)), 2)
     third = extended({**SPEC, "calendar": {**CALENDAR, "start": LATER + 1000}}, plan, last(middle))
-    assert plans.load(third.as_bytes()).earlier.earlier.digest == made.plan.digest
-    new = second(made, third)
+    assert plans.load(third.as_bytes()).earlier.earlier.digest == deployment.plan.digest
+    new = second(deployment, third)
     model = middle.processes["silo1"].party.model
     assert new.processes["silo1"].party.model.theta.tolist() == model.theta.tolist()
     status = new.processes["silo1"].party.status()["extends"]
-    assert status["plans"] == [made.plan.digest.hex(), plan.digest.hex()]
-    assert status["epsilon_together"] > epsilon_of_chain(plan.plan, made.plan)
+    assert status["plans"] == [deployment.plan.digest.hex(), plan.digest.hex()]
+    assert status["epsilon_together"] > epsilon_of_chain(plan.plan, deployment.plan)
 
 
 @pytest.mark.parametrize(
@@ -159,24 +161,24 @@ def test_a_chain_of_three_plans_plays_the_sums_of_all():
     ],
 )
 def test_there_is_no_start_where_theta_is_another_one(changes, why):
-    made = first()
-    plan = extended(SPEC | changes, made.plan, last(made))
+    deployment = first()
+    plan = extended(SPEC | changes, deployment.plan, last(deployment))
     assert why in REASONS[plan.document.extends.why] and not plan.document.extends.start
-    new = second(made, plan)
+    new = second(deployment, plan)
     assert not new.processes["silo0"].party.model.theta.any()
     with pytest.raises(InputError, match="no model yet"):
         model_of(new.processes["silo0"].party)
     assert new.processes["hub"].party.status()["extends"]["why_no_start"]
-    forged = Extension(plan.document.extends.document, last(made))
+    forged = Extension(plan.document.extends.document, last(deployment))
     with pytest.raises(InputError, match="the earlier model cannot be the start"):
         reloaded(plan, extends=forged)
 
 
 def test_there_is_no_start_before_the_first_release_or_where_none_is_wanted():
-    made = first(releases=0)
-    assert extended(SPEC, made.plan).document.extends.why == "no-release"
-    play(made, 1)
-    plan = extended(SPEC, made.plan, last(made), fresh=True)
+    deployment = first(releases=0)
+    assert extended(SPEC, deployment.plan).document.extends.why == "no-release"
+    play(deployment, 1)
+    plan = extended(SPEC, deployment.plan, last(deployment), fresh=True)
     assert plan.document.extends.why == "requested"
     with pytest.raises(InputError, match=r"extends\.why must be one of"):
         reloaded(plan, extends=Extension(plan.document.extends.document, b"", "proven"))
@@ -200,14 +202,14 @@ HELP = {key: text for key, text in federation.party("helper").items() if key != 
 def test_a_plan_may_go_on_under_another_protocol(protocol, before, system, more):
     """What the earlier spec said, and the new protocol has no use for, is left out."""
     shared = {"name": "tests", "least": 3 if protocol == "secure-sum" else 2} | before
-    made = first(protocol, federation=shared)
+    deployment = first(protocol, federation=shared)
     spec = {**SPEC, "system": {**SYSTEM, **system}}
     if "helper" in more:
         spec["helper"] = more["helper"]
     if "all" in more:
         spec["federation"] = {"least": more["all"]} | ({"sum": "masks"} if "masks" in more else {})
-    plan = extended(spec, made.plan, last(made))
-    new = play(second(made, plan, (9.0, 1e-6)), 2)
+    plan = extended(spec, deployment.plan, last(deployment))
+    new = play(second(deployment, plan, (9.0, 1e-6)), 2)
     silo = new.processes["silo2"].party
     assert silo.model.release == 2 and silo.model.start is not None
     assert not new.processes["hub"].party.alarms
@@ -245,16 +247,19 @@ def test_fields_that_are_none_are_left_out_from_the_end():
     ],
 )
 def test_a_spec_says_what_changes_and_no_more(spec, message):
-    made = first()
+    deployment = first()
     with pytest.raises(InputError, match=message):
-        extended(spec, made.plan, last(made))
+        extended(spec, deployment.plan, last(deployment))
 
 
 def test_a_plan_file_with_another_start_or_other_parties_is_refused():
-    made = first()
-    plan, hub = extended(SPEC, made.plan, last(made)), Identity(federation.secret("hub"))
-    good, old = plan.document.extends, made.plan
-    honest = old.wire.body(old.wire.read(last(made)), wire.Broadcast)
+    deployment = first()
+    plan, hub = (
+        extended(SPEC, deployment.plan, last(deployment)),
+        Identity(federation.secret("hub")),
+    )
+    good, old = plan.document.extends, deployment.plan
+    honest = old.wire.body(old.wire.read(last(deployment)), wire.Broadcast)
     silo = Identity(federation.secret("silo0"))
     few = msgspec.structs.replace(honest, entries=honest.entries[:1])
     nan = msgspec.structs.replace(honest, values=wire.packed(np.full(9, np.nan)))
@@ -284,21 +289,23 @@ def test_a_plan_file_with_another_start_or_other_parties_is_refused():
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum"])
 def test_the_ledger_and_the_certificate_compose_both_plans(protocol):
-    made = first(protocol, releases=4)
-    plan = extended({**SPEC, "system": {**SYSTEM, "protocol": protocol}}, made.plan, last(made))
+    deployment = first(protocol, releases=4)
+    plan = extended(
+        {**SPEC, "system": {**SYSTEM, "protocol": protocol}}, deployment.plan, last(deployment)
+    )
     entry = plan.certificate.also[-1]
-    assert made.plan.digest.hex()[:16] in entry.model and entry.status == "proven"
-    found = entry.exact.epsilon
-    assert found == pytest.approx(epsilon_of_chain(plan.plan, made.plan), rel=1e-12)
+    assert deployment.plan.digest.hex()[:16] in entry.model and entry.status == "proven"
+    actual = entry.exact.epsilon
+    assert actual == pytest.approx(epsilon_of_chain(plan.plan, deployment.plan), rel=1e-12)
     # Independently: mu of each epsilon at delta, by bisection, and the root of their squares' sum.
     mu = math.hypot(mu_of(1.0), mu_of(0.5))
-    assert found == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=2e-2)
-    assert 1.0 < found < 1.5 and plan.certificate.exact.epsilon == pytest.approx(0.5, rel=1e-6)
-    new = play(second(made, plan, (3.0, 1e-6)), 2)
-    spent = made.ledgers["silo0"].epsilon("records")
-    assert spent == pytest.approx(found, rel=1e-6)
+    assert actual == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=2e-2)
+    assert 1.0 < actual < 1.5 and plan.certificate.exact.epsilon == pytest.approx(0.5, rel=1e-6)
+    new = play(second(deployment, plan, (3.0, 1e-6)), 2)
+    spent = deployment.ledgers["silo0"].epsilon("records")
+    assert spent == pytest.approx(actual, rel=1e-6)
     exported = model_of(new.processes["silo0"].party)
-    assert exported["extends"]["epsilon_together"] == pytest.approx(found)
+    assert exported["extends"]["epsilon_together"] == pytest.approx(actual)
     assert exported["extends"]["epsilon"] == pytest.approx([1.0, 0.5], rel=1e-6)
     assert json.loads(json.dumps(exported)) == exported
 
@@ -312,13 +319,13 @@ def mu_of(epsilon):
 
 
 def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_not():
-    made = first(releases=4)
-    plan, ledger = extended(SPEC, made.plan, last(made)), made.ledgers["silo0"]
+    deployment = first(releases=4)
+    plan, ledger = extended(SPEC, deployment.plan, last(deployment)), deployment.ledgers["silo0"]
     with pytest.raises(
         InputError, match=r"would have spent epsilon 1\.1.* more than the ceiling 1;"
     ):
         check_room(ledger, "records", plan)
-    both = epsilon_of_chain(plan.plan, made.plan)
+    both = epsilon_of_chain(plan.plan, deployment.plan)
     check_room(ledger, "records", plan, (both * (1 + 1e-6), 1e-6))
     with pytest.raises(InputError, match="more than the ceiling"):
         check_room(ledger, "records", plan, (both * (1 - 1e-6), 1e-6))
@@ -326,7 +333,7 @@ def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_no
         check_room(ledger, "others", plan)
     # Half of it is charged already, and counts once.
     ledger.set_ceiling("records", both * (1 + 1e-6), 1e-6)
-    new = play(second(made, plan), 1)
+    new = play(second(deployment, plan), 1)
     assert len(ledger.charges("records")) == 5 and new.processes["silo0"].party.sealed
     check_room(ledger, "records", plan)
     play(new, 2)
@@ -338,7 +345,7 @@ def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_no
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Folders of a first plan at silo0 and the hub; silo0 knows one broadcast."""
+    """Return folders of a first plan at silo0 and the hub; silo0 knows one broadcast."""
     home = tmp_path_factory.mktemp("extend")
     names = ("silo0", "silo1", "hub")
     keys = {name: folders.make_keys(home / name) for name in names}
@@ -372,14 +379,14 @@ def run(*arguments):
 
 
 def words(result):
-    """What a command printed, without its line breaks and frames."""
+    """Return what a command printed, without its line breaks and frames."""
     return " ".join(result.output.replace("│", " ").split())
 
 
 def test_commands_extend_and_join(home):
-    made = run("extend", home / "silo0", home / "more.toml", home / "plan2")
-    assert made.exit_code == 0, made.output
-    assert "start the earlier model" in made.output and "together with plan" in words(made)
+    result = run("extend", home / "silo0", home / "more.toml", home / "plan2")
+    assert result.exit_code == 0, result.output
+    assert "start the earlier model" in result.output and "together with plan" in words(result)
     plan = plans.load(home / "plan2")
     assert plan.document.extends.start == last_broadcast(home / "silo0")[1]
     again = run("extend", home / "silo0", home / "more.toml", home / "plan2")
@@ -417,8 +424,8 @@ def test_join_refuses_what_does_not_belong_together(home):
         ((home / "t", home / "plan3", "--extends", home / "second0"), "another plan than the one"),
         ((home / "silo1", home / "plan", "--epsilon", 1), "both --epsilon and --delta"),
     ]:
-        found = run("join", *arguments)
-        assert found.exit_code == 2 and message in words(found), found.output
+        result = run("join", *arguments)
+        assert result.exit_code == 2 and message in words(result), result.output
     assert run("extend", home / "none", home / "more.toml", home / "p").exit_code == 2
 
 
@@ -458,9 +465,11 @@ def test_recover_asks_the_silo_that_runs(home, monkeypatch):
         threading.Thread(target=application.serve_forever, daemon=True).start()
         process.party.lost[1] = bytes(32)
         assert not decided(home / "silo0")["learns"]
-        found = run("recover", home / "silo0")
-        assert found.exit_code == 0, found.output
-        assert json.loads(found.output)["lost"] == [] and "1" in json.loads(found.output)["without"]
+        result = run("recover", home / "silo0")
+        assert result.exit_code == 0, result.output
+        assert (
+            json.loads(result.output)["lost"] == [] and "1" in json.loads(result.output)["without"]
+        )
         # The plan of a silo that runs can be continued, too.
         assert last_broadcast(home / "silo0")[1] == process.party.broadcasts[1]
         left = run("leave", home / "silo0")

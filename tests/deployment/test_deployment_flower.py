@@ -72,7 +72,7 @@ class Nodes:
         return self.random.random() < self.faults
 
     def answered(self, name, letters):
-        """What the node of a party brings back; None if it, or its answer, is lost."""
+        """Return what the node of a party brings back; None if it, or its answer, is lost."""
         if self.chance():
             return None
         if self.chance():
@@ -270,7 +270,7 @@ def test_a_socket_carries_messages_and_nothing_else(tmp_path):
 
 
 def posted(path, body, where="/carry"):
-    """Status and answer of a request to a socket."""
+    """Return status and answer of a request to a socket."""
     connection = http.client.HTTPConnection("party")
     connection.sock = socket.socket(socket.AF_UNIX)
     connection.sock.connect(str(path))
@@ -472,7 +472,7 @@ class Network:
         )
 
     def environment(self, name):
-        """The folder of Flower of one machine."""
+        """Return the folder of Flower of one machine."""
         made = self.home / "flwr" / name.replace(" ", "-")
         made.mkdir(parents=True, exist_ok=True)
         return made
@@ -515,7 +515,7 @@ class Network:
             time.sleep(1.0)
 
     def apps(self, kind, port):
-        """Processes of a kind that Flower has started for a port."""
+        """Yield processes of a kind that Flower has started for a port."""
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 said = (entry / "cmdline").read_bytes().decode().split("\0")

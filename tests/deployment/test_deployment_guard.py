@@ -51,7 +51,7 @@ class Liar(SiloParty):
 
 
 def group(lies=False, influence=None, bias=None, protocol="silo-ldp", releases=4, epsilon=100.0):
-    """Regret of the honest silos beside the last one, and the federation."""
+    """Return the total regret of the honest silos (all but the last), and the deployment."""
     shared = {"name": "guard", "least": SILOS if protocol == "secure-sum" else 2}
     if influence is not None:
         shared["influence"] = influence
@@ -60,74 +60,76 @@ def group(lies=False, influence=None, bias=None, protocol="silo-ldp", releases=4
         protocol, silos=SILOS, dimension=3, batch=BATCH, federation=shared,
         system={"batch_size": BATCH, "epsilon": epsilon, "release": release},
     )  # fmt: skip
-    made = federation.Federation(plan)
-    for ledger in made.ledgers.values():
+    deployment = federation.Federation(plan)
+    for ledger in deployment.ledgers.values():
         ledger.set_ceiling("records", 1000.0, 1e-5)
     last = plan.silos[-1]
     if lies:
-        liar = Liar(plan, last, federation.secret(last), made.ledgers[last])
+        liar = Liar(plan, last, federation.secret(last), deployment.ledgers[last])
         liar.bias = bias
-        made.processes[last].party = liar
-    made.settle()
+        deployment.processes[last].party = liar
+    deployment.settle()
     rng, regret = np.random.default_rng(0), 0.0
     for close in plan.document.calendar.closes[:releases]:
-        made.now = close - 1.0
+        deployment.now = close - 1.0
         for _ in range(BATCH):
             for name in plan.silos:
                 rows = rng.uniform(0.0, 0.577, (5, 3))
                 means = rows @ THETA
-                decision = made.processes[name].decide(rows)
+                decision = deployment.processes[name].decide(rows)
                 regret += (name != last) * float(means.max() - means[decision.action])
                 reward = float(rng.random() < means[decision.action])
-                made.processes[name].reward(decision.id, reward)
-        made.now = float(close)
-        made.settle()
-        made.now += federation.GRACE
-        made.settle()
-    return regret, made
+                deployment.processes[name].reward(decision.id, reward)
+        deployment.now = float(close)
+        deployment.settle()
+        deployment.now += federation.GRACE
+        deployment.settle()
+    return regret, deployment
 
 
 def test_a_silo_that_lies_is_named_and_its_harm_is_capped():
     """The most that passes the door, in every release; regret of the four others."""
-    calm, made = group()
-    assert not made.processes["hub"].party.alarms
+    calm, deployment = group()
+    assert not deployment.processes["hub"].party.alarms
     harmed, _ = group(lies=True)
-    capped, made = group(lies=True, influence=0.5)
+    capped, deployment = group(lies=True, influence=0.5)
     assert calm < 60 and harmed > 2 * calm and calm < capped < 0.7 * harmed
-    status = made.processes["hub"].party.status()
+    status = deployment.processes["hub"].party.status()
     assert status["capped"] == {"silo4": [1, 2, 3, 4]}
     assert len(status["alarms"]) == 4
     assert all(text.startswith("silo4 does not fit") for text in status["alarms"])
     moves = status["moves"]
     assert moves["silo4"] == max(moves.values()) > 1.0 and len(moves) == SILOS
-    untouched, made = group(influence=0.5)
-    assert untouched < 1.5 * calm and made.processes["hub"].party.status()["capped"] == {}
+    untouched, deployment = group(influence=0.5)
+    assert untouched < 1.5 * calm and deployment.processes["hub"].party.status()["capped"] == {}
 
 
 @pytest.mark.parametrize(("protocol", "bias"), [("silo-ldp", -1000.0), ("central", -64_000.0)])
 def test_a_false_bias_is_refused_at_the_door_where_records_are_few(protocol, bias):
     """It was summed up, and the group's regret went from 196 to 15 157."""
-    regret, made = group(lies=True, bias=bias, protocol=protocol, releases=2)
-    hub = made.processes["hub"].party
+    regret, deployment = group(lies=True, bias=bias, protocol=protocol, releases=2)
+    hub = deployment.processes["hub"].party
     assert {silo for _, silo in hub.reports} == {0, 1, 2, 3} and len(hub.broadcasts) == 2
     assert regret < 60
 
 
 def test_bias_of_minus_1000_is_flagged_and_capped_where_it_passes_the_door():
     """At epsilon 0.2 the noise leaves room for it."""
-    _, made = group(lies=True, influence=1.0, bias=-1000.0, releases=1, epsilon=0.2)
-    hub = made.processes["hub"].party
+    _, deployment = group(lies=True, influence=1.0, bias=-1000.0, releases=1, epsilon=0.2)
+    hub = deployment.processes["hub"].party
     assert (1, 4) in hub.reports and hub.status()["capped"] == {"silo4": [1]}
     assert hub.alarms[0].startswith("silo4 does not fit the other silos at release 1")
     # One silo in one period at most, as at least three of its numbers are 1000.
-    cap = Cap(made.plan.plan, 1.0)
+    cap = Cap(deployment.plan.plan, 1.0)
     assert cap.bounds(1, 4)[0] < 1000.0 * math.sqrt(3.0)
 
 
 def test_a_log_with_a_cap_replays_bit_for_bit_and_says_the_same():
-    _, made = group(lies=True, influence=0.5, releases=2)
-    hub = made.processes["hub"]
-    again = Process(Hub(made.plan, federation.secret("hub")), MemoryStore(list(hub.store.writes())))
+    _, deployment = group(lies=True, influence=0.5, releases=2)
+    hub = deployment.processes["hub"]
+    again = Process(
+        Hub(deployment.plan, federation.secret("hub")), MemoryStore(list(hub.store.writes()))
+    )
     assert again.party.broadcasts == hub.party.broadcasts
     assert again.party.status() == hub.party.status()
 
@@ -210,7 +212,7 @@ def test_an_influence_is_of_use_where_the_hub_sees_noisy_reports(protocol):
 
 
 def honest(plan, rng, theta, rows):
-    """Reports of all silos and releases, as `Alarm.fits` takes them; each has rows of its own."""
+    """Return reports of all silos and releases, as `Alarm.fits` takes them, with different rows."""
     d, sets = plan.dimension, {}
     lower = np.tril_indices(d)
     stds = np.full(plan.statistic_size, plan.noise_std.bias)
@@ -237,8 +239,8 @@ def test_false_alarms_are_as_rare_as_is_said(epsilon):
     false, scores = 0, []
     for _ in range(150):
         sets = honest(plan, rng, THETA, 40)
-        found = [alarm.worst(alarm.fits(k, sets)) for k in range(1, plan.releases + 1)]
-        false += any(found)
+        actual = [alarm.worst(alarm.fits(k, sets)) for k in range(1, plan.releases + 1)]
+        false += any(actual)
         scores += [fit.score for fit in alarm.fits(4, sets)]
     assert false < 33
     # The threshold is far for reasons of proof, and not of another order.
@@ -254,8 +256,8 @@ def test_an_alarm_names_the_silo_that_is_shifted_by_some_standard_deviations():
     for _ in range(20):
         sets = honest(plan, rng, THETA, 40)
         sets[1][2][:3] += 20.0 * std * np.array([1.0, -1.0, 1.0])
-        found = alarm.worst(alarm.fits(1, sets))
-        named.append(found.silo if found else None)
+        actual = alarm.worst(alarm.fits(1, sets))
+        named.append(actual.silo if actual else None)
     assert named.count(2) >= 18
 
 
@@ -275,15 +277,15 @@ def test_the_alarm_sees_lies_of_the_size_that_it_says(epsilon, rows):
             lie = 2.0 * fit.sees_surely if size == "surely" else size * fit.sees
             direction = rng.normal(size=3)
             sets[1][2][:3] += lie * direction / np.linalg.norm(direction)
-            found = alarm.worst(alarm.fits(1, sets))
-            named[size] += found is not None and found.silo == 2
+            actual = alarm.worst(alarm.fits(1, sets))
+            named[size] += actual is not None and actual.silo == 2
     assert named[0.25] < 12 < named[1.0] < 54 and named[3.0] >= 45 and named["surely"] >= 54
 
 
 def test_the_status_says_what_the_alarm_sees():
-    _, made = group(epsilon=1.0, releases=1)
-    sees = made.processes["hub"].party.status()["alarm_sees"]
-    assert set(sees) == set(made.plan.silos)
+    _, deployment = group(epsilon=1.0, releases=1)
+    sees = deployment.processes["hub"].party.status()["alarm_sees"]
+    assert set(sees) == set(deployment.plan.silos)
     assert all(0.0 < typical <= surely for typical, surely in sees.values())
 
 
@@ -330,15 +332,18 @@ def test_honest_raw_sums_are_never_refused_and_others_are():
 
 
 def test_a_secure_sum_that_no_records_have_ends_the_plan_at_the_last_good_model():
-    _, made = group(lies=True, protocol="secure-sum", bias=1e6, releases=1)
-    hub = made.processes["hub"]
+    _, deployment = group(lies=True, protocol="secure-sum", bias=1e6, releases=1)
+    hub = deployment.processes["hub"]
     assert "a silo has sent what no records are" in hub.party.ended and not hub.party.broadcasts
-    silo = made.processes["silo0"]
+    silo = deployment.processes["silo0"]
     assert "no sum can tell which" in silo.party.stopped and silo.party.model.release == 0
     assert silo.decide(np.full((2, 3), 0.1)).model == 0
-    again = Process(Hub(made.plan, federation.secret("hub")), MemoryStore(list(hub.store.writes())))
+    again = Process(
+        Hub(deployment.plan, federation.secret("hub")), MemoryStore(list(hub.store.writes()))
+    )
     assert again.party.ended == hub.party.ended
-    _, made = group(protocol="secure-sum", releases=2)
+    _, deployment = group(protocol="secure-sum", releases=2)
     assert (
-        len(made.processes["hub"].party.broadcasts) == 2 and not made.processes["hub"].party.ended
+        len(deployment.processes["hub"].party.broadcasts) == 2
+        and not deployment.processes["hub"].party.ended
     )

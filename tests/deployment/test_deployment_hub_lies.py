@@ -21,9 +21,9 @@ HUB = Identity(federation.secret("hub"))
 
 
 def running(protocol="silo-ldp", **keys):
-    made = federation.Federation(deployed(protocol, **keys))
-    made.settle()
-    return made
+    deployment = federation.Federation(deployed(protocol, **keys))
+    deployment.settle()
+    return deployment
 
 
 def signed(made, release, body):
@@ -36,115 +36,115 @@ def signed(made, release, body):
 @pytest.mark.parametrize("protocol", ["silo-ldp", federation.MASKS])
 def test_nothing_that_a_hub_says_of_an_open_period_is_taken(protocol):
     """It could make a silo send its session, and then seal a second row under the same mask."""
-    made = running(protocol)
-    silo = made.processes["silo0"]
-    made.now = federation.START + 10.0
+    deployment = running(protocol)
+    silo = deployment.processes["silo0"]
+    deployment.now = federation.START + 10.0
     silo.reward(silo.decide(ROWS).id, 0.5)
     before = silo.party.status()
     entries = tuple(wire.Entry(i, bytes(32)) for i in range(3))
-    broadcast = signed(made, 1, Broadcast(wire.packed(np.zeros(5)), entries, b""))
+    broadcast = signed(deployment, 1, Broadcast(wire.packed(np.zeros(5)), entries, b""))
     for release, body in (
         (0, wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)),
         (1, wire.Sessions((bytes(32),) * 3)),
     ):
         with pytest.raises(Refused, match="still open here"):
-            silo.handle(signed(made, release, body))
+            silo.handle(signed(deployment, release, body))
     with pytest.raises(Refused, match="still open here"):
-        silo.handle(federation.news(made.plan, broadcast))
+        silo.handle(federation.news(deployment.plan, broadcast))
     assert silo.party.status() == before and not silo.party.lost and not silo.party.sessions.sent
     # The same is taken once the period has closed here.
-    made.now = float(made.plan.document.calendar.closes[0])
-    silo.handle(signed(made, 0, wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)))
+    deployment.now = float(deployment.plan.document.calendar.closes[0])
+    silo.handle(signed(deployment, 0, wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)))
     assert silo.party.lost == {1: bytes(32)}
 
 
 def test_a_session_is_durable_before_it_is_sent_also_for_a_lost_report():
-    made = running(federation.MASKS)
-    silo = made.processes["silo0"]
-    made.now = float(made.plan.document.calendar.closes[0])
+    deployment = running(federation.MASKS)
+    silo = deployment.processes["silo0"]
+    deployment.now = float(deployment.plan.document.calendar.closes[0])
     receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)
-    silo.party.handle(signed(made, 0, receipt), made.now)
-    step = silo.party.tick(made.now)
-    kinds = [made.plan.wire.read(m.data).kind for m in step.messages]
+    silo.party.handle(signed(deployment, 0, receipt), deployment.now)
+    step = silo.party.tick(deployment.now)
+    kinds = [deployment.plan.wire.read(m.data).kind for m in step.messages]
     assert "sessions" in kinds and [w.kind for w in step.writes] == ["session"]
 
 
 def test_a_row_is_sealed_only_with_the_session_that_it_belongs_to():
     """A list of sessions that was taken for other sums stops the silo, and nothing is sealed."""
-    made = running(federation.MASKS)
-    silo = made.processes["silo0"]
-    served(made, 1)
-    step = silo.party.tick(made.now)
+    deployment = running(federation.MASKS)
+    silo = deployment.processes["silo0"]
+    served(deployment, 1)
+    step = silo.party.tick(deployment.now)
     (own,) = [w.value for w in step.writes if w.kind == "session"]
     for write in step.writes:
         silo.store.write(write)
         silo.party.fold(write)
     sessions = wire.Sessions((own, *(bytes([i]) * 32 for i in (1, 2))))
-    for write in silo.party.handle(signed(made, 1, sessions), made.now).writes:
+    for write in silo.party.handle(signed(deployment, 1, sessions), deployment.now).writes:
         silo.party.fold(write)
     # A fault, or a state put together of two backups: one record more than the session hides.
     silo.party._leaf_sums[0] += 1.0
-    step = silo.party.tick(made.now)
+    step = silo.party.tick(deployment.now)
     assert "changed after its session was sent" in step.problem
-    assert not silo.party.sealed and not made.ledgers["silo0"].charges("records")
+    assert not silo.party.sealed and not deployment.ledgers["silo0"].charges("records")
 
 
 # ---- silos that are told different things --------------------------------------------------------
 
 
 def test_a_set_that_silos_did_not_report_for_is_refused():
-    made = running()
-    served(made, 1)
-    silo = made.processes["silo0"]
-    for process in made.processes.values():
+    deployment = running()
+    served(deployment, 1)
+    silo = deployment.processes["silo0"]
+    for process in deployment.processes.values():
         process.tick()
     entries = (wire.Entry(1, b"1" * 32), wire.Entry(2, b"2" * 32))
-    broadcast = signed(made, 1, Broadcast(wire.packed(np.zeros(5)), entries, b""))
+    broadcast = signed(deployment, 1, Broadcast(wire.packed(np.zeros(5)), entries, b""))
     with pytest.raises(Refused, match="reports that no silo signed"):
-        silo.handle(signed(made, 1, wire.News(broadcast, ())))
+        silo.handle(signed(deployment, 1, wire.News(broadcast, ())))
     # Words of silos about other reports, and of one silo for another, do not help.
     silo1 = Identity(federation.secret("silo1"))
-    word = made.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"1" * 32, 0, b""))
-    other = made.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"2" * 32, 0, b""))
+    word = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"1" * 32, 0, b""))
+    other = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"2" * 32, 0, b""))
     for words in ((word,), (word, other)):
         with pytest.raises(Refused, match="reports that no silo signed"):
-            silo.handle(signed(made, 1, wire.News(broadcast, words)))
-    forged = made.plan.wire.signed(silo1, "silo2", 1, wire.Seen(b"2" * 32, 0, b""))
+            silo.handle(signed(deployment, 1, wire.News(broadcast, words)))
+    forged = deployment.plan.wire.signed(silo1, "silo2", 1, wire.Seen(b"2" * 32, 0, b""))
     with pytest.raises(Refused, match="not that of silo2"):
-        silo.handle(signed(made, 1, wire.News(broadcast, (word, forged))))
+        silo.handle(signed(deployment, 1, wire.News(broadcast, (word, forged))))
     assert silo.party.model.release == 0
 
 
 def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
-    made = running()
-    served(made, 1)
-    hub, liar = made.processes["hub"], {}
+    deployment = running()
+    served(deployment, 1)
+    hub, liar = deployment.processes["hub"], {}
 
     def doubled(data):
-        """Another broadcast of the same set for silo0, signed by the hub."""
-        found = made.plan.wire.read(data)
-        if found.kind != "news":
+        """Return a second, different broadcast of the same set for silo0, signed by the hub."""
+        actual = deployment.plan.wire.read(data)
+        if actual.kind != "news":
             return data
-        body = made.plan.wire.body(found, wire.News)
-        said = made.plan.wire.body(made.plan.wire.read(body.broadcast), Broadcast)
-        if found.release == 1:
+        body = deployment.plan.wire.body(actual, wire.News)
+        said = deployment.plan.wire.body(deployment.plan.wire.read(body.broadcast), Broadcast)
+        if actual.release == 1:
             said = msgspec.structs.replace(said, values=wire.packed(np.ones(5)))
         else:
             # It has to follow the one that silo0 has.
-            said = msgspec.structs.replace(said, before=wire.digest(liar[found.release - 1]))
-        liar[found.release] = signed(made, found.release, said)
-        return signed(made, found.release, wire.News(liar[found.release], body.seen))
+            said = msgspec.structs.replace(said, before=wire.digest(liar[actual.release - 1]))
+        liar[actual.release] = signed(deployment, actual.release, said)
+        return signed(deployment, actual.release, wire.News(liar[actual.release], body.seen))
 
-    silo0 = made.processes["silo0"]
+    silo0 = deployment.processes["silo0"]
     honest = silo0.handle
     silo0.handle = lambda data: honest(doubled(data))
-    made.settle()
+    deployment.settle()
     assert silo0.party.model.release == 1 and not silo0.party.stopped
-    thetas = [made.processes[n].party.model.theta.tolist() for n in ("silo0", "silo1")]
+    thetas = [deployment.processes[n].party.model.theta.tolist() for n in ("silo0", "silo1")]
     assert thetas[0] != thetas[1]
-    period(made, 2)
-    for name in made.plan.silos:
-        party = made.processes[name].party
+    period(deployment, 2)
+    for name in deployment.plan.silos:
+        party = deployment.processes[name].party
         assert "another broadcast of release 1 than this silo" in party.stopped
         assert party.model.release == 1
     assert hub.party.broadcasts.keys() >= {1, 2}
@@ -162,66 +162,68 @@ def restored(made, writes):
 
 
 def test_a_restored_helper_gets_its_own_answers_again_and_goes_on():
-    made = running("secure-sum")
-    backup = list(made.processes["helper"].store.writes())
-    period(made, 1)
-    answers = made.processes["helper"].party.answers
+    deployment = running("secure-sum")
+    backup = list(deployment.processes["helper"].store.writes())
+    period(deployment, 1)
+    answers = deployment.processes["helper"].party.answers
     assert answers.keys() == {1}
-    helper = restored(made, backup)
+    helper = restored(deployment, backup)
     assert not helper.party.answers
-    period(made, 2)
+    period(deployment, 2)
     assert helper.party.answers.keys() == {1, 2} and helper.party.answers[1] == answers[1]
-    assert made.processes["silo0"].party.model.release == 2 and not helper.party.alarms
+    assert deployment.processes["silo0"].party.model.release == 2 and not helper.party.alarms
 
 
 def test_a_second_set_of_a_restored_helper_is_seen():
     """A hub that keeps the first answer to itself, and has the helper restored."""
-    made = running("secure-sum")
-    backup = list(made.processes["helper"].store.writes())
-    period(made, 1)
-    hub, first = made.processes["hub"].party, made.processes["helper"].party.answers[1]
-    helper = restored(made, backup)
+    deployment = running("secure-sum")
+    backup = list(deployment.processes["helper"].store.writes())
+    period(deployment, 1)
+    hub, first = deployment.processes["hub"].party, deployment.processes["helper"].party.answers[1]
+    helper = restored(deployment, backup)
     # The lying hub asks again, in the name of another set: here by a helper that needs no more.
-    entries = made.plan.wire.body(made.plan.wire.read(first), Opened).entries
-    second = made.plan.wire.signed(
+    entries = deployment.plan.wire.body(deployment.plan.wire.read(first), Opened).entries
+    second = deployment.plan.wire.signed(
         Identity(federation.secret("helper")),
         "helper",
         1,
         Opened(entries, (), wire.packed(np.ones(5, np.uint64))),
     )
-    for write in helper.party.handle(second, made.now).writes:
+    for write in helper.party.handle(second, deployment.now).writes:
         helper.store.write(write)
         helper.party.fold(write)
     assert helper.party.answers[1] == second != first
     # The true answer comes back: the helper sees that it has opened two sets.
-    step = helper.party.handle(first, made.now)
+    step = helper.party.handle(first, deployment.now)
     assert "opened two sets of release 1" in step.problem
     # And whatever it opens next names the second answer, which no silo has.
-    served(made, 2)
+    served(deployment, 2)
     hub.answers[1] = second
-    made.settle()
-    for name in made.plan.silos:
-        assert "opened two sets of one release" in made.processes[name].party.stopped
+    deployment.settle()
+    for name in deployment.plan.silos:
+        assert "opened two sets of one release" in deployment.processes[name].party.stopped
 
 
 def test_a_helper_takes_its_own_answers_in_order_alone():
-    made = running("secure-sum")
-    backup = list(made.processes["helper"].store.writes())
+    deployment = running("secure-sum")
+    backup = list(deployment.processes["helper"].store.writes())
     for release in (1, 2):
-        period(made, release)
-    answers = made.processes["helper"].party.answers
-    helper = restored(made, backup).party
+        period(deployment, release)
+    answers = deployment.processes["helper"].party.answers
+    helper = restored(deployment, backup).party
     with pytest.raises(Refused, match="next answer must be of release 1"):
-        helper.handle(answers[2], made.now)
+        helper.handle(answers[2], deployment.now)
     own = Identity(federation.secret("helper"))
-    first = made.plan.wire.body(made.plan.wire.read(answers[1]), Opened)
-    odd = made.plan.wire.signed(own, "helper", 1, msgspec.structs.replace(first, before=bytes(32)))
-    step = helper.handle(odd, made.now)
+    first = deployment.plan.wire.body(deployment.plan.wire.read(answers[1]), Opened)
+    odd = deployment.plan.wire.signed(
+        own, "helper", 1, msgspec.structs.replace(first, before=bytes(32))
+    )
+    step = helper.handle(odd, deployment.now)
     assert "does not follow its last one" in step.problem and not helper.answers
     silo = Identity(federation.secret("silo0"))
-    body = made.plan.wire.body(made.plan.wire.read(answers[1]), Opened)
+    body = deployment.plan.wire.body(deployment.plan.wire.read(answers[1]), Opened)
     with pytest.raises(Refused, match="not that of helper"):
-        helper.handle(made.plan.wire.signed(silo, "helper", 1, body), made.now)
+        helper.handle(deployment.plan.wire.signed(silo, "helper", 1, body), deployment.now)
 
 
 # ---- bytes on the way ----------------------------------------------------------------------------
@@ -230,28 +232,30 @@ def test_a_helper_takes_its_own_answers_in_order_alone():
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum", federation.MASKS])
 def test_whoever_holds_the_hubs_port_reads_no_sums(protocol):
     """The hub decrypts what it is sent; another local user on its port cannot."""
-    made = running(protocol)
-    served(made, 1)
-    made.settle()
+    deployment = running(protocol)
+    served(deployment, 1)
+    deployment.settle()
     for i in range(3):
-        report = made.processes["hub"].party.reports[1, i]
-        plain = federation.opened_report(made.plan, report)
+        report = deployment.processes["hub"].party.reports[1, i]
+        plain = federation.opened_report(deployment.plan, report)
         assert len(plain) == 40 and plain not in report
         with pytest.raises(Exception, match="cannot be opened"):
-            body = made.plan.wire.body(made.plan.wire.read(report), wire.Report)
-            context = made.plan.digest + bytes(16)
+            body = deployment.plan.wire.body(deployment.plan.wire.read(report), wire.Report)
+            context = deployment.plan.digest + bytes(16)
             Identity(federation.secret("silo1")).decrypt(body.values, context)
 
 
 def test_a_report_made_for_one_release_is_not_read_as_one_of_another():
-    made = running("central")
-    served(made, 1)
-    made.settle()
-    plan, hub = made.plan, Hub(made.plan, federation.secret("hub"))
-    for write in made.processes["hub"].store.writes():
+    deployment = running("central")
+    served(deployment, 1)
+    deployment.settle()
+    plan, hub = deployment.plan, Hub(deployment.plan, federation.secret("hub"))
+    for write in deployment.processes["hub"].store.writes():
         if write.kind == "join":
             hub.fold(write)
-    body = plan.wire.body(plan.wire.read(made.processes["hub"].party.reports[1, 0]), wire.Report)
+    body = plan.wire.body(
+        plan.wire.read(deployment.processes["hub"].party.reports[1, 0]), wire.Report
+    )
     silo = Identity(federation.secret("silo0"))
     with pytest.raises(Refused, match="must be encrypted to the hub"):
-        hub.handle(plan.wire.signed(silo, "silo0", 2, body), made.now)
+        hub.handle(plan.wire.signed(silo, "silo0", 2, body), deployment.now)

@@ -23,7 +23,7 @@ SOON = CALENDAR | {"grace": 10}
 
 
 def schedules(protocol, seeds, calendar=CALENDAR, **keys):
-    """Unrest, a stretch in which releases are made, and the hub put back to any of its states."""
+    """Yield schedules: faults, calm releases, and a hub restored to an earlier state."""
     worlds = []
     for seed in seeds:
         world = World(deployed(protocol, calendar=calendar), seed, hub_restore=0.7, **keys)
@@ -72,15 +72,15 @@ class Forgetting(Hub):
 
 def test_a_hub_that_does_not_listen_is_caught():
     """The fault that the waiting is there for: a second set of a release."""
-    said = []
+    lines = []
     for seed in range(3000, 3060):
         try:
             schedules("silo-ldp", [seed], SOON, kinds={"hub": Forgetting}, kill=0.1)
         except (Violation, ValueError) as found:
-            said.append(str(found))
-            if "two sets" in said[-1]:
+            lines.append(str(found))
+            if "two sets" in lines[-1]:
                 return
-    pytest.fail(f"no second set: {set(said)}")
+    pytest.fail(f"no second set: {set(lines)}")
 
 
 # ---- one by one ----------------------------------------------------------------------------------
@@ -94,9 +94,9 @@ def put_back(made, writes):
 
 
 def started(protocol="silo-ldp"):
-    made = federation.Federation(federation.deployed(protocol))
-    made.settle()
-    return made
+    deployment = federation.Federation(federation.deployed(protocol))
+    deployment.settle()
+    return deployment
 
 
 @pytest.mark.parametrize(
@@ -104,109 +104,109 @@ def started(protocol="silo-ldp"):
 )
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_hub_gets_all_releases_back_bit_for_bit_and_goes_on(protocol, empty):
-    made = started(protocol)
-    hub = made.processes["hub"]
+    deployment = started(protocol)
+    hub = deployment.processes["hub"]
     backup = list(hub.store.writes())[:1] if empty else list(hub.store.writes())
     for release in (1, 2):
-        period(made, release)
+        period(deployment, release)
     before, reports = hub.party.broadcasts, hub.party.reports
-    again = put_back(made, backup)
+    again = put_back(deployment, backup)
     assert not again.party.broadcasts
-    made.settle()
+    deployment.settle()
     assert again.party.broadcasts == before and again.party.reports == reports
-    period(made, 3)
+    period(deployment, 3)
     assert again.party.broadcasts.keys() == {1, 2, 3} and not again.party.alarms
-    for name in made.plan.silos:
-        party = made.processes[name].party
+    for name in deployment.plan.silos:
+        party = deployment.processes[name].party
         assert party.model.release == 3 and not party.stopped
         # Nothing was sent or paid for twice.
-        assert [c.release for c in made.ledgers[name].charges("records")] == [1, 2, 3]
-    Process(Hub(made.plan, federation.secret("hub")), MemoryStore(list(again.store.writes())))
+        assert [c.release for c in deployment.ledgers[name].charges("records")] == [1, 2, 3]
+    Process(Hub(deployment.plan, federation.secret("hub")), MemoryStore(list(again.store.writes())))
 
 
 def straggling():
     """A first set without silo2, whose report came too late; and the hub's log before that set."""
-    made = started()
-    hub, away = made.processes["hub"], made.processes.pop("silo2")
-    period(made, 1, ["silo0", "silo1"])
+    deployment = started()
+    hub, away = deployment.processes["hub"], deployment.processes.pop("silo2")
+    period(deployment, 1, ["silo0", "silo1"])
     away.reward(away.decide(ROWS).id, 0.5)
     backup = list(hub.store.writes())
     assert not hub.party.sets
-    made.now += federation.GRACE
-    made.settle()
+    deployment.now += federation.GRACE
+    deployment.settle()
     assert [e.silo for e in hub.party.sets[1].entries] == [0, 1]
-    made.add(away)
-    made.settle()
+    deployment.add(away)
+    deployment.settle()
     assert (1, 2) in hub.party.reports or 1 in away.party.unreported
-    return made, backup, hub.party.broadcasts[1]
+    return deployment, backup, hub.party.broadcasts[1]
 
 
 def test_the_set_that_was_opened_is_opened_again_and_no_other():
     """All three could report by now; the broadcast that silos have is of two."""
-    made, backup, sent = straggling()
-    again = put_back(made, backup)
+    deployment, backup, sent = straggling()
+    again = put_back(deployment, backup)
     # Time alone opens nothing before the silos are heard.
     assert again.tick() == () and not again.party.sets
-    made.settle()
+    deployment.settle()
     assert again.party.broadcasts == {1: sent}
-    assert not any(made.processes[n].party.alarms for n in made.plan.silos)
-    period(made, 2)
+    assert not any(deployment.processes[n].party.alarms for n in deployment.plan.silos)
+    period(deployment, 2)
     assert again.party.broadcasts.keys() == {1, 2}
 
 
 def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
     """Those who know were not heard within the grace period, and another set was opened."""
-    made, backup, sent = straggling()
-    away = {name: made.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
+    deployment, backup, sent = straggling()
+    away = {name: deployment.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
     reports = [away[name].party.sealed[1] for name in ("silo0", "silo1")]
-    again = put_back(made, backup[: next(
+    again = put_back(deployment, backup[: next(
         i for i, w in enumerate(backup) if w.kind == "report" and w.key == "1/0"
     )])  # fmt: skip
     silo2 = away["silo2"]
     late = silo2.party.report(1)
     again.tick()
     # While nobody is heard no time passes: it may be the hub that is cut off.
-    made.now += 1000.0
+    deployment.now += 1000.0
     for index, data in ((0, reports[0]), (2, late)):
-        again.handle(federation.seen(made.plan, index, data))
+        again.handle(federation.seen(deployment.plan, index, data))
         again.handle(data)
     assert not again.party.sets
     again.party._silo_release[2] = 0  # silo2 has joined, and knows of no broadcast
     again.tick()
-    made.now += 1000.0
+    deployment.now += 1000.0
     again.tick()
     assert [e.silo for e in again.party.sets[1].entries] == [0, 2]
     step, _ = again.handle(sent)
     assert "a second set of release 1 was opened" in step.problem and again.party.alarms
     theta = away["silo0"].party.model.theta
     other = again.party.broadcasts[1]
-    step, _ = away["silo0"].handle(federation.news(made.plan, other))
+    step, _ = away["silo0"].handle(federation.news(deployment.plan, other))
     assert "two broadcasts" in step.problem
     assert np.array_equal(away["silo0"].party.model.theta, theta)
 
 
 def test_only_the_hubs_own_broadcasts_remind_it():
-    made = started()
-    period(made, 1)
-    plan, hub = made.plan, made.processes["hub"]
+    deployment = started()
+    period(deployment, 1)
+    plan, hub = deployment.plan, deployment.processes["hub"]
     sent = hub.party.broadcasts[1]
     body = plan.wire.body(plan.wire.read(sent), Broadcast)
     silo = Identity(federation.secret("silo1"))
     fresh = Hub(plan, federation.secret("hub"))
     for sender, message in [("silo1", "itself, got silo1"), ("hub", "not that of hub")]:
         with pytest.raises(Refused, match=message):
-            fresh.handle(plan.wire.signed(silo, sender, 1, body), made.now)
+            fresh.handle(plan.wire.signed(silo, sender, 1, body), deployment.now)
     own = Identity(federation.secret("hub"))
     for release in (0, 5):
         with pytest.raises(Refused, match="one of hub itself"):
-            fresh.handle(plan.wire.signed(own, "hub", release, body), made.now)
+            fresh.handle(plan.wire.signed(own, "hub", release, body), deployment.now)
     bad = msgspec.structs.replace(body, entries=body.entries[::-1])
     with pytest.raises(Refused, match="different silos in order"):
-        fresh.handle(plan.wire.signed(own, "hub", 1, bad), made.now)
-    assert not fresh._lost_broadcasts and not fresh.handle(sent, made.now).writes
+        fresh.handle(plan.wire.signed(own, "hub", 1, bad), deployment.now)
+    assert not fresh._lost_broadcasts and not fresh.handle(sent, deployment.now).writes
     assert fresh._lost_broadcasts
     # Without the reports it waits, and opens nothing else.
-    assert fresh.tick(made.now + 1e6) == wire_step()
+    assert fresh.tick(deployment.now + 1e6) == wire_step()
     # Known, it changes nothing.
     step, _ = hub.handle(sent)
     assert step == wire_step() and not hub.party._lost_broadcasts
@@ -219,53 +219,53 @@ def wire_step():
 
 
 def test_a_silo_sends_what_the_hub_lacks_and_nothing_else():
-    made = started()
+    deployment = started()
     for release in (1, 2):
-        period(made, release)
-    silo, hub = made.processes["silo0"], made.processes["hub"].party
+        period(deployment, release)
+    silo, hub = deployment.processes["silo0"], deployment.processes["hub"].party
 
     def kinds():
-        return [made.plan.wire.read(m.data).kind for m in silo.tick()]
+        return [deployment.plan.wire.read(m.data).kind for m in silo.tick()]
 
     assert kinds() == ["join"]
     own = Identity(federation.secret("hub"))
     receipt = wire.Receipt(0, ((1, wire.digest(hub.reports[1, 0])),), silo.party._nonce)
-    silo.handle(made.plan.wire.signed(own, "hub", 1, receipt))
+    silo.handle(deployment.plan.wire.signed(own, "hub", 1, receipt))
     sent = silo.tick()
     assert kinds() == ["seen", "report", "broadcast", "join"]
     assert [m.data for m in sent[1:3]] == [hub.reports[2, 0], hub.broadcasts[2]]
     # What it had seen when it reported.
-    body = made.plan.wire.body(made.plan.wire.read(sent[0].data), wire.Seen)
+    body = deployment.plan.wire.body(deployment.plan.wire.read(sent[0].data), wire.Seen)
     assert body == wire.Seen(wire.digest(hub.reports[2, 0]), 1, wire.digest(hub.broadcasts[1]))
 
 
 def test_sessions_that_a_hub_has_lost_are_told_again():
     """One silo tells late, and by then the hub was put back to before it knew the others."""
-    made = started(federation.MASKS)
-    hub, away = made.processes["hub"], made.processes.pop("silo2")
+    deployment = started(federation.MASKS)
+    hub, away = deployment.processes["hub"], deployment.processes.pop("silo2")
     backup = list(hub.store.writes())[:1]
-    period(made, 1, ["silo0", "silo1"])
+    period(deployment, 1, ["silo0", "silo1"])
     assert hub.party.sessions.keys() == {(1, 0), (1, 1)}
-    put_back(made, backup)
-    made.add(away)
+    put_back(deployment, backup)
+    deployment.add(away)
     away.reward(away.decide(ROWS).id, 0.5)
-    made.settle()
-    assert made.processes["hub"].party.broadcasts.keys() == {1}
+    deployment.settle()
+    assert deployment.processes["hub"].party.broadcasts.keys() == {1}
 
 
 def test_a_report_that_was_lost_is_sent_again_though_the_budget_is_spent():
-    made = started()
-    silo, hub = made.processes["silo0"], made.processes["hub"]
+    deployment = started()
+    silo, hub = deployment.processes["silo0"], deployment.processes["hub"]
     ledger = Ledger(":memory:")
     ledger.set_ceiling("records", 0.6, 1e-6)
     silo.ledger = silo.party.ledger = ledger
-    made.now = 1090.0
-    for name in made.plan.silos:
-        made.processes[name].reward(made.processes[name].decide(ROWS).id, 0.5)
-    made.now = 1100.0
+    deployment.now = 1090.0
+    for name in deployment.plan.silos:
+        deployment.processes[name].reward(deployment.processes[name].decide(ROWS).id, 0.5)
+    deployment.now = 1100.0
     silo.tick()  # sealed and sent, and lost on the way
-    made.now = 1200.0
-    made.settle()
+    deployment.now = 1200.0
+    deployment.settle()
     assert "more than the ceiling" in silo.problem and list(silo.party.sealed) == [1]
     assert hub.party.reports[1, 0] == silo.party.sealed[1]
     assert 0 in [e.silo for e in hub.party.sets[1].entries]
@@ -274,37 +274,37 @@ def test_a_report_that_was_lost_is_sent_again_though_the_budget_is_spent():
 
 def test_a_new_report_leaves_once():
     """It is not confirmed yet when the same tick asks what is not confirmed."""
-    made = started()
-    made.now = 1100.0
-    sent = [m.data for m in made.processes["silo0"].tick()]
-    assert [made.plan.wire.read(data).kind for data in sent] == ["seen", "report", "join"]
+    deployment = started()
+    deployment.now = 1100.0
+    sent = [m.data for m in deployment.processes["silo0"].tick()]
+    assert [deployment.plan.wire.read(data).kind for data in sent] == ["seen", "report", "join"]
 
 
 def test_a_hub_asks_the_helper_which_set_it_has_opened():
     """No silo has the broadcast, but the helper opened the set before the log was put back."""
-    made = started("secure-sum")
-    plan, hub, helper = made.plan, made.processes["hub"], made.processes["helper"]
+    deployment = started("secure-sum")
+    plan, hub, helper = deployment.plan, deployment.processes["hub"], deployment.processes["helper"]
     backup = list(hub.store.writes())
-    period(made, 1)
+    period(deployment, 1)
     opened = helper.party.sets[1]
     fresh = Hub(plan, federation.secret("hub"))
     for write in backup:
         fresh.fold(write)
-    (message,) = helper.party.tick(made.now).messages
-    fresh.handle(message.data, made.now)
-    step = fresh.tick(made.now)
+    (message,) = helper.party.tick(deployment.now).messages
+    fresh.handle(message.data, deployment.now)
+    step = fresh.tick(deployment.now)
     assert [m.to for m in step.messages] == ["helper"] and not step.writes
-    answer = helper.party.handle(step.messages[0].data, made.now)
+    answer = helper.party.handle(step.messages[0].data, deployment.now)
     assert not answer.problem and not answer.writes
-    assert not fresh.handle(answer.messages[0].data, made.now).writes
+    assert not fresh.handle(answer.messages[0].data, deployment.now).writes
     # It waits for the reports of that set, and opens no other.
-    assert not fresh.tick(made.now + 1e6).writes and not fresh.sets
+    assert not fresh.tick(deployment.now + 1e6).writes and not fresh.sets
     for name in plan.silos:
-        report = made.processes[name].party.sealed[1]
+        report = deployment.processes[name].party.sealed[1]
         for data in (report, federation.seen(plan, plan.index(name), report)):
-            for write in fresh.handle(data, made.now).writes:
+            for write in fresh.handle(data, deployment.now).writes:
                 fresh.fold(write)
-    (write,) = fresh.tick(made.now).writes
+    (write,) = fresh.tick(deployment.now).writes
     assert write.kind == "set"
     fresh.fold(write)
     assert fresh.sets[1].entries == opened

@@ -39,7 +39,7 @@ class Killer(threading.Thread):
 
 
 def time_to_start():
-    """Seconds that a process needs on this machine, as busy as it is, until it does something."""
+    """Return the seconds that a process needs on this machine until it does something."""
     started = time.monotonic()
     subprocess.run([sys.executable, "-m", "fastfed", "silo", "--help"], check=True, stdout=-3)
     command = "import uvicorn, scipy.special, scipy.optimize, fastfed.deployment.folder"
@@ -48,7 +48,7 @@ def time_to_start():
 
 
 def killed(home, protocol, hidden, seed):
-    """Patients come while processes are killed; thetas, those of a calm run, and the kills."""
+    """Serve patients while processes are killed; return thetas with and without kills."""
     needed = time_to_start()
     gap = max(1.5, 1.2 * needed)
     period = int(KILLS * gap / 2 / demo.RELEASES + 8 * needed) + 6
@@ -71,9 +71,14 @@ def killed(home, protocol, hidden, seed):
                 for i, client in enumerate(clients):
                     demo._caught_up(client, k, close)
                     rows = demo.rows_of(i, patient)
-                    made = demo.insist(lambda c=client, r=rows: c.call("decide", actions=r), close)
-                    actions[i, patient] = made["action"]
-                    given = {"id": made["id"], "reward": demo.reward_of(rows, made["action"])}
+                    decision = demo.insist(
+                        lambda c=client, r=rows: c.call("decide", actions=r), close
+                    )
+                    actions[i, patient] = decision["action"]
+                    given = {
+                        "id": decision["id"],
+                        "reward": demo.reward_of(rows, decision["action"]),
+                    }
                     demo.insist(lambda c=client, g=given: c.call("reward", **g), close)
             if time.time() >= close:
                 raise InputError(demo.TOO_BUSY)
@@ -111,5 +116,5 @@ def test_processes_that_are_killed_end_with_the_model_of_a_calm_run(protocol, hi
     assert all(theta == calm for theta in thetas)
     for name in ("hub", *demo.SILOS):
         command = [sys.executable, "-m", "fastfed", "ledger", "verify", str(home / name)]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert found.returncode == 0, found.stdout + found.stderr
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr

@@ -62,18 +62,18 @@ def with_secrets(made, run):
 
 
 def deployed_once(plan, run):
-    """What a federation released, (K, s): its noise is sealed by this run's secrets."""
-    made = Federation(plan)
-    with_secrets(made, run)
+    """Return the releases (K, s) of one deployment with new secrets."""
+    deployment = Federation(plan)
+    with_secrets(deployment, run)
     for close in plan.document.calendar.closes:
-        made.now = close - 1.0
+        deployment.now = close - 1.0
         for name in plan.silos:
             for reward in REWARDS:
-                process = made.processes[name]
+                process = deployment.processes[name]
                 process.reward(process.decide(ROW).id, reward)
-        made.now = float(close)
-        made.settle()
-    sent = made.processes["hub"].party.broadcasts
+        deployment.now = float(close)
+        deployment.settle()
+    sent = deployment.processes["hub"].party.broadcasts
     return [
         np.frombuffer(plan.wire.body(plan.wire.read(sent[k]), Broadcast).values)
         for k in range(1, plan.plan.releases + 1)
@@ -81,7 +81,7 @@ def deployed_once(plan, run):
 
 
 def simulated_once(plan, run):
-    """The same of the step objects, under one seed."""
+    """Return the releases (K, s) of the step objects under one seed."""
     p, noise = plan.plan, SeededNoise(run)
     keys = [simulated_keys(run, i, p.silos) if p.secure else None for i in range(p.silos)]
     silos = [Silo(p, i, noise, keys[i]) for i in range(p.silos)]
@@ -100,28 +100,28 @@ def simulated_once(plan, run):
 
 
 def problems(case, runs, change=lambda values: values, deployed=deployed_once):
-    """p-values of all comparisons that are too small together, by name.
+    """Return by name the p-values that are too small for the number of comparisons.
 
     change: is applied to what is deployed, in standard deviations from its mean.
     """
     plan = plan_of(case)
-    found = np.array([deployed(plan, run) for run in range(runs)])
+    actual = np.array([deployed(plan, run) for run in range(runs)])
     wanted = np.array([simulated_once(plan, run) for run in range(10_000, 10_000 + 3 * runs)])
     centre, scale = wanted.mean(axis=0), wanted.std(axis=0)
-    found = centre + scale * change((found - centre) / scale)
+    actual = centre + scale * change((actual - centre) / scale)
     tests = {}
-    for k, i in np.ndindex(found.shape[1:]):
-        tests[f"release {k + 1}, entry {i}"] = stats.ks_2samp(found[:, k, i], wanted[:, k, i])[1]
+    for k, i in np.ndindex(actual.shape[1:]):
+        tests[f"release {k + 1}, entry {i}"] = stats.ks_2samp(actual[:, k, i], wanted[:, k, i])[1]
     # What a release adds to the one before: noise that nodes share must cancel alike.
-    for i in range(found.shape[2]):
-        added = [np.diff(each[:, :, i], axis=1)[:, 0] for each in (found, wanted)]
+    for i in range(actual.shape[2]):
+        added = [np.diff(each[:, :, i], axis=1)[:, 0] for each in (actual, wanted)]
         tests[f"added to entry {i}"] = stats.ks_2samp(*added)[1]
     # Entries have independent noise, and so have different runs.
-    for k in range(found.shape[1]):
-        both = [((each[:, k] - centre[k]) / scale[k]).ravel() for each in (found, wanted)]
+    for k in range(actual.shape[1]):
+        both = [((each[:, k] - centre[k]) / scale[k]).ravel() for each in (actual, wanted)]
         tests[f"bins of release {k + 1}"] = chi_square(*both)
         ratio = float((both[0] ** 2).mean())
-        free = runs * found.shape[2], 3 * runs * found.shape[2]
+        free = runs * actual.shape[2], 3 * runs * actual.shape[2]
         tests[f"variance of release {k + 1}"] = 2.0 * min(
             stats.f.cdf(ratio, *free), stats.f.sf(ratio, *free)
         )
@@ -129,7 +129,7 @@ def problems(case, runs, change=lambda values: values, deployed=deployed_once):
 
 
 def chi_square(found, wanted):
-    """p-value of a chi-square test that two samples have one law, by the quantiles of both."""
+    """Return the p-value of a chi-square test that two samples have the same distribution."""
     ends = np.quantile(np.concatenate([found, wanted]), np.linspace(0.0, 1.0, BINS + 1)[1:-1])
     counts = [np.bincount(np.searchsorted(ends, each), minlength=BINS) for each in (found, wanted)]
     return float(stats.chi2_contingency(counts)[1])
@@ -158,15 +158,15 @@ def test_other_noise_is_found_out(factor):
     The draws depend on the plan's digest, and so on versions of the libraries: with 40 runs, the
     oldest ones gave bins that did not differ enough.
     """
-    found = problems("silo-ldp", 120, lambda z: factor * z)
-    assert any("variance" in name for name in found) and any("bins" in name for name in found)
+    actual = problems("silo-ldp", 120, lambda z: factor * z)
+    assert any("variance" in name for name in actual) and any("bins" in name for name in actual)
 
 
 def test_noise_of_another_law_is_found_out_by_its_bins():
     """Planted: the tails of Laplace noise of the same variance, in 1 000 runs' numbers."""
     rng = np.random.default_rng(4)
-    wanted, found = rng.normal(size=15_000), rng.normal(size=5_000)
-    assert chi_square(found, wanted) > 1e-4
+    wanted, actual = rng.normal(size=15_000), rng.normal(size=5_000)
+    assert chi_square(actual, wanted) > 1e-4
     other = rng.laplace(scale=np.sqrt(0.5), size=5_000)
     assert chi_square(other, wanted) < 1e-20 and stats.ks_2samp(other, wanted)[1] < 1e-4
 
@@ -178,7 +178,7 @@ THETA, WIDE = np.array([0.9, -0.4]), 0.7
 
 
 def visits(run, of):
-    """Rows offered and the chance of a reward, of each patient of each silo in one run."""
+    """Yield rows offered and the chance of a reward, of each patient of each silo in one run."""
     rng = np.random.default_rng([run, of])
     while True:
         rows = rng.uniform(-WIDE, WIDE, (4, 2))
@@ -186,28 +186,28 @@ def visits(run, of):
 
 
 def deployed_run(plan, run):
-    """Regret of each period, and theta at the end, of a federation that acts on its releases."""
-    made, drawn, regrets = Federation(plan), visits(run, 0), []
-    for ledger in made.ledgers.values():
+    """Return regret of each period and the last theta of a deployment that uses its releases."""
+    deployment, drawn, regrets = Federation(plan), visits(run, 0), []
+    for ledger in deployment.ledgers.values():
         ledger.set_ceiling("records", 50.0, 1e-6)
-    with_secrets(made, run)
-    made.settle()
+    with_secrets(deployment, run)
+    deployment.settle()
     for close in plan.document.calendar.closes:
-        made.now, regret = close - 1.0, 0.0
+        deployment.now, regret = close - 1.0, 0.0
         for name in plan.silos:
             for _ in range(PATIENTS):
-                (rows, chances, uniform), process = next(drawn), made.processes[name]
+                (rows, chances, uniform), process = next(drawn), deployment.processes[name]
                 decision = process.decide(rows)
                 regret += chances.max() - chances[decision.action]
                 process.reward(decision.id, float(uniform < chances[decision.action]))
-        made.now = float(close)
-        made.settle()
+        deployment.now = float(close)
+        deployment.settle()
         regrets.append(regret)
-    return [*regrets, *made.processes["silo0"].party.model.theta]
+    return [*regrets, *deployment.processes["silo0"].party.model.theta]
 
 
 def simulated_run(plan, run):
-    """The same of the step objects, under one seed."""
+    """Return regret of each period and the last theta of the step objects under one seed."""
     p, noise, drawn, regrets = plan.plan, SeededNoise(run), visits(run, 1), []
     silos, server = [Silo(p, i, noise) for i in range(p.silos)], Server(p, noise)
     for _ in range(p.releases):
@@ -230,17 +230,17 @@ PATIENTS = 4
 
 
 def whole_runs(protocol, runs):
-    """p-values that are too small together: regret of each period, and theta, of whole runs."""
+    """Return the p-values of whole runs (regret by period, theta) that are too small."""
     plan = deployed(
         protocol, batches=3, batch=PATIENTS, system={"batch_size": PATIENTS, "epsilon": 50.0},
     )  # fmt: skip
-    found, wanted = (
+    actual, wanted = (
         np.array([each(plan, run) for run in range(runs)]) for each in (deployed_run, simulated_run)
     )
     tests = {}
-    for i in range(found.shape[1]):
-        tests[f"number {i}"] = stats.ks_2samp(found[:, i], wanted[:, i])[1]
-        tests[f"bins of number {i}"] = chi_square(found[:, i], wanted[:, i])
+    for i in range(actual.shape[1]):
+        tests[f"number {i}"] = stats.ks_2samp(actual[:, i], wanted[:, i])[1]
+        tests[f"bins of number {i}"] = chi_square(actual[:, i], wanted[:, i])
     return {name: float(p) for name, p in tests.items() if p < 1e-4 / len(tests)}
 
 

@@ -50,7 +50,7 @@ INSERT INTO charges VALUES ('records', x'01', 1, 0.03, 0.0, x'');
 
 @pytest.fixture
 def home(tmp_path):
-    """Folders of a plan at silo0 and the hub, and a plan that continues it."""
+    """Return folders of a plan at silo0 and the hub, and a plan that continues it."""
     names = ("silo0", "silo1", "hub")
     keys = {name: folders.make_keys(tmp_path / name) for name in names}
     silos = [{"name": name, **keys[name]} for name in names[:2]]
@@ -121,8 +121,10 @@ def test_without_the_parents_folder_its_charges_must_be_in_the_ledger(home):
 
 def test_a_second_ledger_is_said_by_the_officer_and_shown(home):
     more = ("--ledger", home / "fresh.sqlite", "--epsilon", 2, "--delta", 1e-6, "--second-ledger")
-    made = run("deploy", "join", home / "next", home / "plan2", "--extends", home / "silo0", *more)
-    assert made.exit_code == 0, made.output
+    result = run(
+        "deploy", "join", home / "next", home / "plan2", "--extends", home / "silo0", *more
+    )
+    assert result.exit_code == 0, result.output
     digest = plans.load(home / "plan2").digest.hex()
     (line,) = json.loads(run("ledger", "show", home / "fresh.sqlite").output)
     assert line["second_ledger_of_plans"] == [digest] and line["spent_epsilon"] == 0.0
@@ -267,10 +269,10 @@ def test_a_ceiling_is_a_ceiling_to_a_millionth(factor, holds, home):
 )
 def test_a_ledger_that_something_else_changed_is_noticed(damage, tmp_path):
     path = tmp_path / "ledger.sqlite"
-    made = Ledger(str(path))
-    made.set_ceiling("records", 1.0, 1e-6)
-    made.charge(Charge("records", b"plan", 1, 0.03))
-    made.close()
+    ledger = Ledger(str(path))
+    ledger.set_ceiling("records", 1.0, 1e-6)
+    ledger.charge(Charge("records", b"plan", 1, 0.03))
+    ledger.close()
     db = sqlite3.connect(path)
     db.execute(damage)
     db.commit()
@@ -316,7 +318,7 @@ def test_a_note_of_an_earlier_version_is_taken_over(home):
 
 
 def files_of(place):
-    """Every file below a folder: its time and its content."""
+    """Return every file below a folder: its time and its content."""
     return {
         str(file.relative_to(place)): (
             file.stat().st_mtime_ns,
@@ -344,8 +346,8 @@ def test_looking_makes_and_changes_no_file(home, running):
     entries = tuple(wire.Entry(i, bytes(32)) for i in (0, 1))
     body = wire.Broadcast(wire.packed(np.array([1.0, 2.0, 3.0, 0.5, 4.0])), entries, b"")
     hub = Identity(folders.read_secret(home / "hub" / folders.SECRET))
-    made = plans.load(home / "plan").wire.signed(hub, "hub", 1, body)
-    process.store.write(Write("broadcast", "1", made))
+    plan = plans.load(home / "plan").wire.signed(hub, "hub", 1, body)
+    process.store.write(Write("broadcast", "1", plan))
     process.store.close()
     process.ledger.close()
     folders.opened(home / "hub").store.close()
@@ -367,9 +369,9 @@ def test_looking_makes_and_changes_no_file(home, running):
             (("ledger", "verify", home / "hub"), "hub: 1 entries"),
             (("deploy", "export", home / "silo0"), '"theta"'),
         ):
-            found = run(*arguments)
-            assert found.exit_code == 0 and says in found.output, found.output
-        assert last_broadcast(home / "silo0")[1] == made
+            result = run(*arguments)
+            assert result.exit_code == 0 and says in result.output, result.output
+        assert last_broadcast(home / "silo0")[1] == plan
         assert files_of(home) == before
     finally:
         if child is not None:
@@ -398,13 +400,13 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path):
     before = files_of(tmp_path)
     modes = {name: (tmp_path / name).stat().st_mode for name in before}
     for name in before:
-        found = run("ledger", "show", tmp_path / name)
-        assert found.exit_code == 2 and name in words(found).replace(" ", ""), found.output
+        result = run("ledger", "show", tmp_path / name)
+        assert result.exit_code == 2 and name in words(result).replace(" ", ""), result.output
     for name in ("patients.sqlite", "state.sqlite", "text.sqlite"):
         with pytest.raises(InputError, match=r"no ledger of fastfed|no SQLite file"):
             Ledger(str(tmp_path / name))
-    made = Ledger(str(tmp_path / "made"))
-    made.close()
+    ledger = Ledger(str(tmp_path / "made"))
+    ledger.close()
     for name in ("patients.sqlite", "text.sqlite", "made"):
         with pytest.raises(InputError, match=r"no log of a party of fastfed|no SQLite file"):
             SqliteStore(str(tmp_path / name))

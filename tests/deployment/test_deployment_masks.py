@@ -38,10 +38,10 @@ def masks_of(plan, i):
 
 def test_masks_cancel_in_the_sum_of_all_silos_and_in_no_smaller_one():
     plan = deployed(MASKS, silos=4)
-    made = np.array([masks_of(plan, i).at(3, 6, OF_FOUR) for i in range(4)])
-    assert not made.sum(axis=0).any()
+    masks = np.array([masks_of(plan, i).at(3, 6, OF_FOUR) for i in range(4)])
+    assert not masks.sum(axis=0).any()
     for kept in range(1, 15):
-        part = made[[i for i in range(4) if kept >> i & 1]].sum(axis=0)
+        part = masks[[i for i in range(4) if kept >> i & 1]].sum(axis=0)
         # Uniform words: all small or all large once in 2^(6 * 7).
         assert (part > 2**57).any() and (part < 2**64 - 2**57).any()
 
@@ -112,17 +112,17 @@ period = partial(federation.period, reward=1.0)
 
 
 def test_the_hub_sees_uniform_words_and_waits_for_every_silo():
-    made = federation.Federation(deployed(MASKS))
-    made.settle()
-    away = made.processes.pop("silo2")
-    period(made, 1, SILOS[:2])
-    made.now += 10 * federation.GRACE
-    made.settle()
-    hub, plan = made.processes["hub"].party, made.plan
+    deployment = federation.Federation(deployed(MASKS))
+    deployment.settle()
+    away = deployment.processes.pop("silo2")
+    period(deployment, 1, SILOS[:2])
+    deployment.now += 10 * federation.GRACE
+    deployment.settle()
+    hub, plan = deployment.processes["hub"].party, deployment.plan
     assert not hub.broadcasts and hub.status()["waiting_for"] == ["silo2"]
     assert not hub.reports and len(hub.sessions) == 2
-    made.processes["silo2"] = away
-    made.settle()
+    deployment.processes["silo2"] = away
+    deployment.settle()
     assert len(hub.broadcasts) == 4 and away.party.model.release == 4
     for i in range(3):
         words = plan.wire.words(federation.opened_report(plan, hub.reports[1, i]), "it")
@@ -131,12 +131,12 @@ def test_the_hub_sees_uniform_words_and_waits_for_every_silo():
 
 
 def test_the_plan_ends_when_a_silo_leaves():
-    made = federation.Federation(deployed(MASKS))
-    made.settle()
-    period(made, 1)
-    made.processes["silo1"].leave()
-    period(made, 2)
-    hub = made.processes["hub"].party
+    deployment = federation.Federation(deployed(MASKS))
+    deployment.settle()
+    period(deployment, 1)
+    deployment.processes["silo1"].leave()
+    period(deployment, 2)
+    hub = deployment.processes["hub"].party
     assert hub.broadcasts.keys() == {1} and "fewer than 3" in hub.ended
     assert hub.sets.keys() == {1}
 
@@ -176,7 +176,7 @@ def test_invariants_hold_over_many_schedules():
 
 
 def reborn(made):
-    """Silo 0 after its state and its ledger were lost, told by a hub that nothing ever came."""
+    """Return silo 0 without state and ledger; the hub has received none of its reports."""
     plan, ledger = made.plan, Ledger(":memory:")
     ledger.set_ceiling("records", 5.0, 1e-5)
     party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)
@@ -213,11 +213,11 @@ class Reused(PairMasks):
 @pytest.mark.parametrize("masks", [PairMasks, Reused])
 def test_a_silo_that_has_lost_everything_has_other_masks_for_a_second_report(masks, monkeypatch):
     monkeypatch.setattr("fastfed.deployment.silo.PairMasks", masks)
-    made = federation.Federation(deployed(MASKS))
-    made.settle()
-    period(made, 1)
-    plan, words = made.plan, []
-    for data in (made.processes["hub"].party.reports[1, 0], reborn(made)):
+    deployment = federation.Federation(deployed(MASKS))
+    deployment.settle()
+    period(deployment, 1)
+    plan, words = deployment.plan, []
+    for data in (deployment.processes["hub"].party.reports[1, 0], reborn(deployment)):
         words.append(plan.wire.words(federation.opened_report(plan, data), "it"))
     # Under one mask the difference is that of records and two shares of noise.
     gap = np.abs((words[0] - words[1]).view(np.int64).astype(np.float64))
@@ -225,26 +225,26 @@ def test_a_silo_that_has_lost_everything_has_other_masks_for_a_second_report(mas
 
 
 def test_a_hub_that_contradicts_its_list_of_sessions_stops_the_silo():
-    made = federation.Federation(deployed(MASKS))
-    made.settle()
-    period(made, 1)
-    hub, silo = Identity(federation.secret("hub")), made.processes["silo0"]
+    deployment = federation.Federation(deployed(MASKS))
+    deployment.settle()
+    period(deployment, 1)
+    hub, silo = Identity(federation.secret("hub")), deployment.processes["silo0"]
     known = silo.party.sessions.lists[1]
     for values, message in [
         (known[:2], "must be of 3 silos"),
         ((*known[:2], b"short"), "32 bytes"),
     ]:
         with pytest.raises(wire.Refused, match=message):
-            silo.handle(made.plan.wire.signed(hub, "hub", 1, wire.Sessions(values)))
+            silo.handle(deployment.plan.wire.signed(hub, "hub", 1, wire.Sessions(values)))
     other = wire.Sessions((*known[:2], bytes(32)))
-    step, _ = silo.handle(made.plan.wire.signed(hub, "hub", 1, other))
+    step, _ = silo.handle(deployment.plan.wire.signed(hub, "hub", 1, other))
     assert "two lists of sessions" in step.problem and silo.party.stopped
 
 
 def test_a_session_that_a_silo_takes_back_is_noted_and_not_kept():
-    made = federation.Federation(deployed(MASKS))
-    made.settle()
-    hub, plan = made.processes["hub"], made.plan
+    deployment = federation.Federation(deployed(MASKS))
+    deployment.settle()
+    hub, plan = deployment.processes["hub"], deployment.plan
     identity = Identity(federation.secret("silo0"))
 
     def told(session, release=1):
@@ -264,47 +264,51 @@ def test_a_session_that_a_silo_takes_back_is_noted_and_not_kept():
 
 
 def test_nothing_enters_a_leaf_whose_session_was_told():
-    made = federation.Federation(deployed(MASKS))
-    made.settle()
-    away = made.processes.pop("silo2")
-    made.now = 1090.0
-    silo = made.processes["silo0"]
+    deployment = federation.Federation(deployed(MASKS))
+    deployment.settle()
+    away = deployment.processes.pop("silo2")
+    deployment.now = 1090.0
+    silo = deployment.processes["silo0"]
     early, late = silo.decide(ROWS).id, silo.decide(ROWS).id
     silo.reward(early, 1.0)
-    made.now = 1100.0
-    made.settle()
+    deployment.now = 1100.0
+    deployment.settle()
     told = silo.party.sessions.sent[1]
     # Its clock goes back, and nothing is sealed yet.
-    made.now = 1090.0
+    deployment.now = 1090.0
     silo.reward(late, 1.0)
     assert [e.leaf for e in silo.party.ended.values()] == [1, 2] and not silo.party.sealed
-    made.now, made.processes["silo2"] = 1100.0, away
-    made.settle()
+    deployment.now, deployment.processes["silo2"] = 1100.0, away
+    deployment.settle()
     assert silo.party.model.release == 1 and silo.party.sessions.lists[1][0] == told
 
 
 def test_a_silo_that_is_put_back_recovers_the_same_report_under_the_same_masks():
-    made = federation.Federation(deployed(MASKS))
-    made.settle()
-    made.now = 1090.0
+    deployment = federation.Federation(deployed(MASKS))
+    deployment.settle()
+    deployment.now = 1090.0
     for name in SILOS:
-        made.processes[name].reward(made.processes[name].decide(ROWS).id, 1.0)
-    backup = list(made.processes["silo0"].store.writes())
-    made.now = 1100.0
-    made.settle()
-    sent = made.processes["hub"].party.reports[1, 0]
-    party = SiloParty(made.plan, "silo0", federation.secret("silo0"), made.ledgers["silo0"])
-    silo = SiloProcess(party, MemoryStore(backup), made.ledgers["silo0"], lambda: made.now)
-    made.add(silo)
+        deployment.processes[name].reward(deployment.processes[name].decide(ROWS).id, 1.0)
+    backup = list(deployment.processes["silo0"].store.writes())
+    deployment.now = 1100.0
+    deployment.settle()
+    sent = deployment.processes["hub"].party.reports[1, 0]
+    party = SiloParty(
+        deployment.plan, "silo0", federation.secret("silo0"), deployment.ledgers["silo0"]
+    )
+    silo = SiloProcess(
+        party, MemoryStore(backup), deployment.ledgers["silo0"], lambda: deployment.now
+    )
+    deployment.add(silo)
     for message in silo.tick():
-        for answer in made.processes["hub"].handle(message.data)[1]:
+        for answer in deployment.processes["hub"].handle(message.data)[1]:
             silo.handle(answer.data)
     assert silo.party.lost and not silo.decide(ROWS).learns
     with pytest.raises(InputError, match="has not sent the sessions"):
         silo.recover()
-    made.settle()
+    deployment.settle()
     silo.recover()
-    made.settle()
+    deployment.settle()
     assert silo.party.sealed[1] == sent and silo.party.model.release == 1
 
 
@@ -371,35 +375,43 @@ def test_planted_faults_are_caught(fault):
 
 
 def test_one_silo_without_its_masks_spoils_the_sum_and_nobody_acts_on_it():
-    made = federation.Federation(deployed(MASKS))
-    party = Unmasked(made.plan, "silo1", federation.secret("silo1"), made.ledgers["silo1"])
-    made.processes["silo1"].party = party
-    made.settle()
-    period(made, 1)
-    assert len(made.processes["hub"].party.reports) == 3
-    assert all(made.processes[name].party.model.release == 0 for name in SILOS)
+    deployment = federation.Federation(deployed(MASKS))
+    party = Unmasked(
+        deployment.plan, "silo1", federation.secret("silo1"), deployment.ledgers["silo1"]
+    )
+    deployment.processes["silo1"].party = party
+    deployment.settle()
+    period(deployment, 1)
+    assert len(deployment.processes["hub"].party.reports) == 3
+    assert all(deployment.processes[name].party.model.release == 0 for name in SILOS)
 
 
 def test_a_hub_and_a_silo_that_are_both_restored_end_the_plan_with_the_cause():
-    made = federation.Federation(deployed(MASKS))
-    made.settle()
-    silo, hub = made.processes["silo2"], made.processes["hub"]
+    deployment = federation.Federation(deployed(MASKS))
+    deployment.settle()
+    silo, hub = deployment.processes["silo2"], deployment.processes["hub"]
     backups = [list(process.store.writes()) for process in (silo, hub)]
-    federation.served(made, 1)
+    federation.served(deployment, 1)
     silo2 = {}
     for name in (*SILOS, *SILOS):  # sessions first, then their list, which silo2 does not get
-        for _, data in made.processes[name].tick():
+        for _, data in deployment.processes[name].tick():
             for to, answer in hub.handle(data)[1]:
                 if to == "silo2":
                     silo2[to] = answer
                 else:
-                    made.processes[to].handle(answer)
-    assert silo2 and {1} == {*made.processes["silo0"].party.sessions.lists}
-    party = SiloParty(made.plan, "silo2", federation.secret("silo2"), made.ledgers["silo2"])
-    made.add(SiloProcess(party, MemoryStore(backups[0]), made.ledgers["silo2"], lambda: made.now))
-    restored = Hub(made.plan, federation.secret("hub"))
-    made.add(Process(restored, MemoryStore(backups[1]), None, lambda: made.now))
-    made.settle()
-    hub = made.processes["hub"].party
+                    deployment.processes[to].handle(answer)
+    assert silo2 and {1} == {*deployment.processes["silo0"].party.sessions.lists}
+    party = SiloParty(
+        deployment.plan, "silo2", federation.secret("silo2"), deployment.ledgers["silo2"]
+    )
+    deployment.add(
+        SiloProcess(
+            party, MemoryStore(backups[0]), deployment.ledgers["silo2"], lambda: deployment.now
+        )
+    )
+    restored = Hub(deployment.plan, federation.secret("hub"))
+    deployment.add(Process(restored, MemoryStore(backups[1]), None, lambda: deployment.now))
+    deployment.settle()
+    hub = deployment.processes["hub"].party
     assert "hub and silo were restored and masks differ" in hub.ended and not hub.broadcasts
-    assert all(made.processes[name].party.model.release == 0 for name in SILOS)
+    assert all(deployment.processes[name].party.model.release == 0 for name in SILOS)

@@ -45,14 +45,14 @@ def plan_of(kind):
 
 
 def record(person):
-    """A person's row and reward, the same in whichever period they come."""
+    """Return a person's row and reward, the same in whichever period they come."""
     rng = np.random.default_rng(person)
     x = rng.normal(size=2)
     return x / np.linalg.norm(x), float(rng.uniform())
 
 
 def worlds(extra):
-    """Who comes in which period: strangers, who never change, and perhaps one more person."""
+    """Return who takes part in each period, without and with one more person."""
     people = [(k, PEOPLE * k + i) for k in range(1, PERIODS + 1) for i in range(PEOPLE)]
     # The one person comes first in the period, where a count would displace most.
     return sorted([*people, *(((extra, 0),) if extra else ())])
@@ -66,7 +66,7 @@ def kept(silo, store, step):
 
 
 def lived(plan, people):
-    """The silo's leaf sums (K, s), and the leaf of every stranger."""
+    """Return the silo's leaf sums (K, s), and the leaf of every stranger."""
     ledger = Ledger(":memory:")
     silo = silo_of(plan, "silo0", federation.secret("silo0"), ledger)
     store, leaves = MemoryStore(), {}
@@ -82,17 +82,17 @@ def lived(plan, people):
 
 
 def mu_of(plan, change):
-    """The Gaussian privacy parameter of what leaves, for a change (K, s) of the leaf sums."""
-    made = plan.plan
-    std = spread(made.noise_std, made.dimension)
-    if made.secure is not None or made.release == "factorised":
-        encoder = made.factor.encoder
-    elif made.release in ("toeplitz", "buffered"):
+    """Return the GDP parameter of what leaves the silo, for a change (K, s) of the leaf sums."""
+    executed = plan.plan
+    std = spread(executed.noise_std, executed.dimension)
+    if executed.secure is not None or executed.release == "factorised":
+        encoder = executed.factor.encoder
+    elif executed.release in ("toeplitz", "buffered"):
         lags = np.arange(PERIODS)
-        if made.release == "toeplitz":
-            column = made.coefficients
+        if executed.release == "toeplitz":
+            column = executed.coefficients
         else:
-            column = aggregation.buffered_column(made.coefficients, PERIODS)
+            column = aggregation.buffered_column(executed.coefficients, PERIODS)
         encoder = np.array([[column[k - j] if k >= j else 0.0 for j in lags] for k in lags])
     else:
         ends = np.arange(1, PERIODS + 1)[:, None]
@@ -104,16 +104,16 @@ def mu_of(plan, change):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_person_moves_nobody_else_between_releases(kind):
     plan = plan_of(kind)
-    found = {extra: lived(plan, worlds(extra)) for extra in range(PERIODS + 1)}
+    actual = {extra: lived(plan, worlds(extra)) for extra in range(PERIODS + 1)}
     claimed = plan.certificate.exact
     worst = 0.0
-    for before, (sums, strangers) in found.items():
+    for before, (sums, strangers) in actual.items():
         # Everybody who is known in a period is learned from in it.
         assert all(leaf == p // PEOPLE for p, leaf in strangers.items() if p >= PEOPLE)
         for after in range(before):
-            assert found[after][1] == strangers, (before, after)
+            assert actual[after][1] == strangers, (before, after)
             if plan.plan.encoding is None:
-                worst = max(worst, mu_of(plan, sums - found[after][0]))
+                worst = max(worst, mu_of(plan, sums - actual[after][0]))
     if plan.plan.encoding is None:
         epsilon = gaussian_epsilon(worst, claimed.delta)
         assert 0.3 * claimed.epsilon < epsilon <= claimed.epsilon * (1 + 1e-9)

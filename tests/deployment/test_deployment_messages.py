@@ -28,18 +28,18 @@ def report(release=1, sender="silo0", identity=SILO, size=None):
 
 
 def spoiled(data, **fields):
-    """A message with other fields, signed again."""
-    found = msgspec.structs.replace(msgspec.msgpack.decode(data, type=wire.Envelope), **fields)
-    signature = SILO.sign(found.signed_part())
-    return msgspec.structs.replace(found, signature=signature).as_bytes()
+    """Return a message with other fields, signed again."""
+    document = msgspec.structs.replace(msgspec.msgpack.decode(data, type=wire.Envelope), **fields)
+    signature = SILO.sign(document.signed_part())
+    return msgspec.structs.replace(document, signature=signature).as_bytes()
 
 
 # ---- envelopes -----------------------------------------------------------------------------------
 
 
 def test_a_message_comes_back_as_it_was_sent():
-    found = PLAN.wire.read(report())
-    assert (found.kind, found.sender, found.release) == ("report", "silo0", 1)
+    actual = PLAN.wire.read(report())
+    assert (actual.kind, actual.sender, actual.release) == ("report", "silo0", 1)
     plain = federation.opened_report(PLAN, report())
     assert PLAN.wire.floats(plain, "it").tolist() == [0.0] * 5
     # Encrypted to the hub: whoever holds its port reads nothing.
@@ -69,12 +69,12 @@ def test_what_is_no_message_of_the_plan_is_refused(data, message):
 
 
 def test_another_spelling_of_a_message_is_refused():
-    found = msgspec.msgpack.decode(report())
-    assert isinstance(found[0], int)
+    document = msgspec.msgpack.decode(report())
+    assert isinstance(document[0], int)
     # The version as two bytes instead of one.
     data = report()
     spelled = data[:1] + b"\xcc" + data[1:]
-    assert msgspec.msgpack.decode(spelled) == found
+    assert msgspec.msgpack.decode(spelled) == document
     with pytest.raises(Refused, match="canonical"):
         PLAN.wire.read(spelled)
 
@@ -163,15 +163,17 @@ def test_a_plan_file_is_the_plan(protocol, system, tmp_path):
     plan = federation.deployed(protocol, system=system)
     plan = plan.countersigned("silo0", SILO)
     plan.save(tmp_path / "plan")
-    found = plans.load(tmp_path / "plan")
-    assert found.digest == plan.digest and found.signatures == plan.signatures
-    assert codec.numbers_of(found.plan) == codec.numbers_of(plan.plan) == plan.document.numbers
-    assert found.certificate.status == "proven"
+    compiled_plan = plans.load(tmp_path / "plan")
+    assert compiled_plan.digest == plan.digest and compiled_plan.signatures == plan.signatures
+    assert (
+        codec.numbers_of(compiled_plan.plan) == codec.numbers_of(plan.plan) == plan.document.numbers
+    )
+    assert compiled_plan.certificate.status == "proven"
     # Noise bits are whole.
     rel = 2e-4 if protocol == "shuffle-vector" else 1e-6
-    assert found.certificate.exact.epsilon == pytest.approx(1.0, rel=rel)
-    assert not any("simulation" in caveat for caveat in found.certificate.caveats)
-    assert any("secret" in c.text for c in found.certificate.conditions)
+    assert compiled_plan.certificate.exact.epsilon == pytest.approx(1.0, rel=rel)
+    assert not any("simulation" in caveat for caveat in compiled_plan.certificate.caveats)
+    assert any("secret" in c.text for c in compiled_plan.certificate.conditions)
 
 
 def test_a_spec_in_toml_gives_the_same_plan():
@@ -210,19 +212,19 @@ def test_a_spec_in_toml_gives_the_same_plan():
     """
         + keys
     )
-    found = plans.compile_plan(text)
-    assert found.document == federation.deployed().document
-    assert found.digest == federation.deployed().digest
+    plan = plans.compile_plan(text)
+    assert plan.document == federation.deployed().document
+    assert plan.digest == federation.deployed().digest
 
 
 def resealed(document, **fields):
-    """A plan file with other fields, spelled as it should be."""
+    """Return a plan file with other fields, spelled as it should be."""
     changed = msgspec.structs.replace(document, **fields)
     return msgspec.msgpack.encode([plans.spelled(changed), {}])
 
 
 def numbers(**changed):
-    """The plan's numbers with others in their place."""
+    """Return the plan's numbers with others in their place."""
     return PLAN.document.numbers | {name.replace("__", "."): v for name, v in changed.items()}
 
 
@@ -279,9 +281,9 @@ def test_numbers_of_another_linear_algebra_are_executed_as_they_are_stored():
         with pytest.raises(InputError, match="certified" if accepted else "noise_std.bias"):
             plans.load(data)
     radius = PLAN.document.numbers["radius.base"] * (1 + 0.99 * most)
-    found = plans.load(resealed(PLAN.document, numbers=numbers(radius__base=radius)))
-    assert found.plan.radius.base == radius != PLAN.plan.radius.base
-    assert found.digest != PLAN.digest
+    plan = plans.load(resealed(PLAN.document, numbers=numbers(radius__base=radius)))
+    assert plan.plan.radius.base == radius != PLAN.plan.radius.base
+    assert plan.digest != PLAN.digest
     exact = PLAN.document.numbers["clip.high"] * (1 + 1e-9)
     with pytest.raises(InputError, match=r"clip\.high"):
         plans.load(resealed(PLAN.document, numbers=numbers(clip__high=exact)))
@@ -291,15 +293,15 @@ def test_no_sentence_is_stored():
     """Whoever compiles a plan writes no text but names, units and codes."""
     texts = {"tests", "silo0", "silo1", "silo2", "hub", "x0", "x1", PLAN.document.algorithm}
     texts |= {v for v in PLAN.document.keys.values() if isinstance(v, str)}
-    found, left = set(), [msgspec.msgpack.decode(plans.spelled(PLAN.document))]
+    collected, left = set(), [msgspec.msgpack.decode(plans.spelled(PLAN.document))]
     while left:
         value = left.pop()
         if isinstance(value, str):
-            found.add(value)
+            collected.add(value)
         elif isinstance(value, list | dict):
             # Keys of tables are names of ours.
             left += value.values() if isinstance(value, dict) else value
-    assert found - texts <= {""}
+    assert collected - texts <= {""}
 
 
 def test_an_earlier_plan_file_is_refused_with_what_to_do():

@@ -33,7 +33,7 @@ def made_files(folder, **keys):
 
 def test_certificates_that_are_not_the_hubs_are_refused(tmp_path):
     """Expired, not valid yet, of another authority, for another address: nothing is sent."""
-    made = federation.Federation(federation.deployed())
+    deployment = federation.Federation(federation.deployed())
     ours = made_files(tmp_path / "ours")
     wrong = {
         "expired": made_files(tmp_path / "old", days=(-3, -1)),
@@ -43,7 +43,7 @@ def test_certificates_that_are_not_the_hubs_are_refused(tmp_path):
             tmp_path / "foreign"
         ),
     }
-    hub, silo = made.processes["hub"], made.processes["silo0"]
+    hub, silo = deployment.processes["hub"], deployment.processes["silo0"]
     for reason, (ca, cert, key) in wrong.items():
         trusted = ours[0] if reason.startswith("(") else ca
         with Listening(hub, ssl_certfile=cert, ssl_keyfile=key) as listening:
@@ -99,15 +99,15 @@ class Middle:
     def forward(self, data):
         request = urllib.request.Request(self.hub + shell.PATH, data)
         try:
-            with urllib.request.urlopen(request, timeout=10) as found:
-                return found.status, found.read()
+            with urllib.request.urlopen(request, timeout=10) as actual:
+                return actual.status, actual.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
 
     def flipped(self, data):
-        made = bytearray(data or b"\0")
-        made[self.random.randrange(len(made))] ^= 1 << self.random.randrange(8)
-        return bytes(made)
+        changed_bytes = bytearray(data or b"\0")
+        changed_bytes[self.random.randrange(len(changed_bytes))] ^= 1 << self.random.randrange(8)
+        return bytes(changed_bytes)
 
     def answer(self, data):
         way = "through" if self.calm else self.random.choice(self.WAYS)
@@ -147,18 +147,18 @@ class Middle:
 )
 def test_a_man_in_the_middle_changes_nothing_and_nothing_is_lost(protocol, tmp_path):
     plan = federation.deployed(protocol)
-    made, calm = federation.Federation(plan), federation.Federation(plan)
-    hub, sent = made.processes["hub"], set()
+    deployment, calm = federation.Federation(plan), federation.Federation(plan)
+    hub, sent = deployment.processes["hub"], set()
     files = certificates(tmp_path)
     with (
         Listening(hub) as listening,
         Middle(f"http://127.0.0.1:{listening.port}", files, 7) as middle,
     ):
-        others = [process for name, process in made.processes.items() if name != "hub"]
+        others = [process for name, process in deployment.processes.items() if name != "hub"]
         dialers = [Dialer(process, middle.url, files[0]) for process in others]
         calm.settle()
         for close in plan.document.calendar.closes[:2]:
-            for each in (made, calm):
+            for each in (deployment, calm):
                 each.now = close - 1.0
                 for name in plan.silos:
                     silo = each.processes[name]
@@ -181,8 +181,8 @@ def test_a_man_in_the_middle_changes_nothing_and_nothing_is_lost(protocol, tmp_p
     assert party.broadcasts == wanted.broadcasts and party.reports == wanted.reports
     assert party.broadcasts.keys() == {1, 2} and not party.alarms
     for name in plan.silos:
-        found = made.processes[name].party
-        assert not found.alarms and not found.lost and not found.stopped
-        assert found.model.release == 2
-        assert found.model.theta.tolist() == calm.processes[name].party.model.theta.tolist()
+        silo_party = deployment.processes[name].party
+        assert not silo_party.alarms and not silo_party.lost and not silo_party.stopped
+        assert silo_party.model.release == 2
+        assert silo_party.model.theta.tolist() == calm.processes[name].party.model.theta.tolist()
     assert min(middle.did[way] for way in Middle.WAYS) > 2

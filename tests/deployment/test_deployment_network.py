@@ -39,7 +39,7 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def asked(app, method="POST", path="/v1/messages", body=b""):
-    """Status and body of one request to an ASGI application."""
+    """Return status and body of one request to an ASGI application."""
     sent = []
 
     async def receive():
@@ -77,7 +77,7 @@ def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
 
 
 def certificates(folder, address="127.0.0.1", days=(-1, 1)):
-    """A certificate authority, and a certificate for an address and for some days, as files."""
+    """Return an authority, and a certificate for an address that is valid for days, as files."""
     import datetime
     import ipaddress
 
@@ -313,7 +313,7 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
 
 
 def toml(home):
-    """A spec of three silos whose keys are in folders."""
+    """Return a spec of three silos whose keys are in folders."""
     keys = {name: folders.make_keys(home / name) for name in ("hub", "a", "b", "c")}
     lines = ["norm = 1.0", "[federation]", 'name = "test"', "least = 2", "[system]"]
     lines += ["horizon = 20", "batch_size = 5", "epsilon = 1.0", "delta = 1e-6", "[calendar]"]

@@ -66,7 +66,7 @@ def played(releases=1):
 
 
 def read(text):
-    """Names and values of Prometheus text, whose every line is one of three kinds."""
+    """Return names and values of Prometheus text, whose every line is one of three kinds."""
     found = {}
     for line in text.splitlines():
         match = re.fullmatch(r"([a-z_]+) ([0-9.e+-]+)", line)
@@ -256,7 +256,7 @@ class Authority:
         return str(path)
 
     def pair(self, name, start=-1, end=1):
-        """A certificate and its key, as files."""
+        """Return a certificate and its key, as files."""
         key = ec.generate_private_key(ec.SECP256R1())
         path = self.folder / f"{self.name}-{name}.key"
         form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -26,9 +26,9 @@ HUB = Identity(federation.secret("hub"))
 
 
 def running(protocol="silo-ldp", **keys):
-    made = federation.Federation(federation.deployed(protocol, **keys))
-    made.settle()
-    return made
+    deployment = federation.Federation(federation.deployed(protocol, **keys))
+    deployment.settle()
+    return deployment
 
 
 def leaves(process):
@@ -39,14 +39,14 @@ def leaves(process):
 
 
 def test_any_number_of_decisions_is_open_and_rewards_come_in_any_order():
-    made = running()
-    silo = made.processes["silo0"]
-    made.now = 1010.0
+    deployment = running()
+    silo = deployment.processes["silo0"]
+    deployment.now = 1010.0
     ids = [silo.decide(ROWS).id for _ in range(3)]
     assert len(set(ids)) == 3
-    made.now = 1099.0
+    deployment.now = 1099.0
     silo.reward(ids[2], 1.0)
-    made.now = 1100.0
+    deployment.now = 1100.0
     silo.reward(ids[0], 0.0)
     silo.reward(ids[0], 0.0)
     silo.cancel(ids[1])
@@ -63,46 +63,46 @@ def test_any_number_of_decisions_is_open_and_rewards_come_in_any_order():
 
 
 def test_a_record_never_enters_a_leaf_that_is_closed_even_if_the_clock_goes_back():
-    made = running()
-    silo = made.processes["silo0"]
-    made.now = 1050.0
+    deployment = running()
+    silo = deployment.processes["silo0"]
+    deployment.now = 1050.0
     first, second = silo.decide(ROWS).id, silo.decide(ROWS).id
     silo.reward(first, 1.0)
-    made.now = 1100.0
-    made.settle()
+    deployment.now = 1100.0
+    deployment.settle()
     before = silo.party.sealed[1]
-    made.now = 1050.0
+    deployment.now = 1050.0
     silo.reward(second, 1.0)
     assert leaves(silo) == [1, 2] and silo.party.report(1) == before
 
 
 def test_a_charged_leaf_is_closed_though_its_report_is_not_sealed_yet():
     """A silo is killed between charge and seal, and its clock goes back before it is again up."""
-    made = running()
-    silo = made.processes["silo0"]
-    made.now = 1050.0
+    deployment = running()
+    silo = deployment.processes["silo0"]
+    deployment.now = 1050.0
     first, second = silo.decide(ROWS).id, silo.decide(ROWS).id
     silo.reward(first, 1.0)
-    made.settle()
+    deployment.settle()
     charge, sealed = silo.party.tick(1100.0).writes
     silo.ledger.charge(charge)
-    made.now = 1050.0
+    deployment.now = 1050.0
     silo.reward(second, 1.0)
-    made.now = 1100.0
-    made.settle()
+    deployment.now = 1100.0
+    deployment.settle()
     assert leaves(silo) == [1, 2] and silo.party.sealed[1] == sealed.value
     assert not silo.party.lost and not silo.party.unreported
 
 
 def test_rewards_after_the_deadline_and_after_the_end_enter_no_leaf():
-    made = running()
-    silo = made.processes["silo0"]
-    made.now = 1010.0
+    deployment = running()
+    silo = deployment.processes["silo0"]
+    deployment.now = 1010.0
     late, last = silo.decide(ROWS).id, silo.decide(ROWS)
-    made.now = 1010.0 + 251.0
+    deployment.now = 1010.0 + 251.0
     silo.reward(late, 1.0)
     assert leaves(silo) == [0]
-    made.now = 1400.0
+    deployment.now = 1400.0
     decision = silo.decide(ROWS)
     assert not decision.learns and last.learns
     silo.reward(decision.id, 1.0)
@@ -111,17 +111,17 @@ def test_rewards_after_the_deadline_and_after_the_end_enter_no_leaf():
 
 def test_everybody_within_the_calendar_is_learned_from():
     """Also more people than a batch has rounds: a count would let one displace another."""
-    made = running()
-    silo = made.processes["silo0"]
+    deployment = running()
+    silo = deployment.processes["silo0"]
     for now, learns in ((990.0, False), (1010.0, True), (1110.0, True), (1400.0, False)):
-        made.now = now
+        deployment.now = now
         assert [silo.decide(ROWS).learns for _ in range(7)] == [learns] * 7
 
 
 def test_one_person_is_learned_from_once_and_only_a_keyed_digest_is_kept():
-    made = running()
-    silo = made.processes["silo0"]
-    made.now = 1010.0
+    deployment = running()
+    silo = deployment.processes["silo0"]
+    deployment.now = 1010.0
     assert silo.decide(ROWS, subject="ada").learns
     assert not silo.decide(ROWS, subject="ada").learns
     assert silo.decide(ROWS, subject="eve").learns
@@ -130,24 +130,24 @@ def test_one_person_is_learned_from_once_and_only_a_keyed_digest_is_kept():
 
 
 def test_exploration_has_the_propensities_that_it_says():
-    made = running(federation={"least": 2, "explore": 0.4}, batch=1000)
-    made.now = 1010.0
-    silo = made.processes["silo0"]
+    deployment = running(federation={"least": 2, "explore": 0.4}, batch=1000)
+    deployment.now = 1010.0
+    silo = deployment.processes["silo0"]
     rows = [[0.5, 0.1], [-0.3, 0.8], [0.0, 0.2], [0.1, 0.1]]
-    found = [silo.decide(rows) for _ in range(400)]
-    likely = [d for d in found if d.propensity > 0.5]
-    assert {round(d.propensity, 12) for d in found} == {0.1, 0.7}
+    actual = [silo.decide(rows) for _ in range(400)]
+    likely = [d for d in actual if d.propensity > 0.5]
+    assert {round(d.propensity, 12) for d in actual} == {0.1, 0.7}
     # 70 % of 400, five standard deviations.
     assert abs(len(likely) - 280) < 46 and len({d.action for d in likely}) == 1
 
 
 def test_rows_must_fit_the_schema_and_are_held_to_its_ranges():
-    made = running()
-    silo = made.processes["silo0"]
+    deployment = running()
+    silo = deployment.processes["silo0"]
     for rows, message in [([], "actions"), ([[1.0]], "shape"), ([[np.nan, 0.0]], "finite")]:
         with pytest.raises(InputError, match=message):
             silo.decide(rows)
-    schema = made.plan.document.schema
+    schema = deployment.plan.document.schema
     assert schema.features([[5.0, -0.25]]).tolist() == [[1.0, -0.25]]
 
 
@@ -180,23 +180,23 @@ def test_what_the_application_was_told_is_there_after_a_restart(tmp_path):
 
 
 def test_a_silo_seals_nothing_beyond_its_ceiling_and_goes_on_when_it_is_raised():
-    made = running()
-    for ledger in made.ledgers.values():
+    deployment = running()
+    for ledger in deployment.ledgers.values():
         ledger.set_ceiling("records", 1.0, 1e-6)
     tight = Ledger(":memory:")
     tight.set_ceiling("records", 0.6, 1e-6)
-    silo = made.processes["silo0"]
+    silo = deployment.processes["silo0"]
     silo.ledger = silo.party.ledger = tight
     for release in (1, 2, 3):
-        served(made, release)
-        made.settle()
+        served(deployment, release)
+        deployment.settle()
     # A node costs .55 of epsilon here: the second one is too much, and so is all that follows.
     assert list(silo.party.sealed) == [1]
     # It only asks what the hub has, so that it hears of models and sends again what was lost.
-    assert [made.plan.wire.read(m.data).kind for m in silo.tick()] == ["join"]
+    assert [deployment.plan.wire.read(m.data).kind for m in silo.tick()] == ["join"]
     assert "more than the ceiling" in silo.problem
     tight.set_ceiling("records", 1.0, 1e-6)
-    made.settle()
+    deployment.settle()
     assert 1 in silo.party.sealed and silo.party.unreported.keys() | silo.party.sealed.keys() == {
         1,
         2,
@@ -213,11 +213,11 @@ def test_a_disk_that_is_full_seals_nothing_and_loses_nothing():
                 raise OSError(28, "No space left on device")
             return super().write(write)
 
-    made = running()
-    silo = made.processes["silo0"]
+    deployment = running()
+    silo = deployment.processes["silo0"]
     store = Full(list(silo.store.writes()))
     silo.store = store
-    served(made, 1)
+    served(deployment, 1)
     store.full = True
     for _ in range(2):
         with pytest.raises(OSError):
@@ -225,7 +225,7 @@ def test_a_disk_that_is_full_seals_nothing_and_loses_nothing():
     silo.decide(ROWS)
     assert not silo.party.sealed
     store.full = False
-    made.settle()
+    deployment.settle()
     assert silo.party.model.release == 1
 
 
@@ -234,56 +234,59 @@ def test_a_disk_that_is_full_seals_nothing_and_loses_nothing():
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_straggler_is_left_out_after_the_grace_and_its_report_never_opened(restarted):
-    made = running()
-    away = made.processes.pop("silo2")
-    served(made, 1, ["silo0", "silo1"])
-    made.settle()
-    hub = made.processes["hub"].party
+    deployment = running()
+    away = deployment.processes.pop("silo2")
+    served(deployment, 1, ["silo0", "silo1"])
+    deployment.settle()
+    hub = deployment.processes["hub"].party
     assert not hub.broadcasts
-    made.now += federation.GRACE
-    made.settle()
+    deployment.now += federation.GRACE
+    deployment.settle()
     entries = [
         e.silo
-        for e in made.plan.wire.body(made.plan.wire.read(hub.broadcasts[1]), Broadcast).entries
+        for e in deployment.plan.wire.body(
+            deployment.plan.wire.read(hub.broadcasts[1]), Broadcast
+        ).entries
     ]
     assert entries == [0, 1]
     opened = hub.broadcasts[1]
     if restarted:
         # It hears of the broadcast before it seals, and has nothing to report.
-        away = restored(made, "silo2", list(away.store.writes()))
-    made.processes["silo2"] = away
-    made.settle()
+        away = restored(deployment, "silo2", list(away.store.writes()))
+    deployment.processes["silo2"] = away
+    deployment.settle()
     assert away.party.model.release == 1 and hub.broadcasts == {1: opened}
     assert away.party.unreported == ({1: "opened without this silo"} if restarted else {})
     assert ((1, 2) in hub.reports) == (1 in away.party.sealed) == (not restarted)
     assert [c.release for c in away.ledger.charges("records")] == [1]
     # What it has in that leaf is part of the next node, which holds both leaves.
-    served(made, 2)
-    made.settle()
+    served(deployment, 2)
+    deployment.settle()
     assert 2 in away.party.sealed and hub.broadcasts.keys() == {1, 2}
 
 
 def test_later_sets_are_without_a_silo_that_left_and_the_plan_ends_below_the_least():
-    made = running()
-    served(made, 1)
-    made.settle()
-    made.processes["silo1"].leave()
-    made.settle()
-    hub = made.processes["hub"].party
-    assert hub.left_silos == {1} and made.processes["silo1"].party.hub_refusal
-    served(made, 2)
-    made.settle()
-    body = made.plan.wire.body(made.plan.wire.read(hub.broadcasts[2]), Broadcast)
+    deployment = running()
+    served(deployment, 1)
+    deployment.settle()
+    deployment.processes["silo1"].leave()
+    deployment.settle()
+    hub = deployment.processes["hub"].party
+    assert hub.left_silos == {1} and deployment.processes["silo1"].party.hub_refusal
+    served(deployment, 2)
+    deployment.settle()
+    body = deployment.plan.wire.body(deployment.plan.wire.read(hub.broadcasts[2]), Broadcast)
     assert [e.silo for e in body.entries] == [0, 2]
-    assert made.processes["silo1"].party.model.release == 1
-    assert not made.processes["silo1"].decide(ROWS).learns
-    made.processes["silo0"].leave()
-    made.settle()
+    assert deployment.processes["silo1"].party.model.release == 1
+    assert not deployment.processes["silo1"].decide(ROWS).learns
+    deployment.processes["silo0"].leave()
+    deployment.settle()
     assert "fewer than 2" in hub.ended
-    served(made, 3, ["silo2"])
-    made.settle()
+    served(deployment, 3, ["silo2"])
+    deployment.settle()
     assert (
-        hub.broadcasts.keys() == {1, 2} and "fewer than 2" in made.processes["silo2"].party.stopped
+        hub.broadcasts.keys() == {1, 2}
+        and "fewer than 2" in deployment.processes["silo2"].party.stopped
     )
 
 
@@ -300,112 +303,112 @@ def restored(made, name, writes, ledger=None):
 
 @pytest.mark.parametrize("ledger", ["kept", "put back"])
 def test_a_restored_silo_with_the_same_records_sends_the_same_bytes(ledger):
-    made = running()
-    served(made, 1)
-    backup = list(made.processes["silo0"].store.writes())
-    made.settle()
-    sent = made.processes["hub"].party.reports[1, 0]
+    deployment = running()
+    served(deployment, 1)
+    backup = list(deployment.processes["silo0"].store.writes())
+    deployment.settle()
+    sent = deployment.processes["hub"].party.reports[1, 0]
     fresh = None
     if ledger == "put back":
         fresh = Ledger(":memory:")
         fresh.set_ceiling("records", 2.0, 1e-6)
-    silo = restored(made, "silo0", backup, fresh)
-    made.settle()
+    silo = restored(deployment, "silo0", backup, fresh)
+    deployment.settle()
     # Decisions by the last model go on; nothing is learned from them.
     assert not silo.decide(ROWS).learns
     silo.recover()
-    made.settle()
+    deployment.settle()
     assert silo.party.sealed[1] == sent and silo.party.model.release == 1
     assert len(silo.ledger.charges("records")) == 1
 
 
 @pytest.mark.parametrize("ledger", ["kept", "put back"])
 def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(ledger):
-    made = running()
-    backup = list(made.processes["silo0"].store.writes())
-    served(made, 1)
-    made.settle()
-    hub = made.processes["hub"].party
+    deployment = running()
+    backup = list(deployment.processes["silo0"].store.writes())
+    served(deployment, 1)
+    deployment.settle()
+    hub = deployment.processes["hub"].party
     fresh = None
     if ledger == "put back":
         fresh = Ledger(":memory:")
         fresh.set_ceiling("records", 3.0, 1e-6)
     else:
-        made.ledgers["silo0"].set_ceiling("records", 3.0, 1e-6)
-    silo = restored(made, "silo0", backup, fresh)
-    made.now -= 5.0
-    made.settle()
-    made.now += 5.0
-    made.settle()
+        deployment.ledgers["silo0"].set_ceiling("records", 3.0, 1e-6)
+    silo = restored(deployment, "silo0", backup, fresh)
+    deployment.now -= 5.0
+    deployment.settle()
+    deployment.now += 5.0
+    deployment.settle()
     decision = silo.decide(ROWS)
     assert not decision.learns
     with pytest.raises(InputError, match="recover it first"):
         silo.reward(decision.id, 0.5)
     silo.recover()
-    made.settle()
+    deployment.settle()
     assert silo.party.sealed == {} and "lost" in silo.party.unreported[1]
     assert [c.release for c in silo.ledger.charges("records")] == [-1, 1]
-    served(made, 2)
-    made.settle()
+    served(deployment, 2)
+    deployment.settle()
     assert (2, 0) in hub.reports and hub.reports[2, 0] == silo.party.sealed[2]
 
 
 def test_one_recovery_gives_up_the_reports_that_the_hub_has_and_those_that_the_ledger_alone_knows():
-    made = running()
-    made.ledgers["silo0"].set_ceiling("records", 9.0, 1e-6)
-    backup = list(made.processes["silo0"].store.writes())
-    served(made, 1)
-    made.settle()
-    hub = made.processes.pop("hub")
+    deployment = running()
+    deployment.ledgers["silo0"].set_ceiling("records", 9.0, 1e-6)
+    backup = list(deployment.processes["silo0"].store.writes())
+    served(deployment, 1)
+    deployment.settle()
+    hub = deployment.processes.pop("hub")
     # The report of release 2 is charged and sealed, and the hub is away.
-    served(made, 2)
-    made.settle()
-    assert 2 in made.processes["silo0"].party.sealed and (2, 0) not in hub.party.reports
-    made.add(hub)
-    silo = restored(made, "silo0", backup)
-    made.settle()
+    served(deployment, 2)
+    deployment.settle()
+    assert 2 in deployment.processes["silo0"].party.sealed and (2, 0) not in hub.party.reports
+    deployment.add(hub)
+    silo = restored(deployment, "silo0", backup)
+    deployment.settle()
     assert sorted(silo.party.lost) == [1]
     silo.recover()
-    made.settle()
+    deployment.settle()
     assert sorted(silo.party.unreported) == [1, 2] and not silo.party.lost
     assert [c.release for c in silo.ledger.charges("records")] == [-2, 1, 2]
     silo.reward(silo.decide(ROWS).id, 0.5)
-    served(made, 3)
-    made.settle()
+    served(deployment, 3)
+    deployment.settle()
     assert (3, 0) in hub.party.reports
 
 
 def test_a_silo_that_is_put_back_to_one_backup_twice_pays_for_each_time_that_reports_have_left():
     """A reward that is told again after each restore enters a leaf each time: three in all."""
-    made = running()
-    made.ledgers["silo0"].set_ceiling("records", 9.0, 1e-6)
-    made.now = made.plan.document.calendar.closes[0] - 10.0
-    decision = made.processes["silo0"].decide(ROWS).id
-    backup = list(made.processes["silo0"].store.writes())
+    deployment = running()
+    deployment.ledgers["silo0"].set_ceiling("records", 9.0, 1e-6)
+    deployment.now = deployment.plan.document.calendar.closes[0] - 10.0
+    decision = deployment.processes["silo0"].decide(ROWS).id
+    backup = list(deployment.processes["silo0"].store.writes())
     told = []
     for release, reward in ((1, 0.5), (2, 0.6), (3, 0.7)):
-        silo = made.processes["silo0"]
-        made.now = made.plan.document.calendar.closes[release - 1] - 1.0
+        silo = deployment.processes["silo0"]
+        deployment.now = deployment.plan.document.calendar.closes[release - 1] - 1.0
         silo.reward(decision, reward)
         told.append(leaves(silo))
-        made.now += 1.0
-        made.settle()
+        deployment.now += 1.0
+        deployment.settle()
         assert release in silo.party.sealed
         if release < 3:
-            silo = restored(made, "silo0", backup)
-            made.settle()
+            silo = restored(deployment, "silo0", backup)
+            deployment.settle()
             assert sorted(silo.party.lost) == list(range(1, release + 1))
             silo.recover()
-            made.settle()
+            deployment.settle()
             # Recovered again without a report since: nothing is paid for again.
-            silo = restored(made, "silo0", backup)
-            made.settle()
+            silo = restored(deployment, "silo0", backup)
+            deployment.settle()
             silo.recover()
-            made.settle()
+            deployment.settle()
     assert told == [[1], [2], [3]]
     charged = [c.release for c in silo.ledger.charges("records")]
     assert charged == [-2, -1, 1, 2, 3]
-    whole = charge_of(made.plan.plan, made.plan.digest, "records", -1)
+    whole = charge_of(deployment.plan.plan, deployment.plan.digest, "records", -1)
     assert sum(c.mu2 for c in silo.ledger.charges("records")) > 2.0 * whole.mu2
 
 
@@ -418,16 +421,16 @@ def broadcast_by(made, release, values, entries, before):
 
 
 def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_model():
-    made = running()
-    served(made, 1)
-    made.settle()
-    silo, hub = made.processes["silo0"], made.processes["hub"].party
+    deployment = running()
+    served(deployment, 1)
+    deployment.settle()
+    silo, hub = deployment.processes["silo0"], deployment.processes["hub"].party
     good = silo.party.model.theta
-    honest = made.plan.wire.body(made.plan.wire.read(hub.broadcasts[1]), Broadcast)
-    other = broadcast_by(made, 1, np.zeros(5), honest.entries, b"")
-    step, _ = silo.handle(federation.news(made.plan, other))
+    honest = deployment.plan.wire.body(deployment.plan.wire.read(hub.broadcasts[1]), Broadcast)
+    other = broadcast_by(deployment, 1, np.zeros(5), honest.entries, b"")
+    step, _ = silo.handle(federation.news(deployment.plan, other))
     assert "two broadcasts" in step.problem and "two broadcasts" in silo.party.stopped
-    served(made, 2)
+    served(deployment, 2)
     assert silo.tick() == ()
     assert np.array_equal(silo.party.model.theta, good)
     silo.decide(ROWS)
@@ -446,18 +449,18 @@ def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_mod
     ],
 )
 def test_a_broadcast_that_cannot_be_true_is_not_acted_on(change, message):
-    made = running()
-    served(made, 1)
-    made.processes["hub"].party.tick = lambda now: Step()
-    made.settle()
-    hub, silo = made.processes["hub"].party, made.processes["silo0"]
+    deployment = running()
+    served(deployment, 1)
+    deployment.processes["hub"].party.tick = lambda now: Step()
+    deployment.settle()
+    hub, silo = deployment.processes["hub"].party, deployment.processes["silo0"]
     assert silo.party.sealed and not silo.party.broadcasts
     entries = tuple(wire.entry_of(i, hub.reports[1, i]) for i in range(3))
     body = msgspec.structs.replace(Broadcast(wire.packed(np.zeros(5)), entries, b""), **change)
-    data = made.plan.wire.signed(HUB, "hub", 1, body)
+    data = deployment.plan.wire.signed(HUB, "hub", 1, body)
     theta = silo.party.model.theta
     try:
-        step, _ = silo.handle(federation.news(made.plan, data))
+        step, _ = silo.handle(federation.news(deployment.plan, data))
         assert message in step.problem
     except Refused as refused:
         assert message in str(refused)
@@ -467,30 +470,34 @@ def test_a_broadcast_that_cannot_be_true_is_not_acted_on(change, message):
 
 def test_a_log_whose_sums_are_others_is_refused():
     """Reading the log redoes every sum."""
-    made = running("central")
+    deployment = running("central")
     for release in (1, 2):
-        served(made, release)
-        made.settle()
-    process = made.processes["hub"]
+        served(deployment, release)
+        deployment.settle()
+    process = deployment.processes["hub"]
     writes = list(process.store.writes())
-    Process(type(process.party)(made.plan, federation.secret("hub")), MemoryStore(writes))
+    Process(type(process.party)(deployment.plan, federation.secret("hub")), MemoryStore(writes))
     at = next(i for i, w in enumerate(writes) if w[:2] == ("broadcast", "2"))
-    honest = made.plan.wire.body(made.plan.wire.read(writes[at].value), Broadcast)
+    honest = deployment.plan.wire.body(deployment.plan.wire.read(writes[at].value), Broadcast)
     values = np.frombuffer(honest.values) + 1.0
     changed = msgspec.structs.replace(honest, values=wire.packed(values))
-    writes[at] = Write("broadcast", "2", made.plan.wire.signed(HUB, "hub", 2, changed))
+    writes[at] = Write("broadcast", "2", deployment.plan.wire.signed(HUB, "hub", 2, changed))
     with pytest.raises(Refused, match="not the sum"):
-        Process(type(process.party)(made.plan, federation.secret("hub")), MemoryStore(writes))
+        Process(type(process.party)(deployment.plan, federation.secret("hub")), MemoryStore(writes))
 
 
 # ---- secure sums ---------------------------------------------------------------------------------
 
 
 def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
-    made = running("secure-sum")
-    served(made, 1, reward=1.0)
-    made.settle()
-    plan, hub, helper = made.plan, made.processes["hub"].party, made.processes["helper"]
+    deployment = running("secure-sum")
+    served(deployment, 1, reward=1.0)
+    deployment.settle()
+    plan, hub, helper = (
+        deployment.plan,
+        deployment.processes["hub"].party,
+        deployment.processes["helper"],
+    )
     assert hub.broadcasts.keys() == helper.party.answers.keys() == {1}
     words = plan.wire.words(federation.opened_report(plan, hub.reports[1, 0]), "it")
     # The row itself is small; a share of it is anywhere.
@@ -516,26 +523,26 @@ def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
 
 
 def test_a_release_of_a_secure_sum_waits_for_every_silo():
-    made = running("secure-sum")
-    made.processes.pop("silo2")
-    served(made, 1, ["silo0", "silo1"])
-    made.now += 10 * federation.GRACE
-    made.settle()
-    hub = made.processes["hub"].party
+    deployment = running("secure-sum")
+    deployment.processes.pop("silo2")
+    served(deployment, 1, ["silo0", "silo1"])
+    deployment.now += 10 * federation.GRACE
+    deployment.settle()
+    hub = deployment.processes["hub"].party
     assert not hub.broadcasts and not hub.sets and hub.status()["waiting_for"] == ["silo2"]
 
 
 def test_a_restored_silo_at_its_ceiling_decides_says_what_it_needs_and_can_leave():
     """Recovery charges the plan once more: there was no room, no decision, and no way out."""
-    made = running()
-    backup = list(made.processes["silo0"].store.writes())
-    served(made, 1)
-    made.settle()
-    silo = restored(made, "silo0", backup)
-    made.now -= 5.0
-    made.settle()
-    made.now += 5.0
-    made.settle()
+    deployment = running()
+    backup = list(deployment.processes["silo0"].store.writes())
+    served(deployment, 1)
+    deployment.settle()
+    silo = restored(deployment, "silo0", backup)
+    deployment.now -= 5.0
+    deployment.settle()
+    deployment.now += 5.0
+    deployment.settle()
     assert silo.party.lost and not silo.decide(ROWS).learns
     with pytest.raises(InputError, match=r"once more, .* join the same plan") as over:
         silo.recover()
@@ -547,9 +554,9 @@ def test_a_restored_silo_at_its_ceiling_decides_says_what_it_needs_and_can_leave
             with pytest.raises(InputError, match="join the same plan"):
                 silo.recover()
     silo.recover()
-    made.settle()
+    deployment.settle()
     assert not silo.party.lost
-    other = restored(made, "silo0", backup, Ledger(":memory:"))
-    made.settle()
+    other = restored(deployment, "silo0", backup, Ledger(":memory:"))
+    deployment.settle()
     other.leave()
     assert other.party.stopped and not other.decide(ROWS).learns

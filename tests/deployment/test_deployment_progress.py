@@ -22,21 +22,21 @@ PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding
 
 
 def running(protocol="silo-ldp", **keys):
-    made = federation.Federation(deployed(protocol, **keys))
-    made.settle()
-    return made
+    deployment = federation.Federation(deployed(protocol, **keys))
+    deployment.settle()
+    return deployment
 
 
 def says(made, name):
-    """The state of a party, and whom it waits for."""
+    """Return the state of a party, and whom it waits for."""
     now = made.processes[name].now()
-    found = made.processes[name].party.waits(now)
+    actual = made.processes[name].party.waits(now)
     kind = name if name in ("hub", "helper") else "silo"
-    row = WAITS[kind][found["state"]]
-    assert (found["for"], found["do"]) == (row.what, row.do)
+    row = WAITS[kind][actual["state"]]
+    assert (actual["for"], actual["do"]) == (row.what, row.do)
     if hasattr(made.processes[name].party, "status"):
-        assert made.processes[name].party.status(now)["waits"] == found
-    return found["state"], found["who"]
+        assert made.processes[name].party.status(now)["waits"] == actual
+    return actual["state"], actual["who"]
 
 
 def put_back(made, name, writes):
@@ -81,7 +81,7 @@ def hub_without_a_silo_of_two(made):
 
 
 def hub_with_half_a_report(made):
-    """The report of silo2 has arrived, and the signed message about it has not."""
+    """Let the report of silo2 arrive without its signed message."""
     away = made.processes.pop("silo2")
     served(made, 1, ["silo0", "silo1"])
     made.settle()
@@ -99,7 +99,7 @@ def hub_just_started(made):
 
 
 def hub_restored(made):
-    """To before a release that silos have; one of its silos is away."""
+    """Restore the hub to before a release that silos have; one silo is away."""
     backup = list(made.processes["hub"].store.writes())
     period(made, 1)
     made.processes.pop("silo2")
@@ -124,7 +124,7 @@ def without_helper(made):
 
 
 def apart(name, off):
-    """Led to the end of a period by all clocks but one, which is off by so many seconds."""
+    """Advance all clocks to the end of a period; one clock is off by the given seconds."""
 
     def led(made):
         for each, process in made.processes.items():
@@ -155,11 +155,11 @@ HUB = [
 
 @pytest.mark.parametrize(("state", "protocol", "led", "who"), HUB, ids=[h[2].__name__ for h in HUB])
 def test_every_state_of_the_hub_is_reached(state, protocol, led, who):
-    made = running(protocol)
-    led(made)
-    assert says(made, "hub") == (state, who)
-    since = made.processes["hub"].party.waits(made.now)["since"]
-    assert since is None or since <= made.now
+    deployment = running(protocol)
+    led(deployment)
+    assert says(deployment, "hub") == (state, who)
+    since = deployment.processes["hub"].party.waits(deployment.now)["since"]
+    assert since is None or since <= deployment.now
 
 
 def silo_over(made):
@@ -200,7 +200,7 @@ def silo_given_up(made):
 
 
 def silo_forgotten(made):
-    """It told another session before its state was restored."""
+    """Restore a silo to before it sent its session."""
     made.now = federation.START + 100.0
     silo = made.processes["silo0"]
     values = tuple(bytes([i]) * 32 for i in range(3))
@@ -233,23 +233,23 @@ SILO = [
 
 @pytest.mark.parametrize(("state", "protocol", "led", "who"), SILO, ids=[s[0] for s in SILO])
 def test_every_state_of_a_silo_is_reached(state, protocol, led, who):
-    made = running(protocol)
-    led(made)
-    assert says(made, "silo0") == (state, who)
+    deployment = running(protocol)
+    led(deployment)
+    assert says(deployment, "silo0") == (state, who)
 
 
 def test_every_state_of_the_helper_is_reached():
-    made = running("secure-sum")
-    assert says(made, "helper") == ("set", ["hub"])
-    hub_over(made)
-    assert says(made, "helper") == ("over", [])
-    made.processes["helper"].party.unanswered_since = 0.0
-    assert says(made, "helper") == ("over", [])
+    deployment = running("secure-sum")
+    assert says(deployment, "helper") == ("set", ["hub"])
+    hub_over(deployment)
+    assert says(deployment, "helper") == ("over", [])
+    deployment.processes["helper"].party.unanswered_since = 0.0
+    assert says(deployment, "helper") == ("over", [])
     again = running("secure-sum")
     again.processes["helper"].party.unanswered_since = 0.0
     assert says(again, "helper") == ("hub", ["hub"])
-    made.processes["helper"].party.alarms.append("two sets")
-    assert says(made, "helper") == ("alarm", [])
+    deployment.processes["helper"].party.alarms.append("two sets")
+    assert says(deployment, "helper") == ("alarm", [])
 
 
 def test_every_row_is_reached_and_the_page_has_it():
@@ -262,15 +262,15 @@ def test_every_row_is_reached_and_the_page_has_it():
 
 def test_a_restored_helper_stops_nothing_in_silence():
     """It was refused for ever while every field of the status said that all was well."""
-    made = running("secure-sum")
-    backup = list(made.processes["helper"].store.writes())
-    period(made, 1)
-    put_back(made, "helper", backup)
-    away = made.processes.pop("helper")
-    served(made, 2)
-    made.settle()
-    assert says(made, "hub") == ("helper", ["helper"])
-    made.add(away)
-    made.settle()
-    assert made.processes["hub"].party.broadcasts.keys() == {1, 2}
-    assert says(made, "hub")[0] == "open" and ROWS
+    deployment = running("secure-sum")
+    backup = list(deployment.processes["helper"].store.writes())
+    period(deployment, 1)
+    put_back(deployment, "helper", backup)
+    away = deployment.processes.pop("helper")
+    served(deployment, 2)
+    deployment.settle()
+    assert says(deployment, "hub") == ("helper", ["helper"])
+    deployment.add(away)
+    deployment.settle()
+    assert deployment.processes["hub"].party.broadcasts.keys() == {1, 2}
+    assert says(deployment, "hub")[0] == "open" and ROWS

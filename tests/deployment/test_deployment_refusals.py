@@ -40,19 +40,19 @@ WAY = {
 
 
 def refusals():
-    """File name and line of each raise on the way of a message."""
-    found = set()
+    """Return file name and line of each raise on the way of a message."""
+    collected = set()
     for module, names in WAY.items():
         path = inspect.getsourcefile(module)
         for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name in names:
                 raises = [n for n in ast.walk(node) if isinstance(n, ast.Raise) and n.exc]
-                found |= {(Path(path).name, n.lineno, n.end_lineno) for n in raises}
-    return found
+                collected |= {(Path(path).name, n.lineno, n.end_lineno) for n in raises}
+    return collected
 
 
 def frozen(value, seen=()):
-    """All data that an object holds, as text; objects of ours by their attributes."""
+    """Return all data that an object holds, as text; objects of ours by their attributes."""
     if id(value) in seen:
         return "..."
     seen = (*seen, id(value))
@@ -72,18 +72,18 @@ def frozen(value, seen=()):
 
 
 def played(protocol):
-    """A federation with one release behind it, and the second one's reports on their way."""
-    made = federation.Federation(federation.deployed(protocol))
-    made.settle()
+    """Return a federation with one release behind it, and the second one's reports on their way."""
+    deployment = federation.Federation(federation.deployed(protocol))
+    deployment.settle()
     for release in (1, 2):
-        made.now = made.plan.document.calendar.closes[release - 1] - 1.0
-        for name in made.plan.silos:
-            process = made.processes[name]
+        deployment.now = deployment.plan.document.calendar.closes[release - 1] - 1.0
+        for name in deployment.plan.silos:
+            process = deployment.processes[name]
             process.reward(process.decide([[0.5, 0.1], [-0.3, 0.8]]).id, 0.5)
-        made.now += 1.0
+        deployment.now += 1.0
         if release == 1:
-            made.settle()
-    return made
+            deployment.settle()
+    return deployment
 
 
 MADE = {protocol: played(protocol) for protocol in ("silo-ldp", "central", "secure-sum")}
@@ -98,16 +98,16 @@ def floats(*values):
 
 
 def respelled(data, **fields):
-    """A message with other fields, signed as it was, or by silo0."""
-    found = msgspec.structs.replace(msgspec.msgpack.decode(data, type=wire.Envelope), **fields)
+    """Return a message with other fields, signed as it was, or by silo0."""
+    document = msgspec.structs.replace(msgspec.msgpack.decode(data, type=wire.Envelope), **fields)
     if "signature" not in fields:
-        signature = SILOS[0].sign(found.signed_part())
-        found = msgspec.structs.replace(found, signature=signature)
-    return found.as_bytes()
+        signature = SILOS[0].sign(document.signed_part())
+        document = msgspec.structs.replace(document, signature=signature)
+    return document.as_bytes()
 
 
 def to_everybody(plan):
-    """What no receiver takes."""
+    """Yield messages that every receiver refuses."""
     good = plan.wire.signed(SILOS[0], "silo0", 2, Report(floats()))
     version = good[:1] + b"\xcc" + good[1:]
     yield bytes(1 << 22), "at most"
@@ -258,7 +258,7 @@ def cases():
 
 
 def others():
-    """Refusals that need a receiver of their own: who has not joined, has left, or has ended."""
+    """Yield messages for receivers that have not joined, have left, or have ended."""
     plan = MADE["silo-ldp"].plan
     report = federation.sealed_report(plan, 0, 2, floats())
     fresh, left, ended = (hub.Hub(plan, federation.secret("hub")) for _ in "abc")
@@ -298,7 +298,7 @@ def others():
 
 
 def refused(receiver, data, message):
-    """The lines of the raises on the way."""
+    """Return the lines of the raise statements that refused a message."""
     before = frozen(receiver)
     with pytest.raises(InputError, match=message) as caught:
         receiver.handle(data, MADE["silo-ldp"].now)

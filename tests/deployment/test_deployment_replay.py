@@ -70,12 +70,12 @@ def test_all_kinds_of_tables_are_the_same_records(tmp_path):
         asked = cases(source_of({"query": "SELECT * FROM p"}), OPEN.document.schema, base)
         with pytest.raises(InputError, match="needs a database, or in Python a connection"):
             read({"query": "SELECT * FROM p"}, tmp_path)
-    found = {name: read(table, tmp_path) for name, table in tables.items()}
+    actual = {name: read(table, tmp_path) for name, table in tables.items()}
     wanted = [[0.45, 1, 0, 0, 1.0], [0.0, 0, 0, 1, -1.0], [-1 / 3, 0, 1, 0, 1.0]]
-    for name, each in {**found, "DB-API": asked}.items():
+    for name, each in {**actual, "DB-API": asked}.items():
         np.testing.assert_allclose(features(each), wanted, atol=1e-12, err_msg=name)
         assert [float(case.outcome) for case in each] == [0.0, 1.0, 1.0], name
-    assert found["comma"][1].where == "a.csv, line 3"
+    assert actual["comma"][1].where == "a.csv, line 3"
     # A query can read, and nothing else.
     with pytest.raises(InputError, match="may only read"):
         read({"database": "e.sqlite", "query": "DELETE FROM p"}, tmp_path)
@@ -87,9 +87,9 @@ def test_a_parquet_file_is_the_same_records(tmp_path):
 
     rows = [p | {"pain": str(p["pain"])} for p in PATIENTS]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
-    found = read({"file": "p.parquet"}, tmp_path)
-    assert features(found)[0] == pytest.approx([0.45, 1, 0, 0, 1.0])
-    assert found[2].where == "p.parquet, row 3"
+    actual = read({"file": "p.parquet"}, tmp_path)
+    assert features(actual)[0] == pytest.approx([0.45, 1, 0, 0, 1.0])
+    assert actual[2].where == "p.parquet, row 3"
     (tmp_path / "q.parquet").write_bytes(b"no")
     with pytest.raises(InputError, match=r"q\.parquet is no Parquet file"):
         read({"file": "q.parquet"}, tmp_path)
@@ -176,86 +176,86 @@ def table_of(tmp_path, count, **more):
 
 def test_silos_of_unequal_size_keep_all_their_patients(tmp_path):
     plan = OPEN
-    made = federation.Federation(plan)
+    deployment = federation.Federation(plan)
     sizes, replays = {"silo0": 15, "silo1": 4, "silo2": 1}, {}
     for name, count in sizes.items():
         source = table_of(tmp_path, count, delay=50.0)
-        found = cases(source, plan.document.schema)
-        told = survey(plan, source, found)
+        records = cases(source, plan.document.schema)
+        told = survey(plan, source, records)
         assert told["learned"] == told["rows"] == count
         assert told["caps"] == [5, 5, 5, 5] and sum(told["periods"]) == count
-        replays[name] = Replay(made.processes[name], source, found)
-    made.settle()
+        replays[name] = Replay(deployment.processes[name], source, records)
+    deployment.settle()
     for now in range(1000, 1401, 5):
-        made.now = float(now)
+        deployment.now = float(now)
         for replay in replays.values():
-            replay.act(made.now)
-        made.settle()
+            replay.act(deployment.now)
+        deployment.settle()
     for name, count in sizes.items():
-        party = made.processes[name].party
+        party = deployment.processes[name].party
         assert len(party.decisions) == count and not replays[name].left
         leaves = [each.leaf for each in party.ended.values()]
         assert all(leaves) and party.model.release == 4
         # Every silo reports every release, in as many bytes.
         assert [len(party.sealed[k]) for k in range(1, 5)] == [len(party.sealed[1])] * 4
     # An outcome is known 50 seconds later: the first period has fewer outcomes than decisions.
-    leaves = [each.leaf for each in made.processes["silo0"].party.ended.values()]
+    leaves = [each.leaf for each in deployment.processes["silo0"].party.ended.values()]
     assert leaves.count(1) == 2 and len(set(leaves)) == 4
 
 
 def test_rows_beyond_what_radii_count_on_are_learned_from_and_reported(tmp_path):
     source = table_of(tmp_path, 30)
-    told = survey(OPEN, source, found := cases(source, OPEN.document.schema))
+    told = survey(OPEN, source, actual := cases(source, OPEN.document.schema))
     assert told["learned"] == 30 and told["beyond_cap"] == 10 and told["dropped"] == 0
     now = [0.0]
-    made = silo(OPEN, clock=lambda: now[0])
-    replay = Replay(made, source, found)
+    process = silo(OPEN, clock=lambda: now[0])
+    replay = Replay(process, source, actual)
     while replay.left:
         now[0] = replay.due
         replay.act(now[0])
-    assert sum(each.leaf > 0 for each in made.party.ended.values()) == 30
-    assert len(made.party.decisions) == 30
+    assert sum(each.leaf > 0 for each in process.party.ended.values()) == 30
+    assert len(process.party.decisions) == 30
 
 
 def test_dates_of_a_file_are_mapped_to_the_calendar(tmp_path):
     dates = {"time": "came", "known": "known", "begin": "2023-01-01", "until": "2023-01-31"}
     source = table_of(tmp_path, 12, **dates)
-    found = cases(source, OPEN.document.schema)
-    for when, case in zip(times(OPEN, source, found), found, strict=True):
+    records = cases(source, OPEN.document.schema)
+    for when, case in zip(times(OPEN, source, records), records, strict=True):
         day = (case.time - 1672531200.0) / 86400
         assert when.came == pytest.approx(1000 + 400 * day / 30)
         assert 1000 + 400 * 21 / 30 < when.known < 1400
     late = source_of({"file": "12.csv", "delay": 500.0}, tmp_path)
     with pytest.raises(InputError, match="delay must be below the 400 seconds"):
-        times(OPEN, late, found)
+        times(OPEN, late, records)
     (tmp_path / "late.csv").write_text(
         "age,pain,sex,num,came,known\n63,1,m,0,2.1.2023,1.1.2023\n63,1,m,0,3.1.2023,\n"
     )
     table = dates | {"file": "late.csv", "time_format": "%d.%m.%Y"}
-    made, problems = surveyed(source_of(table, tmp_path), OPEN.document.schema)
+    survey, problems = surveyed(source_of(table, tmp_path), OPEN.document.schema)
     assert problems == ['late.csv, line 2: column "known" must not be before "came"']
     # An outcome that never became known is none.
-    assert [case.outcome for case in made] == [None]
+    assert [case.outcome for case in survey] == [None]
 
 
 def test_a_replay_that_was_killed_goes_on_where_it_was(tmp_path):
     source = table_of(tmp_path, 15, delay=120.0)
-    found, now, store = cases(source, OPEN.document.schema), [1150.0], MemoryStore()
+    records, now, store = cases(source, OPEN.document.schema), [1150.0], MemoryStore()
     first = silo(OPEN, store=store, clock=lambda: now[0])
-    Replay(first, source, found).act(now[0])
+    Replay(first, source, records).act(now[0])
     before = dict(first.party.decisions)
     assert 0 < len(first.party.ended) < len(before) < 15
     # Killed, and back after some patients should have come.
     now[0] = 1250.0
     again = silo(OPEN, store=store, clock=lambda: now[0])
-    replay = Replay(again, source, found)
+    replay = Replay(again, source, records)
     replay.act(now[0])
     now[0] = 1399.0
     replay.act(now[0])
     party = again.party
     assert list(party.decisions)[: len(before)] == list(before) and len(party.decisions) == 15
     assert len(party.ended) == 15 and not replay.left
-    assert not Replay(again, source, found).left
+    assert not Replay(again, source, records).left
     subjects = [each.subject for each in party.decisions.values()]
     assert len(set(subjects)) == 15 and all(each.learns for each in party.decisions.values())
 
@@ -263,24 +263,24 @@ def test_a_replay_that_was_killed_goes_on_where_it_was(tmp_path):
 def test_a_replay_waits_for_a_silo_that_refuses_and_says_so_once(tmp_path, monkeypatch):
     monkeypatch.setattr("fastfed.deployment.replay.AGAIN", 0.001)
     source = table_of(tmp_path, 15, delay=10.0)
-    made, said, now = silo(OPEN, clock=lambda: now[0]), [], [1200.0]
-    replay = Replay(made, source, cases(source, OPEN.document.schema))
-    made.party.lost[1] = b""  # as after a restored backup
-    refusals, check = [], made.party.check_recovered
+    process, lines, now = silo(OPEN, clock=lambda: now[0]), [], [1200.0]
+    replay = Replay(process, source, cases(source, OPEN.document.schema))
+    process.party.lost[1] = b""  # as after a restored backup
+    refusals, check = [], process.party.check_recovered
 
     def refusing():
         refusals.append(None)
         if len(refusals) == 3:
-            made.party.lost.clear()
+            process.party.lost.clear()
         check()
 
-    monkeypatch.setattr(made.party, "check_recovered", refusing)
+    monkeypatch.setattr(process.party, "check_recovered", refusing)
     # The clock goes on by itself, until all has come.
-    monkeypatch.setattr(made, "clock", lambda: now.append(min(now[-1] + 5, 1399.0)) or now[-1])
-    replay.run(threading.Event(), said.append)
-    assert len(said) == 1 and said[0].startswith("the replay waits: the hub has reports")
-    assert not replay.left and len(made.party.ended) == 15
-    assert all(each.learns for each in made.party.decisions.values())
+    monkeypatch.setattr(process, "clock", lambda: now.append(min(now[-1] + 5, 1399.0)) or now[-1])
+    replay.run(threading.Event(), lines.append)
+    assert len(lines) == 1 and lines[0].startswith("the replay waits: the hub has reports")
+    assert not replay.left and len(process.party.ended) == 15
+    assert all(each.learns for each in process.party.decisions.values())
     stopped = threading.Event()
     stopped.set()
     again = Replay(silo(OPEN), source, cases(source, OPEN.document.schema))
@@ -290,14 +290,14 @@ def test_a_replay_waits_for_a_silo_that_refuses_and_says_so_once(tmp_path, monke
 
 def test_a_decision_that_the_application_ended_is_not_ended_again(tmp_path):
     source = table_of(tmp_path, 15, delay=100.0)
-    made = silo(OPEN)
-    replay = Replay(made, source, cases(source, OPEN.document.schema))
+    process = silo(OPEN)
+    replay = Replay(process, source, cases(source, OPEN.document.schema))
     replay.act(1050.0)
-    for name in made.party.decisions:
-        made.cancel(name)
+    for name in process.party.decisions:
+        process.cancel(name)
     replay.act(1399.0)
-    assert len(made.party.ended) == 15 and not replay.left
-    ended = [each.why for each in made.party.ended.values()]
+    assert len(process.party.ended) == 15 and not replay.left
+    ended = [each.why for each in process.party.ended.values()]
     assert 0 < ended.count("cancelled") < 15
 
 
@@ -310,13 +310,13 @@ def test_an_outcome_of_another_action_is_not_learned_from(tmp_path):
 
     def rewards(**more):
         source = source_of({"file": "a.csv", "delay": 1.0} | more, tmp_path)
-        made = silo(plan)
-        replay = Replay(made, source, cases(source, plan.document.schema))
+        process = silo(plan)
+        replay = Replay(process, source, cases(source, plan.document.schema))
         for row in (1, 0):
             replay._times[row] = replay._times[row]._replace(known=1390.0)
         replay.act(1400.0)
-        actions = [each.action for each in made.party.decisions.values()]
-        return actions, [each.reward for each in made.party.ended.values()]
+        actions = [each.action for each in process.party.decisions.values()]
+        return actions, [each.reward for each in process.party.ended.values()]
 
     # Without a model the first action is played.
     assert rewards(action="done") == ([0, 0], [0.5, None])
@@ -341,8 +341,8 @@ def test_the_command_says_whether_a_table_fits_before_anything_is_decided(tmp_pa
     keys = {name: folders.make_keys(tmp_path / name) for name in ("north", "hub")}
     silos = [{"name": "north", **keys["north"]}]
     federation_ = {"name": "one", "least": 1}
-    made = spec(federation=federation_) | {"silos": silos, "hub": keys["hub"]}
-    plan = plans.compile_plan(made)
+    table = spec(federation=federation_) | {"silos": silos, "hub": keys["hub"]}
+    plan = plans.compile_plan(table)
     plan.save(tmp_path / "one")
     folders.countersign(home, tmp_path / "one")
     start = ["silo", str(home), "--hub", "http://localhost:9", "--replay", str(source)]
@@ -359,5 +359,5 @@ def test_the_spec_and_the_source_of_the_page_are_read():
     rows, _ = plan.document.schema.offer(None, record, ["B"])
     # Three blocks of age, three kinds of pain, their flag, smokes, and a constant.
     assert rows.shape == (1, 21) and not rows[0, :7].any() and not rows[0, 14:].any()
-    made = source_of(tomllib.loads(source))
-    assert made.decimal == "," and made.columns == {"age": "kor"}
+    parsed_source = source_of(tomllib.loads(source))
+    assert parsed_source.decimal == "," and parsed_source.columns == {"age": "kor"}

@@ -40,9 +40,9 @@ KINDS = {"silo": PhaseSilo, "hub": PhaseHub}
 
 
 def spec(silos=3, dimension=2, federation_=None, **system):
-    made = federation.spec(silos=silos, dimension=dimension)
-    made["federation"] |= federation_ or {}
-    made["system"] = {
+    table = federation.spec(silos=silos, dimension=dimension)
+    table["federation"] |= federation_ or {}
+    table["system"] = {
         "algorithm": "robin",
         "horizon": 40,
         "epsilon": 1.0,
@@ -51,7 +51,7 @@ def spec(silos=3, dimension=2, federation_=None, **system):
         "diversity": 0.05,
         "concentration_multiplier": 1e-3,
     } | system
-    return made
+    return table
 
 
 @lru_cache
@@ -65,10 +65,14 @@ def plan_of(**keys):
 def test_a_plan_file_says_what_it_protects_and_opens_again():
     plan = plan_of()
     assert (plan.plan.releases, plan.plan.release_rounds) == (3, (6, 14, 30))
-    found = plan.certificate
-    assert (found.status, found.unit, found.relation) == ("proven", "silo", "replace")
-    assert phases.ATTENDED in found.conditions and phases.LATE in found.conditions
-    assert not any("simulation" in caveat for caveat in found.caveats)
+    certificate = plan.certificate
+    assert (certificate.status, certificate.unit, certificate.relation) == (
+        "proven",
+        "silo",
+        "replace",
+    )
+    assert phases.ATTENDED in certificate.conditions and phases.LATE in certificate.conditions
+    assert not any("simulation" in caveat for caveat in certificate.caveats)
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
 
@@ -113,19 +117,19 @@ def test_a_plan_in_phases_continues_one_in_phases_alone():
 
 
 def test_the_last_model_is_played_until_the_next_plan_has_one():
-    made = federation.Federation(plan_of())
-    made.settle()
-    for close in made.plan.document.calendar.closes:
-        made.now = close - 1.0
-        for name in made.plan.silos:
-            silo = made.processes[name]
+    deployment = federation.Federation(plan_of())
+    deployment.settle()
+    for close in deployment.plan.document.calendar.closes:
+        deployment.now = close - 1.0
+        for name in deployment.plan.silos:
+            silo = deployment.processes[name]
             silo.reward(silo.decide([[0.6, 0.1], [-0.4, 0.5]]).id, 0.5)
-        made.now += 1.0
-        made.settle()
-    old = made.processes["silo0"].party.model
-    assert old.release == made.plan.plan.releases and old.theta.any()
+        deployment.now += 1.0
+        deployment.settle()
+    old = deployment.processes["silo0"].party.model
+    assert old.release == deployment.plan.plan.releases and old.theta.any()
     system = spec(epsilon=0.5)["system"]
-    plan, new = exchanges.gone_on(made, system)
+    plan, new = exchanges.gone_on(deployment, system)
     silo = new.processes["silo0"].party
     assert silo.model.release == 0 and silo.model.theta.tolist() == old.theta.tolist()
     assert model_of(silo)["theta"] == old.theta.tolist() and "extends" in model_of(silo)
@@ -148,8 +152,8 @@ def test_the_last_model_is_played_until_the_next_plan_has_one():
     for close in closes[1:]:
         new.now = float(close)
         new.settle()
-    exchanges.check_together(made, plan, new, SAME_SILOS)
-    fresh, alone = exchanges.gone_on(made, system, fresh=True)
+    exchanges.check_together(deployment, plan, new, SAME_SILOS)
+    fresh, alone = exchanges.gone_on(deployment, system, fresh=True)
     assert fresh.document.extends.why == "requested"
     assert alone.processes["silo0"].party.model.start is None
 
@@ -226,15 +230,15 @@ def test_deployed_parties_make_the_bits_of_client_and_averager():
     plan = plan_of(dimension=3)
     noise, p = SeededNoise(7), plan.plan
     clients, averager = [Client(plan.executed, i) for i in range(3)], Averager(plan.executed, noise)
-    made = federation.Federation(plan, noise)
-    made.settle()
+    deployment = federation.Federation(plan, noise)
+    deployment.settle()
     rng = np.random.default_rng(3)
     for round in range(1, 41):
         period = p.due(round - 1) + 1
-        made.now = [*plan.document.calendar.closes, 9000][period - 1] - 1.0
+        deployment.now = [*plan.document.calendar.closes, 9000][period - 1] - 1.0
         for i, client in enumerate(clients):
             rows, y = rng.uniform(-0.5, 0.5, (4, 3)), rng.uniform(-0.2, 1.2)
-            process = made.processes[f"silo{i}"]
+            process = deployment.processes[f"silo{i}"]
             decision = process.decide(rows)
             assert decision.action == client.select(rows)
             assert decision.learns == (round <= 30)
@@ -244,32 +248,34 @@ def test_deployed_parties_make_the_bits_of_client_and_averager():
             model = averager.combine([client.estimate() for client in clients])
             for client in clients:
                 client.adopt(model)
-            made.now += 1.0
-            made.settle()
-            found = made.processes["hub"].party.broadcasts[period]
-            assert np.array_equal(values(plan, found, Broadcast), model.values)
+            deployment.now += 1.0
+            deployment.settle()
+            actual = deployment.processes["hub"].party.broadcasts[period]
+            assert np.array_equal(values(plan, actual, Broadcast), model.values)
             for i, client in enumerate(clients):
-                assert np.array_equal(made.processes[f"silo{i}"].party.model.theta, client.theta)
-    for ledger in made.ledgers.values():
+                assert np.array_equal(
+                    deployment.processes[f"silo{i}"].party.model.theta, client.theta
+                )
+    for ledger in deployment.ledgers.values():
         assert 0.99 < ledger.epsilon("records") <= 1.0
-    party = made.processes["silo0"].party
+    party = deployment.processes["silo0"].party
     assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
-    assert silo_numbers(made.processes["silo0"])["released"] == 3
-    assert hub_numbers(made.processes["hub"].party, made.now)["released"] == 3
+    assert silo_numbers(deployment.processes["silo0"])["released"] == 3
+    assert hub_numbers(deployment.processes["hub"].party, deployment.now)["released"] == 3
 
 
 def reported(plan, rows, rewards=(0.9,), silo="silo1", away=()):
-    """The first release of a federation in which one silo has records."""
-    made = federation.Federation(plan)
-    made.settle()
-    process = made.processes[silo]
+    """Return the first release of a federation in which one silo has records."""
+    deployment = federation.Federation(plan)
+    deployment.settle()
+    process = deployment.processes[silo]
     for x, y in zip(rows, rewards, strict=True):
         process.reward(process.decide([x]).id, y)
     for name in away:
-        del made.processes[name]
-    made.now = float(plan.document.calendar.closes[0] + federation.GRACE)
-    made.settle()
-    return made
+        del deployment.processes[name]
+    deployment.now = float(plan.document.calendar.closes[0] + federation.GRACE)
+    deployment.settle()
+    return deployment
 
 
 def test_noise_is_a_function_of_all_estimates_and_the_rotation_of_none():
@@ -298,10 +304,10 @@ def test_a_silo_that_is_missing_counts_as_an_estimate_of_0():
     gone = reported(plan, [[0.5, 0.2]], away=("silo2",))
     # silo2 has no records: its estimate is 0 where it reports, and where it does not.
     assert 2 not in [e.silo for e in gone.processes["hub"].party.sets[1].entries]
-    found = [
+    actual = [
         values(plan, each.processes["hub"].party.broadcasts[1], Broadcast) for each in (here, gone)
     ]
-    assert np.array_equal(*found)
+    assert np.array_equal(*actual)
     report = here.processes["hub"].party.reports[1, 2]
     assert np.array_equal(values(plan, report, Report), np.zeros(2))
 
@@ -310,8 +316,8 @@ def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
     """A door that asked for the size would tell of it; the mean cuts what is beyond its range."""
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
-    made = reported(plan, [[0.5, 0.2]])
-    for write in made.processes["hub"].store.writes():
+    deployment = reported(plan, [[0.5, 0.2]])
+    for write in deployment.processes["hub"].store.writes():
         if write.kind == "join":
             hub.fold(write)
     for bad in (math.nan, math.inf):
@@ -328,12 +334,12 @@ def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
 
 def test_a_model_that_no_mean_and_noise_can_be_is_refused():
     plan = plan_of()
-    made = reported(plan, [[0.5, 0.2]], away=("silo2",))
+    deployment = reported(plan, [[0.5, 0.2]], away=("silo2",))
     other = federation.Federation(plan)
-    late, other.now = other.processes["silo2"], made.now
+    late, other.now = other.processes["silo2"], deployment.now
     late.tick()
-    found = made.processes["hub"].party.broadcasts[1]
-    body = plan.wire.body(plan.wire.read(found), Broadcast)
+    actual = deployment.processes["hub"].party.broadcasts[1]
+    body = plan.wire.body(plan.wire.read(actual), Broadcast)
     hub = federation.Identity(federation.secret("hub"))
     wrong = msgspec.structs.replace(body, values=wire.packed(np.array([1e9, 0.0])))
     with pytest.raises(Refused, match="beyond"):

@@ -52,7 +52,7 @@ def test_invariants_hold_over_many_schedules(protocol):
 
 
 def drawn(seeds):
-    """Schedules as `scripts/schedules` draws them; what they did."""
+    """Run schedules as `scripts/schedules` draws them, and return what they did."""
     total = Counter()
     for seed in seeds:
         did, broken = schedules_of_all.run(seed)
@@ -82,9 +82,9 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
             for i, name in enumerate(plan.silos):
                 world.now = close - 10.0
                 # One action: a choice depends on which broadcast a killed silo has.
-                step, made = world.parties[name].decide([[0.1 * i, 0.5 - 0.1 * k]], world.now)
+                step, decision = world.parties[name].decide([[0.1 * i, 0.5 - 0.1 * k]], world.now)
                 world.perform(name, step)
-                world.perform(name, world.parties[name].reward(made.id, 0.1 * k, world.now))
+                world.perform(name, world.parties[name].reward(decision.id, 0.1 * k, world.now))
             world.kill_chance, world.now = kill, float(close)
             for _ in range(60):
                 for name in world.parties:
@@ -117,8 +117,8 @@ def test_schedules_that_have_found_something(seed):
 @pytest.mark.parametrize("fault", [fault for fault in PLANTED if fault != "nothing"])
 def test_planted_faults_are_caught(fault):
     """In one of a few schedules at least; the parties as they are pass all of them, see below."""
-    seed, said = planted(fault, range(100))
-    assert seed is not None, f"{fault} was not caught: {said}"
+    seed, complaint = planted(fault, range(100))
+    assert seed is not None, f"{fault} was not caught: {complaint}"
 
 
 @pytest.mark.parametrize("seed", range(5))

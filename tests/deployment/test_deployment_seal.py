@@ -106,10 +106,10 @@ def test_what_a_node_hides_is_its_own_leaves():
     factorised = federation.deployed("secure-sum").plan
     assert hidden_by(factorised, 4, moved) != hidden_by(factorised, 4, leaves)
     honaker = federation.deployed(system={"batch_size": 5, "release": "honaker"}).plan
-    found = hidden_by(honaker, 4, leaves)
-    assert list(found.values()) == [
+    actual = hidden_by(honaker, 4, leaves)
+    assert list(actual.values()) == [
         leaves[4 - n :].sum(axis=0).tobytes() for n in (1, 2, 4)
-    ] and list(found) == [5, 6, 7]
+    ] and list(actual) == [5, 6, 7]
 
 
 def test_a_secret_is_written_once_and_read_by_its_owner_alone(tmp_path):
@@ -181,8 +181,8 @@ def test_charges_of_all_releases_are_the_plan_and_none_is_negative(protocol, bat
     charges = [charge_of(plan.plan, plan.digest, "d", k) for k in range(1, batches + 1)]
     assert all(c.mu2 >= 0.0 and c.failure >= 0.0 for c in charges) and charges[0].mu2 > 0.0
     mu, told = math.sqrt(sum(c.mu2 for c in charges)), sum(c.failure for c in charges)
-    found = gaussian_epsilon(mu, 1e-6 - told)
-    assert found == pytest.approx(plan.certificate.exact.epsilon, rel=1e-9)
+    actual = gaussian_epsilon(mu, 1e-6 - told)
+    assert actual == pytest.approx(plan.certificate.exact.epsilon, rel=1e-9)
     assert charge_of(plan.plan, plan.digest, "d", -1)[3:5] == pytest.approx((mu**2, told))
 
 

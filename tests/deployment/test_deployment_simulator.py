@@ -47,14 +47,14 @@ def test_deployed_parties_make_the_bits_of_the_step_objects(name):
     keys = [simulated_keys(7, i, p.silos) if p.secure else None for i in range(p.silos)]
     silos = [Silo(p, i, noise, keys[i]) for i in range(p.silos)]
     server, shuffler = Server(p, noise), Shuffler(p, noise)
-    made = federation.Federation(plan, noise)
-    made.settle()
+    deployment = federation.Federation(plan, noise)
+    deployment.settle()
     for round in range(1, p.end(p.releases) + 1):
         period = p.due(round - 1) + 1
-        made.now = plan.document.calendar.closes[period - 1] - 1.0
+        deployment.now = plan.document.calendar.closes[period - 1] - 1.0
         for i, silo in enumerate(silos):
             rows, y = rng.uniform(-0.9, 0.9, (4, 3)), rng.uniform(-0.2, 1.2)
-            process = made.processes[f"silo{i}"]
+            process = deployment.processes[f"silo{i}"]
             decision = process.decide(rows)
             assert decision.action == silo.select(rows)
             assert decision.learns and decision.propensity == 1.0
@@ -65,15 +65,17 @@ def test_deployed_parties_make_the_bits_of_the_step_objects(name):
             broadcast = server.combine(shuffler.shuffle(reports) if p.protocol.bits else reports)
             for silo in silos:
                 silo.receive(broadcast)
-            made.now += 1.0
-            made.settle()
-            found = made.processes["hub"].party.broadcasts[period]
-            values = plan.wire.body(plan.wire.read(found), Broadcast).values
+            deployment.now += 1.0
+            deployment.settle()
+            actual = deployment.processes["hub"].party.broadcasts[period]
+            values = plan.wire.body(plan.wire.read(actual), Broadcast).values
             assert np.array_equal(np.frombuffer(values), broadcast.values)
             for i, silo in enumerate(silos):
-                assert np.array_equal(made.processes[f"silo{i}"].party.model.theta, silo.theta)
-    assert made.processes["hub"].party.status()["released"] == p.releases
-    for ledger in made.ledgers.values():
+                assert np.array_equal(
+                    deployment.processes[f"silo{i}"].party.model.theta, silo.theta
+                )
+    assert deployment.processes["hub"].party.status()["released"] == p.releases
+    for ledger in deployment.ledgers.values():
         # Noise bits are whole.
         spent = ledger.epsilon("records")
         assert spent == pytest.approx(1.0, rel=2e-4 if p.protocol.bits else 1e-6)
@@ -86,19 +88,19 @@ def test_with_sealed_noise_a_second_federation_makes_the_same_bytes(protocol):
     plan = federation.deployed(protocol, dimension=3)
     logs = []
     for changed in (0.0, 0.0, 1.0):
-        made = federation.Federation(plan)
-        made.settle()
+        deployment = federation.Federation(plan)
+        deployment.settle()
         for k, close in enumerate(plan.document.calendar.closes):
-            made.now = close - 1.0
+            deployment.now = close - 1.0
             for name in plan.silos:
-                process = made.processes[name]
+                process = deployment.processes[name]
                 decision = process.decide(np.eye(3)[:2])
                 # One record of silo1 differs, in the third leaf.
                 odd = changed if (name, k) == ("silo1", 2) else 0.0
                 process.reward(decision.id, 0.25 + 0.5 * odd)
-            made.now = float(close)
-            made.settle()
-        logs.append(made.processes["hub"].party.reports)
+            deployment.now = float(close)
+            deployment.settle()
+        logs.append(deployment.processes["hub"].party.reports)
     first, again, other = logs
     assert first == again
     same = {key for key, data in first.items() if other[key] == data}

@@ -46,7 +46,7 @@ def parties(home):
 
 @contextmanager
 def command(*arguments, files=None):
-    """A party as a process; its standard error is in the file ``errors``."""
+    """Yield a party as a process; its standard error is in the file ``errors``."""
 
     def limited():
         if files is not None:
@@ -110,7 +110,7 @@ UNFINISHED = {
 
 
 def crowd(stack, port, count, context=None):
-    """Connections that never come to an end, of all kinds; the hub may close them."""
+    """Return connections that never come to an end, of all kinds; the hub may close them."""
     found, kinds = [], list(UNFINISHED)
     for k in range(count):
         kind = kinds[k % len(kinds)]
@@ -322,7 +322,7 @@ def dial(stack, path):
 
 
 def closed(connection):
-    """True if the other end has closed a connection."""
+    """Return True if the other end has closed a connection."""
     return bool(select.select([connection], [], [], 5)[0]) and not connection.recv(1)
 
 

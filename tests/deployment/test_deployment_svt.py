@@ -50,9 +50,13 @@ def plan_of(**keys):
 def test_a_plan_file_says_what_it_protects_and_opens_again():
     plan = plan_of()
     assert plan.plan.release_rounds == (9, 19, 29, 39)
-    found = plan.certificate
-    assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
-    assert experts.OWN in found.conditions
+    certificate = plan.certificate
+    assert (certificate.status, certificate.unit, certificate.relation) == (
+        "proven",
+        "user",
+        "replace",
+    )
+    assert experts.OWN in certificate.conditions
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
     every = plans.compile_plan(spec(phase_length=1, horizon=5))
@@ -60,12 +64,12 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
 
 
 def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
-    made = plan_of().executed
+    plan = plan_of().executed
     exchanges.check_refused(
         plan_of(),
-        replace(made, noise=msgspec.structs.replace(made.noise, query_scale=0.5)),
-        replace(made, noise=msgspec.structs.replace(made.noise, switches=9)),
-        replace(made, phase_length=5),
+        replace(plan, noise=msgspec.structs.replace(plan.noise, query_scale=0.5)),
+        replace(plan, noise=msgspec.structs.replace(plan.noise, switches=9)),
+        replace(plan, phase_length=5),
     )
     with pytest.raises(InputError, match="delta = 0"):
         plans.compile_plan(spec(delta=0.0))
@@ -86,20 +90,20 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
     server._decider.begin(first)
     for client in clients:
         client.receive(ExpertChoice(0, first))
-    made = federation.Federation(plan, noise)
-    for ledger in made.ledgers.values():
+    deployment = federation.Federation(plan, noise)
+    for ledger in deployment.ledgers.values():
         ledger.set_ceiling("records", 20.0, 1e-6)
-    made.settle()
+    deployment.settle()
     rng = np.random.default_rng(3)
     for round in range(1, 41):
         if clients[0].due:
-            made.now = float(plan.document.calendar.closes[p.due(round - 1) - 1])
-            made.settle()
+            deployment.now = float(plan.document.calendar.closes[p.due(round - 1) - 1])
+            deployment.settle()
             choice = server.combine([client.report() for client in clients])
             for client in clients:
                 client.receive(choice)
         for i, client in enumerate(clients):
-            party = made.processes[f"silo{i}"].party
+            party = deployment.processes[f"silo{i}"].party
             assert np.array_equal(party.model.theta, client.x)
             # Another expert than the first is the best one.
             loss = rng.uniform(-0.1, 1.1, 3)
@@ -107,34 +111,34 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
             client.observe(loss)
             period = p.due(round - 1) + 1
             if period <= 4:
-                made.now = plan.document.calendar.closes[period - 1] - 1.0
-                decision = made.processes[f"silo{i}"].decide()
+                deployment.now = plan.document.calendar.closes[period - 1] - 1.0
+                decision = deployment.processes[f"silo{i}"].decide()
                 assert decision.learns and decision.action == client.expert
                 assert decision.propensity == 1.0
-                made.processes[f"silo{i}"].losses(decision.id, loss)
-    assert made.processes["silo0"].party.model.release == 4
+                deployment.processes[f"silo{i}"].losses(decision.id, loss)
+    assert deployment.processes["silo0"].party.model.release == 4
     assert server.events["switches"] > 0
 
 
 def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
-    made = played(0)
-    old = made.processes["silo0"].party.model.theta
+    deployment = played(0)
+    old = deployment.processes["silo0"].party.model.theta
     system = spec(epsilon=0.5)["system"]
-    plan, new = exchanges.gone_on(made, system)
+    plan, new = exchanges.gone_on(deployment, system)
     silo, hub = new.processes["silo0"].party, new.processes["hub"].party
     assert silo.model.theta.tolist() == old.tolist()
     # Hub and silos agree on it, also where nobody would have chosen it.
     assert hub._server._expert == int(np.argmax(old)) == new.processes["silo0"].decide().action
     played(0, plan=plan, made=new)
     assert silo.model.release == plan.plan.releases
-    exchanges.check_together(made, plan, new, SAME_PEOPLE)
-    fresh, alone = exchanges.gone_on(made, system, fresh=True)
+    exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
+    fresh, alone = exchanges.gone_on(deployment, system, fresh=True)
     first = experts.first_expert(fresh.digest, 3)
     assert alone.processes["hub"].party._server._expert == first
 
 
 def played(late, last=LOSSES, plan=None, made=None):
-    """All releases; of silo1's first decision the losses come in period ``late``, from 0."""
+    """Return all releases; of silo1's first decision the losses come in period ``late``, from 0."""
     plan = plan_of() if plan is None else plan
     made = federation.Federation(plan) if made is None else made
     made.settle()
@@ -172,9 +176,9 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
             original = self._sealing.key
 
             def key(purpose, silo, node):
-                made = original(purpose, silo, node)
-                drawn.append((silo, node, made))
-                return made
+                deployment = original(purpose, silo, node)
+                drawn.append((silo, node, deployment))
+                return deployment
 
             self._sealing.key = key
             keys.append(drawn)
@@ -182,36 +186,41 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
 
     plan = plan_of(epsilon=20.0)
     for first in (LOSSES, LOSSES, [0.2, 0.1, 0.8]):
-        made = federation.Federation(plan)
+        deployment = federation.Federation(plan)
         hub = federation.Process(
             Watched(plan, federation.secret("hub")),
             federation.MemoryStore(),
             None,
-            lambda made=made: made.now,
+            lambda deployment=deployment: deployment.now,
         )
-        made.add(hub)
-        for ledger in made.ledgers.values():
+        deployment.add(hub)
+        for ledger in deployment.ledgers.values():
             ledger.set_ceiling("records", 20.0, 1e-6)
-        made.settle()
+        deployment.settle()
         for k, close in enumerate(plan.document.calendar.closes):
-            made.now = close - 1.0
-            process = made.processes["silo0"]
+            deployment.now = close - 1.0
+            process = deployment.processes["silo0"]
             process.losses(process.decide().id, LOSSES if k else first)
-            made.now = float(close)
-            made.settle()
-    assert keys[0] == keys[1] and len({made for _, _, made in keys[0]}) == len(keys[0]) >= 5
+            deployment.now = float(close)
+            deployment.settle()
+    assert (
+        keys[0] == keys[1]
+        and len({deployment for _, _, deployment in keys[0]}) == len(keys[0]) >= 5
+    )
     # The first threshold is drawn before any loss is known; all else is of another history.
     assert keys[0][0] == keys[2][0]
-    assert not {made for _, _, made in keys[0][1:]} & {made for _, _, made in keys[2]}
+    assert not {deployment for _, _, deployment in keys[0][1:]} & {
+        deployment for _, _, deployment in keys[2]
+    }
 
 
 @pytest.mark.parametrize("bad", [math.nan, -0.5, 9.1, 0.1 + 2.0**-54])
 def test_sums_that_no_losses_have_are_refused(bad):
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
-    found = federation.sealed_report(plan, 0, 1, np.array([bad, 0.0, 0.0]))
+    actual = federation.sealed_report(plan, 0, 1, np.array([bad, 0.0, 0.0]))
     with pytest.raises(Refused):
-        hub._decrypt_report(plan.wire.read(found), "a report")
+        hub._decrypt_report(plan.wire.read(actual), "a report")
 
 
 # ---- schedules and planted faults ----------------------------------------------------------------

@@ -27,7 +27,7 @@ HOSTILE = (
 
 
 def leaves(value, path=()):
-    """Paths of everything in plain data that is not a list or table with something in it."""
+    """Yield paths of everything in plain data that is not a list or table with something in it."""
     items = ()
     if isinstance(value, dict):
         items = value.items()
@@ -40,7 +40,7 @@ def leaves(value, path=()):
 
 
 def changed(value, path, new):
-    """Plain data with another value in one place."""
+    """Return plain data with another value in one place."""
     if not path:
         return new
     key, *rest = path
@@ -62,18 +62,22 @@ def attacks(kind):
 
 
 def check(plan, path, data):
-    """True if a document is accepted."""
+    """Return True if a document is accepted."""
     try:
-        found = plans.load(encoded([encoded(data), {}]))
+        compiled_plan = plans.load(encoded([encoded(data), {}]))
     except InputError:
         return False
-    made = kinds.certified(found.executed, found.problem, found.shared)
+    made = kinds.certified(compiled_plan.executed, compiled_plan.problem, compiled_plan.shared)
     assert made.status == "proven" and made.exact == plan.certificate.exact, path
-    assert found.certificate.model == made.model == plan.certificate.model, path
-    assert found.certificate.conditions == made.conditions, path
+    assert compiled_plan.certificate.model == made.model == plan.certificate.model, path
+    assert compiled_plan.certificate.conditions == made.conditions, path
     # Without the helper sums are under masks, and the conditions say so.
-    assert made.conditions == plan.certificate.conditions or found.shared != plan.shared, path
-    assert found.certificate.also == plan.certificate.also or found.earlier is not None, path
+    assert made.conditions == plan.certificate.conditions or compiled_plan.shared != plan.shared, (
+        path
+    )
+    assert (
+        compiled_plan.certificate.also == plan.certificate.also or compiled_plan.earlier is not None
+    ), path
     return True
 
 
@@ -106,31 +110,31 @@ def test_every_field_of_a_document_is_attacked():
 
 
 def messages(made):
-    """A true message of each kind, and who takes it."""
+    """Return a true message of each kind, and who takes it."""
     plan, hub = made.plan, made.processes["hub"].party
-    found = {}
+    collected = {}
     for name, process in made.processes.items():
         honest = process.handle
 
         def handle(data, name=name, honest=honest):
-            found.setdefault((plan.wire.read(data).kind, name), data)
+            collected.setdefault((plan.wire.read(data).kind, name), data)
             return honest(data)
 
         process.handle = handle
     for release in (1, 2):
         federation_of_all.period(made, release)
     assert hub.broadcasts
-    return found
+    return collected
 
 
 @pytest.mark.parametrize("kind", federation_of_all.KINDS)
 def test_no_hostile_value_in_a_message_changes_a_party(kind):
-    made = federation_of_all.federation_of(kind)
-    true = messages(made)
+    deployment = federation_of_all.federation_of(kind)
+    true = messages(deployment)
     assert {"join", "report", "seen", "news", "receipt"} <= {each for each, _ in true}
     tried = accepted = 0
     for (what, receiver), data in true.items():
-        party = made.processes[receiver].party
+        party = deployment.processes[receiver].party
         envelope = msgspec.msgpack.decode(data)
         body = msgspec.msgpack.decode(envelope[5])
         sender = Identity(federation.secret(envelope[3]))
@@ -148,7 +152,7 @@ def test_no_hostile_value_in_a_message_changes_a_party(kind):
                 before = party.status() if hasattr(party, "status") else dict(party.answers)
                 tried += 1
                 try:
-                    step = party.handle(signed, made.now)
+                    step = party.handle(signed, deployment.now)
                 except InputError:
                     continue
                 # Known, repeated or asking again: nothing that a party folds but a note.
@@ -161,11 +165,11 @@ def test_no_hostile_value_in_a_message_changes_a_party(kind):
 
 
 def resigned(plain, identity):
-    """An envelope of these fields, signed as its sender signs."""
+    """Return an envelope of these fields, signed as its sender signs."""
     try:
-        found = msgspec.convert(plain, wire.Envelope, strict=True)
-        signature = identity.sign(found.signed_part())
-        return msgspec.structs.replace(found, signature=signature).as_bytes()
+        document = msgspec.convert(plain, wire.Envelope, strict=True)
+        signature = identity.sign(document.signed_part())
+        return msgspec.structs.replace(document, signature=signature).as_bytes()
     except (msgspec.ValidationError, OverflowError, UnicodeEncodeError):
         return encoded(plain)
 

@@ -73,8 +73,8 @@ def test_no_record_keeps_a_release_from_being_made(kind):
 def test_the_second_account_is_the_first_but_for_rounding(release):
     plan = federation.deployed(system={"batch_size": 2, "release": release})
     exact = plan.certificate.exact
-    found = gaussian_epsilon(linear_mu(plan.executed), exact.delta)
-    assert exact.epsilon * (1 - 1e-7) < found < exact.epsilon * (1 + 1e-8)
+    actual = gaussian_epsilon(linear_mu(plan.executed), exact.delta)
+    assert exact.epsilon * (1 - 1e-7) < actual < exact.epsilon * (1 + 1e-8)
 
 
 def test_the_worst_pair_of_records_is_that_of_the_closed_forms():
@@ -91,11 +91,11 @@ def test_the_worst_pair_of_records_is_that_of_the_closed_forms():
 
 
 def plan_with(plan, /, **parts):
-    """A copy of a plan with other attributes, as no loader makes it; what is derived is dropped."""
+    """Return a copy of a plan with other attributes; values derived from them are dropped."""
     names = ("document", "plan", "signatures", "earlier", "executed", "problem", "certificate")
-    made = object.__new__(type(plan))
-    made.__dict__.update({name: getattr(plan, name) for name in names} | parts)
-    return made
+    changed_plan = object.__new__(type(plan))
+    changed_plan.__dict__.update({name: getattr(plan, name) for name in names} | parts)
+    return changed_plan
 
 
 def believed(kind, change, **parts):
@@ -112,7 +112,7 @@ def believed(kind, change, **parts):
 
 
 def halved(kind):
-    """A file with half of the noise, under the certificate of all of it."""
+    """Return a file with half of the noise, under the certificate of all of it."""
 
     def change(fields):
         numbers = fields[AT["numbers"]]
@@ -126,7 +126,7 @@ def halved(kind):
 
 
 def objection(monkeypatch, data, plan):
-    """What the check says of a loader that returns this plan, or raises this exception."""
+    """Return what the check says of a loader that returns this plan, or raises this exception."""
 
     def load(given):
         if isinstance(plan, BaseException):
@@ -152,7 +152,7 @@ def test_half_of_the_noise_is_caught(monkeypatch, kind):
 
 
 def honest_with(kind, **certificate):
-    """An honest file and its plan, with other fields of its certificate."""
+    """Return an honest file and its plan, with other fields of its certificate."""
     plan = federation_of_all.plan(kind)
     changed = msgspec.structs.replace(plan.certificate, **certificate)
     return plan.as_bytes(), plan_with(plan, certificate=changed)
@@ -174,8 +174,8 @@ def test_a_dropped_condition_is_caught(monkeypatch):
 def test_a_smaller_epsilon_is_caught(monkeypatch, kind):
     exact = federation_of_all.plan(kind).certificate.exact
     exact = msgspec.structs.replace(exact, epsilon=exact.epsilon * (1.0 - 1e-9))
-    said = objection(monkeypatch, *honest_with(kind, exact=exact))
-    assert "is certified, the events give" in said
+    complaint = objection(monkeypatch, *honest_with(kind, exact=exact))
+    assert "is certified, the events give" in complaint
 
 
 def test_plans_together_cost_more_than_the_last_one(monkeypatch):

@@ -64,25 +64,32 @@ def test_a_plan_and_a_model_of_an_earlier_version_say_the_same(running):
     plan = plans.load(running / "plan")
     kept = json.loads((running / "model.json").read_text())
     assert plan.digest.hex() == kept["plan"] and plan.certificate.status == "proven"
-    made = json.loads(json.dumps(model_of(folders.read_party(running / "north").party)))
-    assert made.keys() == kept.keys() and made["certificate"].keys() == kept["certificate"].keys()
+    document = json.loads(json.dumps(model_of(folders.read_party(running / "north").party)))
+    assert (
+        document.keys() == kept.keys()
+        and document["certificate"].keys() == kept["certificate"].keys()
+    )
     # Wording may change, numbers may not.
     for key in ("format", "plan", "release", "releases", "schema", "theta", "V"):
-        assert made[key] == kept[key], key
+        assert document[key] == kept[key], key
     for key in ("unit", "relation", "claimed", "exact", "status", "noise_std"):
-        assert made["certificate"][key] == kept["certificate"][key], key
+        assert document["certificate"][key] == kept["certificate"][key], key
 
 
 def test_a_plan_of_an_earlier_version_has_the_ranking_of_then(running):
     plan = plans.load(running / "plan")
     keys = plan.document.keys
     assert "sieve" not in keys and "saturation" not in keys and "tie_bonus" in keys
-    made = plan.plan
-    assert (made.ranking, made.sieve_growth, made.widths) == (keys["tie_bonus"], 0.0, ())
+    executed = plan.plan
+    assert (executed.ranking, executed.sieve_growth, executed.widths) == (
+        keys["tie_bonus"],
+        0.0,
+        (),
+    )
     # The largest bound is chosen, from the model that the party holds.
     model = folders.read_party(running / "north").party.model
     rng = np.random.default_rng(0)
-    d, (_, estimate, beta, gamma) = made.dimension, model._played
+    d, (_, estimate, beta, gamma) = executed.dimension, model._played
     for _ in range(20):
         x = rng.normal(size=(9, d)) / d
         z = x @ estimate.w.T
@@ -145,8 +152,8 @@ def test_a_federation_of_an_earlier_version_goes_on(running):
         for close in plan.document.calendar.closes[2:]:
             now[0] = close - 1.0
             for i, name in enumerate(demo.SILOS):
-                made = parties[name].decide(demo.rows_of(i, 7))
-                parties[name].reward(made.id, 0.25)
+                decision = parties[name].decide(demo.rows_of(i, 7))
+                parties[name].reward(decision.id, 0.25)
             now[0] = float(close)
             demo.settle(parties)
         thetas = [parties[name].party.model.theta.tolist() for name in demo.SILOS]

@@ -92,11 +92,11 @@ def test_every_marker_is_missing_in_both_readers(tmp_path, marker):
     path = put(tmp_path, "t.csv", records(sick=lambda i: marker if i == 3 else "ab"[i % 2]))
     with pytest.raises(InputError, match=r"t.csv:5: label 'y' must be given"):
         classified(path)
-    found, problems = deployed(tmp_path, f"{HEAD}{marker},{marker},{marker},1\n30,,no,1\n")
+    plan, problems = deployed(tmp_path, f"{HEAD}{marker},{marker},{marker},1\n30,,no,1\n")
     assert not problems
-    assert list(found[0].record.values()) == [None, None, None]
-    found, problems = deployed(tmp_path, HEAD[:-1] + f",who\n30,,no,1,{marker}\n", subject="who")
-    assert not found and "must say who it is" in problems[0]
+    assert list(plan[0].record.values()) == [None, None, None]
+    plan, problems = deployed(tmp_path, HEAD[:-1] + f",who\n30,,no,1,{marker}\n", subject="who")
+    assert not plan and "must say who it is" in problems[0]
 
 
 def test_a_marker_that_is_a_declared_code_is_that_code(tmp_path):
@@ -112,9 +112,9 @@ def test_a_marker_that_is_a_declared_code_is_that_code(tmp_path):
     )
     put(tmp_path, "t.csv", "test,drug,took,result\n-,None,None,1\n+,A,A,0\n")
     source = source_of({"file": "t.csv", "action": "took"}, tmp_path)
-    found, problems = surveyed(source, schema)
-    assert not problems and [case.taken for case in found] == ["None", "A"]
-    assert schema.records.context(found[0].record) == [-1.0, 1.0, 0.0]
+    actual, problems = surveyed(source, schema)
+    assert not problems and [case.taken for case in actual] == ["None", "A"]
+    assert schema.records.context(actual[0].record) == [-1.0, 1.0, 0.0]
 
 
 def test_files_read_as_before_keep_their_digests_and_others_do_not(tmp_path):
@@ -167,8 +167,8 @@ def test_a_code_is_one_however_it_is_written(code):
 )
 def test_a_person_is_one_however_it_is_written(tmp_path, ways):
     rows = "".join(f'30,,no,1,"{way}"\n' for way in ways)
-    found, problems = deployed(tmp_path, HEAD[:-1] + ",who\n" + rows, subject="who")
-    assert not problems and len({case.subject for case in found}) == 1
+    plan, problems = deployed(tmp_path, HEAD[:-1] + ",who\n" + rows, subject="who")
+    assert not problems and len({case.subject for case in plan}) == 1
 
 
 @pytest.mark.parametrize("ways", [(17, 17.0), (17, "17"), (2**60, str(2**60)), (Decimal(17), 17)])
@@ -214,9 +214,9 @@ def test_a_flag_is_read_in_every_usual_spelling(tmp_path):
     words = {"True": 1, "TRUE": 1, "true": 1, "Yes": 1, "Y": 1, "t": 1, "1": 1, "1.0": 1}
     words |= {"False": -1, "NO": -1, "n": -1, "F": -1, "0": -1}
     rows = "".join(f"30,,{word},1\n" for word in words)
-    found, problems = deployed(tmp_path, HEAD + rows)
+    plan, problems = deployed(tmp_path, HEAD + rows)
     assert not problems
-    got = [SCHEMA.records.context(case.record)[-1] for case in found]
+    got = [SCHEMA.records.context(case.record)[-1] for case in plan]
     assert got == list(words.values())
 
 
@@ -232,8 +232,8 @@ def test_words_of_truth_values_match_no_other_codes():
 
 
 def test_a_line_of_separators_is_no_patient(tmp_path):
-    found, problems = deployed(tmp_path, HEAD + "30,,no,1\n31,,yes,0\n,,,\n , ,\t,\n\n")
-    assert len(found) == 2 and not problems
+    plan, problems = deployed(tmp_path, HEAD + "30,,no,1\n31,,yes,0\n,,,\n , ,\t,\n\n")
+    assert len(plan) == 2 and not problems
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_the_delimiter_is_found_outside_of_quotes(text, delimiter):
 def test_a_header_with_commas_in_quotes(tmp_path):
     text = '"age, at visit, in years, rounded";dx;smokes;result\n30;;no;1\n'
     columns = {"age": "age, at visit, in years, rounded"}
-    found, problems = deployed(tmp_path, text, columns=columns)
-    assert len(found) == 1 and not problems
+    plan, problems = deployed(tmp_path, text, columns=columns)
+    assert len(plan) == 1 and not problems
 
 
 PACKED = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
@@ -271,8 +271,8 @@ def test_compression_is_told_by_bytes(tmp_path, ending, name):
     name = name.format(ending, upper=ending.upper())
     packed = put(tmp_path, name, PACKED[ending](records().encode()))
     assert read_table(packed).cells == read_table(put(tmp_path, "u.csv", records())).cells
-    found, _ = deployed(tmp_path, PACKED[ending](f"{HEAD}30,,no,1\n".encode()), name)
-    assert len(found) == 1
+    plan, _ = deployed(tmp_path, PACKED[ending](f"{HEAD}30,,no,1\n".encode()), name)
+    assert len(plan) == 1
 
 
 @pytest.mark.parametrize(
@@ -311,14 +311,14 @@ def test_parquet_feather_and_zstd_are_read_by_both(tmp_path):
         read = read_table(tmp_path / name)
         assert read.names == list(columns)
         assert read.cells == [["30", "", "True", "1"], ["31", "", "False", "0"]]
-        found, problems = surveyed(source_of({"file": name}, tmp_path), SCHEMA)
-        assert len(found) == 2 and not problems
+        actual, problems = surveyed(source_of({"file": name}, tmp_path), SCHEMA)
+        assert len(actual) == 2 and not problems
 
 
 @pytest.mark.parametrize("encoding", ["UTF_8", "utf-8", "U8", "utf8", "UTF-8"])
 def test_a_byte_order_mark_is_skipped_however_utf_8_is_written(tmp_path, encoding):
-    found, _ = deployed(tmp_path, "\ufeff" + HEAD + "30,,no,1\n", encoding=encoding)
-    assert len(found) == 1
+    plan, _ = deployed(tmp_path, "\ufeff" + HEAD + "30,,no,1\n", encoding=encoding)
+    assert len(plan) == 1
 
 
 # ---- Folders -------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_only_the_ending_of_a_name_is_cut(tmp_path):
 
 
 def test_a_folder_may_hold_tables_of_several_kinds(tmp_path):
-    """A document beside the tables is no table, but no kind of table is left out in silence."""
+    """Check that no kind of table is skipped silently; a document beside tables is ignored."""
     pytest.importorskip("pyarrow")
     pandas = pytest.importorskip("pandas")
     put(tmp_path / "s", "north.csv", "age,y\n1,a\n2,b\n")
@@ -398,8 +398,8 @@ def test_a_time_format_is_checked_once(tmp_path, pattern):
 @pytest.mark.parametrize("pattern", ["%d.%m.%Y", "%d/%m/%y %H:%M", "%Y%m%d", "%b %d %Y"])
 def test_time_formats_that_are_read(tmp_path, pattern):
     text = HEAD[:-1] + f",when\n30,,no,1,{date(2023, 2, 1).strftime(pattern)}\n"
-    found, problems = deployed(tmp_path, text, **SPAN, time_format=pattern)
-    assert len(found) == 1 and not problems
+    plan, problems = deployed(tmp_path, text, **SPAN, time_format=pattern)
+    assert len(plan) == 1 and not problems
 
 
 @pytest.mark.parametrize(("when", "word"), [("44958", "Excel"), ("1675209600000", "milliseconds")])

@@ -39,7 +39,7 @@ def features(path, label="kind", silo="ward", columns=None):
 
 
 def test_columns_are_scaled_coded_and_marked_where_missing(file):
-    made, classes, owner, notes = features(file)
+    matrix, classes, owner, notes = features(file)
     # age; colour blue, red, missing; weight, missing
     expected = [
         [0.0, 0, 1, 0, 0.0, 0],
@@ -47,17 +47,17 @@ def test_columns_are_scaled_coded_and_marked_where_missing(file):
         [1.0, 0, 1, 0, 0.0, 1],
         [0.25, 0, 0, 1, 1.0, 0],
     ]
-    np.testing.assert_array_equal(made, expected)
+    np.testing.assert_array_equal(matrix, expected)
     assert classes.tolist() == [1, 2, 1, 0]  # bird, cat, dog
     assert owner.tolist() == [0, 1, 0, 0]
     assert "taken as public" in notes[0]
 
 
 def test_label_and_silo_never_enter_the_features(file, tmp_path):
-    made = features(file)[0]
+    matrix = features(file)[0]
     other = tmp_path / "other.csv"
     other.write_text(CSV.replace("north", "east").replace("dog", "eel"))
-    np.testing.assert_array_equal(features(other)[0], made)
+    np.testing.assert_array_equal(features(other)[0], matrix)
     assert features(file, columns=["weight"])[0].shape == (4, 2)
 
 
@@ -130,8 +130,8 @@ def test_gzip_bom_and_quoted_cells(tmp_path):
     packed = tmp_path / "a.csv.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     for path in (plain, packed):
-        made = features(path, "y", None)[0]
-        np.testing.assert_allclose(made, [[0, 1, 0], [1 / 3, 0, 1], [1, 0, 1]])
+        matrix = features(path, "y", None)[0]
+        np.testing.assert_allclose(matrix, [[0, 1, 0], [1 / 3, 0, 1], [1, 0, 1]])
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(InputError, match="must be a whole gzip file"):
         features(packed, "y", None)
@@ -146,8 +146,8 @@ def test_numeric_labels_go_by_size(tmp_path):
 def test_columns_without_name_or_values_are_left_out(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(",x,none,y,\n0,1,?,a,\n1,2,,b,\n2,3,NA,a,\n")
-    made, _, _, notes = features(path, "y", None)
-    np.testing.assert_array_equal(made, [[0], [0.5], [1]])
+    matrix, _, _, notes = features(path, "y", None)
+    np.testing.assert_array_equal(matrix, [[0], [0.5], [1]])
     assert "without any value are left out: none" in notes[1]
 
 

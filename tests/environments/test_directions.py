@@ -17,7 +17,7 @@ needs_it = pytest.mark.skipif(
 
 
 def hanging_together(draw, count: int, d: int, spread: float = 0.05) -> np.ndarray:
-    """Rows of d features, nearly all of which 12 numbers tell, as documents of real queries."""
+    """Return rows of d features, nearly all of them functions of 12 numbers, like real queries."""
     rows = np.abs(draw.normal(size=(count, 12))) @ draw.uniform(size=(12, d))
     rows += spread * draw.normal(size=(count, d))
     return rows / (1.000001 * np.linalg.norm(rows, axis=1).max())
@@ -33,7 +33,7 @@ def directions(rows: np.ndarray, rank: int) -> np.ndarray:
 @pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
 @pytest.mark.parametrize(("d", "rank"), [(33, 12), (96, 48), (135, 60), (136, 6)])
 def test_every_score_is_between_its_bounds(d, rank, spread, gamma):
-    """Of rows that directions tell nearly all of, and of others; as V grows, too."""
+    """Use rows that few directions describe well, and other rows, while V grows."""
     draw = np.random.default_rng([d, int(10 * spread), int(gamma)])
     basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
     scales = 10.0 ** draw.uniform(0.0, spread, d)
@@ -49,9 +49,9 @@ def test_every_score_is_between_its_bounds(d, rank, spread, gamma):
         theta = size * draw.normal(size=d)
         for count, entered in ((len(rows), 0), (len(rows), 12), (33, 0), (2, 12)):
             columns = np.asfortranarray(rows[:count])
-            found = linalg.bonus_ends(columns, w, theta, 1.5, gamma, points[:entered], few)
-            assert found is not None
-            ends, now = found
+            actual = linalg.bonus_ends(columns, w, theta, 1.5, gamma, points[:entered], few)
+            assert actual is not None
+            ends, now = actual
             score = linalg.scores(columns, now, theta, 1.5, gamma)
             assert (score <= ends[:3]).all() and (ends[3:] <= score).all()
 
@@ -85,14 +85,14 @@ def test_bounds_hold_at_the_ends_of_numbers():
     for v, rows, beta, gamma in cases:
         w = linalg.factor(np.diag(v)[np.tril_indices(d)], d)
         columns = np.asfortranarray(rows, dtype=np.float32)
-        found = linalg.bonus_ends(columns, w, np.zeros(d), beta, gamma, none, few)
-        made += found is not None
-        if found is not None:
+        actual = linalg.bonus_ends(columns, w, np.zeros(d), beta, gamma, none, few)
+        made += actual is not None
+        if actual is not None:
             x = columns.astype(np.longdouble)
             width = x / np.sqrt(v.astype(np.longdouble))
             second = x / v.astype(np.longdouble)
             score = beta * np.sqrt((width**2).sum(1)) + gamma * np.sqrt((second**2).sum(1))
-            ends = found[0].astype(np.longdouble)
+            ends = actual[0].astype(np.longdouble)
             assert (score <= ends[:3] * (1 + 1e-12)).all()
             assert (ends[3:] <= score * (1 + 1e-12)).all()
     assert made
@@ -121,7 +121,7 @@ def test_bounds_are_close_where_directions_tell_nearly_all():
     ("d", "rank", "along"), [(57, 24, 8), (96, 48, 20), (135, 42, 26), (136, 6, 6)]
 )
 def test_few_products_are_close_along_a_pool_s_directions(d, rank, along, spread, gamma):
-    """Equalities but for rounding to 16 bits, and no less than what they bound; of rows that such
+    """Check that bounds are equalities up to rounding to 16 bits, for rows that such
     directions tell as close as all products."""
     draw = np.random.default_rng([d, int(10 * spread)])
     basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
@@ -155,7 +155,7 @@ def played(environment, keys, monkeypatch, **constants):
     "sampling", ["with-replacement", "not kept", "without-replacement", "in-order"]
 )
 def test_directions_lose_no_choice(monkeypatch, sampling, lazy, radius):
-    """Both drivers, with and without them, choose the same in every round."""
+    """Check that both drivers choose the same actions, with and without directions."""
     draw, d = np.random.default_rng(3), 60 if sampling == "in-order" else 100
     again = sampling in ("with-replacement", "not kept")
     sizes = draw.integers(1, 150, 40 if again else 600).tolist()
@@ -179,7 +179,7 @@ def test_directions_lose_no_choice(monkeypatch, sampling, lazy, radius):
 
 @needs_it
 def test_a_silos_own_factor_loses_no_choice(monkeypatch):
-    """Batches so long that V outgrows the factor of the release: the next has few products too."""
+    """Use batches so long that V outgrows the factor of the release."""
     draw, d = np.random.default_rng(2), 96
     sizes = draw.integers(20, 60, 900).tolist()
     told_by = draw.uniform(size=(12, d)) + 0.6 * draw.normal(size=(12, d))

@@ -28,7 +28,7 @@ def bernstein(dimension, largest, rounds):
 
 
 def hard_constants(dimension, radius):
-    """(lambda_0, C_0): the best action is not 0 in half of the rounds, by symmetry.
+    """Return (lambda_0, C_0): the best action is not 0 in half of the rounds, by symmetry.
 
     C_0 is the density at 0 of |<z, theta*_block>|, which falls from there on.
     """
@@ -39,26 +39,30 @@ def hard_constants(dimension, radius):
 
 
 def sphere_constants(actions):
-    """(lambda_0, C_0) with d = 4: m is the largest of K uniforms, by Archimedes."""
-    m, square = actions / (actions + 1), actions / (actions + 2)
-    along, both = 4 * square - 4 * m + 1, 2 * m - 1
-    plane = np.linalg.eigvalsh([[along, both], [both, 1]])[0]
+    """Return (lambda_0, C_0) of the sphere with d = 4 and K actions.
+
+    By Archimedes, a coordinate of a random point on the sphere is uniform, so the best action has
+    the largest of K uniforms.
+    """
+    mean, mean_square = actions / (actions + 1), actions / (actions + 2)
+    second_moment, first_moment = 4 * mean_square - 4 * mean + 1, 2 * mean - 1
+    plane = np.linalg.eigvalsh([[second_moment, first_moment], [first_moment, 1]])[0]
     # The gap is the top spacing, P(gap <= e) = 1 - (1 - e)^K.
-    return min(plane, (1 - along) / 2) / 2, float(actions)
+    return min(plane, (1 - second_moment) / 2) / 2, float(actions)
 
 
 @pytest.mark.parametrize(("actions", "rounds"), [(1, 10_000), (2, 10_000), (5, 20_000)])
 def test_the_spheres_constants(actions, rounds):
-    """One p-value each; six standard errors are rarer, even of the largest of 60 ratios."""
-    found = diversity(Sphere(4, actions), rounds=rounds)
+    """Compare one p-value each; six standard errors are rarer than the limit."""
+    actual = diversity(Sphere(4, actions), rounds=rounds)
     lambda_0, c_0 = sphere_constants(actions)
     if actions == 1:
         # Three equal eigenvalues, and no gap.
-        assert (found.margin, found.margin_error) == (0.0, 0.0)
-        assert abs(found.lambda_0 - 1 / 6) < bernstein(4, 0.5, rounds) < 0.05
+        assert (actual.margin, actual.margin_error) == (0.0, 0.0)
+        assert abs(actual.lambda_0 - 1 / 6) < bernstein(4, 0.5, rounds) < 0.05
         return
-    assert eigenvalue_p(found, lambda_0) > RARE
-    assert abs(found.margin - c_0) < 6 * found.margin_error < 0.8 * c_0
+    assert eigenvalue_p(actual, lambda_0) > RARE
+    assert abs(actual.margin - c_0) < 6 * actual.margin_error < 0.8 * c_0
 
 
 @pytest.mark.parametrize("dimension", [2, 8])
@@ -66,42 +70,42 @@ def test_the_spheres_constants(actions, rounds):
 def test_the_hard_instances_constants(dimension, radius):
     """All eigenvalues are equal."""
     n = 20_000
-    found = diversity(HardInstance(dimension, radius), rounds=n, seed=2)
+    actual = diversity(HardInstance(dimension, radius), rounds=n, seed=2)
     lambda_0, c_0 = hard_constants(dimension, radius or 1 / math.sqrt(dimension))
-    assert abs(found.lambda_0 - lambda_0) < bernstein(dimension, lambda_0, n) < 0.5 * lambda_0
-    assert abs(found.margin - c_0) < 6 * found.margin_error < 0.7 * c_0
+    assert abs(actual.lambda_0 - lambda_0) < bernstein(dimension, lambda_0, n) < 0.5 * lambda_0
+    assert abs(actual.margin - c_0) < 6 * actual.margin_error < 0.7 * c_0
 
 
 def test_the_gaps_constants():
-    """Two p-values' worth. With two actions the gap is 0.1 + 0.1 (U + V)."""
-    found = diversity(Gap(1, 2), rounds=5000)
+    """Compare two p-values. With two actions the gap is 0.1 + 0.1 (U + V)."""
+    actual = diversity(Gap(1, 2), rounds=5000)
     square = 0.75**2 + 0.1**2 / 12
-    assert eigenvalue_p(found, square) > RARE
+    assert eigenvalue_p(actual, square) > RARE
 
     def ratio(s):
         return (s * s / 2 if s <= 1 else 1 - (2 - s) ** 2 / 2) / (0.1 + 0.1 * s)
 
     peak = optimize.minimize_scalar(lambda s: -ratio(s), bounds=(0, 2), method="bounded")
-    assert abs(found.margin + peak.fun) < 6 * found.margin_error < 0.1 * found.margin
+    assert abs(actual.margin + peak.fun) < 6 * actual.margin_error < 0.1 * actual.margin
     wide = diversity(Gap(4, 3), rounds=5000)
     assert 0.5 * (1 - square) / 5 < wide.lambda_0 < (1 - square) / 5 * 1.1
 
 
 def test_fixed_contexts_have_no_diversity():
-    """Rank one in every silo; and C_0 is one over the gap, as Proposition D.1 says: 1."""
+    """Check that lambda_0 is 0 (rank one in every silo) and C_0 = 1 / gap = 1 (Proposition D.1)."""
     for silos in (1, 3):
-        found = diversity(NoDiversity(), silos=silos, rounds=200)
-        assert (found.lambda_0, found.lambda_0_error) == (0.0, 0.0)
-        assert (found.margin, found.margin_error) == (1.0, 0.0)
+        actual = diversity(NoDiversity(), silos=silos, rounds=200)
+        assert (actual.lambda_0, actual.lambda_0_error) == (0.0, 0.0)
+        assert (actual.margin, actual.margin_error) == (1.0, 0.0)
     world = FixedSet(4, 10)
     best, second = np.sort(world.open(0, 3, 1).round(0, 1)[1])[[-1, -2]]
-    found = diversity(world, rounds=150, replicate=3)
-    assert found.lambda_0 < 1e-8
-    assert (found.margin, found.margin_error) == (1 / (best - second), 0.0)
+    actual = diversity(world, rounds=150, replicate=3)
+    assert actual.lambda_0 < 1e-8
+    assert (actual.margin, actual.margin_error) == (1 / (best - second), 0.0)
 
 
 def recorded(gaps, features):
-    """A replay (silos, rounds): two actions, `features` (silos, rounds, d) those of the best."""
+    """Return a replay (silos, rounds) of two actions; the best one has these features."""
     gaps, features = np.asarray(gaps, float), np.asarray(features, float)
     contexts = np.stack([np.zeros_like(features), features], axis=2)
     rewards = np.stack([0.9 - gaps, np.full_like(gaps, 0.9)], axis=2)
@@ -109,14 +113,14 @@ def recorded(gaps, features):
 
 
 def test_the_silo_that_is_worst_decides():
-    """The first is poor in one direction, the second in its gaps."""
+    """Use a first silo that lacks one direction, and a second one with small gaps."""
     draw = np.random.default_rng(4)
     features = draw.choice([-1.0, 1.0], size=(2, 400, 2)) * np.array([[[0.1, 0.5]], [[0.5, 0.5]]])
     gaps = np.array([[0.5], [0.25]]) + np.zeros((2, 400))
-    found = diversity(recorded(gaps, features), silos=2, rounds=400)
+    actual = diversity(recorded(gaps, features), silos=2, rounds=400)
     first = np.linalg.eigvalsh(features[0].T @ features[0] / 400)[0]
-    assert found.lambda_0 == pytest.approx(first, rel=1e-6) and first < 0.0101
-    assert found.margin == pytest.approx(4.0, rel=1e-6)
+    assert actual.lambda_0 == pytest.approx(first, rel=1e-6) and first < 0.0101
+    assert actual.margin == pytest.approx(4.0, rel=1e-6)
 
 
 def test_one_tie_makes_the_margin_infinite():
@@ -125,13 +129,13 @@ def test_one_tie_makes_the_margin_infinite():
     assert diversity(recorded(gaps, features), rounds=200).margin == pytest.approx(2.0)
     gaps[0, 77] = 0.0
     # The best action of that round is the first of the two, whose features are 0.
-    found = diversity(recorded(gaps, features), rounds=200)
-    assert (found.margin, found.margin_error) == (math.inf, 0.0)
-    assert found.lambda_0 == pytest.approx(0.25 * 199 / 200)
+    actual = diversity(recorded(gaps, features), rounds=200)
+    assert (actual.margin, actual.margin_error) == (math.inf, 0.0)
+    assert actual.lambda_0 == pytest.approx(0.25 * 199 / 200)
 
 
 def test_the_margin_is_the_largest_ratio():
-    """Ranks 100 and up, all gaps that are equal counted together."""
+    """Compute the ratio at ranks 100 and above; equal gaps count together."""
     gaps = np.repeat([0.1, 0.2, 1.0], [150, 450, 400])
     expected = max(0.15 / 0.1, 0.6 / 0.2, 1.0)
     value, error = margin(gaps)
@@ -145,19 +149,19 @@ def test_the_margin_is_the_largest_ratio():
 
 @pytest.mark.parametrize("world", [Sphere(4, 2), HardInstance(4)], ids=lambda world: world.kind)
 def test_the_errors_are_those_that_repetitions_show(world):
-    """Twice one in a million: variances of 40 seeds against the errors, by chi-square of 39.
+    """Compare the variances of 40 seeds with the stated errors by chi-square.
 
     The margin picks one ratio of many, so that its spread may be up to half the error said.
     """
-    found = [diversity(world, rounds=1000, seed=seed) for seed in range(40)]
+    actual = [diversity(world, rounds=1000, seed=seed) for seed in range(40)]
     low, high = stats.chi2.ppf([RARE / 2, 1 - RARE / 2], 39) / 39
-    values = np.array([(f.lambda_0, f.margin) for f in found]).var(axis=0, ddof=1)
-    errors = np.array([(f.lambda_0_error, f.margin_error) for f in found])
+    values = np.array([(f.lambda_0, f.margin) for f in actual]).var(axis=0, ddof=1)
+    errors = np.array([(f.lambda_0_error, f.margin_error) for f in actual])
     eigenvalue, ratio = values / (errors**2).mean(axis=0)
     assert low < eigenvalue < high and low / 4 < ratio < high
     # Both lean to the safe side, by few errors at most.
     lambda_0, c_0 = sphere_constants(2) if world.kind == "sphere" else hard_constants(4, 0.5)
-    mean = np.mean([(f.lambda_0, f.margin) for f in found], axis=0)
+    mean = np.mean([(f.lambda_0, f.margin) for f in actual], axis=0)
     scale = np.sqrt((errors**2).mean(axis=0))
     assert lambda_0 - 3 * scale[0] < mean[0] < lambda_0 + scale[0]
     assert c_0 - scale[1] < mean[1] < c_0 + 3 * scale[1]

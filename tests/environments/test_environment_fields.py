@@ -22,7 +22,7 @@ def function(*arguments: Any) -> Any:
 
 
 def valid(kind: str, folder: Path) -> dict[str, Any]:
-    """Fields without a default."""
+    """Return fields without a default."""
     if kind == "replay":
         path = folder / "rounds.npz"
         np.savez(path, contexts=np.zeros((2, 3, 2, 2)), rewards=np.zeros((2, 3, 2)))
@@ -63,7 +63,7 @@ ANYTHING = {"state"}
 
 
 def accepts(field: dataclasses.Field[Any], value: Any) -> bool:
-    """True if a value of the list is a legitimate one of a field, by its declared type."""
+    """Return True if a value of the list is a legitimate one of a field, by its declared type."""
     kind = str(field.type)
     if value is None:
         return "None" in kind or field.default is None
@@ -75,7 +75,7 @@ def accepts(field: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def is_empty(name: str, value: Any) -> bool:
-    """True for an empty list of columns and for empty tables, which declare nothing."""
+    """Return True for an empty list of columns and for empty tables, which declare nothing."""
     return type(value) is {"columns": list, "ranges": dict, "where": dict}.get(name) and not value
 
 
@@ -87,7 +87,7 @@ def test_a_field_refuses_what_it_cannot_be(kind: str, name: str, tmp_path: Path)
     refused = 0
     for value in HOSTILE:
         try:
-            made = cls(**{**base, name: value})
+            environment = cls(**{**base, name: value})
         except InputError as error:
             refused += 1
             assert name in str(error), (value, str(error))
@@ -97,7 +97,7 @@ def test_a_field_refuses_what_it_cannot_be(kind: str, name: str, tmp_path: Path)
             continue
         # What only the data can decide is refused when they are read: by facts, at the latest.
         with pytest.raises(InputError, match=f"{name}|there is no such file"):
-            made.facts(2, 3)
+            environment.facts(2, 3)
         refused += 1
     assert refused >= 10 or name in ANYTHING, f"{kind}.{name} refuses {refused} of {len(HOSTILE)}"
 

@@ -24,13 +24,13 @@ def test_every_round_and_silo_meets_the_same_set():
 
 
 def test_replicates_and_seeds_have_sets_of_their_own():
-    found = [
+    actual = [
         FixedSet(4, 9).open(seed, replicate, 1).round(0, 1)[0]
         for seed, replicate in ((SEED, 0), (SEED, 1), (SEED + 1, 0))
     ]
     for i in range(3):
         for j in range(i):
-            assert (found[i][:, :-1] != found[j][:, :-1]).all()
+            assert (actual[i][:, :-1] != actual[j][:, :-1]).all()
 
 
 @pytest.mark.parametrize("basis", [False, True])
@@ -84,16 +84,16 @@ def test_a_learner_settles_on_the_best_action():
 
 
 def test_from_a_spec_and_bad_values():
-    made = environment_from_spec({"kind": "fixed-set", "dimension": 4, "actions": 6})
-    assert made == FixedSet(4, 6)
-    assert made.describe() == {
+    environment = environment_from_spec({"kind": "fixed-set", "dimension": 4, "actions": 6})
+    assert environment == FixedSet(4, 6)
+    assert environment.describe() == {
         "kind": "fixed-set",
         "dimension": 4,
         "actions": 6,
         "reward": {"kind": "bernoulli", "std": 0.0},
         "basis_actions": False,
     }
-    facts = made.facts(1, 100)
+    facts = environment.facts(1, 100)
     assert facts.multiplicity == 1 and not facts.features_bounded and facts.linear
     for keys, says in (
         ({"dimension": 0}, "dimension must be an integer >= 1 and <= 32768, got 0"),

@@ -34,7 +34,7 @@ def uniform_p(values):
 
 
 def coordinate_p(points):
-    """The least p-value of the coordinates of points (n, d), d >= 2, uniform on the sphere."""
+    """Return the least p-value of the coordinates of points (n, d) uniform on the sphere."""
     d = points.shape[1]
     law = stats.beta(0.5, (d - 1) / 2)
     squares = [stats.kstest(points[:, j] ** 2, law.cdf).pvalue for j in range(d)]
@@ -47,7 +47,7 @@ def coordinate_p(points):
     [(1, 1, 0.1), (1, 70, 0.3), (2, 3, 0.1), (5, 33, 0.05), (10, 100, 0.1), (33, 64, 0.6)],
 )
 def test_a_round_is_the_formula_of_its_keyed_draws(dimension, actions, gap):
-    """In float64, from the words and normals of the streams; float32 is good to some 1e-7."""
+    """Compare in float64 with the formula; float32 is accurate to about 1e-7."""
     world = Gap(dimension=dimension, actions=actions, gap=gap)
     theta = world.theta(7, 3)
     x, mean = world.open(7, 3, 4).round(2, 9)
@@ -69,7 +69,7 @@ def test_a_round_is_the_formula_of_its_keyed_draws(dimension, actions, gap):
 
 @pytest.mark.parametrize("gap", [0.05, 0.1, 0.3, 0.6])
 def test_means_are_uniform_in_their_intervals(gap):
-    """Two p-values for each gap."""
+    """Compute two p-values for each gap."""
     _, mean = rounds(Gap(dimension=4, actions=10, gap=gap), 1000)
     assert (mean >= 0).all()
     mean.sort(axis=1)
@@ -82,7 +82,7 @@ def test_means_are_uniform_in_their_intervals(gap):
 
 @pytest.mark.parametrize("actions", [2, 7, 100])
 def test_the_best_stands_anywhere(actions):
-    """Two p-values each: where it stands, and where it goes from one round to the next."""
+    """Compute two p-values: of the best action's position, and of its change."""
     _, mean = rounds(Gap(dimension=2, actions=actions), 4000)
     place = mean.argmax(axis=1)
     assert stats.chisquare(np.bincount(place, minlength=actions)).pvalue > RARE
@@ -92,7 +92,7 @@ def test_the_best_stands_anywhere(actions):
 
 @pytest.mark.parametrize("dimension", [2, 3, 4, 10, 40])
 def test_the_orthogonal_part_is_uniform_in_the_ball(dimension):
-    """rho^(d - 1) uniform, direction uniform and apart from rho and m: 4 and 2 (d - 1) p-values.
+    """Check that rho^(d - 1) and the direction are uniform, and independent of rho and m.
 
     Without the second further coordinate of the sphere the law of rho is another:
     rho^2 ~ Beta((d - 1)/2, 1/2) and not Beta((d - 1)/2, 1).
@@ -119,7 +119,7 @@ def test_the_orthogonal_part_is_uniform_in_the_ball(dimension):
 
 @pytest.mark.parametrize("dimension", [2, 3, 10])
 def test_theta_is_uniform_on_the_sphere(dimension):
-    """2 d p-values, over replicates."""
+    """Compute 2 d p-values over replicates."""
     world = Gap(dimension=dimension)
     theta = np.array([world.theta(5, replicate) for replicate in range(2000)])
     np.testing.assert_allclose(np.linalg.norm(theta, axis=1), 1.0, rtol=1e-14)
@@ -139,7 +139,7 @@ def test_rounds_silos_replicates_and_seeds_differ_and_repeat():
 
 
 def test_rounds_silos_and_replicates_are_independent():
-    """Nine p-values: m, rho and the place of the best, between neighbouring keys.
+    """Compute nine p-values of m, rho and the best position between neighbouring keys.
 
     Round t of one key goes with round t of the next silo or replicate, or with round t + 1.
     """
@@ -174,7 +174,7 @@ def test_one_dimension_has_no_orthogonal_part():
 
 @pytest.mark.parametrize(("dimension", "actions", "count"), [(2, 20_000, 5), (6000, 300, 4)])
 def test_no_feature_has_a_norm_above_one(dimension, actions, count):
-    """Where most of the ball is near its sphere, rounding must not carry a point over it."""
+    """Use a dimension in which most points are near the sphere, where rounding could exceed it."""
     x, mean = rounds(Gap(dimension=dimension, actions=actions), count)
     norms = np.array([[np.sqrt((row * row).cumsum()[-1]) for row in rows] for rows in x])
     assert norms.max() <= 1.0
@@ -183,7 +183,7 @@ def test_no_feature_has_a_norm_above_one(dimension, actions, count):
 
 
 def test_rewards_have_the_mean_of_the_law():
-    """Two p-values."""
+    """Compute two p-values."""
     ones = [Gap(gap=0.3).open(0, 0, 1).reward(0, t, 0.35) for t in range(1, 5001)]
     assert set(ones) == {0.0, 1.0}
     assert stats.binomtest(int(sum(ones)), len(ones), 0.35).pvalue > RARE
@@ -199,10 +199,10 @@ def test_facts_and_description():
     assert facts.linear and facts.features_bounded and facts.reward.kind == "bernoulli"
     assert Gap(reward=RewardDistribution("gaussian", 0.5)).facts(3, 100).reward_range is None
     assert Gap(gap=0.1).describe() != Gap(gap=0.2).describe()
-    made = environment_from_spec(
+    environment = environment_from_spec(
         {"kind": "gap", "dimension": 4, "gap": 0.2, "reward": {"kind": "none"}}
     )
-    assert made == Gap(dimension=4, gap=0.2, reward=RewardDistribution("none"))
+    assert environment == Gap(dimension=4, gap=0.2, reward=RewardDistribution("none"))
 
 
 def test_both_drivers_play_it_alike_and_a_curve_may_say_its_gap():

@@ -48,7 +48,7 @@ def z_of(radius, angle):
 
 @pytest.mark.parametrize("dimension", [2, 4, 10, 254])
 def test_a_round_is_the_formula_of_its_keyed_draws(dimension):
-    """Bit for bit, from the words of the streams; the formula itself in the next test."""
+    """Compare bit for bit with the formula, computed from the words of the streams."""
     world = HardInstance(dimension)
     opened, theta = world.open(7, 3, 4), world.theta(7, 3)
     for t in range(1, 30):
@@ -66,7 +66,7 @@ def test_a_round_is_the_formula_of_its_keyed_draws(dimension):
 
 
 def test_the_disc_ends_where_box_muller_s_radius_is_one():
-    """FIRST is the first integer inside, and no angle carries it to norm 1 in float32."""
+    """Check that FIRST is the first integer inside the disc, at every angle in float32."""
     assert FIRST - 1 < 2**53 * np.exp(-0.5) < FIRST + 1
     angle = np.random.default_rng(0).integers(0, 2**53, size=200_000, dtype=np.uint64)
     edge = z_of(np.full(len(angle), FIRST, np.uint64), angle).astype(float)
@@ -78,7 +78,7 @@ def test_the_disc_ends_where_box_muller_s_radius_is_one():
 
 @pytest.mark.parametrize("dimension", [2, 8])
 def test_z_is_a_truncated_gaussian(dimension):
-    """Five p-values each; a uniform point of the disc, or one not truncated, would be seen."""
+    """Compute five p-values, which would detect uniform or untruncated points."""
     block, z, _ = rounds(HardInstance(dimension), 20_000)
     assert radial_p(z) > RARE and angular_p(z) > RARE
     assert stats.kstest((z**2).sum(axis=1), "uniform").pvalue < RARE
@@ -93,7 +93,7 @@ def test_z_is_a_truncated_gaussian(dimension):
 
 @pytest.mark.parametrize("dimension", [4, 10, 40])
 def test_the_block_is_uniform(dimension):
-    """Two p-values each: where it is, and where it goes from one round to the next."""
+    """Compute two p-values: of the block, and of its change between rounds."""
     block, _, _ = rounds(HardInstance(dimension), 5000)
     count = dimension // 2
     assert stats.chisquare(np.bincount(block, minlength=count)).pvalue > RARE
@@ -103,7 +103,7 @@ def test_the_block_is_uniform(dimension):
 
 @pytest.mark.parametrize(("dimension", "radius"), [(2, None), (6, 0.2), (8, None)])
 def test_theta_is_uniform_on_a_circle_in_every_block(dimension, radius):
-    """A p-value for each block and one for each pair of neighbours."""
+    """Compute a p-value for each block and for each pair of neighbouring blocks."""
     world = HardInstance(dimension, radius)
     theta = np.array([world.theta(5, replicate) for replicate in range(2000)])
     blocks = theta.reshape(2000, -1, 2)
@@ -138,7 +138,7 @@ def test_rounds_silos_replicates_and_seeds_differ_and_repeat():
 
 
 def test_rounds_silos_and_replicates_are_independent():
-    """Twelve p-values: block, norm, angle and theta's, between neighbouring keys.
+    """Compute twelve p-values of block, norm and angles between neighbouring keys.
 
     Round t of one key goes with round t of the next silo or replicate, or with round t + 1.
     """
@@ -158,14 +158,14 @@ def test_rounds_silos_and_replicates_are_independent():
 
 
 def test_contexts_do_not_know_theta():
-    """One p-value: the sign of the expected reward is a coin, over replicates and rounds."""
+    """Check that the sign of the expected reward is a fair coin, by one p-value."""
     world = HardInstance(4)
-    found = np.concatenate([rounds(world, 50, replicate)[2][:, 0] for replicate in range(100)])
-    assert stats.binomtest(int((found > 0).sum()), len(found)).pvalue > RARE
+    actual = np.concatenate([rounds(world, 50, replicate)[2][:, 0] for replicate in range(100)])
+    assert stats.binomtest(int((actual > 0).sum()), len(actual)).pvalue > RARE
 
 
 def test_rewards_have_the_mean_of_the_law():
-    """One p-value: std 1 is the environment's own."""
+    """Compute one p-value; the environment's reward std is 1."""
     opened = HardInstance().open(0, 0, 1)
     drawn = [opened.reward(0, t, -0.35) for t in range(1, 5001)]
     assert stats.kstest(drawn, stats.norm(-0.35, 1.0).cdf).pvalue > RARE
@@ -198,7 +198,7 @@ def test_both_drivers_agree(dimension, reward):
 
 
 def test_a_learner_learns_where_nothing_is_noisy():
-    """Optimism still plays what may be worse than nothing, and half of all actions are."""
+    """Check regret without noise; optimism still tries actions with negative rewards."""
     keys = {"silos": 1, "horizon": 2000, "replicates": 3}
     world = HardInstance(4, reward=RewardDistribution("none"))
     (learnt,) = fastfed.simulate(world, "local-linucb", clip=False, **keys).curves
@@ -228,8 +228,8 @@ def test_facts_description_and_spec():
         ({"reward": {"std": 0.2}}, RewardDistribution("gaussian", 0.2)),
         ({"reward": {"kind": "none"}}, RewardDistribution("none")),
     ):
-        made = environment_from_spec({"kind": "hard-instance", "radius": 0.25, **table})
-        assert made == fastfed.environments.HardInstance(radius=0.25, reward=law)
+        environment = environment_from_spec({"kind": "hard-instance", "radius": 0.25, **table})
+        assert environment == fastfed.environments.HardInstance(radius=0.25, reward=law)
     # Elsewhere a Gaussian law without a std is what it was.
     assert (
         environment_from_spec({"kind": "sphere", "reward": {"kind": "gaussian"}}).reward.std == 0.5

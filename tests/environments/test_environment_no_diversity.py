@@ -27,7 +27,7 @@ def test_only_the_first_silo_sees_the_first_coordinate():
 
 
 def test_the_expected_rewards_are_the_papers():
-    """Its features are +-1/2 along a coordinate and its theta* one of {-1, 1}^2."""
+    """Check that features are +-1/2 along a coordinate and theta* is in {-1, 1}^2."""
     for replicate in range(8):
         opened, signs = (
             NoDiversity().open(0, replicate, 2),
@@ -38,7 +38,7 @@ def test_the_expected_rewards_are_the_papers():
 
 
 def test_theta_is_one_of_four_and_all_are_as_likely():
-    """One p-value, over replicates."""
+    """Compute one p-value over replicates."""
     theta = np.array([NoDiversity().theta(5, replicate) for replicate in range(2000)])
     assert (np.abs(theta) == 0.5).all()
     which = (theta > 0) @ [1, 2]
@@ -49,7 +49,7 @@ def test_theta_is_one_of_four_and_all_are_as_likely():
 
 
 def test_rewards_have_the_mean_of_the_law():
-    """One p-value: std 1 is the environment's own."""
+    """Compute one p-value; the environment's reward std is 1."""
     opened = NoDiversity().open(0, 0, 1)
     drawn = [opened.reward(0, t, -0.5) for t in range(1, 5001)]
     assert stats.kstest(drawn, stats.norm(-0.5, 1.0).cdf).pvalue > RARE
@@ -78,7 +78,7 @@ def test_both_drivers_agree(silos, reward):
 
 
 def test_a_wrong_action_costs_one():
-    """Regret counts them; without noise, one in each silo is enough to learn from."""
+    """Check that regret counts wrong actions; without noise each silo needs only one."""
     keys = {"silos": 3, "horizon": 400, "replicates": 4}
     (chance,) = fastfed.simulate(NoDiversity(), "random", **keys).curves
     assert (chance.group_regret == np.round(chance.group_regret)).all()
@@ -101,9 +101,9 @@ def test_facts_description_and_spec():
     assert facts.linear and facts.features_bounded and not facts.contexts_made
     assert NoDiversity(RewardDistribution("none")).facts(3, 100).reward_range == (-0.5, 0.5)
     assert NoDiversity().natural_silos() is None
-    made = environment_from_spec({"kind": "no-diversity", "reward": {"kind": "gaussian"}})
-    assert made == fastfed.environments.NoDiversity()
-    assert made.describe() == {
+    environment = environment_from_spec({"kind": "no-diversity", "reward": {"kind": "gaussian"}})
+    assert environment == fastfed.environments.NoDiversity()
+    assert environment.describe() == {
         "kind": "no-diversity",
         "reward": {"kind": "gaussian", "std": 1.0},
     }

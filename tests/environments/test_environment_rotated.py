@@ -27,7 +27,7 @@ SEED, SILOS = 5, 4
 @pytest.mark.parametrize(("dimension", "actions"), [(3, 1), (3, 70), (4, 33), (10, 100), (41, 7)])
 @pytest.mark.parametrize("rotation", [0.3, math.pi])
 def test_a_round_is_the_formula_of_its_keyed_draws(dimension, actions, rotation):
-    """In float64, from the normals of the stream; float32 is good to some 1e-7."""
+    """Compare in float64 with the formula; float32 is accurate to about 1e-7."""
     world = Rotated(dimension, actions, rotation)
     opened, thetas = world.open(7, 3, SILOS), world.thetas(7, 3, SILOS)
     free = dimension - 1
@@ -58,7 +58,7 @@ def test_every_silo_is_turned_by_the_angle():
 
 @pytest.mark.parametrize("dimension", [3, 4, 10])
 def test_directions_are_uniform_and_independent(dimension):
-    """At most 2 (d - 2) p-values for silos of a replicate and as many for replicates, and one."""
+    """Compute p-values over the silos of a replicate and over replicates."""
     world, n = Rotated(dimension, 2, math.pi / 2), dimension - 2
 
     def directions(replicate, silos):
@@ -134,20 +134,20 @@ def test_both_drivers_agree(reward):
 
 
 def test_regret_is_against_the_silos_own_best():
-    """Alone a silo learns its own theta; one theta for all costs silos that differ."""
+    """Check that a silo alone learns its own theta, and one model for all has regret."""
     curves = [
         {"label": "alone", "algorithm": "local-linucb"},
         {"label": "together", "algorithm": "fedlinucb", "batch_size": 10},
     ]
-    found = {}
+    collected = {}
     for rotation in (0.0, 0.8):
         world = Rotated(4, 30, rotation, RewardDistribution("none"))
         done = fastfed.simulate(world, curves=curves, silos=10, horizon=1500, replicates=2)
         for curve in done.curves:
             half = curve.group_regret[:, len(curve.rounds) // 2 - 1]
-            found[rotation, curve.label] = float((curve.group_regret[:, -1] - half).mean())
-    assert found[0.8, "alone"] < 2.0 * found[0.0, "alone"]
-    assert found[0.8, "together"] > 20.0 * found[0.0, "together"]
+            collected[rotation, curve.label] = float((curve.group_regret[:, -1] - half).mean())
+    assert collected[0.8, "alone"] < 2.0 * collected[0.0, "alone"]
+    assert collected[0.8, "together"] > 20.0 * collected[0.0, "together"]
 
 
 def test_what_it_promises():
@@ -159,7 +159,7 @@ def test_what_it_promises():
 
 
 def test_a_silo_alone_needs_no_common_theta():
-    """The condition of the proofs: it fails for a federation, and holds for a silo alone."""
+    """Check that the proofs' condition fails for a federation and holds for a silo alone."""
 
     def holds(silos, **keys):
         problem = ProblemSpec(silos=silos, horizon=10, dimension=4, **keys)
@@ -172,16 +172,16 @@ def test_a_silo_alone_needs_no_common_theta():
 
 
 def test_from_a_spec_and_bad_values():
-    made = environment_from_spec({"kind": "rotated", "dimension": 4, "rotation": 0.4})
-    assert made == Rotated(4, 100, 0.4)
-    assert made.describe() == {
+    environment = environment_from_spec({"kind": "rotated", "dimension": 4, "rotation": 0.4})
+    assert environment == Rotated(4, 100, 0.4)
+    assert environment.describe() == {
         "kind": "rotated",
         "dimension": 4,
         "actions": 100,
         "rotation": 0.4,
         "reward": {"kind": "bernoulli", "std": 0.0},
     }
-    assert made.memory(10, 100, 2) == 320
+    assert environment.memory(10, 100, 2) == 320
     for keys, says in (
         ({"dimension": 0}, "dimension must be an integer >= 1 and <= 32768, got 0"),
         ({"rotation": -0.1}, "rotation must be >= 0 and <= 3.14159, got"),

@@ -298,7 +298,7 @@ class TestPython:
             )  # fmt: skip
 
     def test_a_spec_names_a_function(self):
-        made = environment_from_spec(
+        environment = environment_from_spec(
             {
                 "kind": "python",
                 "function": "test_environments:TestPython",
@@ -306,7 +306,7 @@ class TestPython:
                 "actions": 4,
             }
         )
-        assert made.kind == "python"
+        assert environment.kind == "python"
         for text, sentence in (
             ("nowhere", 'function must be "module:name"'),
             ("no_such_module:f", "cannot be imported"),
@@ -424,10 +424,10 @@ def test_read_only_arrays_from_a_function_are_welcome():
 
 def certificate_of(environment, **keys):
     curve = {"algorithm": "private-fedlinucb", "batch_size": 5, "epsilon": 1.0, "delta": 1e-6}
-    (made,) = make_experiment(
+    (experiment,) = make_experiment(
         name="x", environment=environment, curves=[{**curve, **keys}], silos=3, horizon=20
     ).curves
-    return made.system.certificate
+    return experiment.system.certificate
 
 
 def broken(certificate):
@@ -440,9 +440,9 @@ class TestDeclared:
     @pytest.mark.parametrize("clip", [True, False])
     @pytest.mark.parametrize("reward_range", [None, (0.0, 1.0), (-50.0, 50.0)])
     def test_one_reward_does_not_decide_about_a_replay(self, recorded, clip, reward_range):
-        """Without clipping it was "proven" with a reward of 1, and "unproven" with one of 50."""
+        """Check that the status does not depend on whether a reward is 1 or 50."""
         contexts, rewards = recorded
-        found = []
+        collected = []
         for reward in (1.0, 50.0):
             rewards[0, 0, 0] = reward
             if reward_range == (0.0, 1.0) and reward == 50.0:
@@ -450,15 +450,15 @@ class TestDeclared:
                     Replay.from_arrays(contexts, rewards, reward_range=reward_range)
                 continue
             environment = Replay.from_arrays(contexts, rewards, reward_range=reward_range)
-            found.append(certificate_of(environment, clip=clip))
-        assert all(c.to_builtins() == found[0].to_builtins() for c in found)
+            collected.append(certificate_of(environment, clip=clip))
+        assert all(c.to_builtins() == collected[0].to_builtins() for c in collected)
         proven = clip or reward_range == (0.0, 1.0)
-        assert found[0].status == ("proven" if proven else "unproven")
+        assert collected[0].status == ("proven" if proven else "unproven")
         if not proven:
-            assert broken(found[0]) == [
+            assert broken(collected[0]) == [
                 "rewards bounded by 1 in absolute value (as the environment gives them)"
             ]
-            assert found[0].also[0].status == "conditional"
+            assert collected[0].also[0].status == "conditional"
 
     def test_a_declared_range_is_two_numbers(self, recorded):
         for given, sentence in (
@@ -490,13 +490,13 @@ class TestDeclared:
         ],
     )
     def test_ranges_of_columns_are_declared_or_a_failed_condition(self, tmp_path, keys, holds):
-        found = certificate_of(Classification(**self.table(tmp_path / "a.csv"), **keys))
-        assert found.status == ("proven" if holds else "conditional")
-        assert found.exact.epsilon == pytest.approx(1.0)
+        certificate = certificate_of(Classification(**self.table(tmp_path / "a.csv"), **keys))
+        assert certificate.status == ("proven" if holds else "conditional")
+        assert certificate.exact.epsilon == pytest.approx(1.0)
         scaled = "features are scaled by declared ranges, not by ranges of these data"
-        assert broken(found) == ([] if holds else [scaled])
-        assert {side.status for side in found.also} == {found.status}
-        assert ("declared ranges" in " ".join(found.caveats)) == ("ranges" in keys and holds)
+        assert broken(certificate) == ([] if holds else [scaled])
+        assert {side.status for side in certificate.also} == {certificate.status}
+        assert ("declared ranges" in " ".join(certificate.caveats)) == ("ranges" in keys and holds)
 
     def test_with_declared_ranges_a_record_moves_no_other(self, tmp_path):
         for keys, moved in ({"ranges": self.KNOWN}, False), ({}, True):
@@ -531,12 +531,12 @@ class TestDeclared:
         draw = np.random.default_rng(1)
         x, y = draw.normal(size=(60, 3)), np.arange(60) % 2
         for norm in (None, 2.0):
-            found = certificate_of(Classification.from_arrays(x, y, norm=norm))
-            assert found.status == ("conditional" if norm is None else "proven")
+            certificate = certificate_of(Classification.from_arrays(x, y, norm=norm))
+            assert certificate.status == ("conditional" if norm is None else "proven")
         pytest.importorskip("sklearn")
         for norm in (None, 8.0):
-            found = certificate_of(Classification(data="digits", norm=norm))
-            assert found.status == ("conditional" if norm is None else "proven")
+            certificate = certificate_of(Classification(data="digits", norm=norm))
+            assert certificate.status == ("conditional" if norm is None else "proven")
 
     @pytest.mark.parametrize("scaling", ["row", "column"])
     def test_rewards_by_a_fit_to_all_records_are_conditional(self, tmp_path, scaling):
@@ -546,11 +546,13 @@ class TestDeclared:
         environment = Letor(
             path=str(tmp_path / "rows.txt"), scaling=scaling, sampling="without-replacement"
         )
-        found = certificate_of(environment)
-        assert found.status == "conditional" and found.exact.epsilon == pytest.approx(1.0)
+        certificate = certificate_of(environment)
+        assert certificate.status == "conditional" and certificate.exact.epsilon == pytest.approx(
+            1.0
+        )
         fitted = "contexts and rewards of a user do not depend on other users' raw data"
         scaled = "features are scaled by declared ranges, not by ranges of these data"
-        assert broken(found) == ([scaled] if scaling == "column" else []) + [fitted]
+        assert broken(certificate) == ([scaled] if scaling == "column" else []) + [fitted]
         assert certificate_of(environment, clip=False).status == (
             "conditional" if scaling == "column" else "unproven"
         )
@@ -568,12 +570,12 @@ class TestDeclared:
             (closed, True, True),
             (TestPython.draw, False, False),
         ):
-            found = certificate_of(
+            certificate = certificate_of(
                 Python(function=function, dimension=3, actions=4, independent=said)
             )
-            assert found.status == ("proven" if holds else "conditional")
+            assert certificate.status == ("proven" if holds else "conditional")
             text = "do not depend on other users' raw data (taken on trust)"
-            assert [c.holds for c in found.conditions if c.text.endswith(text)] == [holds]
+            assert [c.holds for c in certificate.conditions if c.text.endswith(text)] == [holds]
 
     def test_alone_and_robin_rest_on_the_same(self, tmp_path):
         given = self.table(tmp_path / "a.csv")
@@ -587,9 +589,9 @@ class TestDeclared:
             for ranges in ({}, {"ranges": self.KNOWN}):
                 table = {"epsilon": 1.0, "delta": 1e-6, **keys} if keys is robin else keys
                 table = {k: v for k, v in table.items() if v is not None}
-                (made,) = make_experiment(
+                (experiment,) = make_experiment(
                     name="x", environment=Classification(**given, **ranges), curves=[table],
                     silos=3, horizon=20,
                 ).curves  # fmt: skip
-                statuses.append(made.system.certificate.status)
+                statuses.append(experiment.system.certificate.status)
             assert statuses == ["conditional", "proven"]

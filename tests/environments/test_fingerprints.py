@@ -56,10 +56,10 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("one", "other"), [(MANY, OTHER), NEAR, (1, 2)])
 def test_contents_are_told_apart(way, one, other):
-    made = fingerprint(WAYS[way](one), None)
+    digest = fingerprint(WAYS[way](one), None)
     again = one.copy() if isinstance(one, np.ndarray) else one
-    assert made == fingerprint(WAYS[way](again), None)
-    assert made != fingerprint(WAYS[way](other), None)
+    assert digest == fingerprint(WAYS[way](again), None)
+    assert digest != fingerprint(WAYS[way](other), None)
 
 
 @pytest.mark.parametrize("value", [1, 2.5, "a", None, (1, [2, {"b": 3}]), np.float64(0.5)])
@@ -87,8 +87,8 @@ def everything():
         hashlib,
         set("abcdef"),
     ]
-    made = [fingerprint(closing_over(value), None) for value in held]
-    return [*made, fingerprint(partial(closing_over, 1), None)]
+    digests = [fingerprint(closing_over(value), None) for value in held]
+    return [*digests, fingerprint(partial(closing_over, 1), None)]
 
 
 def test_another_process_finds_the_same():

@@ -105,7 +105,7 @@ def test_a_csv_of_many_columns_is_read_in_its_time(tmp_path):
 
 
 def damaged_arrays(rng) -> bytes:
-    """An .npz or .npy file, whole, of another kind, or with bytes changed."""
+    """Return an .npz or .npy file, whole, of another kind, or with bytes changed."""
     file = io.BytesIO()
     shapes = ((2, 5, 3, 2), (2, 5, 3), (1, 1, 1, 1), (0, 5, 3, 2), (4, 3), (2, 4, 3), ())
     kinds = (float, float, np.float32, int, bool, complex, "<U3", "datetime64[s]", ">f4")
@@ -134,13 +134,16 @@ def check_arrays(data: bytes, name: str) -> None:
         path.write_bytes(data)
         for make in (lambda: Replay(path=str(path)), lambda: ObliviousLosses(losses=str(path))):
             try:
-                made = make()
+                environment = make()
             except InputError as error:
                 assert str(error).isprintable()
                 continue
-            if isinstance(made, Replay):
-                assert np.isfinite(made.contexts).all() and np.isfinite(made.rewards).all()
-            made.describe()
+            if isinstance(environment, Replay):
+                assert (
+                    np.isfinite(environment.contexts).all()
+                    and np.isfinite(environment.rewards).all()
+                )
+            environment.describe()
 
 
 @repeat(200)

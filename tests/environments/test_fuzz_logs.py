@@ -28,17 +28,17 @@ ODD = (
 
 def archive():
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr("t.csv", TABLE)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zip_file:
+        zip_file.writestr("t.csv", TABLE)
     return file.getvalue()
 
 
 def database():
-    with closing(sqlite3.connect(":memory:")) as made:
-        made.execute("CREATE TABLE log (action, reward, propensity, x)")
-        made.executemany("INSERT INTO log VALUES (?, ?, ?, ?)", ROWS)
-        made.commit()
-        return made.serialize()
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute("CREATE TABLE log (action, reward, propensity, x)")
+        db.executemany("INSERT INTO log VALUES (?, ?, ?, ?)", ROWS)
+        db.commit()
+        return db.serialize()
 
 
 def workbook():
@@ -51,7 +51,7 @@ def workbook():
 
 
 def damaged(rng, data):
-    """The data after up to four random changes, each at a random place."""
+    """Return the data after up to four random changes, each at a random place."""
     changed = bytearray(data)
     for _ in range(rng.randint(0, 4)):
         at, kind = rng.randrange(len(changed) + 1), rng.randrange(4)

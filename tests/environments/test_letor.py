@@ -99,7 +99,7 @@ def test_compiled_and_exact_parsers_agree_bitwise():
 
 
 def hard_value(rng) -> str:
-    """A decimal of any length, near a tie of two float32 as often as not, perhaps an exponent."""
+    """Return a decimal of any length, often near a tie of two float32 numbers."""
     if rng.random() < 0.5:
         low = np.float32(rng.uniform(0.0, 1.0) * 10.0 ** rng.integers(-30, 30))
         tie = (Fraction(float(low)) + Fraction(float(np.nextafter(low, np.float32(np.inf))))) / 2
@@ -269,9 +269,9 @@ def test_a_qid_that_comes_back_is_refused_with_its_line(tmp_path, monkeypatch, b
         # Unjudged rows are left out, so the rows of 5 are together.
         assert read_letor(path).qids.tolist() == [5]
     path = write(tmp_path / "b.txt", "\n".join([*lines, "1.0 qid:7 1:3", "2 qid:5.0 1:4"]))
-    said = r"b\.txt:8: rows of one query must be together, but qid 5 comes back .* sort the rows"
+    message = r"b\.txt:8: rows of one query must be together, but qid 5 comes back .* sort the rows"
     for _ in range(2):  # nothing is cached
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             read_letor(path)
 
 
@@ -431,10 +431,10 @@ def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_said(file, name, ca
     if name == "features":  # read only where no pool was derived from them as yet
         (pools,) = cache.rglob("pools")
         shutil.rmtree(pools)
-    for found in cache.rglob(f"{name}.*"):
-        data = bytearray(found.read_bytes())
+    for actual in cache.rglob(f"{name}.*"):
+        data = bytearray(actual.read_bytes())
         data[-9] ^= 4
-        found.write_bytes(data)
+        actual.write_bytes(data)
     storage._checked.clear()
     with pytest.warns(UserWarning, match="has changed since it was written"):
         again = letor_pool(file, 2)

@@ -52,7 +52,7 @@ def mslr(path: Path, queries: int, features: int = 136, seed: int = 0) -> Path:
 
 
 def in_memory(*sources: Path) -> dict[str, np.ndarray]:
-    """The arrays of the cache, by one block for each file."""
+    """Return the arrays of the cache, by one block for each file."""
     parts = letor_parser.Parts([], [], [], [])
     letor_parser.parse(sources, 65_536, parts)
     width = max(block.shape[1] for block in parts.features)
@@ -231,8 +231,8 @@ def test_a_full_disk_and_a_file_larger_than_memory_are_one_sentence(tmp_path, ca
 
     monkeypatch.setattr(GrowableArray, "append", full)
     monkeypatch.setattr(letor_files, "available", lambda: 100_000)
-    said = rf"{path} is larger than memory, and the cache folder {cache} cannot be written"
-    with pytest.warns(UserWarning), pytest.raises(InputError, match=said):
+    message = rf"{path} is larger than memory, and the cache folder {cache} cannot be written"
+    with pytest.warns(UserWarning), pytest.raises(InputError, match=message):
         read_letor(path)
     assert [p for p in cache.rglob("*") if p.is_file()] == []
 
@@ -295,10 +295,10 @@ def test_what_parsing_takes_does_not_grow_with_the_file(tmp_path):
     peaks = {}
     for path in (small, large):
         for what in ("parse", "derive"):
-            found = subprocess.run(
+            result = subprocess.run(
                 [sys.executable, "-c", PEAK, path, what], capture_output=True, text=True, check=True
             )
-            peaks[path.name, what] = int(found.stdout) * 1024
+            peaks[path.name, what] = int(result.stdout) * 1024
     # The large one takes 18 MB in the cache and as much as a pool, 40 MB as text.
     print(peaks)
     assert peaks["large.txt", "parse"] - peaks["small.txt", "parse"] < 10e6

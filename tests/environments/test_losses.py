@@ -24,7 +24,7 @@ UNIT = 2.0**-24
 
 
 def rows(adversary: Adversary, silos: int, horizon: int) -> np.ndarray:
-    """What every expert loses, (m, T, d)."""
+    """Return what every expert loses, (m, T, d)."""
     return np.array(
         [[adversary.losses.row(i, t) for t in range(1, horizon + 1)] for i in range(silos)]
     )
@@ -35,7 +35,7 @@ def served(environment: Any, silos: int, horizon: int, replicate: int = 0, seed:
 
 
 def uneven(seed: int, replicate: int, silo: int, round: int) -> np.ndarray:
-    """A plain function of losses, of three experts."""
+    """Return losses of three experts that depend on all parts of the key."""
     return np.random.default_rng((seed, replicate, silo, round)).uniform(size=3)
 
 
@@ -64,9 +64,11 @@ MADE: dict[str, dict[str, Any]] = {
 
 
 def make(kind: str, **keys: Any) -> Any:
-    """The environment of a spec's table (...: left out)."""
-    given = {**MADE[kind], **keys}
-    return environment_from_spec({"kind": kind, **{k: v for k, v in given.items() if v is not ...}})
+    """Return the environment of a spec's table (...: left out)."""
+    arguments = {**MADE[kind], **keys}
+    return environment_from_spec(
+        {"kind": kind, **{k: v for k, v in arguments.items() if v is not ...}}
+    )
 
 
 FUNCTION = {"losses": ..., "function": uneven, "experts": 3}
@@ -197,7 +199,7 @@ def test_bad_arrays(losses, message, tmp_path):
 
 
 def write_bad(path: Path, what: str) -> None:
-    """A file that holds no losses."""
+    """Write a file that holds no losses."""
     if what == "empty":
         path.write_bytes(b"")
     elif what == "text":
@@ -221,7 +223,7 @@ def write_bad(path: Path, what: str) -> None:
     ["missing", "empty", "text", "zip", "archive", "objects", "folder", "cut", "cut-60", "cut-7"],
 )
 def test_bad_files(what, tmp_path):
-    """Whatever it is, one sentence."""
+    """Check that every bad file gives one sentence."""
     path = tmp_path / "losses.npy"
     write_bad(path, what)
     with pytest.raises(InputError, match=r"losses .*(cannot be read|must be)") as error:
@@ -245,7 +247,7 @@ def test_a_file_is_its_array(tmp_path):
 
 
 def test_a_file_beside_its_spec(tmp_path, monkeypatch):
-    """As other files of an environment, wherever the command is given."""
+    """Check that the path is relative to the spec, wherever the command is run."""
     (tmp_path / "specs").mkdir()
     (tmp_path / "elsewhere").mkdir()
     np.save(tmp_path / "specs" / "mine.npy", ARRAY)
@@ -285,7 +287,7 @@ def points(d: int) -> np.ndarray:
 
 
 def value_and_gradient(adversary: Adversary, silo: int, round: int, x: np.ndarray) -> Any:
-    """The loss at x and its gradient, from rows where there are any."""
+    """Return the loss at x and its gradient, from rows where there are any."""
     losses = adversary.losses
     if not losses.has_rows:
         return losses.value(silo, round, x)
@@ -297,7 +299,7 @@ def value_and_gradient(adversary: Adversary, silo: int, round: int, x: np.ndarra
 
 @pytest.mark.parametrize(("kind", "keys"), FITTING)
 def test_facts_hold_for_what_is_served(kind, keys):
-    """Lipschitz, spread, smoothness and range, at every point, of every loss that is drawn."""
+    """Check Lipschitz constant, spread, smoothness and range of every loss at several points."""
     environment = make(kind, **keys)
     facts = environment.facts(4, 12)
     opened = environment.open(3, 1, 4)
@@ -307,8 +309,8 @@ def test_facts_hold_for_what_is_served(kind, keys):
     low, high, seen = np.inf, -np.inf, 0.0
     tolerance = 1e-12
     for silo, t in itertools.product(range(4), range(1, 13)):
-        found = [value_and_gradient(opened, silo, t, p) for p in x]
-        values, gradients = np.array([f[0] for f in found]), np.array([f[1] for f in found])
+        actual = [value_and_gradient(opened, silo, t, p) for p in x]
+        values, gradients = np.array([f[0] for f in actual]), np.array([f[1] for f in actual])
         low, high = min(low, gradients.min()), max(high, gradients.max())
         assert np.abs(gradients).max() <= facts.lipschitz + tolerance
         assert values.max() - values.min() <= facts.loss_range + tolerance
@@ -331,16 +333,16 @@ def test_facts_hold_for_what_is_served(kind, keys):
 
 @pytest.mark.parametrize(("kind", "keys"), FITTING)
 def test_sums_and_gradients_are_those_of_rows(kind, keys):
-    """Whole numbers of units, whatever the threads, in any stretches."""
+    """Compare sums in integer units, for several numbers of threads and splits of the rounds."""
     opened = make(kind, **keys).open(3, 1, 4)
     x = points(3)[-1]
     order = np.array([np.random.default_rng(i).permutation(12)[:5] + 1 for i in range(4)])
-    found = opened.losses.gradients(order, x)
+    actual = opened.losses.gradients(order, x)
     expected = [
         sum(value_and_gradient(opened, i, int(t), x)[1] for t in order[i]) for i in range(4)
     ]
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-    np.testing.assert_array_equal(found, opened.losses.gradients(order, x, 3))
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
+    np.testing.assert_array_equal(actual, opened.losses.gradients(order, x, 3))
     if not opened.losses.has_rows:
         return
     table = rows(opened, 4, 12)
@@ -353,7 +355,7 @@ def test_sums_and_gradients_are_those_of_rows(kind, keys):
 
 
 def test_facts_of_each():
-    """As their docstrings say."""
+    """Compare with the docstrings of the environments."""
     by = {(kind, i): make(kind, **keys).facts(4, 12) for i, (kind, keys) in enumerate(FITTING)}
     promised = [facts.optimal_loss for facts in by.values()]
     assert promised == [None] * 6 + [0.0, 0.0, 2.0, None, 0.0, None]
@@ -394,7 +396,7 @@ DIFFERENT: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_descriptions_identify():
-    """Equal ones play equal losses, different ones differ; all are plain data."""
+    """Check that equal descriptions mean equal losses; all descriptions are plain data."""
     seen: dict[str, int] = {}
     for position, (kind, keys) in enumerate(DIFFERENT):
         text = json.dumps(make(kind, **keys).describe(), sort_keys=True)
@@ -405,7 +407,7 @@ def test_descriptions_identify():
 
 @pytest.mark.parametrize(("kind", "keys"), FITTING)
 def test_losses_are_a_function_of_their_key(kind, keys):
-    """Whoever asks, in any order and at any time; seeds and replicates differ where chance does."""
+    """Query losses in several orders; seeds and replicates differ if the losses are random."""
     x = points(3)[-1]
 
     def losses(seed: int, replicate: int) -> np.ndarray:
@@ -442,7 +444,7 @@ def test_a_changed_array_does_not_change_the_losses():
 
 
 def best_of(environment: Any, replicate: int, seed: int = 0) -> int:
-    """From what is lost at three clients in 40 rounds, where one is clearly the best."""
+    """Return the expert with the least losses at three clients in 40 rounds."""
     return int(served(environment, 3, 40, replicate, seed).sum(axis=(0, 1)).argmin())
 
 
@@ -457,10 +459,10 @@ def best_of(environment: Any, replicate: int, seed: int = 0) -> int:
 )
 def test_the_best_expert_differs_between_replicates(kind, keys):
     environment = make(kind, **keys, experts=5)
-    found = [best_of(environment, replicate) for replicate in range(60)]
-    assert found == [best_expert(0, replicate, 5) for replicate in range(60)]
-    assert set(found) == set(range(5))
-    assert found != [best_of(environment, replicate, seed=1) for replicate in range(60)]
+    actual = [best_of(environment, replicate) for replicate in range(60)]
+    assert actual == [best_expert(0, replicate, 5) for replicate in range(60)]
+    assert set(actual) == set(range(5))
+    assert actual != [best_of(environment, replicate, seed=1) for replicate in range(60)]
 
 
 @pytest.mark.parametrize("experts", [2, 3, 7])
@@ -490,7 +492,7 @@ def test_the_first_guess_knows_nothing_of_the_best_expert():
 
 
 def test_coins_have_their_chances():
-    """20 000 coins an expert: within five standard errors; clients and rounds are independent."""
+    """Check 20 000 coins for each expert to within five standard errors."""
     environment = make("stochastic-losses", experts=4, mean=0.7, gap=0.3)
     opened = environment.open(2, 0, 20)
     best = best_expert(2, 0, 4)
@@ -518,7 +520,7 @@ def test_chances_at_the_ends_are_certain():
 
 @pytest.mark.parametrize("loss", ["linear", "quadratic"])
 def test_pseudo_regret_is_against_the_law(loss):
-    """The mean of what x loses, less that of the best point, from 30 000 losses."""
+    """Compare with the mean of 30 000 losses, minus that of the best point."""
     environment = make("stochastic-losses", loss=loss, experts=4, mean=0.6, gap=0.35)
     opened = environment.open(1, 0, 10)
     assert opened.suboptimality is not None
@@ -628,8 +630,8 @@ def test_losses_are_multiples_of_a_unit():
 def test_silos_and_rounds_of_an_array():
     keys: dict[str, Any] = {"algorithm": "hedge", "replicates": 1}
     each = make("oblivious-losses")
-    found = fastfed.simulate(each, horizon=12, checkpoints=12, **keys).curves[0]
-    assert found.silos == 4 and found.dimension == 3
+    results = fastfed.simulate(each, horizon=12, checkpoints=12, **keys).curves[0]
+    assert results.silos == 4 and results.dimension == 3
     with pytest.raises(InputError, match="silos must be 4 for these data, got 5"):
         fastfed.simulate(each, horizon=12, silos=5, **keys)
     with pytest.raises(
@@ -642,7 +644,7 @@ def test_silos_and_rounds_of_an_array():
 
 
 def test_regret_is_against_the_best_expert_in_hindsight():
-    """Of the rounds so far, at every checkpoint."""
+    """Compare at every checkpoint with the best expert of the rounds so far."""
     for losses in (ARRAY, ARRAYS):
         environment = make("oblivious-losses", losses=losses)
         curve = fastfed.simulate(
@@ -662,7 +664,7 @@ def test_regret_is_against_the_best_expert_in_hindsight():
 
 @pytest.mark.parametrize("kind", list(MADE))
 def test_what_cannot_be_counted_is_refused(kind):
-    """float64 holds whole numbers to 2^53: of units of 1, or of 2^-24."""
+    """Check sums above 2^53 units, which float64 does not hold exactly."""
     if kind == "gradient-losses":
         assert make(kind).facts(2**31, 2**32 - 2).dimension == 3
         return
@@ -710,7 +712,7 @@ def test_a_plain_function_is_asked_for_its_key():
     ],
 )
 def test_what_a_function_returns_is_checked(returned, sentence):
-    """In every driver, with the round in a note."""
+    """Check every driver; a note names the round."""
     environment = make("oblivious-losses", **{**FUNCTION, "function": lambda *key: returned})
     for driver in ("compiled", "step"):
         with pytest.raises(InputError, match=sentence) as error:
@@ -750,7 +752,7 @@ def test_a_failing_function_says_where():
 
 
 def test_regret_of_gradient_losses_is_against_the_optimum():
-    """x_1 in all rounds: what it loses less what the optimum does, by hand."""
+    """Compare with a calculation by hand, in which x_1 is used in all rounds."""
     environment = make("gradient-losses")
     curve = fastfed.simulate(
         environment, "fed-dp-ope-stoch", horizon=3, silos=2, checkpoints=3, noise="none"
@@ -769,21 +771,21 @@ def test_gradient_losses_are_learnt():
         {"label": "plain", "algorithm": "fed-dp-ope-stoch", "noise": "none", "batch": "largest"},
         {"label": "quiet", "algorithm": "fed-dp-ope-stoch", "epsilon": 500.0, "batch": "largest"},
     ]
-    found = fastfed.simulate(environment, horizon=500, silos=3, replicates=3, curves=curves)
+    results = fastfed.simulate(environment, horizon=500, silos=3, replicates=3, curves=curves)
     start = 0.5 * float(((np.full(3, 1 / 3) - OPTIMUM) ** 2).sum()) * 3 * 500
-    for curve in found.curves:
+    for curve in results.curves:
         assert curve.mean[-1] < 0.6 * start
     step = fastfed.simulate(
         environment, horizon=500, silos=3, replicates=1, curves=curves, driver="step"
     )
-    for a, b in zip(found.curves, step.curves, strict=True):
+    for a, b in zip(results.curves, step.curves, strict=True):
         np.testing.assert_array_equal(a.group_regret[:1], b.group_regret)
-    assert found["quiet"].certificate["status"] == "proven"
-    assert any("taken on trust" in c for c in found["quiet"].certificate["caveats"])
+    assert results["quiet"].certificate["status"] == "proven"
+    assert any("taken on trust" in c for c in results["quiet"].certificate["caveats"])
 
 
 def test_compiled_functions():
-    """numba.cfuncs, with a state, give what the plain ones give."""
+    """Check that numba.cfuncs with a state give the losses of plain functions."""
     numba = pytest.importorskip("numba")
     state = np.array([0.25, 0.5])
 
@@ -811,12 +813,12 @@ def test_compiled_functions():
         return 0.5 * state[0] * (x[0] ** 2 + x[1] ** 2 + x[2] ** 2)
 
     keys = {"experts": 3, "optimum": [1 / 3] * 3}
-    made = (
+    environment = (
         fastfed.environments.GradientLosses(function=slope, state=state, **keys)
         .open(0, 0, 2)
         .losses
     )
-    value, gradient = made.value(0, 1, np.array([0.5, 0.5, 0.0]))
+    value, gradient = environment.value(0, 1, np.array([0.5, 0.5, 0.0]))
     assert value == pytest.approx(0.0625) and gradient.tolist() == [0.125, 0.125, 0.0]
 
 
@@ -848,14 +850,14 @@ def test_numbers_of_the_environment_in_a_curve_change_its_losses():
             {"label": "changed", "algorithm": "hedge", **keys},
         ]
         run = {"horizon": 30, "silos": 2, "checkpoints": 5}
-        found = fastfed.simulate(make(kind), curves=curves, **run)
+        results = fastfed.simulate(make(kind), curves=curves, **run)
         alone = fastfed.simulate(dataclasses.replace(make(kind), **keys), "hedge", **run)
-        np.testing.assert_array_equal(found["changed"].group_regret, alone.curves[0].group_regret)
-        assert (found["changed"].group_regret != found["base"].group_regret).any()
+        np.testing.assert_array_equal(results["changed"].group_regret, alone.curves[0].group_regret)
+        assert (results["changed"].group_regret != results["base"].group_regret).any()
 
 
 def losses_of(clients: str, **keys: Any) -> fastfed.environments.ObliviousLosses:
-    """One row of losses a round, given once, to each client or by a function."""
+    """Return an environment of the same losses, given once, for each client, or by a function."""
     table = (np.random.default_rng(4).random((64, 4)) < 0.5).astype(float)
     if clients == "function":
         return fastfed.environments.ObliviousLosses(
@@ -903,7 +905,7 @@ def test_who_gives_all_clients_the_same_losses():
      "noise": "central"},
 ])  # fmt: skip
 def test_a_loss_that_all_clients_meet_is_paid_by_all(curve):
-    """Before, 20 clients with one loss row were "proven epsilon = 1", as 20 with one each."""
+    """Check epsilon if 20 clients share one row; an earlier version stated 1."""
     shared, each = (
         fastfed.simulate(losses_of(clients), curves=[curve], silos=20, horizon=64)
         .curves[0].certificate for clients in ("shared", "each")
@@ -920,12 +922,12 @@ def test_a_loss_that_all_clients_meet_is_paid_by_all(curve):
 
 
 def test_one_row_that_20_clients_meet_moves_a_choice_beyond_the_claim():
-    """The likelihood ratio of one choice of an expert: above the claim, below the account."""
+    """Compute the likelihood ratio of one choice: above the claim, below the account."""
     curve = {"algorithm": "fed-svt", "epsilon": 1.0, "optimal_loss": 0.0, "switches": 1}
-    (found,) = make_experiment(
+    (experiment,) = make_experiment(
         name="x", environment=losses_of("shared"), curves=[curve], silos=20, horizon=64
     ).curves
-    plan, stated = found.system.plan, found.system.certificate
+    plan, stated = experiment.system.plan, experiment.system.certificate
     row, other = 20.0 * np.array([0.0, 1, 1, 1]), 20.0 * np.array([1.0, 0, 0, 0])
     ratio = np.abs(
         plan.noise.choices.log_probabilities(row) - plan.noise.choices.log_probabilities(other)

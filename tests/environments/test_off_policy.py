@@ -21,25 +21,25 @@ from fastfed.off_policy import self_normalised as self_normalised_
 
 
 def log(seed=0, n=40, k=5, rate=0.5):
-    """A log of a policy that prefers low actions, and a policy that prefers high ones."""
+    """Return a log of a policy that prefers low actions, and a policy that prefers high ones."""
     draw = np.random.default_rng(seed)
     logging = draw.dirichlet(np.linspace(2.0, 1.0, k), size=n) * 0.8 + 0.2 / k
     actions = (logging.cumsum(axis=1) > draw.uniform(size=(n, 1))).argmax(axis=1)
     means = rate * draw.uniform(size=(n, k)) * np.linspace(0.2, 1.0, k)
     rewards = (draw.uniform(size=n) < means[np.arange(n), actions]).astype(float)
     policy = draw.dirichlet(np.linspace(0.2, 2.0, k), size=n)
-    given = actions, rewards, logging[np.arange(n), actions], policy
-    return given, means, (policy * means).sum(axis=1).mean()
+    arguments = actions, rewards, logging[np.arange(n), actions], policy
+    return arguments, means, (policy * means).sum(axis=1).mean()
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_values_and_standard_errors_are_the_oracle_s(seed):
-    given, means, _ = log(seed)
+    arguments, means, _ = log(seed)
     predicted = means + np.random.default_rng(seed).normal(0, 0.2, means.shape)
     for ours, theirs in (
-        (inverse_propensity(*given), oracle.inverse_propensity(*given)),
-        (self_normalised_(*given), oracle.self_normalised(*given)),
-        (doubly_robust(*given, predicted), oracle.doubly_robust(*given, predicted)),
+        (inverse_propensity(*arguments), oracle.inverse_propensity(*arguments)),
+        (self_normalised_(*arguments), oracle.self_normalised(*arguments)),
+        (doubly_robust(*arguments, predicted), oracle.doubly_robust(*arguments, predicted)),
     ):
         np.testing.assert_allclose((ours.value, ours.stderr), theirs, rtol=1e-11, atol=1e-14)
         half = 1.959963984540054 * ours.stderr
@@ -53,10 +53,10 @@ def test_the_logging_policy_s_own_value_is_the_mean_reward():
     actions, rewards = draw.integers(k, size=n), draw.uniform(size=n)
     uniform = np.full((n, k), 1 / k)
     for estimate in (inverse_propensity, self_normalised_):
-        found = estimate(actions, rewards, np.full(n, 1 / k), uniform)
-        assert found.value == pytest.approx(rewards.mean())
-        assert found.effective_rounds == pytest.approx(n)
-        assert found.rewarded == n
+        actual = estimate(actions, rewards, np.full(n, 1 / k), uniform)
+        assert actual.value == pytest.approx(rewards.mean())
+        assert actual.effective_rounds == pytest.approx(n)
+        assert actual.rewarded == n
 
 
 def test_cross_fitting_is_the_oracle_s_and_never_sees_the_round_itself():
@@ -64,43 +64,43 @@ def test_cross_fitting_is_the_oracle_s_and_never_sees_the_round_itself():
     n, k, d, folds = 23, 3, 4, 4
     contexts, actions = draw.normal(size=(n, k, d)), draw.integers(k, size=n)
     rewards = draw.uniform(size=n)
-    made = cross_fitted_ridge(contexts, actions, rewards, folds=folds, ridge=0.7, seed=5)
+    predictions = cross_fitted_ridge(contexts, actions, rewards, folds=folds, ridge=0.7, seed=5)
     fold = np.random.default_rng(5).permutation(n) % folds
     for t in range(n):
         train = [s for s in range(n) if fold[s] != fold[t]]
         for b in range(k):
             want = oracle.ridge_prediction(contexts, actions, rewards, train, 0.7, t, b)
-            assert made[t, b] == pytest.approx(want, rel=1e-9, abs=1e-12)
+            assert predictions[t, b] == pytest.approx(want, rel=1e-9, abs=1e-12)
     other = rewards.copy()
     other[7] += 100.0
     again = cross_fitted_ridge(contexts, actions, other, folds=folds, ridge=0.7, seed=5)
     same = fold == fold[7]
-    np.testing.assert_array_equal(again[same], made[same])
-    assert (again[~same] != made[~same]).all()
+    np.testing.assert_array_equal(again[same], predictions[same])
+    assert (again[~same] != predictions[~same]).all()
 
 
 def test_estimates_are_unbiased_and_a_good_model_makes_them_vary_less():
-    found = {"ipw": [], "wrong model": [], "good model": [], "no weights": []}
+    actual = {"ipw": [], "wrong model": [], "good model": [], "no weights": []}
     for seed in range(600):
-        given, means, truth = log(seed, n=80)
-        found["ipw"].append(inverse_propensity(*given).value - truth)
-        found["wrong model"].append(doubly_robust(*given, 0.9 - means).value - truth)
-        found["good model"].append(doubly_robust(*given, means).value - truth)
-        found["no weights"].append(given[1].mean() - truth)
-    errors = {name: np.array(values) for name, values in found.items()}
+        arguments, means, truth = log(seed, n=80)
+        actual["ipw"].append(inverse_propensity(*arguments).value - truth)
+        actual["wrong model"].append(doubly_robust(*arguments, 0.9 - means).value - truth)
+        actual["good model"].append(doubly_robust(*arguments, means).value - truth)
+        actual["no weights"].append(arguments[1].mean() - truth)
+    errors = {name: np.array(values) for name, values in actual.items()}
     off = {n: abs(e.mean()) / e.std() * math.sqrt(len(e)) for n, e in errors.items()}
     assert max(off["ipw"], off["wrong model"], off["good model"]) < 4
     assert off["no weights"] > 20  # so the log and the policy do differ
     assert errors["good model"].std() < errors["ipw"].std()
     # Of rewards without noise, the true model leaves nothing to vary.
-    actions, _, propensities, policy = given
+    actions, _, propensities, policy = arguments
     exact = means[np.arange(80), actions]
-    found = doubly_robust(actions, exact, propensities, policy, means)
-    assert found.value == pytest.approx(truth, rel=1e-12)
+    actual = doubly_robust(actions, exact, propensities, policy, means)
+    assert actual.value == pytest.approx(truth, rel=1e-12)
 
 
 def test_intervals_cover_where_there_is_much_and_where_there_is_little():
-    """Uniform log over 20 actions, one action evaluated: clicks are binomial / 20."""
+    """Use a uniform log over 20 actions and evaluate one action: clicks are binomial / 20."""
 
     def covered(rate, n, runs=400):
         normal = bounded = 0
@@ -142,22 +142,22 @@ def test_the_bounded_interval_is_the_binomial_one():
 
 
 def test_a_largest_weight_that_is_known_shortens_the_bounded_interval():
-    """Two logs in one: the policy is sure of itself only where the log has few actions."""
+    """Join two logs; the policy is deterministic only where the log has few actions."""
     n = 400
     policy, propensities = np.full((n, 8), 1 / 8), np.full(n, 1 / 8)
     policy[::2], propensities[::2] = 0.0, 1 / 2
     policy[::2, 0] = 1.0
     actions = np.where(np.arange(n) % 2, np.arange(n) // 2 % 8, np.arange(n) // 2 % 2)
     rewards = (np.arange(n) % 7 == 0).astype(float)
-    given = actions, rewards, propensities, policy
-    loose = inverse_propensity(*given, largest_reward=1.0)
-    tight = inverse_propensity(*given, largest_reward=1.0, largest_weight=2.0)
+    arguments = actions, rewards, propensities, policy
+    loose = inverse_propensity(*arguments, largest_reward=1.0)
+    tight = inverse_propensity(*arguments, largest_reward=1.0, largest_weight=2.0)
     assert loose.value == tight.value
     assert loose.bounded[0] < tight.bounded[0] < tight.value < tight.bounded[1] < loose.bounded[1]
     low, high = oracle.binomial_interval(tight.value * n / 2, n, 0.05)
     assert tight.bounded == pytest.approx((2 * low, 2 * high), abs=1e-5)
     with pytest.raises(InputError, match="largest_weight must be at least 2, as in the log, got 1"):
-        inverse_propensity(*given, largest_reward=1.0, largest_weight=1)
+        inverse_propensity(*arguments, largest_reward=1.0, largest_weight=1)
 
 
 @pytest.mark.parametrize(
@@ -172,21 +172,21 @@ def test_a_largest_weight_that_is_known_shortens_the_bounded_interval():
     ],
 )
 def test_logs_that_do_not_fit_are_refused(change, sentence):
-    given = [change.get(i, lambda v: v)(value) for i, value in enumerate(log()[0])]
+    arguments = [change.get(i, lambda v: v)(value) for i, value in enumerate(log()[0])]
     for estimate in (inverse_propensity, self_normalised_):
         with pytest.raises(InputError, match=sentence):
-            estimate(*given)
+            estimate(*arguments)
 
 
 def test_other_input_is_refused():
-    given = log()[0]
-    actions, rewards, propensities, policy = given
+    arguments = log()[0]
+    actions, rewards, propensities, policy = arguments
     with pytest.raises(InputError, match=r"predicted must have shape \(40, 5\)"):
-        doubly_robust(*given, np.zeros((40, 4)))
+        doubly_robust(*arguments, np.zeros((40, 4)))
     with pytest.raises(InputError, match=r"rewards must lie in \[0, largest_reward = 0.5\]"):
-        inverse_propensity(*given, largest_reward=0.5)
+        inverse_propensity(*arguments, largest_reward=0.5)
     with pytest.raises(InputError, match="confidence must be > 0 and < 1, got 95"):
-        fastfed.off_policy.inverse_propensity(*given, confidence=95)
+        fastfed.off_policy.inverse_propensity(*arguments, confidence=95)
     never = np.zeros_like(policy)
     never[np.arange(40), (actions + 1) % 5] = 1.0
     with pytest.raises(InputError, match="it takes none"):

@@ -61,7 +61,7 @@ def workbook(path, *sheets, **cells):
 
 
 def oracle(text=TEXT):
-    """Names and cells by the csv module."""
+    """Return names and cells by the csv module."""
     names, *rows = csv.reader(io.StringIO(text))
     return names, rows
 
@@ -99,10 +99,10 @@ def test_a_simulation_and_a_silo_read_the_same_records(tmp_path, kind):
     plain.write_text(TEXT)
     wanted = Classification(data=str(plain), label="num", coding="blocks").pool(2)
     assert (environment.pool(2).values == wanted.values).all()
-    found = cases(source_of({"file": path.name}, tmp_path), SCHEMA)
+    records = cases(source_of({"file": path.name}, tmp_path), SCHEMA)
     by_csv = cases(source_of({"file": "plain.csv"}, tmp_path), SCHEMA)
-    assert len(found) == len(by_csv) == 4
-    for case, other in zip(found, by_csv, strict=True):
+    assert len(records) == len(by_csv) == 4
+    for case, other in zip(records, by_csv, strict=True):
         context = SCHEMA.records.context
         assert list(context(case.record)) == list(context(other.record))
         assert str(case.outcome) == str(other.outcome)
@@ -196,9 +196,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_mistakes(tmp_path, kind):
-    make, said = MISTAKES[kind]
+    make, message = MISTAKES[kind]
     path = make(tmp_path)
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_table(path)
     assert "\n" not in str(caught.value)
 

@@ -38,15 +38,15 @@ def pool_of(data, **keys):
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_dialect_gives_the_same_records(tmp_path, dialect):
     wanted = pool_of(written(tmp_path, "plain.csv", PLAIN))
-    found = pool_of(written(tmp_path, "other.csv", DIALECTS[dialect]))
-    np.testing.assert_array_equal(found.values, wanted.values)
-    np.testing.assert_array_equal(found.means, wanted.means)
+    actual = pool_of(written(tmp_path, "other.csv", DIALECTS[dialect]))
+    np.testing.assert_array_equal(actual.values, wanted.values)
+    np.testing.assert_array_equal(actual.means, wanted.means)
 
 
 def test_how_a_file_was_read_stands_in_the_certificate(tmp_path):
-    found = pool_of(written(tmp_path, "a.csv", DIALECTS["decimal commas"]))
-    said = "a.csv is read with semicolons between cells and decimal commas in height"
-    assert found.notes[0] == said
+    actual = pool_of(written(tmp_path, "a.csv", DIALECTS["decimal commas"]))
+    sentence = "a.csv is read with semicolons between cells and decimal commas in height"
+    assert actual.notes[0] == sentence
     plain = pool_of(written(tmp_path, "b.csv", PLAIN))
     assert not any("is read with" in note for note in plain.notes)
 
@@ -92,9 +92,9 @@ def test_a_spec_names_files_beside_itself(tmp_path):
     finals = []
     for number, data in enumerate(('"silos"', '["silos/north.csv", "silos/south.csv"]')):
         spec.write_text(text.format(data))
-        found = fastfed.run(spec, tmp_path / f"out{number}")
-        assert found.silos == 2
-        finals.append(found.curves[0].final()["mean"])
+        results = fastfed.run(spec, tmp_path / f"out{number}")
+        assert results.silos == 2
+        finals.append(results.curves[0].final()["mean"])
     assert finals[0] == finals[1]
 
 
@@ -104,23 +104,23 @@ def frames():
         "sex": ["m", "f", None, "m"],
         "y": ["ill", "well", "ill", "well"],
     }
-    made = {}
+    collected = {}
     for name in ("pandas", "polars", "pyarrow"):
         try:
             library = importlib.import_module(name)
         except ImportError:
             continue
         make = library.table if name == "pyarrow" else library.DataFrame
-        made[name] = make(columns)
-    return made
+        collected[name] = make(columns)
+    return collected
 
 
 def test_frames_give_the_records_of_their_csv(tmp_path):
     path = written(tmp_path, "a.csv", "age,sex,y\n30,m,ill\n40,f,well\n50,,ill\n,m,well\n")
     wanted = pool_of(path)
-    found = frames()
-    assert "pandas" in found
-    for name, frame in found.items():
+    actual = frames()
+    assert "pandas" in actual
+    for name, frame in actual.items():
         np.testing.assert_array_equal(pool_of(frame).values, wanted.values, err_msg=name)
 
 
@@ -135,13 +135,13 @@ def test_numbers_of_a_frame_are_kept_in_full():
 def test_frames_of_silos_are_simulated_and_certified():
     pandas = pytest.importorskip("pandas")
     random = np.random.default_rng(0)
-    made = pandas.DataFrame(random.normal(size=(40, 2)), columns=["a", "b"])
-    made["y"] = np.where(random.random(40) < 0.5, "ill", "well")
-    world = Classification(data={"north": made[:25], "south": made[25:]}, label="y", dimension=4)
+    frame = pandas.DataFrame(random.normal(size=(40, 2)), columns=["a", "b"])
+    frame["y"] = np.where(random.random(40) < 0.5, "ill", "well")
+    world = Classification(data={"north": frame[:25], "south": frame[25:]}, label="y", dimension=4)
     keys = {"protocol": "central", "epsilon": np.float32(1.0), "delta": 1e-4, "batch_size": 5}
-    found = fastfed.simulate(world, "private-fedlinucb", horizon=15, **keys)
+    results = fastfed.simulate(world, "private-fedlinucb", horizon=15, **keys)
     # Scales are read from the data, so that the guarantee has a condition.
-    assert found.curves[0].certificate["status"] == "conditional" and found.silos == 2
+    assert results.curves[0].certificate["status"] == "conditional" and results.silos == 2
 
 
 def test_texts_are_classes_of_arrays():

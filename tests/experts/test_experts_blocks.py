@@ -27,7 +27,7 @@ def equal(one: Any, other: Any) -> None:
     "name", [n for n in ("svt", "hedge", "hedge, N = 7", "linear", "hindsight") if n in PROBLEMS]
 )
 def test_blocks_change_nothing(name, sums, rounds, monkeypatch):
-    """Blocks of a round, of a few, and such that end between two exchanges; also stopped early."""
+    """Use blocks of one round, of a few rounds, and blocks that end between two exchanges."""
     e = experiment(name, checkpoints=9)
     for last in (None, 61):
         monkeypatch.undo()
@@ -42,14 +42,14 @@ def test_stretches_are_the_same_by_marks_and_by_sorting(monkeypatch):
     for name in ("svt", "hedge, N = 7", "linear"):
         e = experiment(name)
         plan = e.curves[0].system.plan
-        found = []
+        collected = []
         for answer in (True, False):
             monkeypatch.setattr(experts, "dense", lambda asking, last, answer=answer: answer)
             edges = experts.stretches_of(plan, e.checkpoints, e.horizon, 50)
-            found.append((edges, experts.asks_of(plan, edges)))
-        np.testing.assert_array_equal(found[0][0], found[1][0])
-        np.testing.assert_array_equal(found[0][1], found[1][1])
-        edges, asks = found[0]
+            collected.append((edges, experts.asks_of(plan, edges)))
+        np.testing.assert_array_equal(collected[0][0], collected[1][0])
+        np.testing.assert_array_equal(collected[0][1], collected[1][1])
+        edges, asks = collected[0]
         after = edges[asks == 1] + 1
         assert set(after) == {r for r in plan.asking_rounds(e.horizon) if r > 1}
 
@@ -74,13 +74,13 @@ def test_of_equal_leaders_the_first_is_followed():
 
 
 def test_comparisons_have_the_draws_of_the_step_driver():
-    """Two hundred exchanges: beyond the draws that are made side by side."""
+    """Use two hundred exchanges, more than the draws that are made together."""
     n, scale = 200, 3.0
     sums, asks = np.zeros((n, 2), np.int64), np.ones(n, np.uint8)
     drawn = [standard_laplace(rng.uniform(5, 18, 2, 0, k)) for k in range(1, n + 1)]
     for limit in (scale * max(drawn[70:]) * (1.0 - 1e-12), scale * sorted(drawn)[100]):
         above = [i for i in range(n) if scale * drawn[i] > limit]
-        found, start, decided, release = [], 0, False, 0
+        collected, start, decided, release = [], 0, False, 0
         lost, chosen = np.zeros(2, np.int64), np.empty(n, np.int64)
         while start < n:
             start, release = kernels.sparse(
@@ -88,9 +88,9 @@ def test_comparisons_have_the_draws_of_the_step_driver():
                 chosen,
             )  # fmt: skip
             if decided := start < n:
-                found.append(start)
+                collected.append(start)
                 release += 1
-        assert found == above and release == n
+        assert collected == above and release == n
 
 
 def test_rows_of_points_have_the_bits_of_one():

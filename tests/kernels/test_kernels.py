@@ -411,7 +411,7 @@ def test_a_bad_trusted_factor_gives_bad_scores_but_no_crash(dtype, entry):
 @BOTH_IMPLEMENTATIONS
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tree_noise_of_a_node_equals_the_noise_of_a_simulation(layout, implementation):
-    """Noise of a node is made of the normals of a simulation, scaled as the layout says."""
+    """Compute the noise from the normals of a simulation, scaled by the layout."""
     d, std = 6, 1.7
     key = {"replicate": 2, "silo": 5, "layout": layout}
     bias, covariance = kernels.tree_noise(9, 12, d, std, of="node", **key)

@@ -143,12 +143,12 @@ def test_log(x):
 @fixed_examples()
 @given(SEED, st.integers(0, 50), st.integers(0, 1000), st.integers(1, 2**31), st.integers(1, 12))
 def test_node_normals(seed, replicate, silo, node, d):
-    one = compiled.node_normals(seed, replicate, silo, node, d)
-    assert same_bits(one, twins.node_normals(seed, replicate, silo, node, d))
-    assert len(one) == d + d * (d + 1) // 2
+    compiled_normals = compiled.node_normals(seed, replicate, silo, node, d)
+    assert same_bits(compiled_normals, twins.node_normals(seed, replicate, silo, node, d))
+    assert len(compiled_normals) == d + d * (d + 1) // 2
     summed = compiled.sum_normals(seed, replicate, silo, node, d)
     assert same_bits(summed, twins.sum_normals(seed, replicate, silo, node, d))
-    assert not np.isin(summed, one).any()
+    assert not np.isin(summed, compiled_normals).any()
 
 
 # ---- linear algebra: relative 1e-10 at condition numbers up to 1e3 ------------------------------

@@ -55,7 +55,7 @@ def dartboard(
     coin: Callable[[int], float],
     uniform: Callable[[int], float],
 ) -> Run:
-    """Private shrinking dartboard on losses (m, T, d) in [0, 1].
+    """Run the private shrinking dartboard on losses (m, T, d) in [0, 1].
 
     `coin(t)` and `uniform(t)`, in [0, 1), are for the coins and the draw of round t; t = 1 for x_1.
     The two coins, of 1 - p and of w_t / w_(t-1), use one uniform: if it is below 1 - p, its

@@ -90,19 +90,20 @@ def largest_found(
         return z[None], np.array([low + (high - low) * 0.5 * (1.0 + math.sin(free[k]))])
 
     def loss(free: np.ndarray) -> float:
-        one = record(free[: k + 1])
+        first_record = record(free[: k + 1])
         if not replace:
-            return -float(np.linalg.norm(entries(release, *one)))
-        return -float(moved(release, *one, *record(free[k + 1 :]))[0])
+            return -float(np.linalg.norm(entries(release, *first_record)))
+        return -float(moved(release, *first_record, *record(free[k + 1 :]))[0])
 
-    found = 0.0
+    largest = 0.0
     for _ in range(starts):
-        # The best of some: flat places outside of the ball and at ends of the range catch others.
+        # Start from the best of 40 points. The search cannot leave points outside of the ball, or
+        # at the ends of the range, where the loss is flat.
         tried = rng.normal(size=(40, 2 * (k + 1)))
         tried[:, [k, -1]] = rng.uniform(-math.pi, math.pi, (40, 2))
         start = min(tried, key=loss)
-        found = max(found, -float(minimize(loss, start, method="L-BFGS-B").fun))
-    return found
+        largest = max(largest, -float(minimize(loss, start, method="L-BFGS-B").fun))
+    return largest
 
 
 # ---- theta* - theta0, and the noise of its error -------------------------------------------------
@@ -183,7 +184,7 @@ def play(
     length: int,
     rng: np.random.Generator,
 ) -> tuple[bool, bool, bool, float]:
-    """One lazy run of one silo on noisy prefix sums, with the direct radius of docs/centred.md.
+    """Run one lazy silo on noisy prefix sums, with the direct radius of docs/centred.md.
 
     Parameters
     ----------

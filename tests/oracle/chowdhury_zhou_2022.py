@@ -158,7 +158,7 @@ def amp_inverted_noise_std(
     It uses exact local accounting and the best delta' of a grid. The result may exceed the noise of
     plain local privacy at (epsilon, delta), which shuffling cannot harm: use the smaller one.
     """
-    found = []
+    collected = []
     for inner in delta * np.geomspace(1e-4, 0.98, grid):
         if log(2 / inner) * 16 >= B:
             continue
@@ -169,8 +169,8 @@ def amp_inverted_noise_std(
 
         epsilon0 = largest(within, 0.0, cap)
         left = (delta - inner) / (B * (exp(epsilon) + 1) * (1 + exp(-epsilon0) / 2))
-        found.append(joint_sensitivity(layout) / gaussian_mu(epsilon0, left))
-    return min(found, default=None)
+        collected.append(joint_sensitivity(layout) / gaussian_mu(epsilon0, left))
+    return min(collected, default=None)
 
 
 # P_Vec: constants of Theorems 3.5 and C.1, Corollary C.3.

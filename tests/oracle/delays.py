@@ -24,7 +24,7 @@ def delay_of(
     mean: float = 0.0,
     deadline: int | None = None,
 ) -> int | None:
-    """The delay that 64 uniform bits give, by inversion of the distribution; None: lost."""
+    """Return the delay that 64 uniform bits give, by inversion of the distribution; None: lost."""
     u = (bits >> 11) / 2.0**53
     if kind == "constant":
         delay = rounds
@@ -50,7 +50,7 @@ class Run:
 
 
 def statistic(points: list[tuple[np.ndarray, float]], d: int) -> np.ndarray:
-    """The sum of x y, followed by the entries i >= j of the sum of x x', row by row."""
+    """Return the sum of x y, followed by the entries i >= j of the sum of x x', row by row."""
     u, g = np.zeros(d), np.zeros((d, d))
     for x, y in points:
         u += x * y
@@ -100,7 +100,7 @@ def simulate(
     run = Run(np.zeros((silos, horizon), int), np.zeros((silos, horizon)), np.zeros(horizon))
 
     def arrived(i: int, after: int, last: int) -> list[tuple[np.ndarray, float]]:
-        """The data points of silo i that arrived in rounds after + 1 .. last."""
+        """Return the data points of silo i that arrived in rounds after + 1 .. last."""
         when = arrivals[i][: len(points[i])]
         return [
             p for p, a in zip(points[i], when, strict=True) if a is not None and after < a <= last

@@ -313,7 +313,7 @@ class Privatizer:
         self.drawn: dict[int, np.ndarray] = {}
 
     def release(self, Q: np.ndarray) -> Total:
-        """Lines 10-14: return the noisy prefix after Q, shifted once."""
+        """Return the noisy prefix after Q, shifted once (lines 10-14)."""
         self.leaves.append(Q)
         k = len(self.leaves)
         M_hat = np.zeros((self.size, self.size))

@@ -34,8 +34,8 @@ def decoder(t: np.ndarray, w: np.ndarray, direct: float, releases: int) -> np.nd
 
 def encoder(made: np.ndarray) -> np.ndarray:
     """Return C = B^-1 A (K, K), with A the prefix sums."""
-    found: np.ndarray = np.linalg.solve(made, np.tri(len(made)))
-    return found
+    actual: np.ndarray = np.linalg.solve(made, np.tri(len(made)))
+    return actual
 
 
 def square_root(releases: int) -> np.ndarray:

@@ -77,11 +77,11 @@ def least_cost(weights: ArrayLike, starts: int, seed: int) -> float:
         b = np.linalg.solve(c.T, np.tri(k).T).T
         return float(w @ (b**2).sum(axis=1))
 
-    found = [
+    actual = [
         minimize(value, rng.normal(size=len(where[0])), method="BFGS", options={"gtol": 1e-9}).fun
         for _ in range(starts)
     ]
-    return min(found)
+    return min(actual)
 
 
 def dual_bound(weights: ArrayLike, multipliers: ArrayLike) -> float:

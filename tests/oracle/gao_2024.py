@@ -275,7 +275,7 @@ def ope_stoch(
     central: bool = False,
     forced: Callable[[int, int], int] | None = None,
 ) -> OpeRun:
-    """Algorithms 1-3 from x_1 = (1/d, ..., 1/d).
+    """Run Algorithms 1-3 from x_1 = (1/d, ..., 1/d).
 
     `designs(p)` is (b, T1). `permutation(client, p)` orders the 2^(p-2) samples of phase p,
     numbered from 0; sets are taken from its start. `scale(p, j, b)` is lambda_j, or mu_j if
@@ -540,7 +540,7 @@ def fed_svt(
     optimal_loss: float = 0.0,
     printed: bool = False,
 ) -> SvtRun:
-    """Algorithms 4 and 5, corrected or as printed, on losses (m, T, d) in [0, 1].
+    """Run Algorithms 4 and 5, corrected or as printed, on losses (m, T, d) in [0, 1].
 
     Draws are multiplied by the scales. With `printed` it compares with L, not with the noisy
     threshold (E7), and resamples by `resampling_cost`'s printed scores.

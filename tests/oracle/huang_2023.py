@@ -207,7 +207,7 @@ def winsorized_mean_1d(
     uniform: float | None = None,
     gumbel: np.ndarray | None = None,
 ) -> float:
-    """Algorithm 3; `laplace` is a standard draw, `uniform` or `gumbel` that of the range."""
+    """Run Algorithm 3 with a standard draw `laplace`; `uniform` or `gumbel` draws the range."""
     x = np.asarray(x, dtype=np.float64)
     a, b = private_range(x, epsilon / 2, r, B, uniform=uniform, gumbel=gumbel)
     mean = float(np.mean(np.maximum(a, np.minimum(b, x))))
@@ -232,7 +232,7 @@ def winsorized_mean_high_d(
     uniforms: np.ndarray | None = None,
     gumbels: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Algorithm 4 from 4.4 on: (M, d) to (d,), for given eps', r' and B sqrt(d2).
+    """Run Algorithm 4 from step 4.4 on: (M, d) to (d,), for given eps', r' and B sqrt(d2).
 
     `signs`, `laplace` and `uniforms` are (d2,), `gumbels` (d2, bins).
     """
@@ -666,8 +666,8 @@ def error_5_3(t: int, *, M: int, d: int, epsilon: float, delta: float, r: float)
     inner = 1 - exp(-epsilon) * (1 - delta)
     v = np.linspace(0.0, r, 20_001)
     alone = 1 - np.sqrt(-np.expm1(-(v**2) * (t - 1) / d))
-    told = 1 - np.sqrt(-np.expm1(-(v**2) * inner * M * (t - 1) / d))
-    f = alone * told * 2 * v
+    revealed = 1 - np.sqrt(-np.expm1(-(v**2) * inner * M * (t - 1) / d))
+    f = alone * revealed * 2 * v
     return float(np.sum(f[1:] + f[:-1]) / 2 * (v[1] - v[0])) / 2
 
 

@@ -267,8 +267,8 @@ def mixed(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the precision, its product with the mean (both with own data), and evidence weights
     (.., n)."""
-    found = np.array([evidence(p, q, g, u) for p, q in candidates])
-    weights = np.exp(found - found.max(axis=0))
+    actual = np.array([evidence(p, q, g, u) for p, q in candidates])
+    weights = np.exp(actual - actual.max(axis=0))
     weights /= weights.sum(axis=0)
     p = sum(w[:, None, None] * c[0] for w, c in zip(weights, candidates, strict=True))
     q = sum(w[:, None] * c[1] for w, c in zip(weights, candidates, strict=True))

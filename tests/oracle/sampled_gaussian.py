@@ -49,7 +49,7 @@ def largest(
     b| = mu; |b| = zeta mu and |a - b| = mu. The result is a lower bound of the largest divergence.
     """
     z = zeta * mu
-    found = 0.0
+    collected = 0.0
     # The third side of the triangle 0, a, b as a share of its range.
     for share in np.linspace(0.0, 1.0, points):
         apart = share * min(mu, 2.0 * z)
@@ -61,5 +61,5 @@ def largest(
             angle = math.acos(max(-1.0, min(1.0, cosine)))
             triangles += [placed(z, third, angle), placed(third, z, angle)]
         for a, b in triangles:
-            found = max(found, divergence(epsilon, p, a, b, step=step))
-    return found
+            collected = max(collected, divergence(epsilon, p, a, b, step=step))
+    return collected

@@ -36,20 +36,20 @@ def _added(pairs: Sequence[tuple[float, Pair]]) -> Pair:
 
 
 def factorised(matrix: np.ndarray, givers: Sequence[int], draw: Draw, k: int) -> Pair:
-    """Noise of prefix k: row k of B times the draws, for every giver."""
+    """Return noise of prefix k: row k of B times the draws, for every giver."""
     return _added(
         [(float(matrix[k - 1, j - 1]), draw(i, j)) for i in givers for j in range(1, k + 1)]
     )
 
 
 def tree(givers: Sequence[int], draw: Draw, k: int) -> Pair:
-    """Noise of prefix k: a draw for each node, named by the release that completes it."""
+    """Return noise of prefix k: a draw for each node, named by the release that completes it."""
     nodes = [(k >> j) << j for j in range(k.bit_length()) if k >> j & 1]
     return _added([(1.0, draw(i, node)) for i in givers for node in nodes])
 
 
 def batches(scales: Sequence[float], givers: Sequence[int], draw: Draw, k: int) -> Pair:
-    """Noise of k batches, each with a draw of its own strength."""
+    """Return noise of k batches, each with a draw of its own strength."""
     return _added([(scales[j - 1], draw(i, j)) for i in givers for j in range(1, k + 1)])
 
 
@@ -81,8 +81,8 @@ class Bits:
                 counted[j] += int(own[0]) - g[j]
         for i in {silo for silo, _ in points}:
             counted += self.centred(i, k)
-        found = counted / g
-        return found[:d], symmetric(found[d:])
+        actual = counted / g
+        return actual[:d], symmetric(actual[d:])
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Direct:
     multiplier: float = 1.0
 
     def regularizer(self, k: int, total: np.ndarray) -> tuple[float, float]:
-        """lambda, and how near its choice was (relative to V or the floor)."""
+        """Return lambda, and how close the decision about it was (relative to V or the floor)."""
         full, floor = self.full(k), self.floor(k)
         if floor <= 0.0:
             return full, math.inf
@@ -113,7 +113,7 @@ class Direct:
         return least, nearest
 
     def bonuses(self, k: int, lam: float, v: np.ndarray) -> tuple[float, float]:
-        """(beta, gamma) at V, which holds lam I."""
+        """Return (beta, gamma) at V, which holds lam I."""
         full, d = self.full(k), len(v)
         f = 1.0 if lam == full else 1.0 + (full - lam) / self.floor(k)
         log_det = float(np.log(np.linalg.eigvalsh(v)).sum())
@@ -122,7 +122,7 @@ class Direct:
         return beta, self.multiplier * (self.tau * lam + self.error(k))
 
     def width(self, k: int, rows: float, d: int) -> float:
-        """C after k releases of `rows` rows: w(x) <= C ||x||_{A^-1} for every lambda."""
+        """Return C after k releases of `rows` rows: w(x) <= C ||x||_{A^-1} for every lambda."""
         c, n = self.anchor, max(self.full(k) - self.anchor, 0.0)
         gamma = self.tau * (n + c) + self.error(k)
 
@@ -149,7 +149,7 @@ class Sieve:
     times: float = 1.0
 
     def slack(self, direct: Direct, k: int, lam: float, v: np.ndarray, rows: float) -> float:
-        """s after k releases, with V = v of `rows` rows."""
+        """Return the slack s after k releases, with V = v of `rows` rows."""
         if self.growth == 0.0:
             return self.times
         full, (beta, gamma) = direct.full(k), direct.bonuses(k, lam, v)

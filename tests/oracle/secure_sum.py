@@ -75,15 +75,15 @@ def secure_sums(
 ) -> list[list[int]]:
     """Return the sums of all releases, integers [K][s], of leaves and shares [M][K][s]."""
     size = len(leaves[0][0])
-    found = []
+    collected = []
     for k, row in enumerate(factor):
         entries = [0] * size
         for own, noise in zip(leaves, shares, strict=True):
             for e in range(size):
                 entries[e] += sum(c * own[j][e] for j, c in enumerate(row[: k + 1]))
                 entries[e] += noise[k][e]
-        found.append(entries)
-    return found
+        collected.append(entries)
+    return collected
 
 
 def exact_inverse(factor: Sequence[Sequence[int]]) -> list[list[Fraction]]:
@@ -133,17 +133,17 @@ def composed_delta(parts: Sequence[tuple[int, int]], epsilon: float, width: floa
 
     Losses are rounded down to multiples of `width` and convolved; infinite ones count fully.
     """
-    grid, start, told = np.ones(1), 0, 1.0
+    grid, start, revealed = np.ones(1), 0, 1.0
     for n, shift in parts:
         mass, loss = losses(n, shift)
         finite = np.isfinite(loss) & (mass > 1e-18)
-        told *= 1.0 - float(mass[np.isinf(loss)].sum())
+        revealed *= 1.0 - float(mass[np.isinf(loss)].sum())
         cells = np.floor(loss[finite] / width).astype(np.int64)
         part = np.bincount(cells - cells.min(), mass[finite])
         grid, start = np.convolve(grid, part), start + int(cells.min())
     loss = width * (start + np.arange(len(grid)))
     over = loss > epsilon
-    return 1.0 - told + float((grid[over] * -np.expm1(epsilon - loss[over])).sum())
+    return 1.0 - revealed + float((grid[over] * -np.expm1(epsilon - loss[over])).sum())
 
 
 # ---- records -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 
 
 def largest_inverse_eigenvalue(v: np.ndarray) -> float:
-    """q = tr(V^-8)^(1/8), between the largest eigenvalue of V^-1 and d^(1/8) times it."""
+    """Return q = tr(V^-8)^(1/8), between the largest eigenvalue of V^-1 and d^(1/8) times it."""
     inverse = 1.0 / np.linalg.eigvalsh(v)
     largest = float(inverse.max())
     return largest * float(((inverse / largest) ** 8).sum()) ** 0.125 * (1.0 + ROUNDING)
@@ -24,7 +24,7 @@ def largest_inverse_eigenvalue(v: np.ndarray) -> float:
 def slack(
     v: np.ndarray, beta: float, gamma: float, inflation: float, width: float, share: float = 0.0
 ) -> float:
-    """s = (1 + share) max(1, C / g) with g = sqrt(f) (beta + gamma sqrt(q)).
+    """Return s = (1 + share) max(1, C / g) with g = sqrt(f) (beta + gamma sqrt(q)).
 
     `width` is C and `inflation` is f, with A <= f V.
     """
@@ -36,7 +36,7 @@ def slack(
 def row_width(
     rows: float, d: int, c: float, tau: float, scale: float, base: float, multiplier: float
 ) -> float:
-    """C of a silo alone: the bonus of V = c I + `rows` rows is at most C ||x||_{V^-1}.
+    """Return C of a silo alone: with V = c I + `rows` rows, its bonus is at most C ||x||_{V^-1}.
 
     The determinant of V is at most (c + rows / d)^d, and ||V^-1 x|| <= ||x||_{V^-1} / sqrt(c).
     """
@@ -45,7 +45,7 @@ def row_width(
 
 
 def bonuses(x: np.ndarray, v: np.ndarray, beta: float, gamma: float) -> np.ndarray:
-    """w(x) of each row."""
+    """Return w(x) of each row."""
     solved = np.linalg.solve(v, x.T).T
     first = np.sqrt(np.einsum("ad,ad->a", x, solved))
     width: np.ndarray = beta * first + gamma * np.linalg.norm(solved, axis=1)
@@ -53,7 +53,7 @@ def bonuses(x: np.ndarray, v: np.ndarray, beta: float, gamma: float) -> np.ndarr
 
 
 def passes(mean: np.ndarray, bonus: np.ndarray, s: float, limit: float) -> np.ndarray:
-    """Which actions pass: mean + (2 s - 1) bonus is at least min(limit, the largest score)."""
+    """Return which actions pass: mean + (2 s - 1) bonus >= min(limit, the largest score)."""
     upper = mean + bonus
     passing: np.ndarray = mean + (2.0 * s - 1.0) * bonus >= min(limit, float(upper.max()))
     passing[upper.argmax()] = True
@@ -61,6 +61,6 @@ def passes(mean: np.ndarray, bonus: np.ndarray, s: float, limit: float) -> np.nd
 
 
 def choice(mean: np.ndarray, bonus: np.ndarray, s: float, ranking: float, limit: float) -> int:
-    """The first action of the largest mean + ranking x bonus among those that pass."""
+    """Return the first action of the largest mean + ranking x bonus among those that pass."""
     passing = passes(mean, bonus, s, limit)
     return int(np.where(passing, mean + ranking * bonus, -np.inf).argmax())

@@ -376,27 +376,31 @@ def replay(
     uniforms: Callable[[int, int, int], np.ndarray] | None = None,
     centred_noise: Callable[[int, int], np.ndarray] | None = None,
 ) -> Replay:
-    """Follow actions and rewards (M, T) through Algorithm 1, or Algorithm 8 if lazy.
+    """Replay actions and rewards (M, T) by Algorithm 1, or Algorithm 8 if lazy.
 
-    `contexts(t, i)` gives phi_i(c_{t,i}, .) as (K, d), `means(t, i)` the K expected rewards.
-    `regularizer(k)` is lambda after k synchronisations, `radius(t, k)` is beta in round t after k
-    synchronisations. `noise(i, k)` is the noise of the node that silo i releases at
-    synchronisation k, `server_noise(k)` that of the server ("central" only); each is asked for
-    once. `clip` is (max_norm, low, high): x and y of the statistics, not of the scores, are cut.
-    Protocol "local", or batch_size None, never synchronises; "none" sends plain sums.
+    - `contexts(t, i)` returns the features phi_i(c_{t,i}, .) (K, d), `means(t, i)` the K expected
+      rewards.
+    - `regularizer(k)` returns lambda after k synchronisations, `radius(t, k)` beta in round t.
+    - `noise(i, k)` returns the noise of the node that silo i releases at synchronisation k,
+      `server_noise(k)` the noise of the server ("central" only). Each is called once per node.
+    - `clip` is (max_norm, low, high): clips x and y in the statistics, but not in the scores.
+    - `direct` replaces `regularizer`, `radius` and `gamma`, see `Direct`.
+    - Protocol "local", or batch_size None, never synchronises; "none" sends sums without noise.
 
-    `direct` replaces `regularizer`, `radius` and `gamma`: see `Direct`. With `release` "honaker"
-    or "toeplitz" ("silo-ldp" and "central" only) k is the number of a draw, not of a release:
-    "toeplitz" takes draw k at release k, "honaker" one for each node that ends at batch k, of
-    1, 2, 4, ... batches, numbered on from those of release k - 1.
+    With `release` "honaker" or "toeplitz" ("silo-ldp" and "central" only) k is the number of a
+    draw instead. "toeplitz" uses draw k at release k. "honaker" uses one draw for each node of 1,
+    2, 4, ... batches that ends at batch k; draws are numbered in the order of releases.
 
     "shuffle-amplified" is "silo-ldp" with the silos' noisy nodes summed in `order(k)`, a
-    permutation of the silos (None: as they are). "shuffle-vector" sums the data points under each
-    node by Algorithm 5: `encoding(level)` is (g, b) of a node of 2^level batches;
-    `uniforms(i, t, k)` in [0, 1) round silo i's point of round t in the node released at k, and
-    `centred_noise(i, k)` is the number of noise ones of silo i's n_i points in that node minus its
-    mean n_i b / 4, both of length d + d(d + 1)/2: x y first, then the packed lower triangle of
-    x x'. Without `clip`, values outside [-1, 1] are encoded beyond 0..2g instead of being clamped.
+    permutation of the silos. "shuffle-vector" sums the data points under each node by Algorithm 5:
+
+    - `encoding(level)` returns (g, b) of a node of 2^level batches.
+    - `uniforms(i, t, k)` in [0, 1) round silo i's point of round t in the node released at k.
+    - `centred_noise(i, k)` returns the number of noise ones of silo i's n_i points in that node,
+      minus the mean n_i b / 4. Like `uniforms` it has length d + d(d + 1)/2: x y first, then the
+      packed lower triangle of x x'.
+
+    Without `clip`, values outside [-1, 1] are encoded beyond 0..2g instead of being clamped.
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol must be one of {PROTOCOLS}, got {protocol!r}")
@@ -437,7 +441,7 @@ def replay(
     W_syn, U_syn = np.zeros((d, d)), np.zeros(d)
     bias_stream = Stream(protocol, silos, (d,))
     cov_stream = Stream(protocol, silos, (d, d))
-    # The numbered draws of the silos, or of the server, under a release other than the tree.
+    # The draws of each silo, or of the server, by number, for releases other than the tree.
     givers: list[Drawn] = [{} for _ in range(1 if protocol == "central" else silos)]
     k = 0
 

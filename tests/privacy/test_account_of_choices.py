@@ -416,7 +416,7 @@ def test_combinations_that_no_builder_makes_have_no_account(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in CASES if "decentral" not in n])
 def test_every_field_of_a_protocol_is_the_registered_one(name: str) -> None:
-    """Each field of the protocol, changed alone."""
+    """Change each field of the protocol alone."""
     plan = CASES[name].make().plan
     protocol = plan.protocol
     for field in dataclasses.fields(protocol):

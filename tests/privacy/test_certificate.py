@@ -107,7 +107,7 @@ def test_certificates_refuse_to_overstate(
 
 
 def test_an_exceeded_claim_excuses_no_other_condition() -> None:
-    """Unbounded rewards void the account, whatever the claim beside it was."""
+    """Check unbounded rewards, which void the account whether or not the claim holds."""
     with pytest.raises(InputError):
         Certificate(**fields(exact=Guarantee(11.88, 0.01), conditions=[FAILS]))
 

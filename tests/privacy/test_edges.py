@@ -108,8 +108,8 @@ def test_amplification_lemma_uses_the_smaller_noise(layout: str, share: float) -
 
     def account(bias_std: float, gram_std: float) -> float:
         off, on = stds_of_layout(layout, gram_std / root)
-        found = sealed(replace(plan, noise_std=NoiseStd(bias_std, off, on)))
-        return found.privacy.exact[0]
+        actual = sealed(replace(plan, noise_std=NoiseStd(bias_std, off, on)))
+        return actual.privacy.exact[0]
 
     expected_epsilon = account(min(1.0, share) * bias, share * bias)
     assert account(bias, share * bias) == pytest.approx(expected_epsilon, rel=1e-9)

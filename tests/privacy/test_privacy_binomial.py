@@ -33,7 +33,7 @@ EXACT = [  # trials, shift, epsilon, delta
 
 @cache
 def pmf(trials: int, p: float = 0.25) -> np.ndarray:
-    """By logarithms of factorials: another way than the package's."""
+    """Return the probability mass by logarithms of factorials, unlike the package."""
     k = np.arange(trials + 1)
     log = special.gammaln(trials + 1) - special.gammaln(k + 1) - special.gammaln(trials - k + 1)
     return np.exp(log + k * math.log(p) + (trials - k) * math.log1p(-p))
@@ -51,7 +51,7 @@ def encoded(trials: int, value: float, length: int) -> np.ndarray:
 def divergences(
     first: list[np.ndarray], second: list[np.ndarray], epsilons: Iterable[float]
 ) -> np.ndarray:
-    """The larger hockey-stick divergence of two product laws, over all joint outcomes."""
+    """Return the larger hockey-stick divergence of two product laws, over all joint outcomes."""
     p, q = np.ones(1), np.ones(1)
     for a, b in zip(first, second, strict=True):
         p, q = np.outer(p, a).ravel(), np.outer(q, b).ravel()
@@ -81,9 +81,9 @@ def test_delta_of_shifted_binomials_equals_enumeration(p: float) -> None:
         length = trials + shift + 1
         plain, moved = np.zeros(length), np.zeros(length)
         plain[: trials + 1] = moved[shift:] = pmf(trials, p)
-        found = shifted_binomial_delta(trials, shift, epsilon, p)
+        actual = shifted_binomial_delta(trials, shift, epsilon, p)
         (expected,) = divergences([plain], [moved], [epsilon])
-        assert found == pytest.approx(expected, rel=1e-9, abs=1e-15)
+        assert actual == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
 def test_delta_of_shifted_binomials_of_large_sizes() -> None:
@@ -128,7 +128,7 @@ def test_account_covers_every_integer_vector(trials: int) -> None:
 
 
 def test_account_covers_two_nodes() -> None:
-    """One coordinate in each of two nodes: their sums compose like coordinates."""
+    """Use one coordinate in each of two nodes, whose losses compose like coordinates."""
     epsilons = (0.0, 0.5, 2.0)
     for sizes, norms in (((60, 200), (2, 5)), ((500, 90), (6, 1))):
         nodes = list(zip(sizes, norms, strict=True))
@@ -144,7 +144,7 @@ def test_account_covers_two_nodes() -> None:
 
 @pytest.mark.parametrize("trials", [50, 400])
 def test_account_covers_random_rounding(trials: int) -> None:
-    """Real changes of every direction from every position, with rounding as part of the law."""
+    """Use real changes in every direction, with random rounding."""
     rng, epsilons = np.random.default_rng(17), (0.0, 0.1, 1.0, 3.0)
     for norm in (0.02, 0.3, 1.0, 2.7, 8.5):
         account = VectorSumAccount([(trials, norm)], 2)
@@ -161,7 +161,7 @@ def test_account_covers_random_rounding(trials: int) -> None:
 
 @pytest.fixture
 def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """dp-accounting builds the loss distribution of a node once, not again for every epsilon."""
+    """Let dp-accounting build the loss distribution of a node once, not for every epsilon."""
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     name, built = "from_two_probability_mass_functions", {}
     build = getattr(pld, name)
@@ -183,8 +183,8 @@ def test_account_covers_many_small_changes_and_one_large_change() -> None:
         norm = math.hypot(*shape)
         account = VectorSumAccount([(20_000, norm)], 65, integers=True)
         for epsilon in (0.0, 0.2, 1.0):
-            found = pld_delta([(20_000, shape)], epsilon, 1e-3, upper=False)
-            assert found <= account.delta(epsilon) + 1e-13
+            actual = pld_delta([(20_000, shape)], epsilon, 1e-3, upper=False)
+            assert actual <= account.delta(epsilon) + 1e-13
 
 
 @pytest.mark.usefixtures("built_once")

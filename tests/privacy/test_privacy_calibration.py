@@ -175,7 +175,7 @@ PRINTED_CODE = [
 
 
 def places(value: float) -> float:
-    """Half a unit (and a little) in the last printed digit."""
+    """Return slightly more than half a unit in the last printed digit."""
     text = str(value)
     return 0.51 * 10.0 ** -len(text.partition(".")[2]) if "." in text else 1e-12
 
@@ -244,7 +244,7 @@ def test_exact_calibration_uses_the_whole_budget(layout: str) -> None:
 
 
 def test_conditions_detect_too_little_noise() -> None:
-    """Whatever produced the noise, the condition is computed from it: planted faults show."""
+    """Plant too little noise; the condition is computed from the noise and must fail."""
     budget = Budget(1, 0.01)
     right = calibrate_tree(budget, 400)
     natural_log = math.sqrt((1 + math.log(400)) / 9)
@@ -279,11 +279,11 @@ def test_published_code_fails_from_these_budgets_on(
     delta: float, replaced: float, zero_out: float
 ) -> None:
     for relation, edge in (("replace", replaced), ("zero-out", zero_out)):
-        found = [
+        actual = [
             calibrate_tree(Budget(edge * f, delta, relation), 400, "published-code").conditions()
             for f in (0.93, 1.04)
         ]
-        assert [c[0].holds for c in found] == [True, False]
+        assert [c[0].holds for c in actual] == [True, False]
 
 
 def test_conditions_state_the_calculated_epsilon() -> None:

@@ -20,7 +20,7 @@ REL = 1e-6
 
 
 def test_two_hundred_trees() -> None:
-    """Their delta of ours: one Gaussian of kappa nodes, counted here as binary digits of K."""
+    """Compute dp-accounting's delta at our epsilon, for one Gaussian of kappa nodes."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     draw = np.random.default_rng(2024)
     for _ in range(200):
@@ -42,8 +42,8 @@ def test_two_hundred_trees() -> None:
         theirs = mechanism.GaussianPrivacyLoss(
             standard_deviation=tree.noise_std / (math.sqrt(kappa) * joint)
         )
-        found = theirs.get_delta_for_epsilon(epsilon)
-        assert found == pytest.approx(delta, rel=REL), (epsilon, delta, releases, layout)
+        actual = theirs.get_delta_for_epsilon(epsilon)
+        assert actual == pytest.approx(delta, rel=REL), (epsilon, delta, releases, layout)
         assert tree.exact() == pytest.approx(epsilon, rel=REL)
 
 
@@ -72,13 +72,13 @@ def test_continual_releases(name: str) -> None:
 
 
 def test_epsilon_of_the_published_noise() -> None:
-    """Their epsilon of the noises that often miss the budget."""
+    """Compute dp-accounting's epsilon of published noise, which often misses the budget."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     for calibration, layout in (("theorem", "iid"), ("published-code", "goe1")):
         for epsilon, delta in ((0.2, 0.01), (1.0, 0.01), (5.0, 0.1), (5.0, 1e-3)):
             tree = calibrate_tree(Budget(epsilon, delta), 400, calibration)
             mu = 3.0 * user_sensitivity("replace", layout) / tree.noise_std
             theirs = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / mu)
-            found = tree.exact()
-            assert found == pytest.approx(epsilon_of(mu, delta), rel=1e-12)
-            assert theirs.get_delta_for_epsilon(found) == pytest.approx(delta, rel=REL)
+            actual = tree.exact()
+            assert actual == pytest.approx(epsilon_of(mu, delta), rel=1e-12)
+            assert theirs.get_delta_for_epsilon(actual) == pytest.approx(delta, rel=REL)

@@ -45,7 +45,7 @@ def test_probabilities_are_exact_at_any_size() -> None:
 
 
 def test_inverse_cdf_draws_have_the_distribution() -> None:
-    """On a grid of uniforms, where no count is off by more than the ends of its interval."""
+    """Use a grid of uniforms; no count may be off by more than the ends of its interval."""
     mechanism, costs, n = Exponential(2.0), [4, 3, 2, 3], 5000
     chosen = [mechanism.choose(costs, (i + 0.5) / n) for i in range(n)]
     counts = np.bincount(chosen, minlength=4)
@@ -70,7 +70,7 @@ def test_inverse_cdf_never_exceeds_the_last_index() -> None:
 
 
 def test_epsilon_covers_every_change() -> None:
-    """Range of the log ratio over all changes of costs by at most the sensitivity."""
+    """Compute the range of the log ratio over all allowed changes of costs."""
     mechanism = Exponential(1.2, sensitivity=2.0)
     draw = np.random.default_rng(5)
     widest = largest = 0.0

@@ -170,7 +170,7 @@ def weighted_change(
     x2: np.ndarray,
     y2: np.ndarray,
 ) -> np.ndarray:
-    """Squared change, entry by entry over its own standard deviation; x is (..., d)."""
+    """Return squared change, entry by entry over its own standard deviation; x is (..., d)."""
     off, on = layout_stds(layout, cov_std)
     bias = x * y[..., None] - x2 * y2[..., None]
     cov = x[..., :, None] * x[..., None, :] - x2[..., :, None] * x2[..., None, :]
@@ -225,9 +225,9 @@ def test_sensitivity_is_the_maximum_of_a_search(
     relation: str, layout: str, d: int, bias_std: float, cov_std: float
 ) -> None:
     claimed = user_sensitivity(relation, layout, d, bias_std, cov_std) ** 2
-    found = searched(relation, layout, d, bias_std, cov_std)
-    assert found <= claimed * (1 + 1e-9), "a record moves the sums further than claimed"
-    assert found >= claimed * (1 - 1e-4), "the claimed sensitivity is not attained"
+    actual = searched(relation, layout, d, bias_std, cov_std)
+    assert actual <= claimed * (1 + 1e-9), "a record moves the sums further than claimed"
+    assert actual >= claimed * (1 - 1e-4), "the claimed sensitivity is not attained"
 
 
 @pytest.mark.parametrize(("relation", "layout", "joint"), JOINT)
@@ -264,12 +264,12 @@ def test_layout_stds_are_those_of_the_matrices() -> None:
     rng = np.random.default_rng(3)
     a = 2.5 * rng.normal(size=(40_000, 2, 2))
     upper = np.triu(a)
-    made = {
+    noise_matrices = {
         "iid": upper + np.swapaxes(np.triu(a, 1), 1, 2),
         "goe1": (a + np.swapaxes(a, 1, 2)) / 2,
         "goe2": (a + np.swapaxes(a, 1, 2)) / math.sqrt(2),
     }
-    for layout, matrices in made.items():
+    for layout, matrices in noise_matrices.items():
         off, on = layout_stds(layout, 2.5)
         # Standard error of a standard deviation here is 0.35 %: six of them.
         assert matrices[:, 0, 1].std() == pytest.approx(off, rel=0.022)

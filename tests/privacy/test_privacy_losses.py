@@ -233,8 +233,8 @@ def test_nothing_and_pure() -> None:
 def test_extremes_are_bounds_still() -> None:
     assert composed_epsilon([("laplace", 1e9, 3)], 0.1) == 3e9
     assert composed_epsilon([("laplace", 1e-300, 3)], 1e-30) == 0.0
-    found = composed_epsilon([("laplace", 1e-6, 1), ("laplace", 100.0, 1)], 1e-30)
-    assert 100.0 < found <= 100.000001
+    actual = composed_epsilon([("laplace", 1e-6, 1), ("laplace", 100.0, 1)], 1e-30)
+    assert 100.0 < actual <= 100.000001
     # Too many for Fourier transforms: by Renyi divergences, a Gaussian's up to a few per cent.
     many = composed_epsilon([("randomized-response", 1e-6, 10**12)], 1e-5)
     assert 1.0 < many / composed_epsilon([("randomized-response", 1e-2, 10**4)], 1e-5) < 1.1

@@ -17,7 +17,7 @@ ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 
 
 def adaptive(queries: list[float], threshold: float, a: float, b: float) -> list[float]:
-    """Crossing probabilities by adaptive quadrature between the kinks."""
+    """Return crossing probabilities by adaptive quadrature between the kinks."""
 
     def integrand(r: float, k: int) -> float:
         value = float(stats.laplace.pdf(r, 0, a))
@@ -50,8 +50,8 @@ def adaptive(queries: list[float], threshold: float, a: float, b: float) -> list
     ],
 )
 def test_crossing_probabilities(a: float, b: float, queries: list[float]) -> None:
-    found = AboveThreshold(a, b).crossing_probabilities(queries, 1.0)
-    np.testing.assert_allclose(found, adaptive(queries, 1.0, a, b), rtol=1e-8)
+    actual = AboveThreshold(a, b).crossing_probabilities(queries, 1.0)
+    np.testing.assert_allclose(actual, adaptive(queries, 1.0, a, b), rtol=1e-8)
 
 
 def test_probability_of_one_query_has_a_closed_form() -> None:
@@ -89,8 +89,8 @@ def test_log_probabilities_do_not_underflow() -> None:
 def test_simulated_runs_have_the_calculated_probabilities() -> None:
     mechanism, queries, n = AboveThreshold(2.0, 3.0), [-2.0, 0.0, 1.0, -4.0], 40_000
     uniforms = np.random.default_rng(4).uniform(size=(n, 5))
-    found = [mechanism.first_above(queries, 1.0, u) for u in uniforms]
-    counts = np.bincount([4 if k is None else k for k in found], minlength=5)
+    actual = [mechanism.first_above(queries, 1.0, u) for u in uniforms]
+    counts = np.bincount([4 if k is None else k for k in actual], minlength=5)
     expected = n * mechanism.crossing_probabilities(queries, 1.0)
     assert stats.chisquare(counts, expected).pvalue > ALARM
 
@@ -105,7 +105,7 @@ def test_above_is_strict() -> None:
 
 
 def largest_ratio(mechanism: AboveThreshold, pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Largest |ln P(outcome) / Q(outcome)| over pairs of queries."""
+    """Return largest |ln P(outcome) / Q(outcome)| over pairs of queries."""
     return max(
         float(
             np.abs(
@@ -118,7 +118,7 @@ def largest_ratio(mechanism: AboveThreshold, pairs: list[tuple[np.ndarray, np.nd
 
 
 def shifts(n: int, rounds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Queries and the same with 1 added from some time on."""
+    """Yield queries, and the same queries with 1 added from some time on."""
     draw = np.random.default_rng(seed)
     pairs = []
     for _ in range(rounds):
@@ -139,7 +139,7 @@ def test_epsilon_for_common_shifts_is_the_larger_of_both(a: float, b: float) -> 
 
 
 def test_epsilon_for_any_changes_is_the_sum() -> None:
-    """Queries move by at most 1 each way; the sum is approached, the common cost exceeded."""
+    """Let queries move by at most 1 each way; the loss approaches the sum."""
     mechanism = AboveThreshold(4.0, 8.0)
     assert mechanism.epsilon == pytest.approx(0.5)
     draw = np.random.default_rng(9)
@@ -156,7 +156,7 @@ def test_epsilon_for_any_changes_is_the_sum() -> None:
 
 
 def test_epsilon_of_published_and_smallest_scales() -> None:
-    """fed-svt at epsilon = 1: half of it for the test, printed Lap(4) and Lap(8) cost a quarter."""
+    """Check fed-svt at epsilon = 1, where the printed Lap(4) and Lap(8) cost only a quarter."""
     printed = AboveThreshold(4.0, 8.0, common_shift=True)
     assert printed.epsilon == pytest.approx(0.25)
     assert AboveThreshold(4.0, 8.0).epsilon == pytest.approx(0.5)

@@ -138,9 +138,9 @@ def test_noise_for_silo_privacy_needs_a_sensitivity(mechanism):
 
 @pytest.mark.parametrize(("users", "dimension"), [(3, 1), (1, 2), (3, 2)])
 def test_the_shuffler_does_not_change_its_arguments(users, dimension):
-    made = VectorSum(dimension, users, epsilon=1.0, delta=1e-3, seed=1)
+    protocol = VectorSum(dimension, users, epsilon=1.0, delta=1e-3, seed=1)
     rng = np.random.default_rng(0)
-    bits = rng.integers(0, 2, (users, dimension, made.message_bits)).astype(np.uint8)
+    bits = rng.integers(0, 2, (users, dimension, protocol.message_bits)).astype(np.uint8)
     before = bits.copy()
-    made.shuffle(bits)
+    protocol.shuffle(bits)
     assert (bits == before).all()

@@ -57,7 +57,7 @@ def test_streams_are_philox_of_key_and_counter(seed):
 
 
 def test_keys_are_splitmix64():
-    """Its first output from state 0, which is how a seed of 0 begins to be mixed."""
+    """Check its first output from state 0."""
     assert random._mix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
 
 
@@ -117,7 +117,7 @@ def test_draws_have_normal_tails(draw):
 
 @BOTH
 def test_the_two_halves_of_box_muller_are_uncorrelated(draw):
-    """Cosines and sines share a radius: neither they, nor squares, nor signs may show it."""
+    """Check cosines and sines, which share a radius: values, squares and signs."""
     n = 1 << 20
     x = long_stream(draw, n)
     if draw is compiled.normals_f32:  # cosines and sines lie in alternating runs of sixteen
@@ -170,7 +170,7 @@ PARTS = ("seed", "purpose", "replicate", "silo", "index")
 
 
 def neighbours(draw, part, streams, n):
-    """Streams (streams, n) whose keys differ in one part only, by one each."""
+    """Return streams (streams, n) whose keys differ in one part only, by one each."""
     base = [100, 1, 5, 6, 7]
     rows = []
     for k in range(streams):
@@ -206,7 +206,7 @@ def test_the_first_draws_of_neighbouring_streams_are_normal(draw, part):
 
 
 def test_no_two_streams_share_a_block():
-    """400 neighbours of every kind, all words of their first two blocks as one number each."""
+    """Compare the first two blocks of 400 neighbouring streams of every kind."""
     seen = []
     for part in PARTS:
         for k in range(1, 400):
@@ -235,7 +235,7 @@ def test_below_has_no_modulo_bias():
 
 
 def test_permutations_are_uniform():
-    """All 24 orders of four; and every value in every place of eleven."""
+    """Count all 24 orders of four, and every value in every place of eleven."""
     orders = [tuple(compiled.permutation(8, 6, 0, s, 0, 4)) for s in range(24_000)]
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == 24 and stats.chisquare(counts).pvalue > ALARM
@@ -259,7 +259,7 @@ def test_noise_of_the_operating_system_is_normal_and_never_repeats():
 
 
 def test_a_node_of_system_noise_is_drawn_once():
-    """Handing it out again would let two systems cancel each other's noise."""
+    """Refuse a second draw: two systems could cancel each other's noise with it."""
     noise = SystemNoise()
     first = noise.node(3, 7, 4)
     assert first.shape == (14,)

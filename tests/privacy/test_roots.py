@@ -34,7 +34,7 @@ def test_roots_and_calls_are_those_of_scipy():
             [{}, {"xtol": 1e-300, "rtol": 1e-15, "maxiter": 2000}, {"xtol": 1e-3}, {"rtol": 1e-7}]
         )
         ours, theirs = [], []
-        found = []
+        collected = []
         for solve, calls in ((brentq, ours), (scipys, theirs)):
 
             def counted(x, calls=calls, function=function):
@@ -42,10 +42,10 @@ def test_roots_and_calls_are_those_of_scipy():
                 return function(x)
 
             try:
-                found.append(struct.pack("d", solve(counted, low, high, **how)))
+                collected.append(struct.pack("d", solve(counted, low, high, **how)))
             except (RuntimeError, ValueError, OverflowError) as error:
-                found.append(type(error))
-        assert found[0] == found[1]
+                collected.append(type(error))
+        assert collected[0] == collected[1]
         assert ours == theirs
 
 

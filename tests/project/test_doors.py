@@ -51,17 +51,17 @@ def system(algorithm: str) -> Any:
 
 
 def silo(chosen: bool = False) -> Any:
-    made = parties.Silo(system("private-fedlinucb"), 0)
+    party = parties.Silo(system("private-fedlinucb"), 0)
     if chosen:
-        made.select_many([EYE, EYE])
-    return made
+        party.select_many([EYE, EYE])
+    return party
 
 
 def agent(chosen: bool = False) -> Any:
-    made = fastfed.LinUCB(2)
+    bandit = fastfed.LinUCB(2)
     if chosen:
-        made.select_many(np.stack([EYE, EYE]))
-    return made
+        bandit.select_many(np.stack([EYE, EYE]))
+    return bandit
 
 
 def private_agent() -> Any:
@@ -305,11 +305,11 @@ def public_doors() -> set[str]:
         for name, value in vars(module).items():
             if name.startswith("_") or getattr(value, "__module__", None) != info.name:
                 continue
-            found = {name: value}
+            actual = {name: value}
             if inspect.isclass(value):
                 methods = {key: getattr(value, key) for key in vars(value) if key[0] != "_"}
-                found |= {f"{name}.{key}": each for key, each in methods.items() if callable(each)}
-            for qualified, function in found.items():
+                actual |= {f"{name}.{key}": each for key, each in methods.items() if callable(each)}
+            for qualified, function in actual.items():
                 text = inspect.getdoc(function) or ""
                 for names in re.findall(r"^(\w[\w, ]*) : .*array_like", text, re.M):
                     path = f"{info.name}.{qualified}".removeprefix("fastfed.")

@@ -21,7 +21,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
 def script(name):
-    """The example as a module; it is no part of the package."""
+    """Return the example as a module; it is no part of the package."""
     spec = importlib.util.spec_from_file_location(f"applied_{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
@@ -33,7 +33,7 @@ hospitals, warfarin, open_bandit = (script(n) for n in ("hospitals", "warfarin",
 
 
 def play(module, data, plot, *options):
-    """What the script prints; its plot is a picture."""
+    """Return what the script prints; its plot is replaced by a picture."""
     result = CliRunner().invoke(module.main, ["--data", str(data), "-o", str(plot), *options])
     assert result.exit_code == 0, result.output
     assert plot.read_bytes()[:4] == b"\x89PNG"
@@ -228,7 +228,7 @@ def test_warfarin_on_real_rows(tmp_path):
 
 @pytest.fixture
 def clicks(tmp_path):
-    """Three campaigns of few items; dear items are clicked."""
+    """Return three campaigns of few items; dear items are clicked."""
     draw = np.random.default_rng(2)
     for campaign, items in (("all", 6), ("men", 4), ("women", 5)):
         price = np.linspace(-1.5, 2.5, items)

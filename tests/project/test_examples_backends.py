@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "backends"
 
 @pytest.fixture
 def example(monkeypatch):
-    """The example's module by name."""
+    """Return the example's module by name."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module
 
@@ -47,18 +47,20 @@ STREAMS = [
 
 
 def offers(coba, rounds, seed=1, actions=8, **keys):
-    made = coba.Environments.from_linear_synthetic(rounds, n_actions=actions, seed=seed, **keys)
-    return list(made[0].read())
+    environment = coba.Environments.from_linear_synthetic(
+        rounds, n_actions=actions, seed=seed, **keys
+    )
+    return list(environment[0].read())
 
 
 def play(learner, interactions):
-    """(action, its chance) of every round."""
-    made = []
+    """Return (action, its probability) of every round."""
+    collected = []
     for i in interactions:
         action, chance = learner.predict(i["context"], i["actions"])
         learner.learn(i["context"], action, i["rewards"](action), chance)
-        made.append((action, chance))
-    return made
+        collected.append((action, chance))
+    return collected
 
 
 @pytest.mark.parametrize(("terms", "keys"), STREAMS, ids=lambda v: str(v)[:40])
@@ -231,8 +233,8 @@ def test_the_class_like_mabwisers_needs_no_mabwiser(example):
     bandit.partial_fit([0] * 9, y, x)
     inverse = np.linalg.inv(2.0 * np.eye(3) + x.T @ x)
     expected = x @ (inverse @ x.T @ y) + 0.5 * np.sqrt(np.sum(x @ inverse * x, axis=1))
-    found = [row[0] for row in bandit.predict_expectations(x)]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    actual = [row[0] for row in bandit.predict_expectations(x)]
+    np.testing.assert_allclose(actual, expected, rtol=1e-10)
     assert bandit.predict(x[:1]) in (0, 1) and bandit.predict(x)[0] == bandit.predict(x[:1])
 
 
@@ -302,10 +304,10 @@ def test_the_benchmark_of_all_players_runs(coba, mabwiser, example, capsys, monk
         ["--all", "--blocks", "1", "--seconds", "0.01", "--sizes", "4x3", "5x2"]
     )
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    found = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in rows}
-    assert {"NumPy", "`kernels`", "`LinUCB`", "coba", "mabwiser"} < set(found)
+    actual = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in rows}
+    assert {"NumPy", "`kernels`", "`LinUCB`", "coba", "mabwiser"} < set(actual)
     for name in ("the same under numba.njit", "`kernels`, trusted", "coba"):
-        same, compared = found[name].split(" of ")
+        same, compared = actual[name].split(" of ")
         assert same == compared and int(compared) > 50, name
 
 

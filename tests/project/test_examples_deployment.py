@@ -43,7 +43,9 @@ def parsed(words):
             command = command.load()
     parameters, extra_words, _ = command.make_parser(click.Context(command)).parse_args(words)
     assert not extra_words, f"{command.name} has no use for {extra_words}"
-    parameters = {name for name, value in parameters.items() if isinstance(value, str | bool)}
+    # Options that may be given several times have lists.
+    given = {k: v for k, v in parameters.items() if isinstance(v, str | bool | list)}
+    parameters = {name for name, value in given.items() if value != []}
     missing = {parameter.name for parameter in command.params if parameter.required} - parameters
     assert not missing, f"{command.name} needs {missing}"
     return parameters

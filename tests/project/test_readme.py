@@ -257,8 +257,8 @@ def test_the_stated_counts_of_claims_add_up():
         assert sum(by_tag[name]) == tags.count(tag), tag
     assert [sum(column) for column in zip(*by_tag.values(), strict=True)] == parts
     paper_counts = re.search(
-        r"(\d+) are about printed figures\D+ back in (\d+) of them \((\d+) fail, "
-        r"(\d+) are undecided, (\d+) not judged, (\d+) not played",
+        r"(\d+) are about printed figures\D+(\d+) of these are reproduced\D+(\d+) fail, "
+        r"(\d+) are undecided, (\d+) are not judged and (\d+) not played",
         " ".join(FIGURES.split()),
     )
     paper_total, *parts = map(int, paper_counts.groups())

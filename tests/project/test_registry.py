@@ -38,7 +38,7 @@ def check(name, found):
 
 @pytest.fixture
 def numbers(tmp_path, monkeypatch):
-    """A registry with one built-in entry, and packages that add entries to it."""
+    """Return a registry with one built-in entry, and packages that add entries to it."""
     (tmp_path / "found_numbers.py").write_text("TWO, WORD = 2, 'x'\n", encoding="utf-8")
     (tmp_path / "fails.py").write_text("raise SystemExit('no\\n licence')\n", encoding="utf-8")
     group = "fastfed.test-numbers"
@@ -200,7 +200,7 @@ def test_first_line_of_a_docstring():
     assert first_line(check) == ""
     assert (
         first_line(numbers)
-        == "A registry with one built-in entry, and packages that add entries to it"
+        == "Return a registry with one built-in entry, and packages that add entries to it"
     )
 
 

@@ -71,7 +71,7 @@ def test_a_calibration_of_a_paper_uses_the_tree_of_the_paper(calibration: str) -
     ),
 )
 def test_naming_the_default_release_changes_no_result(protocol: str, keys: dict) -> None:
-    """A curve without a release equals the curve that names its default release."""
+    """Compare a curve without a release with the curve that names its default release."""
     keys_of_system = {"protocol": protocol, "epsilon": 2.0, "delta": 1e-5, **keys}
     default = release("private-fedlinucb", 4, 60, 3, **keys_of_system)
     table = {"algorithm": "private-fedlinucb", **keys_of_system}

@@ -108,9 +108,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_does_not_go_together_is_refused_in_a_sentence(
     curve: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(InputError, match=says) as found:
+    with pytest.raises(InputError, match=says) as actual:
         experiment(curve)
-    text = str(found.value)
+    text = str(actual.value)
     assert "\n" not in text and len(text) < 250
 
 
@@ -139,7 +139,7 @@ def test_a_centre_needs_an_intercept(environment: Any) -> None:
     ],
 )
 def test_no_lemma_is_about_a_longer_theta(curve: dict[str, Any]) -> None:
-    """With an intercept of kappa > 1 theta* is longer than 1, which the direct radius alone pays.
+    """Check intercept kappa > 1, where ||theta*|| > 1, which only the direct radius allows.
 
     ||theta*||^2 = 1/2 + kappa/2 on this sphere; tau^2 = 2 kappa.
     """
@@ -185,7 +185,7 @@ def old(curves: dict[str, dict[str, Any]], silos: int, environment: Any) -> Expe
 
 
 def test_curves_without_the_new_keys_are_who_they_were() -> None:
-    """Digests of the version before these keys: its stores are still found, and extended."""
+    """Check that old stores are found: digests are those of the version before these keys."""
     assert old(OLD, 30, Sphere(3, 5)).digest() == "d8602a1e4a36a080"
     assert old(OLD, 30, FixedSet(dimension=3, actions=5)).digest() == "c288e2015eb98ad0"
     assert old(AGENTS, 1, Sphere(3, 5)).digest() == "d4f424ad4a0e85a5"
@@ -223,7 +223,7 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
 
 
 def _settled(name: str, keys: dict[str, Any]) -> Any:
-    """The config with its defaults of a problem filled in."""
+    """Return a config with the defaults of a problem filled in."""
     silos = 1 if name.startswith("linucb") else 30
     entry = ALGORITHMS[name]
     given = {k: v for k, v in keys.items() if (name, k) != ("random", "sieve")}
@@ -234,7 +234,7 @@ def _settled(name: str, keys: dict[str, Any]) -> Any:
 
 
 def drawn(rng: np.random.Generator) -> dict[str, Any]:
-    """A curve with some of the keys, fitting or not."""
+    """Return a curve with some of the keys, fitting or not."""
     base = [PUBLIC, PRIVATE, VECTOR, JOINT, FEDUCB, PEERS, ROBIN,
             {"algorithm": "linucb"}, {"algorithm": "linucb-ldp", **BUDGET},
             {"algorithm": "linucb-sdp-vec", **BUDGET}, {"algorithm": "local-linucb"}]  # fmt: skip
@@ -267,7 +267,7 @@ def drawn(rng: np.random.Generator) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_combination_is_refused_or_plays(seed: int) -> None:
-    """No other error; and what plays has a certificate that is its plan's account."""
+    """Check that no other error occurs, and that every run's certificate fits its plan."""
     rng = np.random.default_rng(seed)
     played = 0
     for _ in range(40):

@@ -39,7 +39,7 @@ def experiment_of(sizes: dict[str, Any], **more: Any) -> Any:
 
 
 def with_limit(e: Any, limit: float) -> Any:
-    """The experiment whose first curve knows a larger bound on all mean rewards.
+    """Return the experiment whose first curve knows a larger bound on all mean rewards.
 
     With the usual bound, all scores of small problems lie above it, and the sieve's slack says
     nothing.
@@ -56,7 +56,7 @@ COMPILED = [name for name in CASES if "individual" not in name]
 
 
 def both(e: Any) -> Any:
-    """What both drivers play."""
+    """Return the results of both drivers."""
     plan = e.curves[0].system.plan
     opened = e.environment.open(e.seed, 0, e.silos)
     if isinstance(plan, PeerPlan):
@@ -100,7 +100,7 @@ def test_threads_and_calls_change_nothing(name: str, rounds_per_call: int) -> No
 
 
 def test_curves_of_different_schedules_played_together() -> None:
-    """One call of the compiled driver goes to the next release of any curve."""
+    """Simulate them in one call of the compiled driver, which stops at every curve's releases."""
     keys = {"epsilon": 20.0, "delta": 0.01}
     private = {"algorithm": "private-fedlinucb", **keys}
     curves = [
@@ -123,7 +123,7 @@ def test_curves_of_different_schedules_played_together() -> None:
 
 
 def test_equal_batches_by_name_and_by_rounds_are_one_run() -> None:
-    """A schedule of equal batches, spelled out, plays what `batch_size` does, but for rounding."""
+    """Compare `batch_size` with the same release rounds as a list, up to rounding."""
     for protocol in ("none", "silo-ldp", "silo-ldp-prefix", "central", "shuffle-amplified"):
         base = {"silos": 2, "horizon": 29, "dimension": 3, "actions": 5, "protocol": protocol}
         if protocol != "none":  # the default of rounds that are spelled out has less noise
@@ -161,14 +161,14 @@ def sieve_of(plan: Plan) -> oracle.Sieve | None:
 
 
 def ends_of(plan: Plan) -> list[int]:
-    """From the keys' meaning alone: rounds as given, or multiples of B."""
+    """Return the release rounds by the definition of the keys: as given, or multiples of B."""
     if plan.release_rounds:
         return list(plan.release_rounds)
     return list(range(plan.batch_size, plan.horizon + 1, plan.batch_size))
 
 
 def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
-    """The oracle's arguments for the draws of a plan."""
+    """Return the oracle's arguments for the draws of a plan."""
     protocol, source = plan.protocol, SeededNoise(seed, 0)
     if protocol.noise_by == "none":
         return {}
@@ -192,16 +192,16 @@ def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
     if plan.release == "factorised":
         assert plan.factor is not None
         matrix = plan.factor.matrix
-        made = lambda k: oracle.factorised(matrix, givers, draw, k)  # noqa: E731
+        noise = lambda k: oracle.factorised(matrix, givers, draw, k)  # noqa: E731
     elif protocol.senders == "users":
         lengths = np.diff([0, *ends_of(plan)])
         scales = np.sqrt(lengths / lengths.max())
-        made = lambda k: oracle.batches(scales, givers, draw, k)  # noqa: E731
+        noise = lambda k: oracle.batches(scales, givers, draw, k)  # noqa: E731
     else:
         assert plan.release == "tree"
-        made = lambda k: oracle.tree(givers, draw, k)  # noqa: E731
+        noise = lambda k: oracle.tree(givers, draw, k)  # noqa: E731
     public = plan.clip is not None and plan.clip.constant > 0.0
-    return {"noise": made, "public": public}
+    return {"noise": noise, "public": public}
 
 
 def replayed(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
@@ -291,7 +291,7 @@ def test_a_wrong_schedule_or_centre_is_noticed(lazy: str) -> None:
 
 
 def test_noise_of_a_second_release_by_hand() -> None:
-    """Without the oracle: what the total of a factorised release holds beside the data."""
+    """Compute without the oracle what the total of a factorised release holds beside the data."""
     e = experiment_of({**CASES["explicit, central, factorised, lazy"], "horizon": 9,
                        "release_rounds": [1, 6]})  # fmt: skip
     plan = e.curves[0].system.plan
@@ -319,7 +319,7 @@ PARTIES = [
 
 
 def deploy(plan: Plan, opened: Any, noise: Any) -> tuple[np.ndarray, Any]:
-    """A federation of parties by hand; returns actions (M, T) and the last broadcast."""
+    """Run the parties step by step; return actions (M, T) and the last broadcast."""
     silos = [fastfed.parties.Silo(plan, i, noise) for i in range(plan.silos)]
     server, shuffler = fastfed.parties.Server(plan, noise), fastfed.parties.Shuffler(plan, noise)
     actions = np.zeros((plan.silos, plan.horizon), np.int64)
@@ -372,14 +372,14 @@ def test_parties_with_seeded_noise_are_both_drivers(name: str) -> None:
     ),
 )
 def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
-    """From end to end: the last release is the data and noise of the plan's size, never the same.
+    """Check that the last release is the data plus new noise of the plan's size.
 
     Within nine standard deviations: wrong less than once in 10^16.
     """
     e = experiment_of(CASES[name])
     plan = e.curves[0].system.plan
     opened = e.environment.open(e.seed, 0, e.silos)
-    found = []
+    collected = []
     for _ in range(2):
         actions, broadcast = deploy(plan, opened, None)
         if broadcast is None:
@@ -393,11 +393,11 @@ def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
                 if plan.clip is not None:
                     y, _, _ = plan.clip.apply(x, y)
                 plain += np.append(x * y, np.outer(x, x)[np.tril_indices(d)])
-        found.append(broadcast.values - plain)
+        collected.append(broadcast.values - plain)
     std = spread_of(plan)
-    assert (np.abs(found) <= 9.0 * std + 1e-5).all()
+    assert (np.abs(collected) <= 9.0 * std + 1e-5).all()
     noisy = std > 0.0
-    alike = found[0][noisy] == found[1][noisy]
+    alike = collected[0][noisy] == collected[1][noisy]
     # Counts of bits may agree in some entry.
     assert not (alike.all() and noisy.any() if plan.encoding else alike.any())
     assert noisy[:-1].all() or plan.protocol.noise_by == "none"
@@ -405,7 +405,7 @@ def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
 
 
 def spread_of(plan: Plan) -> np.ndarray:
-    """Standard deviations of the noise of the last release, (s,), or a little more."""
+    """Return standard deviations of the noise of the last release, (s,), or a little more."""
     d, k, k_range = plan.dimension, plan.releases, range(1, plan.releases + 1)
     size = plan.statistic_size
     if plan.protocol.noise_by == "none":
@@ -441,31 +441,33 @@ def spread_of(plan: Plan) -> np.ndarray:
 @pytest.mark.parametrize("first", [1, 3, 40])
 @pytest.mark.parametrize("ratio", [1.0, 1.1, 2.0, 1e6])
 def test_growing_batches(horizon: int, first: int, ratio: float) -> None:
-    made = Schedule.growing(horizon, first, ratio)
+    schedule = Schedule.growing(horizon, first, ratio)
     if first > horizon:
-        assert made.releases == 0 and list(made.ends) == []
+        assert schedule.releases == 0 and list(schedule.ends) == []
         return
-    lengths = list(made.lengths)
-    assert lengths[0] == first and sum(lengths) == made.ends[-1] <= horizon
+    lengths = list(schedule.lengths)
+    assert lengths[0] == first and sum(lengths) == schedule.ends[-1] <= horizon
     exact = float(first)
     for n in lengths:
         assert n == round(exact)
         exact *= ratio
     # The next would end beyond the horizon.
-    assert made.ends[-1] + round(exact) > horizon
-    assert made.batch_size == max(lengths)
+    assert schedule.ends[-1] + round(exact) > horizon
+    assert schedule.batch_size == max(lengths)
     plan = fastfed.make_system(
         "fedlinucb", silos=2, horizon=horizon, dimension=2, batch_size="growing",
         batch_first=first, batch_ratio=ratio,
     ).plan  # fmt: skip
-    assert plan.release_rounds == tuple(made.ends) and plan.releases == made.releases
-    assert [plan.end(k) for k in range(made.releases + 1)] == [0, *made.ends]
-    assert all(plan.due(t) == sum(n <= t for n in made.ends) for t in range(min(horizon, 300) + 1))
+    assert plan.release_rounds == tuple(schedule.ends) and plan.releases == schedule.releases
+    assert [plan.end(k) for k in range(schedule.releases + 1)] == [0, *schedule.ends]
+    assert all(
+        plan.due(t) == sum(n <= t for n in schedule.ends) for t in range(min(horizon, 300) + 1)
+    )
 
 
 @pytest.mark.parametrize("rounds", [(1, 2), (1, 2, 3, 4, 5, 6)])
 def test_rounds_that_stop_before_the_horizon_leave_raw_data(rounds: tuple[int, ...]) -> None:
-    """Batches of one round and an unsent rest: eager play then uses what was never released."""
+    """Use batches of one round and an unsent rest, from which eager silos learn."""
     system = fastfed.make_system(
         "private-fedlinucb", silos=2, horizon=6, dimension=2, release_rounds=rounds,
         epsilon=1.0, delta=1e-3, lazy=False,

@@ -31,7 +31,7 @@ HALF = 0.05
 
 
 def read(chart: Chart) -> ElementTree.Element:
-    """The picture, whose root has role and label."""
+    """Return the picture, whose root has role and label."""
     root = ElementTree.fromstring(chart_svg(chart, 'a <"label">'))
     assert root.get("role") == "img" and root.get("aria-label") == 'a <"label">'
     return root
@@ -50,7 +50,7 @@ def line_chart(y, *, x=None, spread=None, log="", low=0.0, high=100.0, ends=()) 
 
 
 def frame(root: ElementTree.Element) -> tuple[float, float, float, float]:
-    """Left, right, bottom and top of the axes: the drawing inside is cut off there."""
+    """Return left, right, bottom and top of the axes: the drawing inside is cut off there."""
     (inside,) = root.findall("svg")
     x, y, width, height = (float(inside.get(k)) for k in ("x", "y", "width", "height"))
     assert inside.get("viewBox") == " ".join(inside.get(k) for k in ("x", "y", "width", "height"))
@@ -62,7 +62,7 @@ def points(element: ElementTree.Element) -> np.ndarray:
 
 
 def shares(places: np.ndarray, root: ElementTree.Element) -> np.ndarray:
-    """Places as shares of the axes, (C, 2), from left and from below."""
+    """Return places as shares of the axes, (C, 2), from left and from below."""
     left, right, bottom, top = frame(root)
     return (places - [left, bottom]) / [right - left, top - bottom]
 
@@ -71,16 +71,16 @@ def test_a_line_is_where_its_values_are() -> None:
     y = [0.0, 12.5, 100.0, 50.0]
     root = read(line_chart(y))
     (line,) = root.iter("polyline")
-    found = shares(points(line), root)
-    np.testing.assert_allclose(found[:, 0], [0.0, 1 / 3, 2 / 3, 1.0], atol=HALF / 100)
-    np.testing.assert_allclose(found[:, 1], np.array(y) / 100.0, atol=HALF / 100)
+    actual = shares(points(line), root)
+    np.testing.assert_allclose(actual[:, 0], [0.0, 1 / 3, 2 / 3, 1.0], atol=HALF / 100)
+    np.testing.assert_allclose(actual[:, 1], np.array(y) / 100.0, atol=HALF / 100)
 
 
 def test_a_band_is_two_spreads_high() -> None:
     root = read(line_chart([20.0, 40.0], spread=[5.0, 10.0]))
     (band,) = root.iter("polygon")
-    found = shares(points(band), root)
-    np.testing.assert_allclose(found[:, 1], [0.15, 0.30, 0.50, 0.25], atol=HALF / 100)
+    actual = shares(points(band), root)
+    np.testing.assert_allclose(actual[:, 1], [0.15, 0.30, 0.50, 0.25], atol=HALF / 100)
     assert not list(read(line_chart([20.0, 40.0], spread=[5.0, np.nan])).iter("polygon"))
 
 
@@ -88,11 +88,11 @@ def test_logarithmic_axes() -> None:
     y, x = [1.0, 10.0, 1000.0, 0.0], [1.0, 2.0, 4.0, 4.0]
     root = read(line_chart(y, x=x, log="xy", low=1.0, high=1000.0))
     (line,) = root.iter("polyline")
-    found = shares(points(line), root)
-    np.testing.assert_allclose(found[:3, 0], [0.0, 0.5, 1.0], atol=HALF / 100)
-    np.testing.assert_allclose(found[:3, 1], [0.0, 1 / 3, 1.0], atol=HALF / 100)
+    actual = shares(points(line), root)
+    np.testing.assert_allclose(actual[:3, 0], [0.0, 0.5, 1.0], atol=HALF / 100)
+    np.testing.assert_allclose(actual[:3, 1], [0.0, 1 / 3, 1.0], atol=HALF / 100)
     # 0 has no logarithm: the line goes down, out of the axes.
-    assert found[3, 1] < -1.0
+    assert actual[3, 1] < -1.0
 
 
 def test_a_line_has_gaps_where_it_is_not_and_ends_are_cut_off() -> None:
@@ -130,10 +130,10 @@ SPANS = [
 @pytest.mark.parametrize(("low", "span"), SPANS)
 @pytest.mark.parametrize("most", [2, 3, 6])
 def test_ticks_are_round_few_and_inside(low: float, span: float, most: int) -> None:
-    found = [value for value, _ in ticks(Axis("", low, low + span, str), most)]
-    assert 1 <= len(found) <= most
-    assert all(low - 1e-9 * span <= v <= low + span * (1 + 1e-9) for v in found)
-    steps = {float(f"{b - a:.6g}") for a, b in pairwise(found)}
+    actual = [value for value, _ in ticks(Axis("", low, low + span, str), most)]
+    assert 1 <= len(actual) <= most
+    assert all(low - 1e-9 * span <= v <= low + span * (1 + 1e-9) for v in actual)
+    steps = {float(f"{b - a:.6g}") for a, b in pairwise(actual)}
     assert len(steps) <= 1
     for step in steps:
         assert re.match(r"(1|2|2\.5|5)e", f"{step:.12e}".replace("0" * 11, "").replace(".0e", "e")
@@ -152,8 +152,8 @@ def test_ticks_are_round_few_and_inside(low: float, span: float, most: int) -> N
     ],
 )
 def test_ticks_of_logarithmic_axes(low: float, high: float, expected: list[float]) -> None:
-    found = [value for value, _ in ticks(Axis("", low, high, str, log=True), 6)]
-    assert found == pytest.approx(expected)
+    actual = [value for value, _ in ticks(Axis("", low, high, str, log=True), 6)]
+    assert actual == pytest.approx(expected)
 
 
 def test_names_at_the_ends_do_not_overlap_and_stay_inside() -> None:
@@ -201,7 +201,7 @@ def test_regret_that_never_grows_has_axes_all_the_same() -> None:
 
 
 def with_regret(made: CurveResult, values) -> CurveResult:
-    """A curve with this regret at its last checkpoints, in both replicates."""
+    """Return a curve with this regret at its last checkpoints, in both replicates."""
     regret = np.tile(np.array(values, np.float64), (2, 1))
     few = len(values)
     counts = {
@@ -217,7 +217,7 @@ def sending(made: CurveResult, bits) -> CurveResult:
 
 @cache
 def dejavu():
-    """A broad type, in a size of 100."""
+    """Return the width of a text in DejaVu Sans, a broad font, at size 100."""
     fonts = Path(pytest.importorskip("matplotlib").get_data_path()) / "fonts" / "ttf"
     from PIL import ImageFont  # matplotlib needs it
 
@@ -225,7 +225,7 @@ def dejavu():
 
 
 def texts_are_inside(root: ElementTree.Element) -> None:
-    """All texts, in the broadest type of those that a page may have."""
+    """Check that all texts fit inside the picture in the broadest font that a page may have."""
     _, _, width, height = map(float, root.get("viewBox").split())
     for text in root.iter("text"):
         if text.get("transform"):
@@ -239,7 +239,7 @@ def texts_are_inside(root: ElementTree.Element) -> None:
 
 
 def tick_texts(root: ElementTree.Element) -> list[str]:
-    """Below the axes, from the left."""
+    """Return the texts of the ticks below the axes, from left to right."""
     _, _, bottom, _ = frame(root)
     below = [t for t in root.iter("text") if abs(float(t.get("y")) - bottom - 14.0) < 1.0]
     return [t.text for t in sorted(below, key=lambda t: float(t.get("x")))]
@@ -263,8 +263,8 @@ def test_a_bound_that_is_there_at_the_end_alone_is_a_dot() -> None:
 
 def test_negative_regret_is_inside_the_axes() -> None:
     six = [with_regret(curve(f"c{i}"), [-2.0, 1.0, i - 3.0]) for i in range(6)]
-    found = source(*six)
-    for chart in (*charts_of(found).regret, *charts_of(found).final):
+    figure = source(*six)
+    for chart in (*charts_of(figure).regret, *charts_of(figure).final):
         root = read(chart)
         texts_are_inside(root)
         left, right, bottom, top = frame(root)
@@ -272,26 +272,26 @@ def test_negative_regret_is_inside_the_axes() -> None:
             assert points(line)[:, 1].max() < bottom and points(line)[:, 1].min() > top
         for dot in root.iter("circle"):
             assert left < float(dot.get("cx")) < right
-    (chart,) = charts_of(found).regret
+    (chart,) = charts_of(figure).regret
     assert chart.y.low == pytest.approx(1.05 * -3.0)
 
 
 def test_what_ends_below_a_logarithmic_axis_is_named_at_its_edge() -> None:
-    found = source(
+    figure = source(
         with_regret(curve("a"), [5.0, 0.0]), with_regret(curve("b"), [5.0, 9.0]), log="y"
     )
-    (chart,) = charts_of(found).regret
+    (chart,) = charts_of(figure).regret
     texts_are_inside(read(chart))
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 3, 7, 100, 99_999, 10**7, 10**9])
 @pytest.mark.parametrize("log", ["", "x"])
 def test_ticks_of_rounds_are_whole_and_differ(horizon: int, log: str) -> None:
-    made = with_regret(curve("a"), [1.0, 2.0])
+    changed_curve = with_regret(curve("a"), [1.0, 2.0])
     rounds = np.array([max(1, horizon - 1), horizon])
-    found = source(replace(made, rounds=rounds), log=log)
-    found = replace(found, results=replace(found.results, horizon=horizon))
-    (chart,) = charts_of(found).regret
+    figure = source(replace(changed_curve, rounds=rounds), log=log)
+    figure = replace(figure, results=replace(figure.results, horizon=horizon))
+    (chart,) = charts_of(figure).regret
     root = read(chart)
     texts = tick_texts(root)
     assert texts and len(set(texts)) == len(texts)

@@ -32,7 +32,7 @@ LEVELS = ("summary", "curves", "replicates")
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    """A private curve per epsilon, one that is unproven, one without privacy, one that is alone."""
+    """Return results with private curves, an unproven one, one without privacy, and one alone."""
     private = {"algorithm": "private-fedlinucb", "delta": 1e-5, "batch_size": 10}
     return fastfed.simulate(
         {"kind": "sphere", "dimension": 3, "actions": 5},
@@ -59,7 +59,7 @@ def pyplot() -> Any:
 
 
 def bounded(results: Results, height: float = 1.5, **figure: Any) -> Results:
-    """The first curve with one bound of regret and one of synchronisations."""
+    """Return the first curve with one bound of regret and one of synchronisations."""
     top = max(float((c.mean + 2 * c.stderr).max()) for c in results.curves)
     first, *others = results.curves
     bounds = {"b": [height * top] * 6, "synchronisations-b": [9.0] * 6}
@@ -72,7 +72,7 @@ def one_replicate(curve: CurveResult) -> CurveResult:
 
 
 def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """As if a package were not installed."""
+    """Hide a package, as if it were not installed."""
     real = builtins.__import__
 
     def missing(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +135,7 @@ class TestPlot:
         assert axes.get_lines()[0].get_ydata()[-1] == 11
 
     def test_the_very_lines_of_the_report(self, results, pyplot):
-        """Colours, dashes, widths and data as in the picture that `fastfed report` writes."""
+        """Compare colours, dashes, widths and data with the plot that `fastfed report` writes."""
         from matplotlib.figure import Figure
 
         from fastfed.reporting.charts import charts_of
@@ -317,7 +317,7 @@ class TestRecords:
                     assert [row[name] for row in mine] == list(counts[r])
 
     def test_replicates_keep_their_numbers(self, results):
-        """A store may hold some replicates only."""
+        """Use a store that holds some replicates only."""
         curve = replace(results.curves[0], replicates=(0, 4, 7))
         numbers = [row["replicate"] for row in curve.to_records("replicates")]
         assert numbers == [0] * 6 + [4] * 6 + [7] * 6
@@ -424,7 +424,7 @@ def read(value: Any) -> Reader:
 
 
 def printed(value: Any, width: int = 200) -> str:
-    """What rich prints."""
+    """Return what rich prints."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width)
@@ -509,7 +509,7 @@ class TestLooks:
             assert "Also, proven: epsilon 1, delta 1e-05, for one item" in text
 
     def test_what_holds_under_broken_assumptions_only_is_not_called_proven(self):
-        """FedUCB's own schedule is made by raw data, which the side guarantees assume away."""
+        """Check FedUCB, whose schedule breaks the assumptions of its guarantees."""
         system = fastfed.make_system(
             "feducb", silos=2, horizon=50, dimension=3, epsilon=1.0, delta=1e-6
         )
@@ -579,10 +579,10 @@ class TestLooks:
         assert "Audit of <b>" in read(audit).texts
 
     def test_a_calibration_in_sentences(self):
-        found = calibrate("gaussian-tree", Budget(1.0, 1e-6), 40)
-        for text in (read(found).text, printed(found, 400)):
-            assert f"Noise of standard deviation {found.noise_std:.6g} for epsilon 1" in text
-            assert "relation replace, 40 releases." in text and found.source in text
+        actual = calibrate("gaussian-tree", Budget(1.0, 1e-6), 40)
+        for text in (read(actual).text, printed(actual, 400)):
+            assert f"Noise of standard deviation {actual.noise_std:.6g} for epsilon 1" in text
+            assert "relation replace, 40 releases." in text and actual.source in text
 
     @pytest.mark.parametrize(
         ("value", "down"), [(0.0, "0"), (0.1, "0.1"), (1.23459, "1.234"), (12345.6, "12340")]

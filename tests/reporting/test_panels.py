@@ -103,11 +103,11 @@ def test_few_curves_are_one_panel() -> None:
 
 
 def test_more_curves_are_divided_by_the_key_with_the_fewest_panels() -> None:
-    found = source(*GRID, *MEANS)
-    assert len(found.results.curves) == MAX_CURVES + 1
+    figure = source(*GRID, *MEANS)
+    assert len(figure.results.curves) == MAX_CURVES + 1
     # By epsilon there are two, and the three means, which have none, are in both.
-    assert [title for title, _ in shown(found)] == ["ε = 1", "ε = 4"]
-    assert shown(found)[0][1] == [
+    assert [title for title, _ in shown(figure)] == ["ε = 1", "ε = 4"]
+    assert shown(figure)[0][1] == [
         *(f"ROBIN, M = {m}" for m in (50, 200, 800)),
         *(f"plain mean, M = {m}" for m in (50, 200, 800)),
     ]
@@ -160,14 +160,14 @@ def test_a_key_that_no_curve_has_is_refused() -> None:
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
 def test_every_figure_of_the_package_has_few_curves_in_an_axes(name: str) -> None:
-    """And in each of them every curve has a look and a name of its own."""
+    """Check also that within each axes all curves have different styles and names."""
     spec = experiments.figure(name).spec
-    made = [
+    figure_curves = [
         curve(c["label"], private="epsilon" in c or c["algorithm"] in SENDS_NOTHING,
               silos=c.get("silos", 2))
         for table in spec["curve"] for c in expand(table)
     ]  # fmt: skip
-    for panel in panels(source(*made, **spec["figure"])):
+    for panel in panels(source(*figure_curves, **spec["figure"])):
         assert len(panel.curves) <= MAX_CURVES and not panel.others
         assert len({str(style) for style in panel.styles}) == len(panel.styles)
         assert len(set(panel.names)) == len(panel.names)
@@ -193,7 +193,7 @@ def test_the_legend_says_which_panel_has_which_privacy() -> None:
 
 
 def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
-    """Even where all lines end in one place."""
+    """Include lines that all end at the same point."""
     from matplotlib.text import Text
 
     from fastfed.reporting import plotting
@@ -214,9 +214,9 @@ def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
 
 
 def test_papers_get_one_column_with_embedded_type() -> None:
-    found = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
-    first = drawn(found, ["pdf"])
-    assert set(first) == {"pdf"} and first == drawn(found, ["pdf"])
+    figure = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
+    first = drawn(figure, ["pdf"])
+    assert set(first) == {"pdf"} and first == drawn(figure, ["pdf"])
     pdf = first["pdf"]
     assert b"/FontFile2" in pdf and b"/Type3" not in pdf  # TrueType
     width = float(pdf.split(b"/MediaBox [ 0 0 ")[1].split()[0])
@@ -230,8 +230,8 @@ def test_logarithmic_axes_begin_where_there_is_something() -> None:
 
 
 def test_charts_in_a_page_have_the_colours_of_the_page() -> None:
-    found = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
-    (chart,) = charts_of(found).regret
+    figure = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
+    (chart,) = charts_of(figure).regret
     text = str(chart_svg(chart, "label"))
     assert "var(--c1)" in text and "var(--text)" in text and "var(--grid)" in text
     assert not any(colour in text for colour in VARIABLES)

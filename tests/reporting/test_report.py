@@ -206,13 +206,13 @@ def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
 
 
 def sent_lines(source: Source) -> list[tuple[Any, Any]]:
-    """Bytes and regret of every line in the picture of communication that has points."""
+    """Return bytes and regret of every line in the picture of communication that has points."""
     (chart,) = charts_of(source).sent
     return [(line.x, line.y) for line in chart.lines if len(line.x)]
 
 
 def test_communication_begins_at_the_first_message_and_ends_at_the_total(source: Source) -> None:
-    """Bytes of the schedule against the store's regret."""
+    """Compare the bytes of the schedule and the regret of the store."""
     seen = sent_lines(source)
     pictures = drawn(source, plot="sent")
     assert pictures == drawn(source, plot="sent")
@@ -326,20 +326,20 @@ def of_figure(source: Source, **keys: Any) -> Source:
 
 
 def with_curves(source: Source, **changes: Any) -> Source:
-    """The source with its first curve changed."""
+    """Return the source with its first curve changed."""
     first, *others = source.results.curves
     curves = (replace(first, **changes), *others)
     return replace(source, results=replace(source.results, curves=curves))
 
 
 def chart_of(source: Source) -> Chart:
-    """The one chart of regret against rounds."""
+    """Return the one chart of regret against rounds."""
     (chart,) = charts_of(source).regret
     return chart
 
 
 def axes_of(source: Source) -> Any:
-    """Axes of matplotlib with that chart."""
+    """Return axes of matplotlib with that chart."""
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()
@@ -352,7 +352,7 @@ def test_every_axis_has_a_name() -> None:
 
 
 def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
-    """Forty silos in the first curve, four in the others, although the experiment says four."""
+    """Use forty silos in the first curve, and four in the other curves and the experiment."""
     sized = with_curves(of_figure(source, y="per-silo"), silos=40)
     axes = axes_of(sized)
     assert axes.get_ylabel() == "regret per silo"
@@ -369,7 +369,7 @@ def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
 
 
 def tallest(source: Source) -> float:
-    """Of means with their bands, by the results themselves."""
+    """Return the largest mean plus its band, computed from the results."""
     return max(float((regret(source, c)[0] + regret(source, c)[1]).max())
                for c in source.results.curves)  # fmt: skip
 
@@ -379,7 +379,7 @@ def line_of(bound: str, label: str = "Theorem 1", curve: str = "open") -> dict[s
 
 
 def bounded(source: Source, values: Any, **keys: Any) -> Source:
-    """The first curve with one bound of group regret, which the figure asks for."""
+    """Return the first curve with one bound of group regret, which the figure asks for."""
     asked = of_figure(source, line=[line_of("b")], **keys)
     return with_curves(asked, bounds={"b": list(map(float, values))})
 
@@ -484,8 +484,8 @@ def test_bounds_in_one_picture_are_told_apart(source: Source) -> None:
     asked = of_figure(
         with_curves(source, bounds=bounds), y="cumulative", line=[line_of(b, b) for b in bounds]
     )
-    found = axes_of(asked).get_lines()[-4:]
-    assert len({str(line._unscaled_dash_pattern) for line in found}) == 4
+    actual = axes_of(asked).get_lines()[-4:]
+    assert len({str(line._unscaled_dash_pattern) for line in actual}) == 4
 
 
 def test_synchronisations_stand_beside_their_bounds(source: Source) -> None:

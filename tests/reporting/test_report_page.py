@@ -68,7 +68,7 @@ def an_experiment(name: str = "small", **figure: Any) -> Experiment:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two experiments in subfolders, with their pages and the one over both."""
+    """Return two experiments in subfolders, with their pages and the one over both."""
     out = tmp_path_factory.mktemp("pages") / "out"
     for name in ("first", "second & last"):
         fastfed.run(an_experiment(name), out / name)
@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of a page's time; where no picture is looked at, none is drawn."""
+    """Draw no plots where no test looks at them: drawing takes most of a report's time."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
@@ -353,14 +353,14 @@ def browse(tmp_path: Path, *arguments: str) -> str:
 
 
 def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]]:
-    """(width of the window, width of what is in it) of every page in a window of a width.
+    """Return (width of the window, width of what is in it) of every page in a window of a width.
 
     Measured by copies of the pages, all in one start of the browser.
     """
     frames = ""
     for number, (page, width) in enumerate(pages):
-        found = f"parent.document.body.dataset.found{number}"
-        measure = f"{found}=innerWidth+' '+document.documentElement.scrollWidth"
+        actual = f"parent.document.body.dataset.found{number}"
+        measure = f"{actual}=innerWidth+' '+document.documentElement.scrollWidth"
         copy = page.replace("</body>", f"<script>{measure}</script></body>")
         # A frame, for a window of its own is never narrower than 500 pixels.
         frames += f'<iframe width="{width}" height="900" style="border:0" '
@@ -369,22 +369,22 @@ def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]
     frame.write_text(f"<!DOCTYPE html><body>{frames}</body>")
     shown = browse(tmp_path, "--window-size=1400,1000", "--dump-dom", frame.as_uri())
     body = shown[shown.index("<body") :].partition("<iframe")[0]
-    found = {int(n): (int(w), int(c)) for n, w, c in re.findall(r'found(\d+)="(\d+) (\d+)"', body)}
-    assert sorted(found) == list(range(len(pages))), body[:500]
-    return [found[number] for number in range(len(pages))]
+    actual = {int(n): (int(w), int(c)) for n, w, c in re.findall(r'found(\d+)="(\d+) (\d+)"', body)}
+    assert sorted(actual) == list(range(len(pages))), body[:500]
+    return [actual[number] for number in range(len(pages))]
 
 
 @needs_browser
 def test_no_page_is_wider_than_its_window(folder: Path, tmp_path: Path) -> None:
-    """Nor would one that is be missed: the last page is."""
+    """Include a page that is too wide, which must be detected."""
     pages = [
         ((folder / name).read_text().replace("<details>", "<details open>"), width)
         for name in ("first/report.html", "report.html")
         for width in (390, 1200)
     ]
     wide = '<!DOCTYPE html><body><div style="width:700px">x</div></body>'
-    *found, (_, too_wide) = widths(tmp_path, [*pages, (wide, 390)])
-    for (_, width), (window, content) in zip(pages, found, strict=True):
+    *actual, (_, too_wide) = widths(tmp_path, [*pages, (wide, 390)])
+    for (_, width), (window, content) in zip(pages, actual, strict=True):
         assert window == width and content <= width
     assert too_wide >= 700
 

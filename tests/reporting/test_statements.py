@@ -90,7 +90,7 @@ def test_exactly_two_standard_errors_decide_nothing() -> None:
 
 
 def test_few_replicates_have_students_limit() -> None:
-    """Its quantile at the level of two standard errors, in closed form for 1 and 2 degrees."""
+    """Compare with closed forms of Student's quantile for 1 and 2 degrees of freedom."""
     p = 0.5 * (1.0 + math.erf(2.0 / math.sqrt(2.0)))
     assert beyond(2) == pytest.approx(math.tan(math.pi * (p - 0.5)))
     assert beyond(3) == pytest.approx((2.0 * p - 1.0) / math.sqrt(2.0 * p * (1.0 - p)))
@@ -117,7 +117,7 @@ def test_an_exponent_is_fitted_in_each_replicate() -> None:
 
 
 def test_groups_are_ordered_by_their_spread() -> None:
-    """Largest over smallest regret in each replicate: 2, 2 and 2 against 4, 3 and 5."""
+    """Compute the largest over the smallest regret by hand: 2, 2 and 2 against 4, 3 and 5."""
     tight = [curve("t1", [1.0, 2.0, 3.0]), curve("t2", [2.0, 4.0, 6.0])]
     loose = [curve("l1", [4.0, 3.0, 5.0]), curve("l2", [1.0, 1.0, 1.0])]
     groups = [["t1", "t2"], ["l1", "l2"]]
@@ -137,7 +137,7 @@ def test_groups_are_ordered_by_their_spread() -> None:
 
 
 def test_groups_are_called_after_what_they_share() -> None:
-    """And stay in their order in a store, which sorts keys."""
+    """Check also that groups keep their order in a store, which sorts keys."""
     labels = [[f"F, gap = {g}, epsilon = {e}" for e in (1, 2)] for g in ("b", "a")]
     curves = [curve(x, [i + 1.0, i + 2.0]) for i, x in enumerate(labels[0] + labels[1])]
     table = {"statement": [{"says": "s", "spread": labels}]}
@@ -164,7 +164,7 @@ def test_a_paper_s_claim_has_two_verdicts() -> None:
 
 
 def test_nothing_is_judged_in_fewer_rounds_than_the_figure_has() -> None:
-    """Nor of an experiment that --set has changed."""
+    """Check also an experiment that --set has changed."""
     statement = {"below": ["B", "A"]}
     assert of_privacy(statement, certificate(), judged_from=10).verdict == "holds"
     short = of_privacy(statement, certificate(), judged_from=100_000, size="all")
@@ -261,7 +261,7 @@ def certificate(
 
 
 def of_privacy(statement: dict[str, Any], stored: dict[str, Any], **figure: Any) -> Any:
-    """B below A (or not), where A claims what ``stored`` says."""
+    """Return B's regret below A's or not, if A's certificate is ``stored``."""
     claims = replace(A, certificate=stored)
     table = {"statement": [{"says": "so it is", **statement}], **figure}
     (judged,) = judge(Results("x", 10, 2, (claims, B), table))
@@ -401,7 +401,7 @@ def test_bad_sizes(figure: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
 def test_every_figure_says_something_of_its_own_curves(name: str) -> None:
-    """And the order is the paper's: more privacy never ranks below less."""
+    """Check also the paper's order: more privacy never ranks below less."""
     spec = experiments.figure(name).spec
     labels = [c["label"] for table in spec["curve"] for c in expand(table)]
     check_figure(spec["figure"], labels)

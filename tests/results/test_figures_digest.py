@@ -144,7 +144,7 @@ def test_the_digest_of_a_plan_depends_only_on_its_set_of_numbers() -> None:
 
 
 def test_speed_and_date_are_not_part_of_the_digest() -> None:
-    timed = curve(agent_rounds_per_second=5.0, made={"version": "0", "date": "2031-01-01"})
+    timed = curve(agent_rounds_per_second=5.0, provenance={"version": "0", "date": "2031-01-01"})
     assert digests.digests(timed, PLAN) == digests.digests(curve(), PLAN)
 
 

@@ -70,9 +70,9 @@ def start(*args: object, **keys: object) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    found = tmp_path / "s.toml"
-    found.write_text(SPEC.format(horizon=400))
-    return found
+    actual = tmp_path / "s.toml"
+    actual.write_text(SPEC.format(horizon=400))
+    return actual
 
 
 # ---- kill -9 ------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def killed_run(path: Path, out: Path, moment: float, *options: object) -> bool:
 
 
 def readable(out: Path) -> int:
-    """How many cells a folder holds, read as a reader does; 0 before there is a store."""
+    """Return how many cells a folder holds, read as a reader does; 0 before there is a store."""
     if not (out / FILE).exists():
         return 0
     return sum(len(c.replicates) for c in fastfed.load(out).curves)
@@ -141,7 +141,7 @@ def test_kills_of_all_processes_of_an_engine(engine, path, tmp_path):
 
 
 def test_a_commit_that_died_halfway_is_taken_back(tmp_path):
-    """The files as they lie on the disk in the middle of a commit: no kill hits that."""
+    """Use the files of an unfinished commit, which no kill produces reliably."""
     out = tmp_path / "out"
     e = experiment_from_spec(spec())
     whole = fastfed.run(e, out)
@@ -303,7 +303,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_played(limit, path, tmp_pa
 def test_a_disk_that_is_full_when_the_report_is_written(
     path, tmp_path, name, limit, words, options
 ):
-    """The page has each note twice, and is then the largest file; of a small run a picture is."""
+    """Limit the file size so that the report, the largest file, does not fit."""
     out = tmp_path / "out"
     spec = path.read_text().replace("replicates = 30", "replicates = 1")
     notes = ["word " * words] * 20
@@ -314,7 +314,7 @@ def test_a_disk_that_is_full_when_the_report_is_written(
 
 
 def test_a_full_file_system(path, tmp_path):
-    """The same with a disk that is really full, where one may be mounted."""
+    """Repeat the check on a file system that is really full, if one can be mounted."""
     disk, out = tmp_path / "disk", tmp_path / "disk" / "out"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)]
@@ -355,8 +355,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    found = file.read_bytes()
-    assert len(found) == 200_000 and len(set(found)) == 1
+    actual = file.read_bytes()
+    assert len(actual) == 200_000 and len(set(actual)) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
@@ -377,7 +377,7 @@ sys.stdin.read()
 
 
 def test_a_store_that_another_program_holds_is_a_sentence_with_its_name(tmp_path, monkeypatch):
-    """A reader that stays in a transaction keeps every commit away."""
+    """Keep a reader inside a transaction, which blocks every commit."""
     monkeypatch.setattr(store, "PATIENCE", 0.5)
     small = tmp_path / "spec.toml"
     small.write_text(SPEC.format(horizon=50))

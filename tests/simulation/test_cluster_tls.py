@@ -23,7 +23,7 @@ SPEC = {
 
 
 def certificates(folder):
-    """An authority, and a certificate by it for every party of the cluster; paths of the files."""
+    """Create an authority and a certificate for every party of the cluster; return the paths."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -62,7 +62,7 @@ def certificates(folder):
 
 
 def settings(folder):
-    """The lines of dask's configuration, as docs/clusters.md has them, for these files."""
+    """Return the lines of dask's configuration, as docs/clusters.md has them, for these files."""
     each = {"cert": f"{folder}/cluster.pem", "key": f"{folder}/cluster.key"}
     return {
         "distributed.comm.require-encryption": True,
@@ -84,8 +84,8 @@ def cluster(folder):
     with LocalCluster(
         n_workers=1, threads_per_worker=1, processes=True, security=security,
         protocol="tls", dashboard_address=None, silence_logs=50,
-    ) as found:  # fmt: skip
-        yield found.scheduler_address
+    ) as actual:  # fmt: skip
+        yield actual.scheduler_address
 
 
 @pytest.mark.slow
@@ -118,9 +118,9 @@ def test_a_run_over_tls_has_the_same_bits_and_strangers_are_refused(tmp_path, mo
 
 
 def test_the_help_says_what_a_scheduler_is_trusted_with():
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "fastfed", "run", "--help"],
         capture_output=True, text=True, env={**__import__("os").environ, "COLUMNS": "200"},
     )  # fmt: skip
-    text = " ".join(found.stdout.replace("│", " ").split())
+    text = " ".join(result.stdout.replace("│", " ").split())
     assert "run any code" in text and "tls://" in text

@@ -27,7 +27,7 @@ ONE_RELEASE = {"algorithm": "fedlinucb"}
 
 
 def drawn(seed, rows=400):
-    """A log of three actions without features: (action, reward, propensity) of each row."""
+    """Return a log of three actions without features: (action, reward, propensity) of each row."""
     draw = random.Random(seed)
     actions = draw.choices(range(3), CHANCES, k=rows)
     return [(a, int(draw.random() < MEANS[a]), CHANCES[a]) for a in actions]
@@ -52,17 +52,17 @@ def values_of(path, horizon, curves=({},), silos=1, replicates=1, **keys):
 
 
 def best_action(train):
-    """The action of the largest ridge estimate, or None if it depends on the regularizer."""
-    found = set()
+    """Return the action of the largest ridge estimate, or None if it depends on the regularizer."""
+    collected = set()
     for ridge in (0.1, 1.0, 10.0):
         sums = [(sum(r for a, r, _ in train if a == k), sum(a == k for a, _, _ in train))
                 for k in range(3)]  # fmt: skip
-        found.add(max(range(3), key=lambda k: sums[k][0] / (ridge + sums[k][1])))
-    return found.pop() if len(found) == 1 else None
+        collected.add(max(range(3), key=lambda k: sums[k][0] / (ridge + sums[k][1])))
+    return collected.pop() if len(collected) == 1 else None
 
 
 def weighted(rows, chance):
-    """(value, standard error, self-normalised value) by loops; chance(action) of the policy."""
+    """Return (value, standard error, self-normalised value) by loops."""
     terms = [chance(a) / p * r for a, r, p in rows]
     mean = sum(terms) / len(terms)
     variance = sum((t - mean) ** 2 for t in terms) / (len(terms) - 1)
@@ -77,18 +77,18 @@ def weighted(rows, chance):
 @pytest.mark.parametrize("top", [1, 2])
 def test_the_value_of_the_best_action_is_that_of_a_loop(tmp_path, seed, top):
     log = drawn(seed)
-    found = values_of(written(tmp_path, log), 200, top=top)
+    values = values_of(written(tmp_path, log), 200, top=top)
     train, test = log[:200], log[200:]
     order = sorted(range(3), key=lambda k: -sum(r for a, r, _ in train if a == k)
                    / (1.0 + sum(a == k for a, _, _ in train)))  # fmt: skip
     wanted = weighted(test, lambda a: (a in order[:top]) / top)
-    row = found.rows[-1]
+    row = values.rows[-1]
     got = row.value.value, row.value.stderr, row.normalised.value
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
-    rows = {row.label: row.value.value for row in found.rows}
+    rows = {row.label: row.value.value for row in values.rows}
     assert rows[LOGGED] == pytest.approx(sum(r for _, r, _ in test) / 200, rel=1e-12)
     assert rows[UNIFORM] == pytest.approx(weighted(test, lambda a: 1 / 3)[0], rel=1e-12)
-    assert (found.trained, found.evaluated, found.actions) == (200, 200, 3)
+    assert (values.trained, values.evaluated, values.actions) == (200, 200, 3)
 
 
 def test_estimates_are_unbiased(tmp_path):
@@ -117,7 +117,7 @@ def test_features_silos_and_the_baseline_without_sharing(tmp_path):
     lines = "".join(",".join(map(str, row)) + "\n" for row in rows)
     path.write_text("site,action,reward,propensity,x\n" + lines)
     curves = [{}, {"algorithm": "local-linucb"}]
-    found = values_of(path, 150, curves, silos=2, silo="site", ranges={"x": [0, 1]})
+    values = values_of(path, 150, curves, silos=2, silo="site", ranges={"x": [0, 1]})
     parts = {site: [row for row in rows if row[0] == site] for site in ("north", "south")}
 
     def z(row):
@@ -143,7 +143,7 @@ def test_features_silos_and_the_baseline_without_sharing(tmp_path):
 
     both = fitted(parts["north"][:150] + parts["south"][:150])
     alone = {site: fitted(parts[site][:150]) for site in parts}
-    got = [row.value.value for row in found.rows[2:]]
+    got = [row.value.value for row in values.rows[2:]]
     assert got == pytest.approx([value(dict.fromkeys(parts, both)), value(alone)], abs=1e-9)
 
 
@@ -151,8 +151,8 @@ def test_replicates_differ_by_the_noise_and_the_row_is_their_mixture(tmp_path):
     private = {"algorithm": "private-fedlinucb", "protocol": "central", "batch_size": 200}
     private |= {"epsilon": 0.5, "delta": 1e-3}
     path = written(tmp_path, drawn(3))
-    found = values_of(path, 200, [private], replicates=6)
-    row = found.rows[-1]
+    values = values_of(path, 200, [private], replicates=6)
+    row = values.rows[-1]
     assert row.noise_std > 0 and row.releases == 1
     certificate = row.certificate
     assert certificate.exact.epsilon <= 0.5 * (1 + 1e-9)
@@ -163,9 +163,9 @@ def test_replicates_differ_by_the_noise_and_the_row_is_their_mixture(tmp_path):
 
 def test_rewards_beyond_one_are_scaled_in_training_and_not_in_values(tmp_path):
     log = [(a, 5 * r, p) for a, r, p in drawn(1)]
-    found = values_of(written(tmp_path, log), 200, reward_range=[0, 5])
+    values = values_of(written(tmp_path, log), 200, reward_range=[0, 5])
     plain = values_of(written(tmp_path, drawn(1), "plain.csv"), 200)
-    assert found.rows[-1].value.value == pytest.approx(5 * plain.rows[-1].value.value)
+    assert values.rows[-1].value.value == pytest.approx(5 * plain.rows[-1].value.value)
 
 
 # ---- Formats -------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_blocks_of_vowpal_wabbit_are_learned_by_products_of_features(tmp_path):
         blocks.append("\n".join(lines) + "\n")
     path = tmp_path / "adf.vw"
     path.write_text("\n".join(blocks))
-    found = values_of(path, 150, format="vw", norm=math.sqrt(2))
+    values = values_of(path, 150, format="vw", norm=math.sqrt(2))
 
     def phi(x, name):
         u = np.array([name == "a", name == "b", name == "c", 1.0]) / math.sqrt(2)
@@ -232,7 +232,7 @@ def test_blocks_of_vowpal_wabbit_are_learned_by_products_of_features(tmp_path):
     for x, offered, chosen, reward in decisions[150:]:
         best = int(np.argmax([phi(x, name) @ theta for name in offered]))
         terms.append(reward * len(offered) * (best == chosen))
-    assert found.rows[-1].value.value == pytest.approx(np.mean(terms), abs=1e-9)
+    assert values.rows[-1].value.value == pytest.approx(np.mean(terms), abs=1e-9)
     projected = values_of(
         path, 150, format="vw", norm=math.sqrt(2), coding="projection", dimension=8
     )
@@ -287,10 +287,10 @@ def test_open_bandit_logs_have_the_values_of_a_loop():
         "environment": {"kind": "log", "format": "open-bandit", "data": files, "dimension": 5},
         "curve": [{**ONE_RELEASE, "batch_size": 500}],
     }  # fmt: skip
-    found = evaluate(experiment_from_spec(spec))
-    assert found.rows[0].value.value == pytest.approx(clicks / n)
-    assert found.rows[1].value.value == pytest.approx(uniform / n)
-    assert (found.silos, found.actions, found.evaluated) == (3, 80, n)
+    experiment = evaluate(experiment_from_spec(spec))
+    assert experiment.rows[0].value.value == pytest.approx(clicks / n)
+    assert experiment.rows[1].value.value == pytest.approx(uniform / n)
+    assert (experiment.silos, experiment.actions, experiment.evaluated) == (3, 80, n)
     # The logging policy is uniform, so the mean of 1 / propensity is the number of items.
     notes = experiment_from_spec(spec).facts.notes
     assert not any("do not fit" in note for note in notes)
@@ -348,8 +348,8 @@ def test_propensities_that_do_not_fit_the_actions_are_noted(tmp_path):
     right = Log(data=str(written(tmp_path, drawn(0)))).rounds(1)
     assert not any("do not fit" in note for note in right.notes)
     wrong = [(a, r, 0.9) for a, r, _ in drawn(0)]
-    found = Log(data=str(written(tmp_path, wrong, "wrong.csv"))).rounds(1)
-    assert any("mean of 1 / propensity is 1.11, but 3 actions" in note for note in found.notes)
+    actual = Log(data=str(written(tmp_path, wrong, "wrong.csv"))).rounds(1)
+    assert any("mean of 1 / propensity is 1.11, but 3 actions" in note for note in actual.notes)
 
 
 def test_a_log_cannot_be_simulated_for_its_regret(tmp_path):

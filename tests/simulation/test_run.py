@@ -16,6 +16,7 @@ import pytest
 import fastfed
 from fastfed.reporting.figure import read_source
 from fastfed.reporting.page import write_report
+from fastfed.reporting.panels import split_label
 from fastfed.reporting.text import spec_text
 from fastfed.results import digests
 from fastfed.results import store as store_module
@@ -105,6 +106,20 @@ def test_labels_of_a_sweep_contain_the_swept_values():
         "private, epsilon = 1.0",
         "private, epsilon = 10.0",
     ]
+
+
+def test_labels_of_swept_tables_contain_keys_and_values():
+    """Sweep over tables: labels have no Python dict, and are split again for the plots."""
+    curve = {"label": "LDP", "algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-4,
+             "batch_size": 10, "intercept": [5.0, 8.0], "sieve": 0.1,
+             "share": [{"until": 20}, {"until": 30, "fraction": 0.5}]}  # fmt: skip
+    labels = [c.label for c in experiment_from_spec({**spec(), "curve": [curve]}).curves]
+    assert labels[:2] == [
+        "LDP, intercept = 5.0, share = until 20",
+        "LDP, intercept = 5.0, share = until 30; fraction 0.5",
+    ]
+    values = {"intercept": "8.0", "share": "until 30; fraction 0.5"}
+    assert len(labels) == 4 and split_label(labels[3]) == ("LDP", values)
 
 
 def test_a_stored_run_loads_with_equal_results(tmp_path):
@@ -570,11 +585,11 @@ def test_an_older_store_of_a_data_set_mentions_real_records_too(tmp_path):
     (note,) = source.about_records
     assert note.startswith("Made of real records") and "earlier version" in note
     (curve,) = source.results.curves
-    assert curve.made == {} and curve.dated_certificate == curve.certificate
+    assert curve.provenance == {} and curve.dated_certificate == curve.certificate
     # Resuming the run adds the current notes.
     fastfed.run(real_records(tmp_path), tmp_path / "out", threads=1)
     source = read_source(tmp_path / "out")
-    assert len(source.about_records) == 3 and source.results.curves[0].made["version"]
+    assert len(source.about_records) == 3 and source.results.curves[0].provenance["version"]
 
 
 def test_certificates_name_version_spec_digest_and_date(tmp_path, monkeypatch):
@@ -587,21 +602,22 @@ def test_certificates_name_version_spec_digest_and_date(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "made_now", with_next_date)
     first = fastfed.run(experiment, tmp_path / "out", threads=1).curves[0]
     digest = hashlib.sha256(msgspec.json.encode(experiment.identity(), order="sorted")).hexdigest()
-    assert first.made == {
+    assert first.provenance == {
         "version": fastfed.__version__, "spec_digest": digest, "date": "2031-01-01"
     }  # fmt: skip
     assert digest.startswith(experiment.digest())
     # An unchanged certificate keeps its date; a changed certificate gets a new date.
     repeated = fastfed.run(experiment, tmp_path / "out", threads=1).curves[0]
-    assert repeated.made == first.made and repeated.certificate == first.certificate
+    assert repeated.provenance == first.provenance and repeated.certificate == first.certificate
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db, db:
         db.execute("UPDATE curves SET certificate = replace(certificate, 'conditional', 'none')")
         digests.seal(db)
     assert (
-        fastfed.run(experiment, tmp_path / "out", threads=1).curves[0].made["date"] == "2031-01-03"
+        fastfed.run(experiment, tmp_path / "out", threads=1).curves[0].provenance["date"]
+        == "2031-01-03"
     )
     shown_certificate = first.to_builtins()["certificate"]
-    assert shown_certificate == {**first.certificate, **first.made}
+    assert shown_certificate == {**first.certificate, **first.provenance}
     text = write_report(read_source(tmp_path / "out"), tmp_path / "out", {})[2].read_text()
     assert f"by fastfed {fastfed.__version__} on 2031-01-03 (UTC)" in text and digest in text
     # Certificates of two runs are compared without the date.

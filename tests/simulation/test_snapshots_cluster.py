@@ -147,17 +147,21 @@ def test_snapshots_too_large_to_send_are_not_written(monkeypatch):
     events: list[Any] = []
     worker = SimpleNamespace(address="there", log_event=lambda *event: events.append(event))
     place = dask_snapshots.Place(Snapshots(Path("nowhere"), "d"), "mark", "topic")
-    desk = dask_snapshots.Desk()
-    snapshot = dask_snapshots.AtWorker(place, desk, worker).of(0, [3])
+    exchange = dask_snapshots.SnapshotExchange()
+    snapshot = dask_snapshots.AtWorker(place, exchange, worker).of(0, [3])
     snapshot.keep(5, {"a": np.zeros(10)})
-    assert list(desk.held) == [dask_snapshots.key_of(RunBatch(0, (3,)))] and len(events) == 1
+    assert (
+        list(exchange.for_client) == [dask_snapshots.key_of(RunBatch(0, (3,)))] and len(events) == 1
+    )
     monkeypatch.setattr(dask_snapshots, "MOST_SENT", 100)
     snapshot.drop()
     snapshot.begun = -1e9
     assert snapshot.due()
     snapshot.keep(6, {"a": np.zeros(1000)})
     snapshot.begun = -1e9
-    assert not desk.held and len(events) == 1 and not snapshot.due() and not snapshot.worth()
+    assert (
+        not exchange.for_client and len(events) == 1 and not snapshot.due() and not snapshot.worth()
+    )
 
 
 # ---- processes that are killed -------------------------------------------------------------------

@@ -136,7 +136,7 @@ class _NeverReady:
 
 
 def stand_in(monkeypatch) -> None:
-    """Has ``fastfed.kernels`` call the twins instead of the compiled functions."""
+    """Let ``fastfed.kernels`` call the twins instead of the compiled functions."""
     from fastfed.kernels import noise, regression, scores
 
     this = sys.modules[__name__]

@@ -10,7 +10,7 @@ from twins.random import Array, _bits53, _unit_f64, log, philox
 
 
 def touched_levels(leaf: int, releases: int) -> list[int]:
-    """Levels of the tree nodes that hold a leaf, lowest first."""
+    """Return levels of the tree nodes that hold a leaf, lowest first."""
     levels, node = [], leaf
     while node <= releases:
         levels.append((node & -node).bit_length() - 1)
@@ -19,7 +19,7 @@ def touched_levels(leaf: int, releases: int) -> list[int]:
 
 
 def round_point(point: Array, g: float, clamped: bool, random: Array, sums: Array) -> None:
-    """In place: sums gains the point's entries in fixed point, rounded at random, less g."""
+    """Add the point's entries in fixed point, rounded at random, minus g, to sums in place."""
     v = (point + 1.0) * g
     v = np.clip(v, 0.0, 2.0 * g) if clamped else np.clip(v, -(2.0**50), 2.0**50)
     down = np.floor(v)
@@ -52,7 +52,7 @@ def _stirling(k: int) -> float:
 
 
 def _deviance(x: float, mean: float, excess: float) -> float:
-    """x ln(x / mean) + mean - x, where excess = x - mean is known exactly."""
+    """Return x ln(x / mean) + mean - x, where excess = x - mean is known exactly."""
     if abs(excess) >= 0.1 * (x + mean):
         return x * log(x / mean) - excess
     v = excess / (x + mean)
@@ -66,7 +66,7 @@ def _deviance(x: float, mean: float, excess: float) -> float:
 
 
 def _log_pmf(k: int, n: int, excess: float) -> float:
-    """ln of the probability of k = n / 4 + excess, less a constant of n."""
+    """Return ln of the probability of k = n / 4 + excess, less a constant of n."""
     if k in (0, n):
         chance = 0.75 if k == 0 else 0.25
         return n * log(chance) + 0.5 * log(2.0 * math.pi) - _stirling(n)
@@ -75,7 +75,7 @@ def _log_pmf(k: int, n: int, excess: float) -> float:
 
 
 def _inverted(u: float, n: int) -> float:
-    """Sequential search, for small n."""
+    """Invert the distribution function by sequential search, for small n."""
     probability = 1.0
     for _ in range(n):
         probability *= 0.75
@@ -88,7 +88,7 @@ def _inverted(u: float, n: int) -> float:
 
 
 def _try(words: Array, n: int) -> float:
-    """Bin(n, 1/4) - n / 4 from four words, NaN when rejected (Hoermann 1993, BTRS)."""
+    """Return Bin(n, 1/4) - n / 4 from four words, NaN when rejected (Hoermann 1993, BTRS)."""
     first, v = _unit_f64(_bits53(words[0::2], words[1::2]))
     if n < 40:
         return _inverted(float(first), n)
@@ -106,19 +106,19 @@ def _try(words: Array, n: int) -> float:
         return math.nan
     step = int(rest == 3)
     v = v * ((2.83 + 5.1 / b) * spread) / (a / (us * us) + b)
-    found = _log_pmf(k, n, offset - part) - _log_pmf(quarter + step, n, step - part)
-    return math.nan if log(float(v)) > found else offset - part
+    actual = _log_pmf(k, n, offset - part) - _log_pmf(quarter + step, n, step - part)
+    return math.nan if log(float(v)) > actual else offset - part
 
 
 def binomials_from_words(random: Array, n: int) -> Array:
-    """One try for each row of four words: Bin(n, 1/4) - n / 4, NaN where the try is rejected."""
+    """Try once per row of four words to draw Bin(n, 1/4) - n / 4; NaN if rejected."""
     return np.array([_try(row, n) for row in random])
 
 
 def binomials(
     seed: int, purpose: int, replicate: int, silo: int, index: int, n: int, count: int
 ) -> Array:
-    """Draws of Bin(n, 1/4) - n / 4, (count,)."""
+    """Return draws of Bin(n, 1/4) - n / 4, (count,)."""
     out = np.full(count, math.nan)
     for j in range(count):
         block = j
@@ -129,14 +129,14 @@ def binomials(
 
 
 def encode_bits(ones: Array, length: int) -> Array:
-    """Messages of `length` bits with so many ones each: (entries, length) of uint8."""
+    """Return messages of `length` bits with so many ones each: (entries, length) of uint8."""
     return (np.arange(length) < ones[:, None]).astype(np.uint8)
 
 
 def shuffle_bits(
     seed: int, purpose: int, replicate: int, silo: int, index: int, bits: Array
 ) -> None:
-    """In place: a uniform random permutation (Fisher-Yates, from the end)."""
+    """Permute bits uniformly at random in place (Fisher-Yates, from the end)."""
     stream = seed, purpose, replicate, silo, index
     words = (int(w) for block in range(2**32) for w in philox(*stream, block))
     for i in range(len(bits) - 1, 0, -1):

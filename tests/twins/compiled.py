@@ -4,7 +4,7 @@ from fastfed._kernels import aggregation, linalg, rng
 
 
 def __getattr__(name: str):
-    """The function of this name, in whichever module it is."""
+    """Return the function of this name, in whichever module it is."""
     for module in (rng, linalg, aggregation):
         if hasattr(module, name):
             return getattr(module, name)

@@ -8,14 +8,14 @@ from twins.random import Array, _log_f64
 
 
 def _unpacked(packed: Array, d: int) -> Array:
-    """The lower triangle (d, d) of a symmetric matrix packed row by row."""
+    """Return the lower triangle (d, d) of a symmetric matrix packed row by row."""
     full = np.zeros((d, d))
     full[np.tril_indices(d)] = packed
     return full
 
 
 def factor(packed: Array, d: int) -> Array | None:
-    """W = L^{-1} of the packed V = L L', or None when V is not positive definite."""
+    """Return W = L^{-1} of the packed V = L L', or None when V is not positive definite."""
     v = _unpacked(packed, d)
     try:
         lower = np.linalg.cholesky(v)
@@ -31,17 +31,17 @@ def factor(packed: Array, d: int) -> Array | None:
 
 
 def solve(w: Array, u: Array) -> Array:
-    """V^{-1} u = W'(W u)."""
+    """Return V^{-1} u = W'(W u)."""
     return w.T @ (w @ u)
 
 
 def log_det(w: Array) -> float:
-    """ln det V."""
+    """Return ln det V."""
     return -2.0 * float(np.sum(_log_f64(np.diagonal(w).copy())))
 
 
 def observe(w: Array, theta: Array | None, x: Array, y: float) -> float:
-    """V <- V + x x' on the factor, in place, and one least-squares step on theta.
+    """Update the factor for V <- V + x x' in place, and theta by one least-squares step.
 
     Returns 1 + ||x||^2 in the norm of the old V^{-1}.
     """
@@ -61,20 +61,20 @@ def observe(w: Array, theta: Array | None, x: Array, y: float) -> float:
 
 
 def accumulate(statistic: Array, x: Array, y: float) -> None:
-    """statistic (bias, packed covariance) += (x y, x x'), in place."""
+    """Add (x y, x x') to a statistic (bias, packed covariance), in place."""
     d = len(x)
     statistic[:d] += x * y
     statistic[d:] += np.outer(x, x)[np.tril_indices(d)]
 
 
 def rank_one(gram: Array, bias: Array, x: Array, y: float) -> None:
-    """gram (d, d) += x x' and bias += x y, in place."""
+    """Add x x' to gram (d, d) and x y to bias, in place."""
     gram += np.outer(x, x)
     bias += x * y
 
 
 def sherman_morrison(inverse: Array, x: Array) -> None:
-    """inverse <- (V + x x')^{-1} from V^{-1}, in place."""
+    """Update inverse from V^{-1} to (V + x x')^{-1}, in place."""
     g = inverse @ x
     inverse -= np.outer(g, g) * (1.0 / (1.0 + g @ x))
 
@@ -96,7 +96,7 @@ def clip_norm(x: Array, bound: float) -> bool:
 
 
 def least_squares(statistics: Array, d: int) -> Array:
-    """V^+ u of every row (M, s) as (M, d); 0 where a statistic is not finite."""
+    """Return V^+ u of every row (M, s) as (M, d); 0 where a statistic is not finite."""
     theta = np.zeros((len(statistics), d))
     for row, statistic in zip(theta, statistics, strict=True):
         if np.isfinite(statistic).all():
@@ -108,18 +108,20 @@ def least_squares(statistics: Array, d: int) -> Array:
 
 
 def hadamard(values: Array) -> Array:
-    """H v of every row v of a (M, 2^k) array, H in Sylvester's order."""
-    made = np.array(values, dtype=np.float64, ndmin=2)
-    n, h = made.shape[1], 1
+    """Return H v of every row v of a (M, 2^k) array, H in Sylvester's order."""
+    result = np.array(values, dtype=np.float64, ndmin=2)
+    n, h = result.shape[1], 1
     while h < n:
-        pairs = made.reshape(len(made), n // (2 * h), 2, h)
-        made = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
-        made, h = made.reshape(-1, n), 2 * h
-    return made
+        pairs = result.reshape(len(result), n // (2 * h), 2, h)
+        result = np.stack(
+            [pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2
+        )
+        result, h = result.reshape(-1, n), 2 * h
+    return result
 
 
 def scores(actions: Array, w: Array, theta: Array, beta: float, gamma: float) -> Array:
-    """<x, theta> + beta ||x||_{V^-1} + gamma ||V^{-1} x|| of each action, (K,)."""
+    """Return <x, theta> + beta ||x||_{V^-1} + gamma ||V^{-1} x|| of each action, (K,)."""
     x = actions.astype(np.float64)
     z = x @ w.T
     out = x @ theta + beta * np.sqrt(np.sum(z * z, axis=1))
@@ -129,7 +131,7 @@ def scores(actions: Array, w: Array, theta: Array, beta: float, gamma: float) ->
 
 
 def select(actions: Array, w: Array, theta: Array, beta: float, gamma: float) -> tuple[int, Array]:
-    """(index, features) of the best action: the lowest index of the largest score."""
+    """Return (index, features) of the best action: the lowest index of the largest score."""
     values = scores(actions, w, theta, beta, gamma)
     # A score that is not a number is never the largest.
     a = int(np.argmax(np.where(np.isnan(values), -np.inf, values)))

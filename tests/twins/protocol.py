@@ -9,12 +9,12 @@ from twins.random import Array, log, normals_f64
 
 
 def node_level(k: int) -> int:
-    """Index of the lowest set bit of k >= 1."""
+    """Return index of the lowest set bit of k >= 1."""
     return (k & -k).bit_length() - 1
 
 
 def psum(sums: Array, leaf: Array, level: int) -> None:
-    """sums[level] <- sums[0] + ... + sums[level - 1] + leaf, in place."""
+    """Set sums[level] to sums[0] + ... + sums[level - 1] + leaf, in place."""
     total = np.zeros_like(leaf)
     for lower in sums[:level]:
         total = total + lower
@@ -22,7 +22,7 @@ def psum(sums: Array, leaf: Array, level: int) -> None:
 
 
 def prefix(nodes: Array, k: int) -> Array:
-    """The sum of nodes[j] over the set bits j of k, lowest first."""
+    """Return the sum of nodes[j] over the set bits j of k, lowest first."""
     out = np.zeros(nodes.shape[1])
     for j in range(k.bit_length()):
         if k >> j & 1:
@@ -31,19 +31,19 @@ def prefix(nodes: Array, k: int) -> Array:
 
 
 def add(into: Array, other: Array) -> None:
-    """into += other, in place."""
+    """Add other to into, in place."""
     into += other
 
 
 def scale(statistic: Array, factor: float) -> Array:
-    """factor times statistic."""
+    """Return factor times statistic."""
     return factor * statistic
 
 
 def add_noise(
     statistic: Array, normals: Array, d: int, bias: float, off_diagonal: float, diagonal: float
 ) -> Array:
-    """statistic + noise of these standard deviations, entry by entry."""
+    """Return statistic + noise of these standard deviations, entry by entry."""
     rows, columns = np.tril_indices(d)
     std = np.where(rows == columns, diagonal, off_diagonal)
     return statistic + np.concatenate([np.full(d, bias), std]) * normals
@@ -52,7 +52,7 @@ def add_noise(
 def round_noisy(
     values: Array, noise: Array, std: Array, grid: Array, error: float
 ) -> tuple[Array, list[int]]:
-    """values + std noise on the grid, and the entries whose rounding is not certain."""
+    """Return values + std noise on the grid, and the entries whose rounding is not certain."""
     steps, ratio = values / grid, std / grid
     whole = np.floor(steps)
     moved = (steps - whole) + ratio * noise
@@ -63,7 +63,7 @@ def round_noisy(
 
 
 def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> Array:
-    """The d + d (d + 1) / 2 standard normals of one node: bias (purpose 3), covariance (4)."""
+    """Return the d + d (d + 1) / 2 standard normals of one node (purposes 3 and 4)."""
     return np.concatenate(
         [
             normals_f64(seed, 3, replicate, silo, node, d),
@@ -73,7 +73,7 @@ def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> Arr
 
 
 def sum_normals(seed: int, replicate: int, silos: int, node: int, d: int) -> Array:
-    """The same of the sum over so many silos: purposes 22 and 23."""
+    """Return the normals of a sum over several silos, as `node_normals` (purposes 22 and 23)."""
     return np.concatenate(
         [
             normals_f64(seed, 22, replicate, silos, node, d),
@@ -83,16 +83,16 @@ def sum_normals(seed: int, replicate: int, silos: int, node: int, d: int) -> Arr
 
 
 def refresh(statistic: Array, regularizer: float, w: Array, theta: Array) -> float:
-    """W and theta of V = lambda I + covariance, in place; the shift V needed, -1 if hopeless."""
+    """Compute W and theta of V = lambda I + covariance in place; return the shift, or -1."""
     d = len(theta)
     diagonal = np.cumsum(np.arange(1, d + 1)) - 1
     shift = 0.0
     for _ in range(200):
         v = statistic[d:].copy()
         v[diagonal] += regularizer + shift
-        found = factor(v, d)
-        if found is not None:
-            w[...] = found
+        actual = factor(v, d)
+        if actual is not None:
+            w[...] = actual
             theta[...] = solve(w, statistic[:d])
             return shift
         shift = 2.0 * shift if shift > 0.0 else regularizer if regularizer > 0.0 else 1.0
@@ -102,13 +102,13 @@ def refresh(statistic: Array, regularizer: float, w: Array, theta: Array) -> flo
 def radius_at(
     multiplier: float, scale: float, base: float, offset: float, lam: float, count: float, d: int
 ) -> float:
-    """multiplier (offset + scale sqrt(base + d ln(1 + count / (d lambda))))."""
+    """Return multiplier (offset + scale sqrt(base + d ln(1 + count / (d lambda))))."""
     grown = 1.0 + count / (d * lam)
     return multiplier * (offset + scale * float(np.sqrt(base + d * log(grown))))
 
 
 def choose_regularizer(statistic: Array, full: float, floor: float, d: int) -> float:
-    """The least full j / 8 that leaves every eigenvalue of V above floor, or full."""
+    """Return the least full j / 8 that leaves every eigenvalue of V above floor, or full."""
     diagonal = np.cumsum(np.arange(1, d + 1)) - 1
     low, high = -1, 8
     while floor > 0.0 and high - low > 1:
@@ -120,7 +120,7 @@ def choose_regularizer(statistic: Array, full: float, floor: float, d: int) -> f
 
 
 def inverse_norm(w: Array) -> float:
-    """tr((W'W)^8)^(1/8), at least the largest eigenvalue of W'W."""
+    """Return tr((W'W)^8)^(1/8), at least the largest eigenvalue of W'W."""
     d = len(w)
     a = np.zeros((d, d))
     for k in range(d):
@@ -150,13 +150,13 @@ def row_width(
     rows: float,
     d: int,
 ) -> float:
-    """multiplier scale sqrt(base + d ln(1 + rows / (d anchor))) + gamma / sqrt(anchor)."""
+    """Return multiplier scale sqrt(base + d ln(1 + rows / (d anchor))) + gamma / sqrt(anchor)."""
     grown = d * log(1.0 + rows / (d * anchor))
     return multiplier * scale * float(np.sqrt(base + grown)) + gamma / float(np.sqrt(anchor))
 
 
 def slack(width: float, beta: float, gamma: float, inflation: float, inverse: float) -> float:
-    """max(1, width / (sqrt(inflation) (beta + gamma sqrt(inverse)))), a little less."""
+    """Return max(1, width / (sqrt(inflation) (beta + gamma sqrt(inverse)))), a little less."""
     own = float(np.sqrt(inflation)) * (beta + gamma * float(np.sqrt(inverse)))
     return max(1.0, width / own * (1.0 - 1e-9))
 
@@ -171,19 +171,19 @@ def determinant_radius(
     log_det: float,
     d: int,
 ) -> float:
-    """multiplier (offset + scale sqrt(inflation (base + ln det V + d ln(inflation / anchor))))."""
+    """Compute the radius with the determinant."""
     grown = max(log_det + d * log(inflation / anchor), 0.0)
     return multiplier * (offset + scale * float(np.sqrt(inflation * (base + grown))))
 
 
 def honaker(estimate: Array, node: Array, sibling: Array, level: int) -> None:
-    """In place: the estimate of a node from its own noise and its children's estimates."""
+    """Update in place the estimate of a node from its noise and its children's estimates."""
     v = 1.0 / (2.0 - 0.5**level)
     estimate[...] = v * node + (1.0 - v) * (sibling + estimate)
 
 
 def honaker_number(k: int) -> int:
-    """The key of the first node that Honaker's tree releases at k."""
+    """Return the key of the first node that Honaker's tree releases at k."""
     return 2 * (k - 1) - (k - 1).bit_count() + 1
 
 
@@ -196,7 +196,7 @@ def weighted_sum(rows: Array, weights: Array) -> Array:
 
 
 def toeplitz(history: Array, f: Array, k: int) -> Array:
-    """Noise of prefix k: sum of f[k - j] times row j."""
+    """Return noise of prefix k: sum of f[k - j] times row j."""
     out = np.zeros(history.shape[1])
     for i in range(k):
         out += f[k - 1 - i] * history[i]
@@ -204,7 +204,7 @@ def toeplitz(history: Array, f: Array, k: int) -> Array:
 
 
 def tree(seed, releases, d, std, off_diagonal, diagonal, prefixes, replicate, silo):
-    """Noise of the node that each release closes, or of its prefix: (n, d) and (n, d, d)."""
+    """Return noise of the node that each release closes, or of its prefix: (n, d) and (n, d, d)."""
 
     def node(number):
         drawn = node_normals(seed, replicate, silo, number, d)

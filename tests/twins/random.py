@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 
 def philox_block(counter: Array, key: tuple[int, int]) -> Array:
-    """The bare generator: counters (4, ...) and a key of two 32-bit words to words (4, ...)."""
+    """Apply the bare generator: counters (4, ...) and a key of two words to words (4, ...)."""
     c0, c1, c2, c3 = np.asarray(counter, dtype=np.uint64)
     for i in range(10):
         k0, k1 = (np.uint64((k + i * w) & 0xFFFFFFFF) for k, w in zip(key, _WEYL, strict=True))
@@ -26,21 +26,21 @@ def philox_block(counter: Array, key: tuple[int, int]) -> Array:
 
 
 def _mix64(z: int) -> int:
-    """splitmix64's finaliser (Steele, Lea, Flood 2014)."""
+    """Apply splitmix64's finaliser (Steele, Lea, Flood 2014)."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
 
 
 def stream_key(seed: int, purpose: int) -> tuple[int, int]:
-    """The Philox key of all streams of a seed and a purpose."""
+    """Return the Philox key of all streams of a seed and a purpose."""
     golden = 0x9E3779B97F4A7C15
     key = _mix64((_mix64((seed + golden) & _MASK) + purpose * golden) & _MASK)
     return key & 0xFFFFFFFF, key >> 32
 
 
 def _blocks(seed: int, purpose: int, replicate: int, silo: int, index: int, blocks: Array) -> Array:
-    """Words (4, len(blocks)) of the numbered blocks of one stream."""
+    """Return words (4, len(blocks)) of the numbered blocks of one stream."""
     counter = np.empty((4, len(blocks)), np.uint64)
     counter[0] = blocks
     counter[1:] = np.array([index, silo, replicate], np.uint64)[:, None]
@@ -48,7 +48,7 @@ def _blocks(seed: int, purpose: int, replicate: int, silo: int, index: int, bloc
 
 
 def philox(seed: int, purpose: int, replicate: int, silo: int, index: int, block: int) -> Array:
-    """The four 32-bit words of one block of a stream."""
+    """Return the four 32-bit words of one block of a stream."""
     return _blocks(seed, purpose, replicate, silo, index, np.array([block]))[:, 0]
 
 
@@ -59,7 +59,7 @@ _F = np.float32
 
 
 def _log_f32(x: Array) -> Array:
-    """ln x of float32 in (0, 1]: the exponent by bits, then 2 atanh((m - 1) / (m + 1))."""
+    """Return ln x of float32 in (0, 1]: the exponent by bits, then 2 atanh((m - 1) / (m + 1))."""
     # m in [sqrt(1/2), sqrt(2)): subtracting the pattern of sqrt(1/2) moves the cut.
     cut = np.uint32(0x3F3504F3)
     shifted = x.view(np.uint32) - cut
@@ -72,7 +72,7 @@ def _log_f32(x: Array) -> Array:
 
 
 def _sincos_f32(w: Array) -> tuple[Array, Array]:
-    """sin and cos of 2 pi w / 2^32 in float32: the quadrant by bits, Taylor on what is left."""
+    """Return sin and cos of 2 pi w / 2^32 in float32, by quadrant and Taylor series."""
     turned = w + np.uint32(0x20000000)
     quadrant = turned >> 30
     rest = (turned & np.uint32(0x3FFFFFFF)).astype(np.int32) - np.int32(0x20000000)
@@ -84,7 +84,7 @@ def _sincos_f32(w: Array) -> tuple[Array, Array]:
 
 
 def _turn(quadrant: Array, s: Array, c: Array) -> tuple[Array, Array]:
-    """(sine, cosine) of an angle from those of its rest in the quadrant."""
+    """Return (sine, cosine) of an angle from those of its rest in the quadrant."""
     odd = (quadrant & 1) != 0
     sine, cosine = np.where(odd, c, s), np.where(odd, s, c)
     return (
@@ -98,7 +98,7 @@ def _rotate(v: Array, k: int) -> Array:
 
 
 def _xoshiro(state: Array, steps: int) -> Array:
-    """Words (steps, lanes) of xoshiro128++ (Blackman and Vigna 2021); state (4, lanes)."""
+    """Return words (steps, lanes) of xoshiro128++ (Blackman and Vigna 2021); state (4, lanes)."""
     s0, s1, s2, s3 = state
     out = np.empty((steps, state.shape[1]), np.uint32)
     for i in range(steps):
@@ -114,7 +114,7 @@ def _xoshiro(state: Array, steps: int) -> Array:
 
 
 def normals_f32(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
-    """n standard normals in float32: sixteen xoshiro lanes, each started from a Philox block."""
+    """Return n standard normals in float32, from sixteen lanes of xoshiro."""
     groups = -(-n // (2 * _LANES))
     state = _blocks(seed, purpose, replicate, silo, index, np.arange(_LANES))
     words = _xoshiro(state, 2 * groups).reshape(groups, 2, _LANES)
@@ -126,7 +126,7 @@ def normals_f32(seed: int, purpose: int, replicate: int, silo: int, index: int, 
 
 
 def _log_f64(x: Array) -> Array:
-    """ln x of finite float64 x > 0."""
+    """Return ln x of finite float64 x > 0."""
     cut = np.uint64(0x3FE6A09E667F3BCD)
     shifted = x.view(np.uint64) - cut
     e = shifted.view(np.int64) >> 52
@@ -144,7 +144,7 @@ _COSINE = (-87178291200, 479001600, -3628800, 40320, -720, 24, -2, 1)
 
 
 def _sincos_f64(w: Array) -> tuple[Array, Array]:
-    """sin and cos of 2 pi w / 2^53."""
+    """Return sin and cos of 2 pi w / 2^53."""
     turned = w + np.uint64(1 << 50)
     quadrant = turned >> np.uint64(51)
     rest = (turned & np.uint64((1 << 51) - 1)).astype(np.float64)
@@ -160,7 +160,7 @@ def _sincos_f64(w: Array) -> tuple[Array, Array]:
 
 
 def _unit_f64(a: Array) -> Array:
-    """(a + 1/2) 2^-53 of 53-bit integers."""
+    """Return (a + 1/2) 2^-53 of 53-bit integers."""
     return (a.astype(np.float64) + 0.5) * 2.0**-53
 
 
@@ -169,14 +169,14 @@ def _bits53(high: Array, low: Array) -> Array:
 
 
 def normals_from_bits(a: Array, b: Array) -> Array:
-    """Standard normals (2 n,) from two arrays (n,) of 53-bit integers."""
+    """Return standard normals (2 n,) from two arrays (n,) of 53-bit integers."""
     r = np.sqrt(-2.0 * _log_f64(_unit_f64(a)))
     sine, cosine = _sincos_f64(b)
     return np.concatenate([r * cosine, r * sine])
 
 
 def ideal_normals(words: Array) -> tuple[Array, int]:
-    """Normals (2 half,) from words of radii and turns, and how many radii are near 0 or 1."""
+    """Return normals (2 half,), and the number of radii near 0 or 1."""
     half = len(words) // 2
     r = np.sqrt(-2.0 * _log_of_words(words[:half]))
     sine, cosine = _sincos_f64(words[half:] >> np.uint64(11))
@@ -184,14 +184,14 @@ def ideal_normals(words: Array) -> tuple[Array, int]:
 
 
 def ideal_laplace(words: Array) -> tuple[Array, int]:
-    """Laplace draws (n,) from a sign and 63 bits, and how many uniforms are near 0 or 1."""
+    """Return Laplace draws (n,) from a sign and 63 bits, and how many uniforms are near 0 or 1."""
     rest = words << np.uint64(1)
     size = -_log_of_words(rest)
     return np.where(words >> np.uint64(63) > 0, size, -size), _at_the_ends(rest)
 
 
 def _log_of_words(words: Array) -> Array:
-    """ln of word 2^-64; what a word of zeros gives is never used."""
+    """Return ln of word 2^-64; what a word of zeros gives is never used."""
     return _log_f64(words.astype(np.float64) * 2.0**-64)
 
 
@@ -200,7 +200,7 @@ def _at_the_ends(words: Array) -> int:
 
 
 def normals_f64(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
-    """n standard normals in float64, every bit of them from Philox."""
+    """Return n standard normals in float64, every bit of them from Philox."""
     blocks = -(-((n + 1) // 2) // _LANES) * _LANES
     w = _blocks(seed, purpose, replicate, silo, index, np.arange(blocks))
     return normals_from_bits(_bits53(w[0], w[1]), _bits53(w[2], w[3]))[:n]
@@ -210,7 +210,7 @@ def normals_f64(seed: int, purpose: int, replicate: int, silo: int, index: int, 
 
 
 def uniform(seed: int, purpose: int, replicate: int, silo: int, index: int) -> float:
-    """A uniform of 53 bits, never 0."""
+    """Return a uniform of 53 bits, never 0."""
     w = philox(seed, purpose, replicate, silo, index, 0)
     return float(_unit_f64(_bits53(w[:1], w[1:2]))[0])
 
@@ -223,7 +223,7 @@ class _Words:
         self.block = 0
 
     def uniform_int(self, n: int) -> int:
-        """An integer in [0, n); words left over in an accepted block are not used again."""
+        """Return an integer in [0, n); words left over in an accepted block are not used again."""
         threshold = (2**32 - n) % n
         while True:
             words = philox(*self.stream, self.block)
@@ -235,12 +235,12 @@ class _Words:
 
 
 def uniform_int(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> int:
-    """A uniform integer in [0, n)."""
+    """Return a uniform integer in [0, n)."""
     return _Words(seed, purpose, replicate, silo, index).uniform_int(n)
 
 
 def permutation(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
-    """A uniform permutation of 0..n-1 (Fisher-Yates, from the end)."""
+    """Return a uniform permutation of 0..n-1 (Fisher-Yates, from the end)."""
     words = _Words(seed, purpose, replicate, silo, index)
     out = np.arange(n, dtype=np.int64)
     for i in range(n - 1, 0, -1):
@@ -250,11 +250,11 @@ def permutation(seed: int, purpose: int, replicate: int, silo: int, index: int, 
 
 
 def log(x: float) -> float:
-    """ln x of a finite x > 0."""
+    """Return ln x of a finite x > 0."""
     return float(_log_f64(np.array([x]))[0])
 
 
 def random_u32(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
-    """n uniform words of 32 bits from the lanes of ``normals_f32``."""
+    """Return n uniform words of 32 bits from the lanes of ``normals_f32``."""
     state = _blocks(seed, purpose, replicate, silo, index, np.arange(_LANES))
     return _xoshiro(state, -(-n // _LANES)).reshape(-1)[:n]

@@ -1,5 +1,6 @@
 #include "ff_aggregation.h"
 
+/* Return the level of the tree node that leaf k >= 1 completes: the index of k's lowest set bit. */
 int64_t ff_node_level(int64_t k)
 {
     int64_t level = 0;
@@ -8,24 +9,28 @@ int64_t ff_node_level(int64_t k)
     return level;
 }
 
+/* Add the s entries of from to into. */
 void ff_add(double *restrict into, const double *restrict from, int64_t s)
 {
     for (int64_t j = 0; j < s; j++)
         into[j] += from[j];
 }
 
+/* Multiply the s entries of into by the entries of from. */
 void ff_multiply(double *restrict into, const double *restrict from, int64_t s)
 {
     for (int64_t j = 0; j < s; j++)
         into[j] *= from[j];
 }
 
+/* Write factor times from (s entries) to out. */
 void ff_scale(const double *restrict from, double factor, int64_t s, double *restrict out)
 {
     for (int64_t j = 0; j < s; j++)
         out[j] = factor * from[j];
 }
 
+/* Compute the p-sum of the node that `leaf` completes, from the p-sums of lower levels. */
 void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, int64_t s)
 {
     double *node = sums + level * s;
@@ -39,6 +44,8 @@ void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, 
     ff_add(node, leaf, s);
 }
 
+/* Compute the sum of the first k leaves from the nodes of the binary tree that make up this
+ * prefix. */
 void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restrict out)
 {
     memset(out, 0, (size_t)s * sizeof(double));
@@ -47,6 +54,8 @@ void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restr
             ff_add(out, nodes + j * s, s);
 }
 
+/* Add noise to a statistic: the bias entries, then the packed covariance, whose entries on and off
+ * the diagonal have different standard deviations. */
 void ff_add_noise(const double *restrict statistic, const double *restrict normals,
                   const ff_noise_std *std, int64_t d, double *restrict out)
 {
@@ -62,6 +71,7 @@ void ff_add_noise(const double *restrict statistic, const double *restrict norma
     }
 }
 
+/* Return the doubles that the normals of one statistic take, rounded up to whole vectors. */
 int64_t ff_noise_capacity(int64_t d)
 {
     return d + ff_normal_capacity_f64(d * (d + 1) / 2) + ff_normal_capacity_f64(d);
@@ -81,12 +91,15 @@ FF_INLINE void draw_two_streams(uint64_t seed, uint64_t bias_purpose, uint64_t c
     ff_normals_f64(&cov, d * (d + 1) / 2, normals + d);
 }
 
+/* Draw the standard normals of one silo's tree node, from one stream for the bias and one for the
+ * covariance. */
 void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
                      double *restrict normals)
 {
     draw_two_streams(seed, FF_BIAS_NOISE, FF_COV_NOISE, replicate, silo, node, d, normals);
 }
 
+/* Draw standard normals as ff_node_normals, for noise that is drawn once for all silos. */
 void ff_sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d,
                     double *restrict normals)
 {

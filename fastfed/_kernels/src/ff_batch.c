@@ -24,6 +24,7 @@
 #define MODERATE_SQUARE 1e30
 #define EXPONENT32 0x7f800000
 
+/* Return 1 if all n numbers are finite. Infinities and NaN have an exponent of ones only. */
 int ff_all_finite(const double *x, int64_t n)
 {
     int64_t bad = 0;
@@ -84,6 +85,7 @@ FF_INLINE int64_t magnitude(double x)
     return bits & INT64_MAX;
 }
 
+/* Return 1 if a (d, d) is finite and symmetric up to 1e-8 times its largest entry. */
 int ff_is_symmetric(const double *a, int64_t d)
 {
     const double largest_entry = largest(a, d * d);
@@ -118,6 +120,7 @@ int ff_is_symmetric(const double *a, int64_t d)
     return !any_beyond;
 }
 
+/* Return 1 if w (d, d) is a valid factor: finite, zero above the diagonal, positive on it. */
 int ff_is_inverse_factor(const double *w, int64_t d)
 {
     int64_t bad = 0;
@@ -221,6 +224,8 @@ static void unpack_symmetric(const double *packed, int64_t d, double *a)
             a[i * d + j] = a[j * d + i] = *packed++;
 }
 
+/* Add n data points to gram (d, d) and bias (d). Many points are added to a packed copy, which is
+ * faster. */
 int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *y, int64_t n,
                      int64_t d, int64_t trusted)
 {
@@ -253,6 +258,7 @@ int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *
     return FF_FINE;
 }
 
+/* Update an inverse (d, d) by n rows, after checking that all rows are finite and not too long. */
 int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_t d,
                              int64_t trusted)
 {
@@ -276,6 +282,7 @@ int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_
     return FF_FINE;
 }
 
+/* Update the inverse factor and theta by n data points, after checking them. */
 int ff_factor_rows(double *factor, double *theta, const double *x, const double *y, int64_t n,
                    int64_t d, int64_t trusted)
 {
@@ -304,6 +311,7 @@ int ff_factor_rows(double *factor, double *theta, const double *x, const double 
     return FF_FINE;
 }
 
+/* Compute the inverse factor W of each of m matrices V (d, d). */
 int ff_inverse_factors(const double *v, int64_t m, int64_t d, double *factor, int64_t trusted)
 {
     double local[STACK_DOUBLES], *packed = get_scratch(local, ff_packed(d));
@@ -325,6 +333,7 @@ int ff_inverse_factors(const double *v, int64_t m, int64_t d, double *factor, in
     return status;
 }
 
+/* Solve V theta = u for each of n rows u, with the inverse factor of V. */
 int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, double *theta,
                   int64_t trusted)
 {
@@ -343,6 +352,7 @@ int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, d
 
 /* ---- sets of actions ------------------------------------------------------------------------ */
 
+/* Return a view of the i-th action set. */
 ff_actions ff_one_set(const ff_sets *sets, int64_t i)
 {
     const int64_t size = sets->is_double ? sizeof(double) : sizeof(float);
@@ -432,12 +442,15 @@ static int run_sets(const ff_sets *sets, const double *factor, const double *the
     return status;
 }
 
+/* Compute the scores of every action of every set; ff_batch.h says which model belongs to a set. */
 int ff_score_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                   double radius, double second_radius, int64_t trusted, double *out)
 {
     return run_sets(sets, factor, theta, models, radius, second_radius, trusted, out, NULL);
 }
 
+/* Choose the action with the largest score in every set; ff_batch.h says which model belongs to a
+ * set. */
 int ff_argmax_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                    double radius, double second_radius, int64_t trusted, int64_t *out)
 {

@@ -77,6 +77,9 @@ static int information(const ff_belief_model *model, int64_t g, const double *a,
     return 0;
 }
 
+/* Compute a silo's posterior of theta: for each possible deviation of the silo from the others,
+ * a prior from the released sums of the others, weighted by how well it predicts the silo's own
+ * data. */
 int ff_belief(const ff_belief_model *model, const double *others, const double *local, int64_t d,
               double *w, double *theta, double *weights, double *scratch)
 {

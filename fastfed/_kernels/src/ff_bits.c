@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+/* Round one data point at random to the grid of the bit messages, and add it to the sums. */
 void ff_round_point(const double *restrict point, int64_t s, double g, int64_t clamped,
                     const uint32_t *restrict random, double *restrict sums)
 {
@@ -21,6 +22,7 @@ void ff_round_point(const double *restrict point, int64_t s, double g, int64_t c
     }
 }
 
+/* List the levels of the tree nodes that contain a leaf, lowest first, and return their number. */
 int64_t ff_touched_levels(int64_t leaf, int64_t releases, int64_t levels[64])
 {
     int64_t count = 0;
@@ -55,7 +57,7 @@ static const double STIRLING[16] = {
     0.005554733551962801,
 };
 
-/* Return the same for any k >= 1. */
+/* Return the error of Stirling's formula for ln k!, k >= 1: from the table, or by its series. */
 static double stirling(int64_t k)
 {
     if (k < 16)
@@ -111,6 +113,7 @@ static double invert_small(double u, int64_t n)
 
 #define SMALL 40 /* below, n / 4 < 10, and the constants of the rejection method are not proven */
 
+/* Try to draw Bin(n, 1/4) - n / 4 from four random words; return 0 if the try is rejected. */
 int64_t ff_binomial_try(const uint32_t random[4], int64_t n, double *out)
 {
     const double first = ff_unit(random[0], random[1]);
@@ -142,6 +145,7 @@ int64_t ff_binomial_try(const uint32_t random[4], int64_t n, double *out)
     return 1;
 }
 
+/* Draw `count` independent numbers from Bin(n, 1/4) - n / 4 by rejection. */
 void ff_binomials(const ff_stream *stream, int64_t n, int64_t count, double *restrict out)
 {
     for (int64_t j = 0; j < count; j++) {
@@ -157,6 +161,7 @@ void ff_binomials(const ff_stream *stream, int64_t n, int64_t count, double *res
 
 /* ---- messages ------------------------------------------------------------------------------- */
 
+/* Write a message of `length` bits, of which the first `ones` are 1. */
 void ff_encode_bits(int64_t ones, int64_t length, uint8_t *restrict bits)
 {
     memset(bits, 1, (size_t)ones);
@@ -179,6 +184,7 @@ FF_INLINE uint32_t next_word(cursor *c)
     return c->random[c->used++];
 }
 
+/* Permute n bits uniformly at random, in place (Fisher-Yates). */
 void ff_shuffle_bits(const ff_stream *stream, uint8_t *restrict bits, int64_t n)
 {
     cursor c = {stream, 0, 4, {0, 0, 0, 0}};

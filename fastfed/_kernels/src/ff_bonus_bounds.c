@@ -11,6 +11,7 @@
 /* Return the doubles that the rows of the cheap bounds take, with space for alignment. */
 FF_INLINE int64_t few_size(int64_t d) { return FF_FEW_ROWS * row_of(d) / 4 + 8; }
 
+/* Return the doubles that the bounds take, including their rows in 16 bits. */
 int64_t ff_bonus_bounds_size(int64_t d)
 {
     return (int64_t)(sizeof(ff_bonus_bounds) / sizeof(double)) + 1 + ff_quantised_factor_size(d) +
@@ -91,6 +92,7 @@ FF_INLINE error_terms error_terms_of(const ff_bonus_bounds *bounds, int64_t d)
                          (float)(1.01 * (m->lost / m->unit + m->norm / m->unit))};
 }
 
+/* Bound ||R x|| for every action, one panel of actions at a time. */
 void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                   float *restrict bound)
 {
@@ -121,7 +123,9 @@ FF_INLINE float slack_of(int64_t d)
     return (float)(1.01 * g);
 }
 
-/* Theorem: in 16 bits x is y, ||x - y|| <= lost, so ||R x|| <= ||R y|| + ||R||_2 lost, and
+/* Bound ||R x|| for every action by the few rows of H.
+ *
+ * Theorem: in 16 bits x is y, ||x - y|| <= lost, so ||R x|| <= ||R y|| + ||R||_2 lost, and
  * ||y|| <= ||x|| + lost. Sums in float32 have an error of at most `rounding` times their largest
  * possible value, which is below norm^2 (||x|| + lost)^2. */
 void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
@@ -282,6 +286,7 @@ static void widths_of(const quantised_factor *m, const ff_actions *actions,
         width[a] = sqrtf(squares[2 * a] + squares[2 * a + 1]);
 }
 
+/* Bound ||R x|| for the n listed actions. A minus sign marks a bound by R. */
 void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
                      const int64_t *restrict which, int64_t n, int64_t d, double *restrict scratch,
                      float *restrict bound)
@@ -311,6 +316,8 @@ FF_INLINE unsigned missing_from(const float *restrict upper, const float *restri
            f32_at_least(f32_load_some(in, bound + first), f32_set(0.0f));
 }
 
+/* Bound ||R x|| for the actions with the largest upper scores among those with only a cheap bound;
+ * return their number. */
 int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *actions,
                          const float *restrict upper, float top, int64_t d,
                          double *restrict scratch, float *restrict bound)
@@ -389,6 +396,7 @@ FF_INLINE void bound_means(const i32s *panel, const int16_t *restrict row, int64
     }
 }
 
+/* Compute an upper bound on <x, theta> for every action from products of 16-bit numbers. */
 void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
                     double factor, int64_t d, float *restrict upper)
 {
@@ -403,6 +411,7 @@ void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quan
         bound_means(panels + v * pairs, row, pairs, 2, m, norms + v, upper + LANES * v);
 }
 
+/* Add the bounds on means and bonuses of every action, and return the largest sum. */
 float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
                       const float *restrict bound, double factor, int64_t count, int64_t d,
                       float *restrict upper)
@@ -423,6 +432,7 @@ float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
     return f32_largest(top);
 }
 
+/* List the actions whose upper bound is at least `least`, and return their number. */
 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
                      int64_t *restrict which)
 {
@@ -436,6 +446,8 @@ int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
     return n;
 }
 
+/* Bound ||R x|| for the listed actions that have only a cheap bound, unless there are more than
+ * `limit`; return their number. */
 int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
                          const int64_t *restrict which, int64_t n, int64_t limit, int64_t d,
                          double *restrict scratch, float *restrict bound)
@@ -469,7 +481,9 @@ FF_INLINE double least_norm(const ff_bonus_bounds *bounds, const action_norms *r
     return bounds->factor.unit * (magnitude - 2.0 * added);
 }
 
-/* Proof: since R was computed, a has fallen at most by the factor sqrt(grown) and by rounding of W.
+/* Return a lower bound on a score, given ||W x|| in float64.
+ *
+ * Proof: since R was computed, a has fallen at most by the factor sqrt(grown) and by rounding of W.
  * So a (now) bounds a at that time from above, and r at that time leaves a lower bound on b at that
  * time. Since then b has fallen by at most moved a and rounding. */
 float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
@@ -495,7 +509,9 @@ float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *
     return ff_float_below(least);
 }
 
-/* Proof. Write a = r cos p and sqrt(c) b = r sin p with r = ||R x||. A bonus first a + gamma b,
+/* Return a lower bound on the score of an action, from its bound on r = ||R x||.
+ *
+ * Proof. Write a = r cos p and sqrt(c) b = r sin p with r = ||R x||. A bonus first a + gamma b,
  * first > 0, is F r cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma / (sqrt(c)
  * first). By Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q = sqrt(c)
  * r / ||x||. So p lies between the angle with equality and a right angle, and cos(p - p*) is

@@ -29,6 +29,7 @@
 /* If a silo's own factor is likely to last this many rounds, cheap bounds are worth computing. */
 #define LASTING 64
 
+/* Return the doubles that one R with its bounds takes; more for lazy silos. */
 int64_t ff_bonus_cache_size(int64_t d) { return ff_bonus_bounds_size(d); }
 
 /* Return the bounds in a buffer. */
@@ -73,6 +74,8 @@ static int cheap_pays(const ff_bonus_cache *cache, int64_t released, double choi
            (2 * by_factor_count <= silos || released % 32 == 0);
 }
 
+/* Restart the cache after a release: compute bounds for the new W if enough choices follow, and
+ * reset the state of every silo. */
 void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int64_t released,
                             double beta, double gamma, double choices, int64_t silos, int64_t d,
                             double *restrict scratch)
@@ -108,7 +111,8 @@ void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo)
         use_release(cache, cache->silo + silo);
 }
 
-/* Compute a factor of the silo's present W. */
+/* Compute R for the silo's present W, which replaces the R of the release for this silo. How many
+ * points the previous R lasted decides how long the silo waits before the next attempt. */
 static void compute_own_factor(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                                const double *restrict w, double beta, double gamma, int64_t d,
                                double *restrict bounds_scratch)
@@ -142,7 +146,9 @@ FF_INLINE double bonus_of(const ff_bonus_silo *state, double beta, double gamma)
     return hypot(first, gamma / sqrt(bounds_of(state->factor)->model.c));
 }
 
-/* Proof: with v = V^-1 x and r^2 = x'v = s - 1, a data point subtracts v v' / s from V^-1. So V^-1
+/* Update the bounds on how far the silo's bonuses have moved since the release, by a data point.
+ *
+ * Proof: with v = V^-1 x and r^2 = x'v = s - 1, a data point subtracts v v' / s from V^-1. So V^-1
  * x_a changes by at most ||v|| |<x_a, v>| / s <= ||v|| r a / s, a = ||x_a||_{V^-1}. This holds for
  * any rounding of W x, because W was updated by the rounded value (see ff_candidates.c). v is that
  * value times W', accurate to (d + 8) u ||W||_F r. s - 1 has lost the digits below the last digit
@@ -196,6 +202,8 @@ static double largest_unless_passing(const ff_score_bounds *b, const ff_sieve *s
                : largest;
 }
 
+/* Choose the action with the largest ranking. First use the cached bounds; if several actions may
+ * be best, score these exactly. Return -1 if bounds leave too many. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
@@ -311,6 +319,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     return chosen;
 }
 
+/* For tests: compute all kinds of bounds on the scores of all actions. */
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,
@@ -411,6 +420,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     return -1;
 }
 
+/* Reset one silo's state to that right after the release. */
 void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo) { (void)cache, (void)silo; }
 
 void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,

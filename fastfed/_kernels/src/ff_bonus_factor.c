@@ -14,7 +14,9 @@
 /* Rows of W whose products are summed together. */
 #define ROWS_AT_ONCE 8
 
-/* Proof of `lost`: rounding, u = 2^-53, n = d + 2, F = ||W||_F^2 and G = F + c F^2. In any order,
+/* Compute R with R'R = W'W + c (W'W)^2, and a bound `lost` on its rounding error.
+ *
+ * Proof of `lost`: rounding, u = 2^-53, n = d + 2, F = ||W||_F^2 and G = F + c F^2. In any order,
  * fused or not, the computed A of W'W has an error of n u F in norm; its square has an error of n u
  * F^2 and, through A, 2 n u F^2; so Q = A + c A^2 has 4 n u G. R'R differs from the computed Q by n
  * u ||R||_F^2 <= 1.01 n u G (Higham 2002, Theorem 10.3). In all at most 6 n u G, whose square root
@@ -123,6 +125,7 @@ FF_INLINE double add_row_products(const double *restrict w, const double *restri
     return square;
 }
 
+/* Return ||W x||^2 and, if requested, ||W'W x||^2. */
 ff_squares ff_squares_of(const double *restrict w, const double *restrict x, int with_second,
                          int64_t d, double *restrict scratch)
 {

@@ -206,7 +206,7 @@ static double quantise_rows(double *restrict rows, double factor, int64_t first,
     return total;
 }
 
-/* M <- rest I - M. */
+/* Replace M (d, d) by rest I - M. */
 static void complement(double *restrict m, double rest, int64_t d)
 {
     for (int64_t i = 0; i < d; i++) {
@@ -216,7 +216,9 @@ static void complement(double *restrict m, double rest, int64_t d)
     }
 }
 
-/* Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R. M differs from R'R by at most n u T in
+/* Compute the few rows H, and the scalar `rest`, with R'R <= H'H + rest I.
+ *
+ * Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R. M differs from R'R by at most n u T in
  * norm, and S = rest I + H'H - G'G - M has an error of n u (d rest + ||H||_F^2 + ||G||_F^2 + T).
  * The square of a Cholesky factor is within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), and
  * trace S is at most d rest + ||H||_F^2. All of these errors, and twice as much again, are added to

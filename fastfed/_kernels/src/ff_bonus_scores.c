@@ -106,6 +106,8 @@ float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
                                   moved, grown, q->d);
 }
 
+/* Score the n listed actions one by one, each with an error bound; return the best, or -1 if
+ * rounding error leaves doubt. */
 int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict which, int64_t n,
                              int64_t first, ff_interval best, double *restrict scratch)
 {
@@ -205,6 +207,7 @@ FF_INLINE int64_t bound_largest(const ff_score_bounds *b)
     return ff_bound_largest(b->bounds, &b->view, b->upper, b->top, b->d, b->scratch, b->bound);
 }
 
+/* Compute upper bounds on the scores of all actions. Bounds on bonuses are reused if they exist. */
 void ff_compute_bounds(ff_score_bounds *b, int64_t stage, int exists, const double *restrict theta,
                        void *restrict buffer)
 {
@@ -226,11 +229,16 @@ void ff_compute_bounds(ff_score_bounds *b, int64_t stage, int exists, const doub
         update_upper(b);
 }
 
+/* Return the action with the largest upper bound: among all actions, or among those bounded by
+ * R. */
 int64_t ff_most_promising(const ff_score_bounds *b, int bounded_by_factor)
 {
     return bounded_by_factor ? first_bounded(b->upper, b->bound, b->count) : highest(b);
 }
 
+/* Return 1 if bounds prove that the most promising action is the best one: its lower bound exceeds
+ * the upper bounds of all others. Refine cheap bounds by R where they are too loose. *best receives
+ * the most promising action. */
 int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double beta, double gamma,
                      int64_t *restrict best)
 {
@@ -259,6 +267,8 @@ int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double be
     return 0;
 }
 
+/* Return a lower bound on an action's score with bonuses multiplied by `times`; -INFINITY if the
+ * action is not bounded by R. */
 double ff_bounded_at_least(const ff_score_bounds *b, int64_t a, const double *restrict theta,
                            double beta, double gamma, double times)
 {
@@ -276,11 +286,14 @@ static float least_score(const ff_score_bounds *b, ff_query *q, int64_t a)
                : lower_end(ff_score_with_error(q, a));
 }
 
+/* List the actions that may have a larger score than this one, and return their number. */
 int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval update_upper)
 {
     return not_below(b, lower_end(update_upper));
 }
 
+/* List the actions whose upper bounds reach the exact score of *best, after refining their cheap
+ * bounds by R. Return their number. */
 int64_t ff_list_candidates(ff_score_bounds *b, ff_query *q, int64_t *restrict best)
 {
     float lower_bound = least_score(b, q, *best);

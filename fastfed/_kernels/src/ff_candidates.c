@@ -9,6 +9,8 @@
 /* If ||W x||^2 exceeds this, the set is given up, because rounding error is no longer bounded. */
 #define LARGEST_WIDTH_SQUARE 1e6
 
+/* Fill a candidate set with the actions of the largest upper bounds, and remember the largest upper
+ * bound of the other actions. */
 void ff_candidates_make(ff_candidates *set, const ff_bounds *bounds, int64_t actions,
                         const double *restrict w, double beta, int64_t released, int64_t d)
 {
@@ -57,6 +59,8 @@ void ff_candidates_make(ff_candidates *set, const ff_bounds *bounds, int64_t act
     set->inverse = 1.001 * sqrt(ff_dot(w, w, d * d));
 }
 
+/* Choose among the members of a candidate set; return -1 if an action outside the set may be
+ * better. */
 int64_t ff_candidates_choose(const ff_candidates *set, const ff_actions *actions,
                              const double *restrict w, const double *restrict theta, double beta,
                              double gamma, int64_t d, double *restrict scratch, double *restrict x)

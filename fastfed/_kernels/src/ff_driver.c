@@ -31,7 +31,8 @@ static int64_t status_of(const ff_run *run)
     return FF_OK;
 }
 
-/* Learn (p->feature, y): add it to the batch, and to the silo's model if it learns within batches. */
+/* Learn (p->feature, y): add it to the batch, and to the silo's model if it learns within
+ * batches. */
 FF_INLINE void learn(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                      const ff_actions *actions, double y, const ff_parts *p, ff_pending *pending)
 {
@@ -245,7 +246,8 @@ static void add_message(void *work, int64_t silo, int64_t thread)
     ff_protocol_add(task->run, task->curve, silo);
 }
 
-/* Task: the same for every curve that synchronises after the last round. */
+/* Task: add a silo's message, as add_message does, for every curve that synchronises after the last
+ * round. */
 static void add_due_messages(void *work, int64_t silo, int64_t thread)
 {
     (void)thread;
@@ -295,6 +297,7 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported
     return status_of(run);
 }
 
+/* Compute W and theta of every curve, and each silo's local model, before the first round. */
 int64_t ff_run_initialise(ff_run *run)
 {
     for (int64_t i = 0; i < run->curve_count; i++) {
@@ -445,6 +448,8 @@ static int64_t run_by_schedule(ff_run *run, int64_t first, int64_t last)
     return FF_OK;
 }
 
+/* Simulate rounds first..last with a team of threads. Return FF_OK, or the status of the first silo
+ * that failed. */
 int64_t ff_run_rounds(ff_run *run, int64_t first, int64_t last)
 {
     run->team = ff_team_open(run->threads);

@@ -9,11 +9,13 @@
  * vector width. */
 #define LINE 16
 
+/* Return the number of actions rounded up to whole cache lines. */
 int64_t ff_stride(int64_t actions)
 {
     return (actions + LINE - 1) & ~(int64_t)(LINE - 1);
 }
 
+/* Return how many numbers an environment may write when it fills the buffers of one round. */
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
     /* Features; normals, read up to a stride past the last; three numbers for each action;
@@ -125,6 +127,8 @@ static double best_of(const ff_environment *env, const ff_actions *actions)
     return best;
 }
 
+/* Get the actions of one round: a view of stored rows, or features that the environment computes.
+ * Check their number and expected rewards. */
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, const ff_ahead *prefetched, ff_ahead *next_ahead, void *x,
                       double *mean, ff_actions *out)
@@ -162,6 +166,7 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
     return FF_OK;
 }
 
+/* Draw the reward of an action with expected reward `mean`. */
 double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                     int64_t round, double mean)
 {
@@ -267,6 +272,7 @@ FF_INLINE const double *sphere_theta(const ff_sphere *sphere, int64_t silo)
     return sphere->theta + silo * sphere->theta_stride;
 }
 
+/* Return the expected reward of action a in the sphere environment. */
 double ff_sphere_mean(const void *state, int64_t silo, const void *x, int64_t a)
 {
     const ff_sphere *sphere = (const ff_sphere *)state;
@@ -424,6 +430,7 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     return k;
 }
 
+/* Return the expected reward of action a in the gap environment. */
 double ff_gap_mean(const void *state, int64_t silo, const void *x, int64_t a)
 {
     (void)silo;
@@ -436,9 +443,9 @@ double ff_gap_mean(const void *state, int64_t silo, const void *x, int64_t a)
 /* ceil(2^53 exp(-1/2)): for 53-bit integers from here on, the radius of Box-Muller is at most 1. */
 #define HARD_FIRST 5463142506141194LL
 
-/* Action 0 has z ~ N(0, I_2), truncated to the unit disc, in one of d/2 blocks; action 1 is zero. z
- * is made by Box-Muller with its first uniform restricted to [exp(-1/2), 1], which is the
- * truncation. Feature-major. */
+/* Draw the two actions of the hard instance. Action 0 has z ~ N(0, I_2), truncated to the unit
+ * disc, in one of d/2 blocks; action 1 is zero. z is made by Box-Muller with its first uniform
+ * restricted to [exp(-1/2), 1], which is the truncation. Feature-major. */
 int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                      void *restrict buffer, double *restrict mean)
 {
@@ -469,6 +476,7 @@ int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
+/* Return the index of the stored query that a silo is offered in a round. */
 int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round)
 {
@@ -484,6 +492,7 @@ int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int
     return first + ff_uniform_int(&s, n);
 }
 
+/* Point `out` to the stored rows of a round's query, without a copy. */
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                        const ff_ahead *prefetched, void *buffer, ff_actions *out)
 {
@@ -508,6 +517,7 @@ int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t si
     return FF_OK;
 }
 
+/* Return which memory the query of a later round occupies, so that it can be prefetched. */
 ff_ahead ff_pool_ahead(const void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round)
 {

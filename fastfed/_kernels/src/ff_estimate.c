@@ -5,6 +5,8 @@
 #include "ff_linalg.h"
 #include "ff_random.h"
 
+/* Compute W and theta from a statistic. If noise has made V indefinite, add a growing multiple of I
+ * until it is positive definite; return this shift. */
 double ff_refresh(const double *restrict statistic, double lambda, int64_t d, double *restrict w,
                   double *restrict theta, double *restrict scratch)
 {
@@ -24,6 +26,8 @@ double ff_refresh(const double *restrict statistic, double lambda, int64_t d, do
     return -1.0;
 }
 
+/* Find by bisection the smallest lambda = full j / 8 that keeps all eigenvalues of covariance +
+ * lambda I above `floor`. */
 double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
                              int64_t d, double *restrict w, double *restrict scratch)
 {
@@ -43,6 +47,7 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
     return full * (double)high / 8.0;
 }
 
+/* Return the confidence radius from the number of rows in V. */
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d)
 {
@@ -51,11 +56,13 @@ double ff_radius_at(const ff_radius *radius, double offset, double lambda, doubl
            (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(growth)));
 }
 
+/* Return ln(inflation / anchor), which ff_determinant_radius needs. */
 double ff_log_inflation(const ff_radius *radius, double inflation)
 {
     return ff_log(inflation / radius->anchor);
 }
 
+/* Return the confidence radius from ln det V. */
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d)
 {
@@ -64,6 +71,7 @@ double ff_determinant_radius(const ff_radius *radius, double offset, double infl
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
 
+/* Return an upper bound on the largest eigenvalue of V^{-1}, from the trace of its eighth power. */
 double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scratch)
 {
     double *restrict a = scratch, *restrict b = scratch + d * d, scale = 0.0, square = 0.0;
@@ -97,6 +105,8 @@ double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scr
     return scale * sqrt(sqrt(sqrt(square))) * (1.0 + 1e-9);
 }
 
+/* Return the bonus that the regret bound counts for one unit of ||x||_{V^-1} (C of
+ * docs/radius.md). */
 double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
 {
     const double growth = (double)d * ff_log(1.0 + rows / ((double)d * radius->anchor));
@@ -104,6 +114,7 @@ double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t 
            gamma / sqrt(radius->anchor);
 }
 
+/* Return how many times its own bonus the regret bound counts for an action; at least 1. */
 double ff_slack(double width, double beta, double gamma, double inflation, double inverse)
 {
     /* The last factor covers rounding error. */

@@ -7,6 +7,7 @@
 
 /* ---- Sums ---------------------------------------------------------------------------------- */
 
+/* Return the sum of n numbers in the same order of additions as NumPy. */
 double ff_pairwise(const double *a, int64_t n)
 {
     if (n < 8) {
@@ -62,6 +63,8 @@ static int64_t add_and_least(const int64_t *restrict row, int64_t d, int64_t *re
     return smallest;
 }
 
+/* Choose the leader, the expert with the smallest loss, after every exchange; return the number of
+ * changes. */
 int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                   int64_t *lost, int64_t *expert, int64_t *chosen)
 {
@@ -81,6 +84,8 @@ int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int6
     return switches;
 }
 
+/* Compute the exponents of Hedge after each exchange: rate times each expert's loss, less that of
+ * the best expert. */
 void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d, int64_t *lost,
               double unit, double silos, double rate, double *rows)
 {
@@ -96,6 +101,7 @@ void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t 
     }
 }
 
+/* Divide each of n rows by its sum. */
 void ff_to_weights(int64_t n, int64_t d, double *rows)
 {
     for (int64_t i = 0; i < n; i++, rows += d) {
@@ -108,6 +114,8 @@ void ff_to_weights(int64_t n, int64_t d, double *rows)
 /* Laplace numbers that are drawn together. */
 #define NOISES 64
 
+/* Keep the current expert until the noisy query of an exchange exceeds the threshold, and return
+ * that segment; n if none does. */
 int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *exchanges, int64_t from,
                       int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen)
 {
@@ -155,6 +163,8 @@ static double inner(const double *restrict open, const double *restrict x, int64
     return open[best];
 }
 
+/* Add the losses of n segments to the regret: the losses of the decisions, minus at each checkpoint
+ * the losses of the best expert so far. */
 void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
                    const uint8_t *settles, const int64_t *which, const double *weights,
                    const double *gaps, int64_t silos, double unit, int64_t n, int64_t d)
@@ -240,6 +250,8 @@ static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t thre
     return FF_OK;
 }
 
+/* Perform one exchange for each leaf: sum the silos' gradient estimates, add noise, and move x
+ * towards the expert with the smallest score (Frank-Wolfe). */
 int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, int64_t release,
                        int64_t threads, const ff_losses_scratch *scratch, double *x,
                        int64_t *targets)

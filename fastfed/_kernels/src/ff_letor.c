@@ -73,6 +73,8 @@ FF_INLINE const char *parse_decimal(const char *cursor, double *value, int *hard
     return cursor;
 }
 
+/* Read lines "relevance qid:number index:value ... # comment" into a table. Unusual lines end the
+ * reading; numbers that need exact rounding are listed as hard. */
 int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table *table)
 {
     table->rows = table->largest = table->hards = 0;

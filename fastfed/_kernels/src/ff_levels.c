@@ -155,6 +155,8 @@ static void set_pointers(const row *each, int level)
         *each->at = each->of[level];
 }
 
+/* Choose the highest instruction level up to `highest` that this processor supports, and return
+ * it. */
 int ff_levels_choose(int highest)
 {
     const int supported = ff_processor_level();

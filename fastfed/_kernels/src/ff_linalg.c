@@ -191,6 +191,8 @@ static int cholesky(const double *restrict packed, int64_t d, double *restrict w
     return 0;
 }
 
+/* Compute only the diagonal of W, which is enough for the determinant; return 1 if V is not
+ * positive definite. */
 int ff_factor_diagonal(const double *restrict packed, int64_t d, double *restrict w)
 {
     if (cholesky(packed, d, w))
@@ -245,6 +247,7 @@ FF_INLINE void finish_row(double *restrict w, int64_t d, int64_t i, int64_t from
     row[i] = inverse;
 }
 
+/* Compute the inverse factor W of V by Cholesky; return 1 if V is not positive definite. */
 int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
 {
     if (cholesky(packed, d, w))
@@ -325,6 +328,7 @@ FF_INLINE void back_columns(const double *restrict w, const double *restrict z, 
         STORE(out + first + v * WIDTH, sum[v]);
 }
 
+/* Compute theta = W'(W u), which solves V theta = u. */
 void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
               double *restrict scratch, double *restrict theta)
 {
@@ -350,6 +354,7 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
             theta[j] += scratch[i] * w[i * d + j];
 }
 
+/* Return ln det V from the diagonal of W. */
 double ff_log_det(const double *w, int64_t d)
 {
     enum { CHUNK = 64 };
@@ -433,6 +438,7 @@ FF_INLINE double update_factor(double *restrict w, double *restrict theta, const
     return s;
 }
 
+/* Update W and theta by one data point; return 1 + ||x||^2_{V^-1} for the old V. */
 double ff_observe(double *restrict w, double *restrict theta, const double *restrict x, double y,
                   int64_t d, double *restrict scratch)
 {
@@ -440,12 +446,14 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
     return update_factor(w, theta, x, y, d, scratch);
 }
 
+/* Update W and theta by one data point whose W x is in the scratch already. */
 double ff_observe_whitened(double *restrict w, double *restrict theta, const double *restrict x,
                         double y, int64_t d, double *restrict scratch)
 {
     return update_factor(w, theta, x, y, d, scratch);
 }
 
+/* Compute z = W x. */
 void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, double *restrict z)
 {
     product(w, x, d, z);
@@ -465,6 +473,7 @@ FF_INLINE void add_rows(const double *restrict w, const double *restrict z, int6
         }
 }
 
+/* Compute z = W x and back = W'z in one pass over W. */
 void ff_whiten_back(const double *restrict w, const double *restrict x, int64_t d,
                     double *restrict z, double *restrict back)
 {
@@ -480,6 +489,7 @@ void ff_whiten_back(const double *restrict w, const double *restrict x, int64_t 
     }
 }
 
+/* Add one data point to packed sums. */
 void ff_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
                    double y, int64_t d)
 {
@@ -519,8 +529,8 @@ FF_INLINE void add_points(double *restrict gram, const double *restrict points, 
 }
 #endif
 
-/* Each entry is the same sum in the same order as for single points, but is loaded and stored
- * once. */
+/* Add n data points to packed sums. Each entry is the same sum in the same order as for single
+ * points, but is loaded and stored once. */
 void ff_accumulate_many(double *restrict gram, double *restrict bias,
                         const double *restrict points, int64_t n, int64_t d)
 {
@@ -547,6 +557,7 @@ void ff_accumulate_many(double *restrict gram, double *restrict bias,
         axpy(points[p * (d + 1) + d], points + p * (d + 1), bias, d);
 }
 
+/* Add one data point to a full matrix and the bias. */
 void ff_rank_one(double *restrict gram, double *restrict bias, const double *restrict x,
                  double y, int64_t d)
 {
@@ -559,6 +570,7 @@ void ff_rank_one(double *restrict gram, double *restrict bias, const double *res
     }
 }
 
+/* Update the inverse of V for V + x x'. */
 void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int64_t d,
                          double *restrict scratch)
 {
@@ -573,6 +585,7 @@ void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int
     }
 }
 
+/* Scale x down to norm `bound` if it is longer; return 1 if it was longer by more than rounding. */
 int ff_clip_norm(double *restrict x, int64_t d, double bound)
 {
     double square = dot(x, x, d), largest = 0.0;

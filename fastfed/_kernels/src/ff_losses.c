@@ -49,6 +49,7 @@ static void add_row(const uint32_t *restrict row, int64_t d, int64_t times,
         total[n] += times * (int64_t)row[n];
 }
 
+/* Compute the losses of all experts at one silo in one round, in units. */
 int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, const ff_losses_scratch *scratch)
 {
@@ -200,6 +201,7 @@ static void sum_block(void *work, int64_t index, int64_t thread)
     }
 }
 
+/* Add up the losses of all silos in each segment of rounds, in blocks that threads share. */
 int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, const int64_t *edges,
                        int64_t segments, int64_t threads, const ff_losses_scratch *scratch,
                        int64_t *totals)
@@ -219,6 +221,7 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
     return blocks.failed;
 }
 
+/* Write the gradient of <g, x>^2 / 2 at x, and return <g, x>. */
 double ff_square_gradient(const double *g, const double *x, int64_t d, double *out)
 {
     double inner = 0.0;
@@ -317,6 +320,8 @@ static void gradients_of(void *work, int64_t silo, int64_t thread)
         FF_ATOMIC_WRITE(&task->failed, status);
 }
 
+/* Add up the gradients of each silo's losses at x, minus those at `parent`; threads share the
+ * silos. */
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
                             const int64_t *rounds, int64_t stride, int64_t n, const double *x,
                             const double *parent, const ff_gradient_bounds *bounds,
@@ -332,6 +337,7 @@ int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate
     return gradients.failed;
 }
 
+/* Add to `lost` by how much the losses at x exceed those at the optimum, in rounds first..last. */
 double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
                         int64_t last, const double *x, const double *optimum, double lost,
                         const ff_losses_scratch *scratch)
@@ -349,6 +355,7 @@ double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, in
     return lost;
 }
 
+/* Return the value of one loss at x, and write its gradient. */
 double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, const double *x, double *gradient)
 {

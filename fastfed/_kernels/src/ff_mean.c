@@ -35,6 +35,8 @@ static void rotate(double *restrict a, double *restrict rows, int64_t p, int64_t
     }
 }
 
+/* Compute theta = V^+ u by the eigenvectors of V (Jacobi rotations); eigenvalues near 0 are
+ * dropped. */
 int ff_least_squares(const double *restrict statistic, int64_t d, double *restrict scratch,
                      double *restrict theta)
 {
@@ -94,6 +96,7 @@ int ff_least_squares(const double *restrict statistic, int64_t d, double *restri
     return 1;
 }
 
+/* Multiply n values by the Hadamard matrix, in place. */
 void ff_hadamard(double *restrict values, int64_t n)
 {
     for (int64_t h = 1; h < n; h *= 2)

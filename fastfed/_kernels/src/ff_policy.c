@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+/* Return the confidence radius of a choice in a round. */
 double ff_policy_radius(const ff_curve *c, double log_det, int64_t round, int64_t d)
 {
     const int64_t k = ff_entry(c);
@@ -159,8 +160,8 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
     return action;
 }
 
-/* A lazy choice depends only on the query and the release, so it is cached for other rounds and
- * silos too. */
+/* Choose the action with the largest score or ranking. A lazy choice depends only on the query and
+ * the release, so it is cached for other rounds and silos too. */
 int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                    const ff_actions *actions, const ff_parts *p)
 {
@@ -198,6 +199,7 @@ static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64
                      p->feature);
 }
 
+/* Choose a uniformly random action, or the best action by the scores of a user's function. */
 int64_t ff_policy_choose_otherwise(const ff_run *run, ff_curve *c, int64_t silo,
                                    int64_t round, const ff_actions *actions, const ff_parts *p)
 {
@@ -210,6 +212,8 @@ int64_t ff_policy_choose_otherwise(const ff_run *run, ff_curve *c, int64_t silo,
     return choose_scored(run, c, silo, round, actions, p);
 }
 
+/* Update the silo's model by the data point of this round, and the bounds that are computed from
+ * the model. */
 void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
                      double y, const ff_parts *p)
 {
@@ -239,6 +243,7 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_acti
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }
 
+/* Choose the action of a local round, which may use the silo's raw data. */
 int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
                              const ff_actions *actions, const ff_parts *p)
 {
@@ -259,6 +264,7 @@ int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
                            c->second_bonus, w, theta, own_beta, d, p->score, p->feature);
 }
 
+/* Recompute the silo's posterior of theta from its raw sums and the released sums of the others. */
 int64_t ff_policy_believe(const ff_run *run, ff_curve *c, int64_t silo, const ff_parts *p)
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
@@ -268,6 +274,7 @@ int64_t ff_policy_believe(const ff_run *run, ff_curve *c, int64_t silo, const ff
                : FF_OK;
 }
 
+/* Set up a silo's model of local rounds before the first round. */
 int64_t ff_policy_begin(const ff_run *run, ff_curve *c, int64_t silo, const ff_parts *p)
 {
     const int64_t d = run->dimension;
@@ -278,6 +285,8 @@ int64_t ff_policy_begin(const ff_run *run, ff_curve *c, int64_t silo, const ff_p
     return c->own_least || !ff_mixed(c) ? FF_OK : ff_policy_believe(run, c, silo, p);
 }
 
+/* Add the data point of a round to the silo's raw sums and local model. The posterior is recomputed
+ * in rounds 2^k only, and updated by the point otherwise. */
 int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, int is_local,
                        double y, const ff_parts *p)
 {

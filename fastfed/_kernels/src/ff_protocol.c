@@ -4,6 +4,7 @@
 #include "ff_policy.h"
 #include "ff_release.h"
 
+/* Add the buffered data points to the silo's batch, and empty the buffer. */
 void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending *pending)
 {
     const int64_t d = run->dimension;
@@ -15,6 +16,8 @@ void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending 
     pending->count = 0;
 }
 
+/* Add the data point to the sum of every tree node that contains this batch, with fresh random
+ * rounding for each node. */
 void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                  double y, const ff_parts *p)
 {
@@ -140,6 +143,7 @@ FF_INLINE int64_t level_of(const ff_curve *c, int64_t k)
     return c->analyzer == FF_ADD ? 0 : ff_node_level(k);
 }
 
+/* Compute the message that a silo sends after its k-th batch, by the curve's randomizer. */
 void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k, double *scratch)
 {
     const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
@@ -202,6 +206,7 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
     }
 }
 
+/* Add a silo's message to the sum of the messages of earlier silos. */
 void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo)
 {
     const int64_t s = ff_statistic(run->dimension);
@@ -209,6 +214,7 @@ void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo)
         ff_add(c->messages, c->messages + silo * s, s);
 }
 
+/* Update the total from the sum of the messages, as the server does. */
 void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scratch)
 {
     const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
@@ -247,6 +253,7 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
     }
 }
 
+/* Compute W, theta and the radius that all silos use until the next synchronisation. */
 int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
 {
     const int64_t d = run->dimension, k = ff_entry(c);

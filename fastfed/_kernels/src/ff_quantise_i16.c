@@ -32,6 +32,7 @@ int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
     return d <= LARGEST_DIMENSION && !actions->is_double && actions->action_stride == 1;
 }
 
+/* Return the bytes that K actions take in 16 bits. */
 int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 {
     /* The panels follow the norms. */
@@ -160,6 +161,7 @@ FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d
     }
 }
 
+/* Round the features of all actions to 16 bits, with one unit for each action. */
 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quantised)
 {
     const float *restrict x = (const float *)actions->x;
@@ -210,6 +212,8 @@ static void store_past_caches(const char *restrict from, int64_t bytes, char *re
     _mm_sfence();
 }
 
+/* Return the actions of query q in 16 bits, and store them for later rounds if no other thread
+ * does; NULL if they are unsuitable. */
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
                                const ff_actions *actions, int64_t d, void *restrict buffer)
 {

@@ -16,6 +16,7 @@ FF_INLINE uint64_t mix64(uint64_t z)
     return z ^ (z >> 31);
 }
 
+/* Open the random stream of a purpose, replicate, silo and index. */
 ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,
                          uint32_t index)
 {
@@ -61,12 +62,14 @@ FF_INLINE void philox_block(uint32_t k0, uint32_t k1, uint32_t block, uint32_t r
     *w3 = c3;
 }
 
+/* Compute four random words from a key and a counter (Philox 4x32-10). */
 void ff_philox(const ff_stream *s, uint32_t block, uint32_t out[4])
 {
     philox_block(s->key0, s->key1, block, s->replicate, s->silo, s->index, &out[0], &out[1],
                  &out[2], &out[3]);
 }
 
+/* Return 64 random bits that may seed a user's generator. */
 uint64_t ff_key(const ff_stream *s)
 {
     uint32_t w[4];
@@ -132,6 +135,7 @@ FF_INLINE void turn_f32(uint32_t w, float *x, float *y)
 
 #define LANES 16
 
+/* Return the floats that the normal generator writes for n values: whole vectors. */
 int64_t ff_normal_capacity_f32(int64_t n)
 {
     return (n + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
@@ -260,6 +264,7 @@ FF_INLINE void normal_pairs(generators *g, int n, float *restrict out)
         }
 }
 
+/* Draw n standard normals in float32, one vector at a time. */
 void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
 {
     const int64_t capacity = ff_normal_capacity_f32(n);
@@ -274,8 +279,10 @@ void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
         normal_pairs(&g, 1, out + base);
 }
 
+/* Return the words that ff_random_u32 writes for n values: whole vectors. */
 int64_t ff_random_u32_capacity(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
+/* Draw n uniform integers of 32 bits. */
 void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out)
 {
     const int64_t capacity = ff_random_u32_capacity(n);
@@ -375,12 +382,14 @@ FF_INLINE uint64_t bits53(uint32_t high, uint32_t low)
     return (((uint64_t)high << 32) | low) >> 11;
 }
 
+/* Return the doubles that the normal generator writes for n values: whole vectors. */
 int64_t ff_normal_capacity_f64(int64_t n)
 {
     int64_t blocks = (n + 1) / 2;
     return 2 * ((blocks + LANES - 1) / LANES * LANES);
 }
 
+/* Turn uniform integers of 53 bits into standard normals by Box-Muller. */
 void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b, int64_t half,
                           double *restrict out)
 {
@@ -389,6 +398,7 @@ void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b
         box_muller_f64(a[l], b[l], &cosines[l], &sines[l]);
 }
 
+/* Draw n standard normals in float64. */
 void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_normal_capacity_f64(n) / 2;
@@ -418,14 +428,17 @@ FF_INLINE double laplace_f64(uint64_t a)
     return upper ? magnitude : -magnitude;
 }
 
+/* Return the doubles that the Laplace generator writes for n values. */
 int64_t ff_laplace_capacity(int64_t n) { return ff_normal_capacity_f64(n); }
 
+/* Turn n uniform integers of 53 bits into Laplace draws. */
 void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restrict out)
 {
     for (int64_t l = 0; l < n; l++)
         out[l] = laplace_f64(a[l]);
 }
 
+/* Draw n numbers from the standard Laplace distribution. */
 void ff_laplace(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_laplace_capacity(n) / 2;
@@ -465,6 +478,7 @@ FF_INLINE double unit_of_word(uint64_t a)
  * to the stated error. */
 FF_INLINE int near_0_or_1(uint64_t a) { return a + (1ull << 44) < (2ull << 44); }
 
+/* Approximate exact normals, whose bits come from `words`, to within 2^-40. */
 int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out)
 {
     const uint64_t *restrict turns = words + half;
@@ -481,6 +495,7 @@ int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *r
     return unsettled;
 }
 
+/* Approximate n exact Laplace draws, whose bits come from `words`. */
 int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out)
 {
     int64_t unsettled = 0;
@@ -496,6 +511,7 @@ int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *rest
 
 /* ---- single draws --------------------------------------------------------------------------- */
 
+/* Return a uniform number in (0, 1) from one block of the stream. */
 double ff_uniform(const ff_stream *s, uint32_t block)
 {
     uint32_t w[4];
@@ -503,6 +519,7 @@ double ff_uniform(const ff_stream *s, uint32_t block)
     return unit_f64(bits53(w[0], w[1]));
 }
 
+/* Draw one Laplace number from each of n consecutive streams. */
 void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
 {
     const uint32_t k0 = s->key0, k1 = s->key1;
@@ -525,6 +542,7 @@ void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
     }
 }
 
+/* Return one standard normal. */
 double ff_normal(const ff_stream *s)
 {
     uint32_t w[4];
@@ -534,6 +552,7 @@ double ff_normal(const ff_stream *s)
     return x;
 }
 
+/* Turn two random words into a uniform number in (0, 1). */
 double ff_unit(uint32_t high, uint32_t low) { return unit_f64(bits53(high, low)); }
 
 double ff_log(double x) { return log_f64(x); }
@@ -560,6 +579,7 @@ FF_INLINE int64_t uniform_below(const ff_stream *s, uint32_t n, uint32_t *block)
     }
 }
 
+/* Return a uniform integer in [0, n) by Lemire's multiply-and-reject. */
 int64_t ff_uniform_int(const ff_stream *s, int64_t n)
 {
     uint32_t block = 0;
@@ -604,6 +624,7 @@ FF_INLINE int64_t uniform_below_cached(const ff_stream *s, uint32_t n, uint32_t 
     }
 }
 
+/* Write a uniformly random permutation of 0..n-1. */
 void ff_permutation(const ff_stream *s, int64_t n, int64_t *restrict out)
 {
     uint32_t block = 0;

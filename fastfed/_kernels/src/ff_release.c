@@ -4,6 +4,8 @@
 
 #include "ff_random.h"
 
+/* Compute Honaker's estimate of a node: the weighted mean of its noisy value and the estimates of
+ * its two children. */
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s)
 {
@@ -12,6 +14,8 @@ void ff_honaker(double *restrict estimate, const double *restrict node,
         estimate[j] = v * node[j] + other_weight * (sibling[j] + estimate[j]);
 }
 
+/* Return the number of the leaf that Honaker's tree releases at k, where nodes of all levels are
+ * numbered in the order of their release. */
 int64_t ff_honaker_number(int64_t k)
 {
     int64_t bits = 0;
@@ -20,6 +24,7 @@ int64_t ff_honaker_number(int64_t k)
     return 2 * (k - 1) - bits + 1;
 }
 
+/* Return how many draws the published code of chowdhury-zhou-2022 adds up in prefix k. */
 int64_t ff_nested_draws(int64_t k)
 {
     return k ? 1 + (int64_t)ff_log((double)(k + 1)) : 0;
@@ -45,6 +50,7 @@ FF_INLINE void add_one(const double *restrict row, double weight, int64_t n, dou
 /* Entries of a row that fit into the first-level cache together with those of all sums. */
 #define PART 256
 
+/* Add a weighted sum of k rows to out. */
 void ff_add_weighted(const double *restrict rows, const double *restrict weights, int64_t step,
                      int64_t k, int64_t s, double *restrict out)
 {
@@ -58,6 +64,7 @@ void ff_add_weighted(const double *restrict rows, const double *restrict weights
     }
 }
 
+/* Compute several weighted sums of the same k rows in one pass over the rows. */
 void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
                        int64_t next, int64_t step, int64_t s)
 {
@@ -77,6 +84,8 @@ void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *res
     }
 }
 
+/* Round values plus approximately known noise to a grid, and mark the entries whose rounding the
+ * error of the noise leaves open. */
 int64_t ff_round_noisy(const double *restrict values, const double *restrict noise,
                        const double *restrict std, const double *restrict grid, double error,
                        int64_t s, double *restrict out, uint8_t *restrict doubtful)
@@ -97,6 +106,8 @@ int64_t ff_round_noisy(const double *restrict values, const double *restrict noi
     return doubtful_count;
 }
 
+/* Compute the noise of the next prefix from q decaying sums of all earlier noise. coefficients: the
+ * weight of z, then decay and weight of each decaying sum. */
 void ff_buffered(const double *restrict z, const double *restrict coefficients, int64_t q,
                  int64_t s, double *restrict buffers, double *restrict out)
 {
@@ -112,6 +123,8 @@ void ff_buffered(const double *restrict z, const double *restrict coefficients, 
     }
 }
 
+/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b is the power series of these
+ * decaying sums. */
 void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t n,
                         double *restrict state, double *restrict out)
 {

@@ -1,5 +1,6 @@
 #include "ff_rewind.h"
 
+/* Return the doubles that a snapshot of one silo takes. */
 int64_t ff_snapshot_size(int64_t d) { return d * d + d + ff_statistic(d) + 4; }
 
 /* Copy a silo's state into its snapshot (back = 0), or from it (back = 1). */

@@ -43,7 +43,7 @@ FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t r
     }
 }
 
-/* The same for n columns. */
+/* Compute sum_block, as above, for n columns. */
 FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                            const int results, int64_t from, int64_t to, int64_t n,
                            const double *start, double sign, double *out)
@@ -71,6 +71,7 @@ FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t
     }
 }
 
+/* Compute several rows of a product of matrices, plus or minus the rows of start. */
 void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                  int64_t rows, int64_t from, int64_t to, int64_t n, const double *start,
                  double sign, double *out)
@@ -92,6 +93,7 @@ void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int6
     }
 }
 
+/* Compute R'R for a lower triangular R, and return its trace. */
 double ff_gram_of_lower(const double *restrict r, int64_t d, double *restrict m)
 {
     double trace = 0.0;
@@ -107,6 +109,8 @@ double ff_gram_of_lower(const double *restrict r, int64_t d, double *restrict m)
     return trace;
 }
 
+/* Factor S = R'R with a lower triangular R, from the last row up; return 0 if S has no such
+ * factor. */
 int ff_factor_from_below(double *restrict s, int64_t d)
 {
     for (int64_t end = d; end > 0; end -= RESULTS) {

@@ -16,6 +16,7 @@
 PRODUCT(product_group, double, lanes, VECTORS, GROUP)
 PRODUCT(product_1, double, lanes, VECTORS, 1)
 
+/* Return the doubles of scratch for choosing among at most K actions. */
 int64_t ff_score_scratch(int64_t d, int64_t actions)
 {
     const int64_t f32 = ff_screen_f32_scratch(d, actions);
@@ -146,6 +147,7 @@ FF_INLINE void score_panel(const double *restrict panel, const double *restrict 
         second_bonus(w, z, gamma, d, out);
 }
 
+/* Compute the scores of all actions, one panel at a time. */
 void ff_scores(const ff_actions *actions, const double *restrict w, const double *restrict theta,
                double beta, double gamma, int64_t d, double *restrict scratch,
                double *restrict scores)
@@ -161,6 +163,7 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
     }
 }
 
+/* Choose the action with the largest minimum of its scores under two models. */
 int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
                         const double *restrict theta, double beta, double gamma,
                         const double *restrict other_w, const double *restrict other_theta,
@@ -188,6 +191,7 @@ int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
+/* Choose the best of the n listed actions by exact scores. */
 int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,
                    double gamma, int64_t d, double *restrict scratch, double *restrict score)
@@ -264,6 +268,8 @@ static int64_t screen_identity(const ff_actions *actions, double scale,
     return candidate_count;
 }
 
+/* Choose the action with the largest score. Screening in 16 bits or float32 first leaves a few
+ * candidates, which are then scored exactly. */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x, ff_bounds *bounds)
@@ -305,6 +311,8 @@ static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict which,
     return kept;
 }
 
+/* Choose the best ranking among the candidates that pass the sieve. If screening left open who
+ * passes, exact scores decide. */
 int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *restrict candidates,
                        const double *restrict w, const double *restrict theta, double beta,
                        double gamma, const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -331,6 +339,7 @@ int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *res
     return chosen;
 }
 
+/* Choose the action with the best ranking among those that pass the sieve. */
 int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
                          const double *restrict theta, double beta, double gamma,
                          const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -345,6 +354,7 @@ int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
                           x);
 }
 
+/* Write the features of action a to x, as float64. */
 void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restrict x)
 {
     const int64_t offset = a * actions->action_stride, fs = actions->feature_stride;
@@ -359,6 +369,7 @@ void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restri
     }
 }
 
+/* Return the doubles of scratch that ff_scored needs. */
 int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
 {
     return actions * (d + 2) + d * d + d + state_size + ff_score_scratch(d, actions);
@@ -380,6 +391,7 @@ static double sieve_values(const ff_actions *actions, const double *restrict w,
     return largest < sieve->limit ? largest : sieve->limit;
 }
 
+/* Choose the best action under one model among those that pass the sieve of a second model. */
 int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
                           const double *restrict theta, double beta,
                           const double *restrict local_w, const double *restrict local_theta,
@@ -402,6 +414,8 @@ int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
+/* Choose an action by the scores of a user's function, which gets copies of the model and
+ * features. */
 int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
                   int64_t round, const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, const ff_sieve *sieve,

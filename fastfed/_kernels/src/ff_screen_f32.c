@@ -193,6 +193,7 @@ FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float
     }
 }
 
+/* Return the doubles of scratch that screening in float32 needs. */
 int64_t ff_screen_f32_scratch(int64_t d, int64_t actions)
 {
     const int64_t padded = (actions + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
@@ -267,6 +268,7 @@ FF_INLINE approximation approximate(const ff_actions *actions, const double *res
                            width + slack * (w_norm * length + width), length};
 }
 
+/* List the actions that may have the largest score, by scores in float32 with an error bound. */
 int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
                       const double *restrict theta, double beta, double gamma, int64_t d,
                       double *restrict scratch, int64_t *restrict candidates, ff_bounds *bounds)
@@ -286,6 +288,7 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
 
 LIST_PASSING(list_passing_f32, float)
 
+/* List the actions that may be chosen under a sieve, by scores in float32 with an error bound. */
 ff_sieved ff_screen_f32_sieve(const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
                               const ff_sieve *sieve, int64_t d, double *restrict scratch,

@@ -123,6 +123,7 @@ int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d)
     return (d == 5 || d == LARGEST_D) && is_readable_in_place(actions);
 }
 
+/* List the actions that may have the largest score, with unrolled code for small dimensions. */
 int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
                             const double *restrict theta, double beta, int64_t d,
                             double *restrict scratch, int64_t *restrict candidates)
@@ -147,6 +148,7 @@ int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
                           candidates);
 }
 #else
+/* Return 1 if the actions have a dimension with unrolled code, and can be read in place. */
 int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d) { return 0; }
 
 int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,

@@ -6,6 +6,7 @@
 
 #include "ff_screen_i16_parts.h"
 
+/* Return the doubles that W and theta take in 16 bits. */
 int64_t ff_quantised_factor_size(int64_t d)
 {
     /* Units, squares, rows; and space for alignment. */
@@ -70,6 +71,7 @@ FF_INLINE double quantise_rows(const double *restrict rows, const int count, int
     return f64_sum(f64_add(even, odd));
 }
 
+/* Round a row of d numbers to 16 bits. */
 quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *restrict to)
 {
     double square = 0.0;
@@ -78,6 +80,8 @@ quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *re
     return (quantised_row){norm, unit, unit * sqrt(quantise_rows(row, 1, d, d, 0, 1.0 / unit, to))};
 }
 
+/* Round W and theta to 16 bits, with one unit for each group of rows of W, and bound the error of
+ * the rounding. */
 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
                                     int64_t d, double *restrict buffer)
 {

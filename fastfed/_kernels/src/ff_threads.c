@@ -345,6 +345,7 @@ static void record_together(ff_pace *pace, double all, double seconds, double ow
         hold_alone(pace, pace->alone * all < LONG ? MEASURED_AGAIN : 1);
 }
 
+/* Do `count` items of work, shared among the threads if that is expected to be faster. */
 void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
                   ff_item follow, void *work)
 {
@@ -371,6 +372,7 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
     }
 }
 
+/* Return a team of threads, or NULL for one thread. */
 ff_team *ff_team_open(int64_t threads)
 {
     if (threads < 2)
@@ -391,6 +393,7 @@ ff_team *ff_team_open(int64_t threads)
     return team;
 }
 
+/* End the threads of a team. */
 void ff_team_close(ff_team *team)
 {
     if (!team)

@@ -15,7 +15,8 @@
 /* If ||W x||^2 exceeds this, tracking stops, because rounding error is no longer bounded. */
 #define LARGEST_WIDTH_SQUARE 1e6
 
-/* The arrays by action: means, ||W x||^2, ||V^{-1} x||^2, and two arrays of products. */
+/* The arrays by action: means, ||W x||^2, ||V^{-1} x||^2, and two arrays of scratch, which hold
+ * products with two vectors, or rankings and bonuses. */
 typedef struct {
     double *restrict mean, *restrict width, *restrict second, *restrict along, *restrict across;
 } parts;
@@ -104,6 +105,7 @@ static void compute_all(const ff_actions *actions, const double *restrict w,
     }
 }
 
+/* Compute the scores of all actions, which later data points then update. */
 void ff_tracked_make(ff_tracked *tracked, double *restrict values, const ff_actions *actions,
                      const double *restrict w, const double *restrict theta, double gamma,
                      int64_t released, int64_t d, double *restrict scratch)
@@ -231,6 +233,8 @@ static double rounding_of(const ff_tracked *tracked, const double *restrict thet
     return 8.0 * unit_of(d) * score_scale * tracked->length;
 }
 
+/* Choose the action with the largest score by the tracked scores and their error bounds; return -1
+ * if too many actions may be best. */
 int64_t ff_tracked_choose(ff_tracked *tracked, double *restrict values, const ff_actions *actions,
                           const double *restrict w, const double *restrict theta, double beta,
                           double gamma, int64_t d, double *restrict scratch, double *restrict x)
@@ -257,8 +261,8 @@ int64_t ff_tracked_choose(ff_tracked *tracked, double *restrict values, const ff
 
 LIST_PASSING(list_passing, double)
 
-/* Write rankings and bonuses of all actions to p.along and p.across. Returns bounds for the sieve;
- * *rank receives the largest ranking. */
+/* Compute the rankings (p.along) and bonuses (p.across) of all actions from the tracked scores.
+ * Returns bounds on what passes the sieve; *rank receives the largest ranking. */
 static ff_sieve_bounds bound_sieve(parts p, int64_t n, double beta, double gamma,
                                    const ff_sieve *sieve, double mean_error, double width_error,
                                    double second_error, double *restrict rank)
@@ -297,6 +301,8 @@ static ff_sieve_bounds bound_sieve(parts p, int64_t n, double beta, double gamma
     return ff_sieve_bounds_of(sieve, score[0], error);
 }
 
+/* Choose by the tracked scores and their error bounds under a sieve; return -1 if too many actions
+ * may be best. */
 int64_t ff_tracked_choose_sieved(ff_tracked *tracked, double *restrict values,
                                  const ff_actions *actions, const double *restrict w,
                                  const double *restrict theta, double beta, double gamma,

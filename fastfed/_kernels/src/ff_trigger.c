@@ -4,6 +4,7 @@
 
 #include "ff_panel.h"
 
+/* Return the doubles of scratch that a trigger needs. */
 int64_t ff_trigger_scratch(int64_t d) { return 2 * ff_statistic(d) + d * d; }
 
 /* The scratch, cut into its parts: a statistic (s), the statistic plus ridge (s), its factor (d,
@@ -76,8 +77,8 @@ static ff_skip_bound skip_bound_of(double growth, double ridge, int64_t rounds, 
     };
 }
 
-/* FF_DETERMINANT, d <= FF_RECOMPUTE_MAX: update the bound by ||x||^2 = square. Returns 1 if the
- * trigger cannot fire. */
+/* Add ||x||^2 = square to the bound on the growth of ln det V since it was last computed. Returns 1
+ * if the trigger cannot fire by this bound. For FF_DETERMINANT with d <= FF_RECOMPUTE_MAX. */
 static int skips_determinant(ff_trigger *trigger, int64_t silo, int64_t rounds, double square)
 {
     ff_skip_bound *bound = trigger->skip_bound + silo;
@@ -128,7 +129,8 @@ static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
 /* The radius of the largest pair that Box-Muller makes of 53 bits is sqrt(-2 ln 2^-54) = 8.652. */
 #define NORMAL 8.7
 
-/* Return the largest possible growth of ln det if <A, V> is at most `trace`. */
+/* Return the largest possible growth of ln det V since the last synchronisation, where V was S, if
+ * tr(S^{-1} V) is at most `trace`. */
 static double growth_bound(const ff_trigger *trigger, double trace, int64_t d)
 {
     if (!(trace > 0.0) || !(trace < INFINITY))
@@ -271,6 +273,7 @@ static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds
 
 /* ---- both ------------------------------------------------------------------------------------ */
 
+/* Restart the trigger after a synchronisation. */
 void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, const double *w,
                         int64_t silos, int64_t d, double *scratch)
 {
@@ -293,6 +296,7 @@ void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, 
     }
 }
 
+/* Return 1 if a cheap bound shows that the trigger cannot fire in this round. */
 int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x, int64_t d)
 {
     if (trigger->kind == FF_DETERMINANT && d > FF_RECOMPUTE_MAX)
@@ -302,6 +306,8 @@ int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
                                            : skips_privately(trigger, silo, rounds, square, d);
 }
 
+/* Return 1 if the trigger fires: the silo's noisy statistic has grown enough since the last
+ * synchronisation. */
 int ff_trigger_fires(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x,
                      const double *total, const double *batch, const ff_stream *noise,
                      int64_t stride, int64_t d, double *normals, double *scratch)

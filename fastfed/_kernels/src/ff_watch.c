@@ -43,6 +43,8 @@ static int next_byte(int pipe, int milliseconds)
     }
 }
 
+/* Read signal numbers from a pipe until it closes, and end the process if Python does not react to
+ * a signal in time. */
 int ff_watch_signals(int pipe, int grace, const char *message, size_t size)
 {
     int pending = 0, timeout = -1;
@@ -66,6 +68,7 @@ int ff_watch_signals(int pipe, int grace, const char *message, size_t size)
     }
 }
 
+/* End this process once its owner has closed the pipe or ended. */
 int ff_watch_owner(int pipe)
 {
     struct pollfd descriptor = {pipe, POLLIN, 0};

@@ -33,6 +33,7 @@ def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -
     logs = [mechanism.log_probabilities(scores) for scores in worlds]
 
     def simulate(world: int, n: int) -> np.ndarray:
+        """Return the log-likelihood ratios of n chosen experts in one world."""
         noise = laplace_quantile(open_uniforms(draw, (n, 2)))
         chosen = [mechanism.choose(worlds[world], row) for row in noise]
         result: np.ndarray = (logs[1] - logs[0])[chosen]
@@ -116,6 +117,7 @@ def crossing_distributions(
 
     @cache
     def crossing(start: int, expert: int) -> np.ndarray:
+        """Return the log-probability of each round being the first crossing after ``start``."""
         queries = np.cumsum(losses[start:, expert])
         return mechanism.comparisons.log_crossing_probabilities(queries, level)
 
@@ -138,6 +140,7 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
 
     @cache
     def ratio(switches: tuple[tuple[int, int], ...]) -> float:
+        """Return the log-likelihood ratio of one sequence of switches."""
         first, second = (
             log_probability(mechanism, losses, switches, crossing)
             for losses, crossing in zip(worlds, crossings, strict=True)

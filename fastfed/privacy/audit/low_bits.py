@@ -184,6 +184,7 @@ def float_noise_test(channel: Channel) -> Test:
         return channel.explained
 
     def test(released: np.ndarray) -> np.ndarray:
+        """Return for each possible record whether it can lead to the released doubles."""
         n, ways, entries = channel.contributions.shape
         rows = channel.contributions.reshape(n * ways, entries)
         remaining = np.arange(n * ways)
@@ -213,6 +214,7 @@ def rotated_mean_test(
     root = np.sqrt(d)
 
     def test(released: np.ndarray) -> np.ndarray:
+        """Return for each possible record whether it can lead to the released mean."""
         approximate = hadamard(released * signs) / root
         # Five standard deviations of the rounding error; attack() checks that this is enough.
         tolerance = 3.5 * np.spacing(max(np.abs(released).max(), np.abs(approximate).max()))

@@ -194,6 +194,7 @@ def prefix_statistics(
     raw = sums[world][[node - 1 for _, node in keys]]
 
     def simulate(runs: range) -> np.ndarray:
+        """Return the released prefixes of these runs, projected on the direction of the change."""
         nodes = _side_by_side([_add_noise(tree, raw, keys, seed, run) for run in runs])
         levels = np.zeros((tree.depth, nodes.shape[1]))
         prefix_rows = np.empty((len(prefixes), nodes.shape[1]))
@@ -228,6 +229,7 @@ def release_statistics(release: GaussianRelease, trials: int, seed: int, world: 
     prefixes = np.cumsum(leaves[world], axis=0)
 
     def simulate(runs: range) -> np.ndarray:
+        """Return the released prefixes of these runs, projected on the direction of the change."""
         rows = _side_by_side([_add_noise(release, raw_rows, keys, seed, run) for run in runs])
         if release.release == "honaker":
             prefix_rows = _honaker_prefixes(rows, steps)
@@ -352,6 +354,7 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
     log_probabilities = [mechanism.log_probabilities(costs) for costs in worlds]
 
     def simulate(world: int, n: int) -> np.ndarray:
+        """Return the log-likelihood ratios of n choices in one world."""
         uniforms = open_uniforms(draw, (n, 2))
         if gumbel:
             chosen = [mechanism.choose_gumbel(worlds[world], u) for u in uniforms]
@@ -387,6 +390,7 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
     log_probabilities = [claimed.log_crossing_probabilities(queries, 0.0) for queries in worlds]
 
     def simulate(world: int, n: int) -> np.ndarray:
+        """Return the log-likelihood ratios of the first crossings of n runs in one world."""
         uniforms = open_uniforms(draw, (n, count + 1))
         crossings = [mechanism.first_above(worlds[world], 0.0, u) for u in uniforms]
         result: np.ndarray = (log_probabilities[1] - log_probabilities[0])[
@@ -420,6 +424,7 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
     (midpoints, first), (_, second) = (range_distribution(x, 1.0, radius, bound) for x in worlds)
 
     def simulate(world: int, n: int) -> np.ndarray:
+        """Return the log-likelihood ratios of n private ranges in one world."""
         lower_ends = [
             private_range(worlds[world], 1.0, radius, bound, u)[0] for u in open_uniforms(draw, n)
         ]
@@ -456,6 +461,7 @@ def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
     worlds = [np.append(_OTHERS, end) for end in _ENDS]
 
     def simulate(world: int, n: int) -> np.ndarray:
+        """Return the log-likelihood ratios of n private means in one world."""
         uniforms = open_uniforms(draw, (n, 2))
         y = np.array([winsorized_mean_1d(worlds[world], 1.0, radius, bound, *u) for u in uniforms])
         log_densities = [_log_density(x, 1.0, radius, bound, y) for x in worlds]
@@ -493,6 +499,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         x[:, 0] = np.append(_OTHERS, end)
 
     def simulate(world: int, n: int) -> np.ndarray:
+        """Return the log-likelihood ratios of n private means of vectors in one world."""
         signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
         uniforms = open_uniforms(draw, (n, 2, d))
         uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
@@ -539,6 +546,7 @@ def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
     stds = np.concatenate([np.full(d, bias), np.where(rows == columns, on, off)])
 
     def simulate(world: int, n: int) -> np.ndarray:
+        """Return 1 where only the second record can give a release, -1 where only the first can."""
         released = records[world] + stds * draw.normal(size=(n, len(stds)))
         possible = [reachable(released, record, stds).all(axis=1) for record in records]
         result: np.ndarray = possible[1].astype(float) - possible[0]

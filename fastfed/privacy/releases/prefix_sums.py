@@ -184,7 +184,7 @@ def _squared_leaf_effect(size: int, inner: int) -> float:
 
 @cache
 def _worst_nesting(size: int) -> tuple[float, int]:
-    """Compute W(size), and the G' that attains it."""
+    """Compute the largest squared sensitivity W(size), and the inner size that attains it."""
     if size == 0:
         return 0.0, 0
     candidates = (
@@ -546,6 +546,7 @@ def factor_for(weights: np.ndarray) -> Factor:
 
 
 def _compute_factor(weights: np.ndarray) -> Factor:
+    """Compute the factor B that minimises the weighted cost, by multiplicative updates of v."""
     from scipy.linalg import solve_triangular
 
     size = len(weights)

@@ -141,6 +141,7 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
 
     @cache
     def law(experts: Chosen) -> float:
+        """Return the log-probability of a sequence of chosen experts."""
         # Probability of the experts so far, by the time of the last switch.
         total, by_last_switch = 0.0, {0: 1.0 / plan.experts}
         for switches in range(mechanism.switches + 1):
@@ -255,6 +256,7 @@ def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], flo
 
     @cache
     def law(experts: Chosen) -> float:
+        """Return the log-probability of a sequence of chosen experts."""
         by_draws = {0: 1.0 / plan.experts}  # probability by the number of draws
         for t, (before, after) in enumerate(pairwise(experts)):
             next_by_draws: dict[int, float] = {}

@@ -94,6 +94,7 @@ def audit_restart(name: str, trials: int, seed: int) -> AuditResult:
     direction = (_point(RECORDS[1]) - _point(RECORDS[0])) / _variances(plan.noise_std)
 
     def runs(world: int) -> np.ndarray:
+        """Return for each trial the mean of several views of one release, along the direction."""
         ratios = np.empty(trials)
         for trial in range(trials):
             views = [_values(_served(plan, RECORDS[world])) for _ in range(VIEWS)]
@@ -379,6 +380,7 @@ def audit_score(name: str, outside: bool, trials: int, seed: int) -> AuditResult
     actions = np.eye(DIMENSION)
 
     def runs(world: int) -> np.ndarray:
+        """Return the action that each trial chooses for a second user."""
         chosen_actions = np.empty(trials)
         for trial in range(trials):
             memory = np.zeros(1)

@@ -141,6 +141,7 @@ def _by_silo(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
     """Return a function that makes the channel of a silo's first report."""
 
     def make_channel(name: str, records: Records) -> Channel:
+        """Return the channel of one silo's report with noise."""
         plan = _system(algorithm, horizon=BATCH * BATCHES, **keys)
 
         def released(noise: NoiseSource | None, index: int) -> np.ndarray:
@@ -157,9 +158,11 @@ def _by_server(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]
     """Return a function that makes the channel of the first broadcast, with the server's noise."""
 
     def make_channel(name: str, records: Records) -> Channel:
+        """Return the channel of the server's sum with noise."""
         plan = _system(algorithm, horizon=BATCH * BATCHES, **keys)
 
         def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+            """Return the released sum if the silo has the records of this index."""
             silos = [Silo(plan, i, noise) for i in range(plan.silos)]
             for i, silo in enumerate(silos):
                 _serve(silo, records.batch(index) if i == 0 else records.others)
@@ -190,6 +193,7 @@ def _shuffled_message(name: str, records: Records) -> Channel:
     plan = _system("linucb-sdp-amp", horizon=BATCH * BATCHES, batch_size=BATCH)
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+        """Return the user's shuffled message, without its bias, for the record of this index."""
         messages = [
             User(plan, number, noise).message(*record)
             for number, record in enumerate(records.batch(index), start=1)
@@ -310,6 +314,7 @@ def _expert_client(name: str, records: Records) -> Channel:
     victim = first_phase.samples[0]
 
     def released(index: int) -> np.ndarray:
+        """Return the client's report if the victim's round has the losses of this index."""
         client = ExpertClient(plan, 0)
         client.receive(ExpertServer(plan).start())
         for round in range(1, first_phase.first):

@@ -57,8 +57,8 @@ from fastfed.simulation.engines import (
 )
 from fastfed.simulation.engines.dask_snapshots import (
     AtWorker,
-    Desk,
     Place,
+    SnapshotExchange,
     carrier,
     for_task,
     open_place,
@@ -131,6 +131,7 @@ class Dask:
         ):
 
             def run_round(batches: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
+                """Run batches on all workers, and yield what finishes."""
                 # About four tasks per worker, so that the last tasks end at similar times.
                 threads_per_batch = threads if alone else max(1, threads // workers)
                 size = 1 if alone else -(-len(batches) // (4 * workers))
@@ -229,20 +230,20 @@ def _result(future: Any) -> tuple[Any, Exception | None]:
 # ---- at the worker ------------------------------------------------------------------------------
 
 
-class Sent(WorkerPlugin):
+class ExperimentPlugin(WorkerPlugin):
     """Plugin that sends an experiment to every worker, including workers that join later."""
 
-    def __init__(self, packed: bytes, place: Place | None) -> None:
-        self.packed, self.place = packed, place
-        self.desk = Desk()
+    def __init__(self, packed_experiment: bytes, place: Place | None) -> None:
+        self.packed_experiment, self.place = packed_experiment, place
+        self.exchange = SnapshotExchange()
         self._unpacked: Experiment | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sent, (self.packed, self.place)
+        return ExperimentPlugin, (self.packed_experiment, self.place)
 
     def experiment(self) -> Experiment:
         """Return the experiment, and cache it."""
-        self._unpacked = self._unpacked or unpack(self.packed)
+        self._unpacked = self._unpacked or unpack(self.packed_experiment)
         return self._unpacked
 
 
@@ -252,10 +253,10 @@ def play_block(
     """Run a task at a worker; return (outcomes, seconds, threads) of each batch of runs."""
     worker = get_worker()
     plugin = worker.plugins[name]
-    assert isinstance(plugin, Sent)
+    assert isinstance(plugin, ExperimentPlugin)
     experiment = plugin.experiment()
     threads = min(threads, worker.state.nthreads)
-    snapshots = for_task(plugin.place, plugin.desk, worker, name, block)
+    snapshots = for_task(plugin.place, plugin.exchange, worker, name, block)
     results = []
     for work in block:
         timed = run_together(
@@ -279,6 +280,7 @@ def _progress_sender(worker: Any, topic: str, key: str, work: RunBatch) -> Calla
     last_report, agent_rounds_done = time.perf_counter(), 0
 
     def on_progress(agent_rounds: int) -> None:
+        """Report progress to the scheduler every few seconds; stop if the task was cancelled."""
         nonlocal last_report, agent_rounds_done
         agent_rounds_done += agent_rounds
         if (seconds := time.perf_counter()) - last_report >= EVERY:
@@ -403,7 +405,7 @@ def _at_workers(
     # The name is random, because another run of the experiment may use the same cluster.
     name = f"fastfed-{digest}-{uuid.uuid4().hex[:8]}"
     with open_place(snapshots, name) as place:
-        client.register_plugin(Sent(packed, place), name=name)
+        client.register_plugin(ExperimentPlugin(packed, place), name=name)
         try:
             yield name, place
         finally:

@@ -51,19 +51,20 @@ def batch_of(key: str) -> RunBatch:
 
 
 @dataclass
-class Desk:
+class SnapshotExchange:
     """Snapshots at a worker that are sent to the client, or were received from it."""
 
-    held: dict[str, bytes] = field(default_factory=dict)  # snapshots for the client, by batch
-    given: dict[str, bytes] = field(default_factory=dict)  # snapshots from the client, by batch
-    asked: dict[str, threading.Event] = field(default_factory=dict)  # pending requests, by token
+    # Snapshots by batch, and pending requests by token.
+    for_client: dict[str, bytes] = field(default_factory=dict)
+    from_client: dict[str, bytes] = field(default_factory=dict)
+    pending: dict[str, threading.Event] = field(default_factory=dict)
 
 
 @dataclass
-class Carried(Snapshot):
+class ClientSnapshot(Snapshot):
     """A snapshot at a worker that does not see the output folder; the client writes the file."""
 
-    desk: Desk = field(default_factory=Desk)
+    exchange: SnapshotExchange = field(default_factory=SnapshotExchange)
     key: str = ""
     worker: Any = None
     topic: str = ""
@@ -84,16 +85,16 @@ class Carried(Snapshot):
             return
         file = io.BytesIO()
         np.savez(file, **arrays)
-        self.desk.held[self.key] = file.getvalue()
+        self.exchange.for_client[self.key] = file.getvalue()
         self.worker.log_event(self.topic, (HOLDS, self.worker.address, self.key))
 
     def _open(self) -> Any:
-        return io.BytesIO(self.desk.given.pop(self.key))  # a KeyError means: no snapshot
+        return io.BytesIO(self.exchange.from_client.pop(self.key))  # a KeyError means: no snapshot
 
     def drop(self) -> None:
         """Delete the snapshot, because its batch of runs is finished."""
-        self.desk.held.pop(self.key, None)
-        self.desk.given.pop(self.key, None)
+        self.exchange.for_client.pop(self.key, None)
+        self.exchange.from_client.pop(self.key, None)
 
 
 @dataclass(frozen=True)
@@ -117,17 +118,17 @@ class AtWorker:
     """The snapshots of a task's batches at a worker, for `dispatch.run_together`."""
 
     place: Place
-    desk: Desk
+    exchange: SnapshotExchange
     worker: Any
 
-    def of(self, replicate: int, positions: Sequence[int]) -> Carried:
+    def of(self, replicate: int, positions: Sequence[int]) -> ClientSnapshot:
         """Return the snapshot of one batch of runs."""
         snapshot = self.place.snapshots.of(replicate, positions)
         key = key_of(RunBatch(replicate, tuple(positions)))
-        return Carried(
+        return ClientSnapshot(
             snapshot.path,
             snapshot.of,
-            desk=self.desk,
+            exchange=self.exchange,
             key=key,
             worker=self.worker,
             topic=self.place.topic,
@@ -135,7 +136,11 @@ class AtWorker:
 
 
 def for_task(
-    place: Place | None, desk: Desk, worker: Any, name: str, block: Sequence[RunBatch]
+    place: Place | None,
+    exchange: SnapshotExchange,
+    worker: Any,
+    name: str,
+    block: Sequence[RunBatch],
 ) -> Snapshots | AtWorker | None:
     """Return where a task keeps its snapshots, and fetch those that the client already has."""
     if place is None:
@@ -150,24 +155,24 @@ def for_task(
         missing_keys = [key for key in map(key_of, block) if key in client_keys]
         if missing_keys:
             token = uuid.uuid4().hex
-            answer_event = desk.asked[token] = threading.Event()
+            answer_event = exchange.pending[token] = threading.Event()
             worker.log_event(place.topic, (WANTS, worker.address, token, missing_keys))
             answer_event.wait(PATIENCE)
-            desk.asked.pop(token, None)
-    return AtWorker(place, desk, worker)
+            exchange.pending.pop(token, None)
+    return AtWorker(place, exchange, worker)
 
 
 def take(name: str, key: str, dask_worker: Any = None) -> bytes | None:
     """Run at a worker: remove the snapshot of a batch from its memory, and return it."""
-    data: bytes | None = dask_worker.plugins[name].desk.held.pop(key, None)
+    data: bytes | None = dask_worker.plugins[name].exchange.for_client.pop(key, None)
     return data
 
 
 def give(name: str, token: str, snapshots: dict[str, bytes], dask_worker: Any = None) -> None:
     """Run at a worker: store the snapshots that it requested, if it is still waiting for them."""
-    desk: Desk = dask_worker.plugins[name].desk
-    if (answer_event := desk.asked.get(token)) is not None:
-        desk.given.update(snapshots)
+    exchange: SnapshotExchange = dask_worker.plugins[name].exchange
+    if (answer_event := exchange.pending.get(token)) is not None:
+        exchange.from_client.update(snapshots)
         answer_event.set()
 
 
@@ -210,6 +215,7 @@ def carrier(
             client.set_metadata([name, key], True)
 
     def call(function: Any, address: str, *arguments: Any) -> Any:
+        """Call a function on one worker and return its answer; None if the worker is gone."""
         # Like `Client.run`, with a timeout for a worker that never answers.
         answers = client.sync(
             client._run, function, name, *arguments, workers=[address], callback_timeout=PATIENCE
@@ -225,8 +231,11 @@ def carrier(
             # Check it first: a snapshot that was damaged on its way must not replace a good one.
             if (
                 data
-                and Carried(
-                    snapshot.path, snapshot.of, desk=Desk(given={key: data}), key=key
+                and ClientSnapshot(
+                    snapshot.path,
+                    snapshot.of,
+                    exchange=SnapshotExchange(from_client={key: data}),
+                    key=key,
                 ).kept()
             ):
                 snapshot.path.parent.mkdir(mode=0o700, exist_ok=True)

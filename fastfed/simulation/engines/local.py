@@ -61,18 +61,21 @@ class Local:
         results: SimpleQueue[Finished | BaseException] = SimpleQueue()
 
         def on_progress(agent_rounds: int) -> None:
+            """Report progress; stop if the run was interrupted."""
             if stop.is_set():
                 raise Interrupted
             if progress is not None:
                 progress(agent_rounds)
 
         def job(work: RunBatch) -> Finished:
+            """Run one batch and return its outcomes with the time taken."""
             timed = playing.run_together(
                 experiment, work, batch_threads, on_progress, snapshots=snapshots
             )
             return Finished(work, timed.outcomes, timed.seconds, batch_threads)
 
         def serve() -> None:
+            """Run batches from the queue until it ends or the run stops."""
             while (work := tasks.get()) is not None and not stop.is_set():
                 try:
                     results.put(job(work))

@@ -97,6 +97,7 @@ def _progress_sender(connection: Connection) -> Callable[[int], None]:
     last_report, agent_rounds_done = time.perf_counter(), 0
 
     def on_progress(agent_rounds: int) -> None:
+        """Report progress to the parent process every few seconds; stop if it is gone."""
         nonlocal last_report, agent_rounds_done
         agent_rounds_done += agent_rounds
         if (now := time.perf_counter()) - last_report >= EVERY:
@@ -156,6 +157,7 @@ class Processes:
         packed, tally = pack(experiment), Tally(experiment, progress)
 
         def run_round(batches: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
+            """Run batches in a pool of processes, and yield what finishes."""
             count = 1 if alone else min(self.threads, len(batches), self.at_once or self.threads)
             threads = max(1, self.threads // max(1, count))
             pool = WorkerPool(packed, count, threads, tally, snapshots)
