@@ -617,7 +617,7 @@ def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) ->
     help="A silo and its table, or the source (TOML) of its table. Give one for each silo.",
 )
 @click.option("--folder", type=FOLDER, help="New folder for all parties; by default temporary.")
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@json_option
 def rehearse(spec: Path, tables: Sequence[str], folder: Path | None, as_json: bool) -> None:
     """Replay tables through all parties of a SPEC on this machine, in simulated time.
 
@@ -639,7 +639,7 @@ def rehearse(spec: Path, tables: Sequence[str], folder: Path | None, as_json: bo
         silos = {name: result._asdict() for name, result in done.silos.items()}
         answer = {"releases": done.releases, "silos": silos}
         answer["certificate"] = done.plan.certificate.to_builtins()
-        click.echo(json.dumps(answer, indent=2))
+        print_json(answer)
         return
     headings = ("silo", "decisions", "learned", "mean reward", "later half", "best single action")
     print_table(
@@ -665,7 +665,9 @@ def rehearse(spec: Path, tables: Sequence[str], folder: Path | None, as_json: bo
         bound = f"epsilon {certificate.exact.epsilon:.4g} at delta {certificate.exact.delta:.3g}"
     click.echo(f"{certificate.status}: {bound} for one {certificate.unit}; {certificate.model}")
     if folder is not None:
-        click.echo(f"The parties' files are in {folder}.")
+        click.echo(
+            f"The parties' folders are in {folder}: see `fastfed deploy status {folder}/hub`."
+        )
 
 
 # ---- ledger ... ----------------------------------------------------------------------------------
