@@ -553,6 +553,7 @@ def test_kills_under_load_lose_and_double_nothing(tmp_path):
         stored = party.decisions[name]
         assert (stored.action, stored.learns) == (decision.action, decision.learns)
     assert all(party.ended[name].reward == 0.5 for name in rewarded)
+    print(f"{rounds} kills: {len(answered)} decisions and {len(rewarded)} rewards were answered")
     # Each person was decided for once and learned from once: a call that was repeated is one.
     assert party.decisions.count == len(answered)
     assert all(decision.learns for _, decision in answered.values())
