@@ -4,11 +4,14 @@
 - Parties, as state machines: `silo`, `hub`, `sums` (secure sums and the helper), `phases` and
   `experts` (parties of other plans), `model` (what silos act on), `progress` (what they wait for).
 - Messages: `wire` (formats), `guard` (checks against false reports).
-- Secrets and budgets: `seal` (keys and noise), `ledger` (logs and budgets), `charges` (costs).
-- Processes: `party` (on disk), `folder` (files of a party), `shell`, `calls`, `gate` and `flower`
-  (networks), `observe` (metrics and logs), `status` and `status_page` (for operators), `demo`.
+- Secrets and budgets: `seal` (keys and noise), `ledger` (budgets), `charges` (costs).
+- Processes: `party` (steps and clocks), `store` (the log), `process`, `folder` (files of a party),
+  `shell`, `calls`, `gate` and `flower` (networks), `observe` (metrics and logs), `status` and
+  `status_page` (for operators), `demo`.
+- A silo's records and application: `silo_records`, `application` (the server), `client`; `agent`
+  for one service alone.
 - Data: `schema` and `declared` (how records become features and rewards), `data` (a silo's table),
-  `replay` (rehearsal with past records).
+  `replay` and `rehearse` (rehearsals with past records).
 
 docs/deployment.md states the guarantees. Needs the extra ``deploy``.
 """

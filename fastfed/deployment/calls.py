@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
+from importlib.util import find_spec
 from pathlib import Path
 from socketserver import BaseServer, ThreadingMixIn, UnixStreamServer
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,10 @@ from fastfed._validate import InputError
 
 if TYPE_CHECKING:
     import ssl
+
+if find_spec("httptools") is None:
+    # Imported by the server and the client of a silo's application.
+    raise InputError("deployments need the package httptools: pip install 'fastfed[deploy]'")
 
 #: Time limits in seconds: of a single read or write, and of a whole call.
 PATIENCE, WHOLE = 30.0, 120.0

@@ -29,7 +29,7 @@ SIGNATURE = fastfed.protocols.score.score_signature()
 
 @numba.cfunc(SIGNATURE)
 def greedy(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    """Score each action by its expected reward."""
+    """Greedy: the action of the largest expected reward."""
     features, out = numba.carray(x, (actions, dimension)), numba.carray(scores, (actions,))
     for a in range(actions):
         out[a] = 0.0
