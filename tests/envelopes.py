@@ -61,8 +61,13 @@ class Target:
         sessions = actual.get("sessions")
         plain = dict | set | list | tuple | bytes | str | int | float | np.ndarray | None
         known = {key: repr(value) for key, value in actual.items() if isinstance(value, plain)}
-        if hasattr(sessions, "told"):
-            known["sessions"] = repr(vars(sessions))
+        if hasattr(sessions, "sent"):
+            known["sessions"] = repr({k: v for k, v in vars(sessions).items() if k != "deployed"})
+        for key in ("decisions", "ended"):
+            if hasattr(actual.get(key), "count"):
+                known[key] = repr(actual[key].count)
+        # When a party last sent something is shown to operators, and decides nothing.
+        known.pop("contacts", None)
         return known
 
 

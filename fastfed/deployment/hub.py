@@ -148,7 +148,12 @@ class Hub(Speaker):
         """
         kinds = ("join", "report", "seen", "set", "leave", "sessions", "broadcast")
         envelope = self.wire.read(data, kinds)
+        step = self._handle_envelope(envelope, data, now)
         self.contacts[envelope.sender] = now
+        return step
+
+    def _handle_envelope(self, envelope: Envelope, data: bytes, now: float) -> Step:
+        """Process a message whose signature is valid; see `handle`."""
         if envelope.kind == "join":
             return self._answer_join(envelope, data, now)
         if envelope.kind == "broadcast":
