@@ -18,15 +18,15 @@ ROWS = {row.name: row for row in opponents.rows()}
 
 
 @pytest.mark.parametrize("sieve", [{}, {"sieve": 1.0}], ids=["default", "plain"])
-@pytest.mark.parametrize(("dimension", "pairs"), [(10, False), (30, False), (10, True), (150, True)])
+@pytest.mark.parametrize(
+    ("dimension", "pairs"), [(10, False), (30, False), (10, True), (150, True)]
+)
 def test_same_actions(dimension, pairs, sieve):
     """On a fixed set without noise in the rewards, both choose the same action in all rounds."""
     environment = FixedSet(dimension=dimension, reward=RewardDistribution("none"))
     row = opponents.Row("same", lambda: environment, {"algorithm": "linucb", **sieve}, 600)
     rows, means = environment.open(0, 0, 1).round(0, 0)
-    (outcome,) = server.run_steps(
-        environment.open(0, 0, 1), [row.plan], row.experiment.checkpoints
-    )
+    (outcome,) = server.run_steps(environment.open(0, 0, 1), [row.plan], row.experiment.checkpoints)
     log = np.empty(600, np.int32)
     numba_opponents.fixed_set(row.plan, rows, means, rewards=False, pairs=pairs, log=log)
     assert np.array_equal(np.asarray(outcome.actions).ravel(), log)
@@ -34,7 +34,11 @@ def test_same_actions(dimension, pairs, sieve):
 
 @pytest.mark.parametrize(
     "name",
-    [n for n in ROWS if n.startswith(("set d=10", "sphere", "letor d=57 q=60", "fed", "fol", "hed"))],
+    [
+        n
+        for n in ROWS
+        if n.startswith(("set d=10", "sphere", "letor d=57 q=60", "fed", "fol", "hed"))
+    ],
 )
 def test_same_regret(name):
     """Over replicates, regrets differ by less than three standard errors."""

@@ -1,9 +1,10 @@
-"""What a competent user writes in an afternoon with numba: loops for one thread, from the papers' pseudocode.
+"""What a competent user writes in an afternoon with numba, from the papers' pseudocode.
 
-The loops take the numbers of a plan (budget, radius, rounds of releases) and do what it says, but
-with everything that fastfed must not do: a weak generator of random numbers, fast-math, float32
-scores, one draw for the noise of all silos, sums that are not in a fixed order. Each returns
-(regret, microseconds of CPU per agent-round), with the contexts and coins that it draws.
+The loops run on one thread. They take the numbers of a plan (budget, radius, rounds of releases)
+and do what it says, but with everything that fastfed must not do: a weak generator of random
+numbers, fast-math, float32 scores, one draw for the noise of all silos, sums that are not in a
+fixed order. Each returns (regret, microseconds of CPU per agent-round), with the contexts and coins
+that it draws.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ def set_by_rows(first, last, x, y, mean, width, second, truth, state, pulls, num
 
 
 @fast
-def set_by_pairs(first, last, g, h, mean, width, second, truth, state, pulls, numbers, rewards, log):
+def set_by_pairs(
+    first, last, g, h, mean, width, second, truth, state, pulls, numbers, rewards, log
+):
     """The same with G = X V^-1 X' and H = X V^-2 X' (K, K): O(K^2) a round, whatever d is."""
     (base, scale, anchor, gamma, rank, limit, inverse, seed), n = numbers, len(g)
     a_row, b_row = np.empty(n, g.dtype), np.empty(n, g.dtype)

@@ -173,7 +173,9 @@ def main() -> None:
     for row in rows():
         if row.name.startswith(tuple(given.names) or ("",)):
             found = compare(row, given.turns)
-            cells = [f"{name} {found.theirs[name]:.3g} ({r:.2f})" for name, r in found.ratios.items()]
+            cells = [
+                f"{name} {found.theirs[name]:.3g} ({r:.2f})" for name, r in found.ratios.items()
+            ]
             print(f"{row.name:26}{found.ours:>11.3g}   {', '.join(cells)}", flush=True)
 
 
