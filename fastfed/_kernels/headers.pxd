@@ -54,6 +54,7 @@ cdef extern from "ff_linalg.h" nogil:
     void ff_rank_one(double *gram, double *bias, const double *x, double y, int64_t d)
     void ff_sherman_morrison(double *inverse, const double *x, int64_t d, double *scratch)
     int ff_clip_norm(double *x, int64_t d, double bound)
+    double ff_inverse_norm(const double *w, int64_t d, double *scratch)
 
 cdef extern from "ff_scores.h" nogil:
     ctypedef struct ff_ahead:
@@ -296,7 +297,6 @@ cdef extern from "ff_estimate.h" nogil:
     double ff_log_inflation(const ff_radius *radius, double inflation)
     double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                                  double log_inflation, double log_det, int64_t d)
-    double ff_inverse_norm(const double *w, int64_t d, double *scratch)
     double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
     double ff_slack(double width, double beta, double gamma, double inflation, double inverse)
     double ff_choose_regularizer(const double *statistic, double full, double floor, int64_t d,

@@ -71,40 +71,6 @@ double ff_determinant_radius(const ff_radius *radius, double offset, double infl
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
 
-/* Return an upper bound on the largest eigenvalue of V^{-1}, from the trace of its eighth power. */
-double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scratch)
-{
-    double *restrict a = scratch, *restrict b = scratch + d * d, scale = 0.0, square = 0.0;
-    memset(a, 0, (size_t)(d * d) * sizeof(double));
-    /* A = V^{-1} = W'W; W is lower triangular. Each matrix is computed up to the diagonal. */
-    for (int64_t k = 0; k < d; k++)
-        for (int64_t i = 0; i <= k; i++)
-            for (int64_t j = 0; j <= i; j++)
-                a[i * d + j] += w[k * d + i] * w[k * d + j];
-    /* Divide A by its trace, so that the powers do not underflow. */
-    for (int64_t i = 0; i < d; i++)
-        scale += a[i * d + i];
-    for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j <= i; j++)
-            a[j * d + i] = a[i * d + j] /= scale;
-    /* A <- A^4. */
-    for (int power = 0; power < 2; power++) {
-        memset(b, 0, (size_t)(d * d) * sizeof(double));
-        for (int64_t i = 0; i < d; i++)
-            for (int64_t k = 0; k < d; k++)
-                for (int64_t j = 0; j <= i; j++)
-                    b[i * d + j] += a[i * d + k] * a[k * d + j];
-        for (int64_t i = 0; i < d; i++)
-            for (int64_t j = 0; j <= i; j++)
-                a[j * d + i] = a[i * d + j] = b[i * d + j];
-    }
-    /* The trace of A^8 is the sum of the squared entries of A^4. */
-    for (int64_t i = 0; i < d * d; i++)
-        square += a[i] * a[i];
-    /* The last factor covers rounding error. */
-    return scale * sqrt(sqrt(sqrt(square))) * (1.0 + 1e-9);
-}
-
 /* Return the bonus that the regret bound counts for one unit of ||x||_{V^-1} (C of
  * docs/radius.md). */
 double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)

@@ -34,9 +34,6 @@ double ff_log_inflation(const ff_radius *radius, double inflation);
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d);
 
-/* Return an upper bound on the largest eigenvalue of V^{-1} = W'W: the eighth root of the trace of
- * its eighth power. scratch: 2 d^2 doubles. */
-double ff_inverse_norm(const double *w, int64_t d, double *scratch);
 /* Return C of docs/radius.md for a silo that adds its rows one by one: its bonus beta ||x||_{V^-1}
  * + gamma ||V^{-1} x|| is at most C ||x||_{V^-1} while V = anchor I + sum x x' has `rows` rows. */
 double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d);

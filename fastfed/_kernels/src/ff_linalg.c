@@ -606,3 +606,54 @@ int ff_clip_norm(double *restrict x, int64_t d, double bound)
         x[j] *= scale;
     return largest > 0.0 || square > bound * bound * (1.0 + 1e-6);
 }
+
+/* Rows of a matrix whose multiples are added together, one after the other. */
+#define ROWS_ADDED_AT_ONCE 4
+
+/* out[j] += factors[k * step] times row k of x, for rows k = first..d-1 in this order and j < n. */
+FF_INLINE void add_multiples(const double *restrict x, const double *restrict factors, int64_t step,
+                             int64_t first, int64_t d, int64_t n, double *restrict out)
+{
+    int64_t k = first;
+    for (; k + ROWS_ADDED_AT_ONCE <= d; k += ROWS_ADDED_AT_ONCE) {
+        const double *restrict row = x + k * d, *restrict f = factors + k * step;
+        for (int64_t j = 0; j < n; j++) {
+            double sum = out[j];
+            for (int r = 0; r < ROWS_ADDED_AT_ONCE; r++)
+                sum += f[r * step] * row[r * d + j];
+            out[j] = sum;
+        }
+    }
+    for (; k < d; k++)
+        for (int64_t j = 0; j < n; j++)
+            out[j] += factors[k * step] * x[k * d + j];
+}
+
+double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scratch)
+{
+    double *restrict a = scratch, *restrict b = scratch + d * d, scale = 0.0, square = 0.0;
+    memset(a, 0, (size_t)(d * d) * sizeof(double));
+    /* A = V^{-1} = W'W; W is lower triangular. Each matrix is computed up to the diagonal. */
+    for (int64_t i = 0; i < d; i++)
+        add_multiples(w, w + i, d, i, d, i + 1, a + i * d);
+    /* Divide A by its trace, so that the powers do not underflow. */
+    for (int64_t i = 0; i < d; i++)
+        scale += a[i * d + i];
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j <= i; j++)
+            a[j * d + i] = a[i * d + j] /= scale;
+    /* A <- A^4. */
+    for (int power = 0; power < 2; power++) {
+        memset(b, 0, (size_t)(d * d) * sizeof(double));
+        for (int64_t i = 0; i < d; i++)
+            add_multiples(a, a + i * d, 1, 0, d, i + 1, b + i * d);
+        for (int64_t i = 0; i < d; i++)
+            for (int64_t j = 0; j <= i; j++)
+                a[j * d + i] = a[i * d + j] = b[i * d + j];
+    }
+    /* The trace of A^8 is the sum of the squared entries of A^4. */
+    for (int64_t i = 0; i < d * d; i++)
+        square += a[i] * a[i];
+    /* The last factor covers rounding error. */
+    return scale * sqrt(sqrt(sqrt(square))) * (1.0 + 1e-9);
+}

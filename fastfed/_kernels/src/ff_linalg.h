@@ -69,4 +69,8 @@ void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int
 /* Scale x (d) to norm <= bound. Returns 1 if the norm exceeded the bound by more than rounding. */
 int ff_clip_norm(double *restrict x, int64_t d, double bound);
 
+/* Return an upper bound on the largest eigenvalue of V^{-1} = W'W: the eighth root of the trace of
+ * its eighth power. scratch: 2 d^2 doubles. */
+double ff_inverse_norm(const double *w, int64_t d, double *scratch);
+
 #endif
