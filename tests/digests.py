@@ -114,7 +114,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 def digest(value: Any, digits: int | None = None) -> str:
-    """Return a digest of plain data and arrays: of all bits, or of numbers to so many digits."""
+    """Return a digest of plain data and arrays: of all bits, or of numbers rounded to digits."""
     text = json.dumps(_plain(value, digits), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -3,7 +3,7 @@
     .venv/bin/python tests/serving.py --clients 1 4 16 --seconds 5 --sync-ms 0 3
 
 Each client makes a decision, sends its reward, and goes on. It keeps its connection if the silo
-does. A disk of so many milliseconds a sync is simulated by a library that delays fsync.
+does. A slow disk is simulated by a library that delays each fsync by ``--sync-ms``.
 """
 
 import argparse

@@ -8,6 +8,7 @@ connection is cut, before an answer arrives, the client connects and sends the r
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import secrets
 import socket
@@ -61,11 +62,26 @@ class _Answer:
         if self._size > ANSWER:
             raise InputError(f"the answer is longer than {ANSWER} bytes")
 
+    def keeps_connection(self) -> bool:
+        """Return True if the connection stays open, and its silo is not about to stop."""
+        return self.parser.should_keep_alive() and self.parser.get_status_code() != 503
+
     def value(self) -> dict[str, Any]:
-        """Return the answer's object; raise InputError if the silo refused the request."""
+        """Return the answer's object.
+
+        Raises
+        ------
+        InputError
+            If the silo refused the request.
+        OSError
+            If the silo could not store anything: its disk is full, or it is stopping.
+        """
         answer: dict[str, Any] = parsed(msgspec.json.decode, b"".join(self._parts))
-        if self.parser.get_status_code() != 200:
-            raise InputError(answer.get("error", "the silo refused"))
+        status, text = self.parser.get_status_code(), answer.get("error", "the silo refused")
+        if status == 503:
+            raise BlockingIOError(errno.EAGAIN, text)
+        if status != 200:
+            raise InputError(text)
         return answer
 
 
@@ -121,6 +137,8 @@ def _is_final(error: OSError, was_connected: bool, is_new: bool, end: float) -> 
 
 def _unreachable(path: str, error: OSError) -> OSError:
     """Return the error of a client whose silo has not answered."""
+    if isinstance(error, BlockingIOError):
+        return OSError(errno.EAGAIN, f"the silo at {path}: {error.strerror}")
     if isinstance(error, ConnectionResetError):
         return OSError(f"the silo at {path} stopped before it answered ({error})")
     reason = error.strerror or error
@@ -293,7 +311,7 @@ class Client:
         except BaseException:
             connection.close()
             raise
-        if answer.parser.should_keep_alive():
+        if answer.keeps_connection():
             with self._lock:
                 self._idle.append(connection)
         else:
@@ -430,7 +448,7 @@ class AsyncClient:
         except BaseException:
             writer.close()
             raise
-        if answer.parser.should_keep_alive():
+        if answer.keeps_connection():
             self._idle.append(connection)
         else:
             writer.close()

@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,15 @@ import msgspec
 
 from fastfed._sqlite import copied
 from fastfed._validate import InputError, number
-from fastfed.deployment.store import LOG, Chain, Write, check_tables, damage_named, opened
+from fastfed.deployment.store import (
+    LOG,
+    Chain,
+    Write,
+    check_tables,
+    damage_named,
+    opened,
+    transaction,
+)
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.certificate import rounded_up
 
@@ -101,7 +108,7 @@ class Ledger:
         db = opened(path, SCHEMA, TABLES)
         with damage_named(path):
             self._attach(db, path)
-        with damage_named(path), self._transaction():
+        with damage_named(path), transaction(self._db):
             if self._chain.value(_IDENTITY, "") is None:
                 self._start_chain()
             self._check()
@@ -169,17 +176,6 @@ class Ledger:
                 "newest backup"
             )
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Run a block in a transaction with the write lock: silos may share a ledger."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
     def close(self) -> None:
         """Close the file."""
         self._db.close()
@@ -204,7 +200,7 @@ class Ledger:
 
     def add_second(self, dataset: str, plan: bytes) -> None:
         """Record that the plan before ``plan`` was charged to a different ledger or dataset."""
-        with self._transaction():
+        with transaction(self._db):
             if (dataset, plan) not in self.second_ledgers():
                 self._append(_SECOND, (dataset, plan))
 
@@ -227,7 +223,7 @@ class Ledger:
         """
         epsilon = number("epsilon", epsilon, above=0)
         delta = number("delta", delta, above=0, below=1)
-        with self._transaction():
+        with transaction(self._db):
             spent = self.epsilon(dataset, delta)
             if spent > epsilon:
                 raise InputError(
@@ -323,7 +319,7 @@ class Ledger:
         InputError
             If the release was charged for a different report.
         """
-        with self._transaction():
+        with transaction(self._db):
             recorded = self.charged(charge.dataset, charge.plan, charge.release)
             if recorded is not None and recorded != charge:
                 raise InputError(f"release {charge.release} was charged for another report")

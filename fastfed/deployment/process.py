@@ -8,6 +8,7 @@ so a call that fails has changed nothing.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -131,7 +132,8 @@ class Process:
         self._is_syncing = False
         #: Number of threads in `_claimed`.
         self._claims = 0
-        #: Is called, without the lock, with calls that are done. Others may wait for a `sync` then.
+        self._is_closed = False
+        #: Is called with calls that are done. Others may wait for a `sync` then.
         self.on_done: Callable[[list[Call[Any]]], None] = lambda calls: None
         #: What the last tick could not do, such as charge more than the ceiling; empty if nothing.
         self.problem = ""
@@ -165,6 +167,7 @@ class Process:
         """Save a snapshot, and close the files of this process."""
         with self._claimed():
             self._save_snapshot()
+            self._is_closed = True
             for files in (self.store, self.ledger):
                 if files is not None:
                     files.close()
@@ -199,6 +202,8 @@ class Process:
                 self._blocked.append(call)
                 return
             try:
+                if self._is_closed:
+                    raise OSError(errno.ESHUTDOWN, f"{self.party.name} is stopping")
                 step, call.result = call.work()
                 call.writes = step.writes  # type: ignore[assignment]
                 call.keys = {*(write[:2] for write in call.writes), *step.touches}
@@ -283,18 +288,22 @@ class Process:
     @contextmanager
     def _claimed(self) -> Iterator[None]:
         """Hold the lock while no call is in flight; calls that arrive meanwhile are blocked."""
-        with self._lock:
-            self._claims += 1
-            try:
-                while self._in_flight or self._is_syncing:
-                    if self._is_syncing:
-                        self._changed.wait()
-                    else:
-                        self.sync()
-                yield
-            finally:
-                self._claims -= 1
-                done = self._resubmit()
+        done: list[Call[Any]] = []
+        try:
+            with self._lock:
+                self._claims += 1
+                try:
+                    while self._in_flight or self._is_syncing:
+                        if self._is_syncing:
+                            self._changed.wait()
+                        else:
+                            self.sync()
+                    yield
+                finally:
+                    self._claims -= 1
+                    done = self._resubmit()
+        finally:
+            # Even if the block has failed: the blocked calls wait for a sync now.
             self.on_done(done)
 
     # ---- steps that need the party for themselves ------------------------------------------------

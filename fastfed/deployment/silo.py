@@ -253,7 +253,7 @@ class SiloParty(SiloRecords):
         return Step(writes, touches=touches), self._public(name, stored)
 
     def _public(self, name: str, stored: Decided) -> Decision:
-        """Return the part of a stored decision that the application is told."""
+        """Return the part of a stored decision that the application receives."""
         action = self._action_name(stored.action)
         return Decision(name, stored.action, stored.propensity, stored.model, stored.learns, action)
 

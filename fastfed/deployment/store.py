@@ -183,6 +183,20 @@ def damage_named(path: str | Path) -> Iterator[None]:
         raise InputError(f"{path} is damaged ({error}); restore the newest backup") from None
 
 
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Run a block in a transaction with the write lock, which is synced to disk at its end."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        # SQLite itself ends a transaction whose commit finds no room on the disk.
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
 def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
     """Raise InputError if a file has other tables than a party's log (or than a ledger)."""
     try:
@@ -363,19 +377,6 @@ class SqliteStore:
             os.close(self._lock)
             self._lock = None
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Run a block in a transaction, which is synced to disk at its end."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            # SQLite itself ends a transaction whose commit finds no room on the disk.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-
     def write(self, write: Write) -> bool:
         """Store one write; see `Store.write`."""
         return self.write_all((write,))[0]
@@ -383,7 +384,7 @@ class SqliteStore:
     def write_all(self, writes: Sequence[Write]) -> list[bool]:
         """Store writes in one transaction; see `Store.write_all`."""
         last, is_new = self._position, []
-        with self._transaction():
+        with transaction(self._db):
             for write in writes:
                 place = self._chain.add(write, last)
                 is_new.append(place is not None)
@@ -430,7 +431,7 @@ class SqliteStore:
         `forget`.
         """
         erased = {"erased": str(self._position.number).encode()} if erase else {}
-        with self._transaction():
+        with transaction(self._db):
             self._db.executemany(
                 "INSERT OR REPLACE INTO snapshots VALUES (?, ?)", [*parts.items(), *erased.items()]
             )

@@ -393,7 +393,7 @@ def test_a_silo_is_heard_once_the_hub_knows_its_time():
     hub, plan = deployment.processes["hub"], deployment.plan
     hub.party._silo_release.clear()
     silo = Identity(secret("silo0"))
-    for after, heard in ((0.0, False), (deployment.now, True)):
+    for after, is_heard in ((0.0, False), (deployment.now, True)):
         join = wire.Join(hub.party._nonce, plan.countersignature(silo), deployment.now, after)
         hub.handle(plan.wire.signed(silo, "silo0", 0, join))
-        assert (0 in hub.party._silo_release) == heard
+        assert (0 in hub.party._silo_release) == is_heard

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -231,6 +232,49 @@ def test_clients_use_a_silo_that_restarts(tmp_path):
 
             assert asyncio.run(used())["open_decisions"] == 0
             assert silo.party.decisions.count == 1 + 1 + 31
+
+
+def test_a_call_that_waited_for_a_refused_message_is_answered(tmp_path, monkeypatch):
+    """The next sync is planned even if the message, for which the call waited, was refused."""
+    made = federation.Federation(federation.deployed())
+    silo = silo_of(made, Slow())
+    silo.store.seconds = 0.5
+
+    def refused(data, now):
+        time.sleep(0.5)
+        raise InputError("refused")
+
+    monkeypatch.setattr(silo.party, "handle", refused)
+    path = tmp_path / "s"
+    with serving(Application(silo, path)), ThreadPoolExecutor(3) as pool:
+        # The message waits for the sync of the first call; the second call waits for the message.
+        first = pool.submit(Client(path).decide, ROWS, "ada")
+        time.sleep(0.15)
+        message = pool.submit(silo.handle, b"")
+        time.sleep(0.15)
+        second = pool.submit(Client(path).decide, ROWS, "eve")
+        assert first.result(10).learns and isinstance(message.exception(10), InputError)
+        assert second.result(10).learns
+
+
+def test_a_call_after_the_files_are_closed_is_answered_by_the_next_process(tmp_path):
+    made = federation.Federation(federation.deployed())
+    path, client = tmp_path / "s", Client(tmp_path / "s", wait=20.0)
+    silo = silo_of(made, SqliteStore(str(tmp_path / "state")))
+    with serving(Application(silo, path)):
+        assert client.decide(ROWS, "ada").learns
+        silo.close()
+        with pytest.raises(OSError, match="is stopping"):
+            silo.decide(ROWS)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.decide, ROWS, "eve")
+            time.sleep(0.3)
+            assert not waiting.done()
+            Path(path).unlink()
+            again = silo_of(made, SqliteStore(str(tmp_path / "state")))
+            with serving(Application(again, path)):
+                assert waiting.result(20).learns and again.party.decisions.count == 2
+    again.close()
 
 
 # ---- snapshots -----------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def tree(givers: Sequence[int], draw: Draw, k: int) -> Pair:
 
 
 def batches(scales: Sequence[float], givers: Sequence[int], draw: Draw, k: int) -> Pair:
-    """Return noise of k batches, each with a draw of its own strength."""
+    """Return noise of k batches; the strength of the draws differs."""
     return _added([(scales[j - 1], draw(i, j)) for i in givers for j in range(1, k + 1)])
 
 
