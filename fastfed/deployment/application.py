@@ -390,6 +390,7 @@ class Application:
         #: Seconds that the last syncs took, smoothed.
         self._pace = 1.0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
         self._stop, self._ended = threading.Event(), threading.Event()
         self._ended.set()
 
@@ -407,8 +408,11 @@ class Application:
     # ---- life --------------------------------------------------------------------------------
 
     def serve_forever(self) -> None:
-        """Answer requests until `shutdown`."""
-        self._ended.clear()
+        """Answer requests until `shutdown` or `server_close`; return at once after one of them."""
+        with self._starting:
+            if self._stop.is_set():
+                return
+            self._ended.clear()
         try:
             asyncio.run(self._serve())
         finally:
@@ -446,12 +450,16 @@ class Application:
 
     def shutdown(self) -> None:
         """End `serve_forever`, and wait for its end."""
-        self._stop.set()
+        with self._starting:
+            self._stop.set()
         self._ended.wait()
 
     def server_close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
+        """Close the socket; a server that still runs ends soon, and closes it then."""
+        with self._starting:
+            self._stop.set()
+            if self._ended.is_set():
+                self._socket.close()
 
     # ---- connections -------------------------------------------------------------------------
 

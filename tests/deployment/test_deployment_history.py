@@ -257,6 +257,14 @@ def test_a_call_that_waited_for_a_refused_message_is_answered(tmp_path, monkeypa
         assert second.result(10).learns
 
 
+def test_a_server_that_is_closed_before_it_serves_returns_at_once(tmp_path):
+    """A signal may end a silo before the thread of its server has started."""
+    made = federation.Federation(federation.deployed())
+    with Application(silo_of(made, MemoryStore()), tmp_path / "s") as application:
+        pass
+    application.serve_forever()
+
+
 def test_a_call_after_the_files_are_closed_is_answered_by_the_next_process(tmp_path):
     made = federation.Federation(federation.deployed())
     path, client = tmp_path / "s", Client(tmp_path / "s", wait=20.0)
