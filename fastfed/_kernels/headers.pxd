@@ -72,8 +72,6 @@ cdef extern from "ff_scores.h" nogil:
     int64_t ff_score_scratch(int64_t d, int64_t actions)
     void ff_scores(const ff_actions *actions, const double *w, const double *theta, double beta,
                    double gamma, int64_t d, double *scratch, double *scores)
-    ctypedef struct ff_bounds:
-        const float *upper
     ctypedef struct ff_sieve:
         double limit
         double slack
@@ -82,8 +80,7 @@ cdef extern from "ff_scores.h" nogil:
                              double beta, double gamma, const ff_sieve *sieve, int64_t d,
                              double *scratch, double *x)
     int64_t ff_select(const ff_actions *actions, const double *w, const double *theta,
-                      double beta, double gamma, int64_t d, double *scratch, double *x,
-                      ff_bounds *reach)
+                      double beta, double gamma, int64_t d, double *scratch, double *x)
     int64_t ff_select_least(const ff_actions *actions, const double *w, const double *theta,
                             double beta, double gamma, const double *other_w,
                             const double *other_theta, double other_beta, int64_t d,

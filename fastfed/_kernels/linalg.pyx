@@ -158,7 +158,7 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
     cdef double[::1] x = np.empty(d)
-    cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0], NULL)
+    cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0])
     return a, np.asarray(x)
 
 

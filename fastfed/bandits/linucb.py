@@ -232,6 +232,8 @@ class Acting:
         Number of the release that the current estimate is computed from.
     """
 
+    _estimate: Estimate
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.round = 0

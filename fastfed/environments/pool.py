@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import driver, environments, linalg
+from fastfed._kernels import environments, linalg
 from fastfed._random import permutation
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.environments.base import EnvironmentSpec, RewardDistribution, check_reward

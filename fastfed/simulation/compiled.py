@@ -156,6 +156,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "unit": np.ascontiguousarray(plan.units),
         "order": np.arange(plan.silos, dtype=np.int64),
         "trigger": clock(plan),
+        "fixed": None,
         "requested": None,
         "synchronised_rounds": None,
         "actions": None,

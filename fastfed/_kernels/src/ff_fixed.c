@@ -327,15 +327,15 @@ FF_INLINE unsigned reaching(const double *values, loose limit)
     return bits;
 }
 
-/* Return the lowest index of a value that is at least the limit; there is one. */
-FF_INLINE int64_t first_reaching(const double *values, double limit)
+/* Return the lowest index of n (padded) values that is at least the limit; 0 if there is none. */
+FF_INLINE int64_t first_reaching(const double *values, double limit, int64_t n)
 {
-    int64_t a = 0;
-    while (!reaching(values + a, all(limit)))
-        a += LANES;
-    while (!(values[a] >= limit))
-        a++;
-    return a;
+    for (int64_t a = 0; a < n; a += LANES)
+        if (reaching(values + a, all(limit)))
+            for (;; a++)
+                if (values[a] >= limit)
+                    return a;
+    return 0;
 }
 
 /* Compute scores and rankings of actions a.. from the bounds on roots. */
@@ -360,7 +360,8 @@ FF_INLINE void score_lanes(const parts *m, factors f, int64_t a)
  * reach an exact value are computed exactly. */
 FF_INLINE int64_t find_largest(const parts *m, factors f, const double *values)
 {
-    const int64_t first = first_reaching(values, largest_of(values, m->np)), block = first & -LANES;
+    const int64_t first = first_reaching(values, largest_of(values, m->np), m->np);
+    const int64_t block = first & -LANES;
     score_lanes(m, f, block);
     double limit = largest_of(values + block, LANES);
     for (int64_t a = 0; a < m->np; a += LANES)
@@ -369,7 +370,7 @@ FF_INLINE int64_t find_largest(const parts *m, factors f, const double *values)
             const double largest = largest_of(values + a, LANES);
             limit = largest > limit ? largest : limit;
         }
-    return first_reaching(values, limit);
+    return first_reaching(values, limit, m->np);
 }
 
 /* Return the best action by the ranking of a sieve. */
@@ -394,7 +395,7 @@ static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
         const double reached = mean[a] + factor * (f.beta * root[a] + f.gamma * second[a]);
         rank[a] = reached >= threshold ? rank[a] : -INFINITY;
     }
-    return first_reaching(rank, largest_of(rank, m->np));
+    return first_reaching(rank, largest_of(rank, m->np), m->np);
 }
 
 int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)

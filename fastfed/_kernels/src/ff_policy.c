@@ -72,7 +72,7 @@ FF_INLINE int64_t choose_screened(const model *m, const ff_actions *actions, int
     if (m->sieve.ranking < 1.0)
         return ff_select_sieved(actions, m->w, m->theta, m->beta, m->gamma, &m->sieve, d, p->score,
                                 p->feature);
-    return ff_select(actions, m->w, m->theta, m->beta, m->gamma, d, p->score, p->feature, NULL);
+    return ff_select(actions, m->w, m->theta, m->beta, m->gamma, d, p->score, p->feature);
 }
 
 /* Choose from a fixed set of actions by the silo's model of it (ff_fixed.h). Returns the action. */
@@ -214,7 +214,7 @@ int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
     const int64_t d = run->dimension;
     const double *w = c->own_w + silo * d * d, *theta = c->own_theta + silo * d;
     if (!c->own_least && c->own_sieve_width == 0.0)
-        return ff_select(actions, w, theta, c->own_bonus, 0.0, d, p->score, p->feature, NULL);
+        return ff_select(actions, w, theta, c->own_bonus, 0.0, d, p->score, p->feature);
     const double *local_w = c->own_least ? w : c->local_w + silo * d * d;
     const double own_beta =
         ff_determinant_radius(&c->own_radius, c->own_offset, 1.0,
