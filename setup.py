@@ -54,12 +54,12 @@ EXACT = (
     "bits",
     "environment",
     "experts",
+    "fixed",
     "linalg",
     "losses",
     "random",
     "release",
     "scores",
-    "tracked",
 )
 FUSED = ("screen_f32", "screen_f32_small")
 #: Those whose vectors are written by instructions (ff_wide.h). At v4 they are for processors that

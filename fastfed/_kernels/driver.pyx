@@ -24,7 +24,6 @@ cdef extern from *:
     int FF_HAS_THREADS
 
 #: Bytes of the candidate set of a silo.
-CANDIDATES_SIZE = sizeof(ff_candidates)
 #: Doubles of the bound that shows until when a silo's determinant trigger cannot fire.
 SKIP_BOUND_SIZE = sizeof(ff_skip_bound) // sizeof(double)
 #: Doubles of the bound of the private determinant trigger, for all silos together.
@@ -60,50 +59,9 @@ def bonus_factor(const double[:, ::1] w, double c):
     return (np.asarray(r), factor.lost) if factor.c else None
 
 
-cdef class Tracked:
-    """Tracked scores of fixed rows, for tests (see ``src/ff_tracked.h``).
-
-    rows (K, d) are float32 and feature-major; w and theta change in place.
-    """
-
-    cdef ff_tracked c
-    cdef ff_actions view
-    cdef object keep
-    cdef double[:, ::1] w
-    cdef double[::1] theta, values, scratch
-    cdef double gamma
-
-    def __init__(self, rows, double[:, ::1] w, double[::1] theta, double gamma):
-        cdef int64_t d = w.shape[0], k = rows.shape[0]
-        self.keep, self.w, self.theta, self.gamma = rows, w, theta, gamma
-        self.view.x, self.view.actions = <const void *>address_of(rows), k
-        self.view.is_double, self.view.action_stride, self.view.feature_stride = 0, 1, k
-        self.values, self.scratch = np.empty(ff_tracked_size(k)), np.empty(ff_score_scratch(d, k) + 8 * d)
-        ff_tracked_make(&self.c, &self.values[0], &self.view, &w[0, 0], &theta[0], gamma, 0, d,
-                        &self.scratch[0])
-
-    def found(self):
-        """Return (means, squared widths, squared second bonuses), each (K,), and bounds on their
-        errors."""
-        cdef int64_t k = self.view.actions
-        rows = np.array(self.values).reshape(5, k)[:3]
-        return rows, (self.c.mean_error, self.c.width_error, self.c.second_error)
-
-    def choose(self, double beta):
-        """Return the action with the largest score, or -1 if the tracked scores do not decide."""
-        cdef int64_t d = self.w.shape[0]
-        cdef double[::1] x = np.empty(d)
-        return ff_tracked_choose(&self.c, &self.values[0], &self.view, &self.w[0, 0],
-                                 &self.theta[0], beta, self.gamma, d, &self.scratch[0], &x[0])
-
-    def observe(self, const double[::1] x, double y):
-        """Update V, theta and the tracked scores by a data point."""
-        cdef int64_t d = self.w.shape[0]
-        cdef double[::1] own = np.empty(4 * d)
-        cdef double prediction = np.dot(x, self.theta), norm = np.linalg.norm(self.theta)
-        cdef double s = ff_observe(&self.w[0, 0], &self.theta[0], &x[0], y, d, &own[0])
-        ff_tracked_observe(&self.c, &self.values[0], &self.view, &self.w[0, 0], &own[d], prediction,
-                           norm, y, s, self.gamma, d, &self.scratch[0])
+def fixed_size(int64_t actions, int64_t d):
+    """Return the doubles of a silo's model of a fixed set of at most ``actions`` actions."""
+    return ff_fixed_size(actions, d)
 
 
 def bonus_cache_size(int64_t d):
@@ -176,10 +134,8 @@ cdef class Run:
             late = curve["arrivals"] is not None and not curve["lazy"]
             chooses = not curve["random"] and curve["score"] is None and not late
             self.caches.append(None)
-            if chooses and self.bounds_pay():
+            if chooses and curve["fixed"] is None and self.bounds_pay():
                 self.caches[i] = self.bonus_cache(i, curve["lazy"])
-            elif chooses and environment.fixed and not curve["lazy"] and d >= FF_TRACKED_LEAST:
-                self.caches[i] = self.tracked(i)
 
     def bonus_bounds(self):
         """Return the state of the bonus bounds, one tuple for each curve that has them: for each
@@ -204,16 +160,6 @@ cdef class Run:
         if self.environment.rows:
             return True
         return not self.environment.fixed and not c.is_double and c.dimension >= 32 and c.actions >= 16
-
-    cdef tuple tracked(self, int64_t curve):
-        """Allocate the tracked scores of a curve, which refers to them from now on."""
-        cdef int64_t silos = self.c.silos, size = ff_tracked_size(self.environment.c.actions)
-        cdef uint8_t[::1] tracked = np.zeros(silos * sizeof(ff_tracked), np.uint8)
-        # The operating system gives memory to pages only when they are written.
-        cdef double[::1] values = np.zeros(silos * size)
-        self.curves[curve].tracked = <ff_tracked *>&tracked[0]
-        self.curves[curve].tracked_values = &values[0]
-        return tracked, values
 
     cdef tuple bonus_cache(self, int64_t curve, bint lazy):
         """Allocate the bonus cache of a curve, which refers to it from now on."""
@@ -313,7 +259,8 @@ cdef class Run:
         c.noise_bits = <int64_t *>pointer(curve["noise_bits"])
         c.unit = pointer(curve["unit"])
         c.choice = <ff_choice *>pointer(curve["choice"])
-        c.candidates = <ff_candidates *>pointer(curve["candidates"])
+        if curve["fixed"] is not None:
+            c.fixed, c.fixed_size = pointer(curve["fixed"]), curve["fixed"].shape[1]
         c.order = <int64_t *>pointer(curve["order"])
         c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
         c.log_dets = pointer(curve["log_dets"])

@@ -13,6 +13,7 @@ def status_error(status: int) -> SimulationError: ...
 class Environment:
     seed: int
     replicate: int
+    fixed: bool
     @property
     def dimension(self) -> int: ...
     @property

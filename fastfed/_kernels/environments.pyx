@@ -225,12 +225,13 @@ cdef class Pool(Environment):
             self.state.order = &shuffled[0]
         self.silos = silo_starts.shape[0] - 1
         self.once = sampling != FF_WITH_REPLACEMENT
-        self.fixed = starts.shape[0] == silo_starts.shape[0]
         self.state.quantised.starts = NULL
         if quantised is not None and quantised.size:
             self.state.quantised = quantised.store()
             self.queries = starts.shape[0] - 1
             self.rows = starts[self.queries]
+        self.fixed = (starts.shape[0] == silo_starts.shape[0] and not self.rows
+                      and feature_major and not self.state.is_double)
         self.directions = NULL if directions is None else &directions.c
         self.state.directions = self.directions
         self.describe(dimension, int(np.diff(np.asarray(starts)).max()),

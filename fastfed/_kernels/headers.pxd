@@ -72,8 +72,6 @@ cdef extern from "ff_scores.h" nogil:
     int64_t ff_score_scratch(int64_t d, int64_t actions)
     void ff_scores(const ff_actions *actions, const double *w, const double *theta, double beta,
                    double gamma, int64_t d, double *scratch, double *scores)
-    ctypedef struct ff_bounds:
-        const float *upper
     ctypedef struct ff_sieve:
         double limit
         double slack
@@ -82,8 +80,7 @@ cdef extern from "ff_scores.h" nogil:
                              double beta, double gamma, const ff_sieve *sieve, int64_t d,
                              double *scratch, double *x)
     int64_t ff_select(const ff_actions *actions, const double *w, const double *theta,
-                      double beta, double gamma, int64_t d, double *scratch, double *x,
-                      ff_bounds *reach)
+                      double beta, double gamma, int64_t d, double *scratch, double *x)
     int64_t ff_select_least(const ff_actions *actions, const double *w, const double *theta,
                             double beta, double gamma, const double *other_w,
                             const double *other_theta, double other_beta, int64_t d,
@@ -117,26 +114,15 @@ cdef extern from "ff_screen_i16.h" nogil:
     int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
     int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 
-cdef extern from "ff_candidates.h" nogil:
-    ctypedef struct ff_candidates:
-        const void *x
-
-cdef extern from "ff_tracked.h" nogil:
-    ctypedef struct ff_tracked:
-        const void *x
-        int64_t rounds_left
-        double mean_error, width_error, second_error
-    int64_t ff_tracked_size(int64_t actions)
-    enum: FF_TRACKED_LEAST
-    void ff_tracked_make(ff_tracked *k, double *values, const ff_actions *actions, const double *w,
-                         const double *theta, double gamma, int64_t released, int64_t d,
-                         double *scratch)
-    int64_t ff_tracked_choose(ff_tracked *k, double *values, const ff_actions *actions,
-                              const double *w, const double *theta, double beta, double gamma,
-                              int64_t d, double *scratch, double *x)
-    void ff_tracked_observe(ff_tracked *k, double *values, const ff_actions *actions,
-                            const double *w, const double *v, double prediction, double theta_norm,
-                            double y, double s, double gamma, int64_t d, double *scratch)
+cdef extern from "ff_fixed.h" nogil:
+    int64_t ff_fixed_size(int64_t actions, int64_t d)
+    void ff_fixed_make(double *model, const ff_actions *actions, const double *w,
+                       const double *theta, double bound, int64_t released, int64_t d,
+                       double *scratch)
+    int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)
+    double ff_fixed_observe(double *model, double y)
+    double ff_fixed_inverse_norm(const double *model, const ff_actions *actions,
+                                 const double *w, int64_t d, double *scratch)
 
 cdef extern from "ff_bonus_factor.h" nogil:
     ctypedef struct ff_bonus_factor:
@@ -431,9 +417,8 @@ cdef extern from "ff_run.h" nogil:
         double log_det
         int64_t alike
         ff_choice *choice
-        ff_candidates *candidates
-        ff_tracked *tracked
-        double *tracked_values
+        double *fixed
+        int64_t fixed_size
         ff_bonus_cache bonus_cache
         int64_t *chosen
         double *history

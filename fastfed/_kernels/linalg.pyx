@@ -158,7 +158,7 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
     cdef double[::1] x = np.empty(d)
-    cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0], NULL)
+    cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0])
     return a, np.asarray(x)
 
 
@@ -274,6 +274,49 @@ def choose_regularizer(const double[::1] statistic, double full, double floor, i
     cdef double[:, ::1] w = np.empty((d, d))
     cdef double[::1] scratch = np.empty(d * (d + 1) // 2)
     return ff_choose_regularizer(&statistic[0], full, floor, d, &w[0, 0], &scratch[0])
+
+
+cdef class FixedModel:
+    """The model of an eager silo with one fixed set of actions, see ``src/ff_fixed.h``.
+
+    rows (K, d) are float32 and feature-major; features of norm above bound are clipped to it.
+    """
+
+    cdef double[::1] model
+    cdef const double[:, ::1] w
+    cdef object rows
+
+    def __init__(self, rows, const double[:, ::1] w, const double[::1] theta, double bound):
+        cdef int64_t d = w.shape[0]
+        cdef ff_actions view = view_of(rows)
+        cdef double[::1] scratch = np.empty(3 * d)
+        self.rows, self.w, self.model = rows, w, np.zeros(ff_fixed_size(view.actions, d))
+        ff_fixed_make(&self.model[0], &view, &w[0, 0], &theta[0], bound, 0, d, &scratch[0])
+
+    def select(self, double beta, double gamma, sieve=None):
+        """Return the action with the largest score, or the best by a sieve (limit, slack,
+        ranking)."""
+        cdef ff_sieve passing
+        if sieve is None:
+            return ff_fixed_choose(&self.model[0], beta, gamma, NULL)
+        passing.limit, passing.slack, passing.ranking = sieve
+        return ff_fixed_choose(&self.model[0], beta, gamma, &passing)
+
+    def observe(self, double y):
+        """Learn the reward of the action selected last; return the factor by which det V grows."""
+        return ff_fixed_observe(&self.model[0], y)
+
+    def inverse_norm(self):
+        """Return an upper bound on the largest eigenvalue of V^-1; inf if it is not known."""
+        cdef int64_t d = self.w.shape[0]
+        cdef ff_actions view = view_of(self.rows)
+        cdef double[::1] scratch = np.empty(3 * d * d + d)
+        return ff_fixed_inverse_norm(&self.model[0], &view, &self.w[0, 0], d, &scratch[0])
+
+    def parts(self):
+        """Return <x, theta>, ||x||^2_{V^-1} and ||V^-1 x||^2 of the actions, each (K,), for tests."""
+        cdef int64_t k = <int64_t>self.model[1]
+        return np.array(self.model)[8:8 + 3 * ((k + 7) // 8 * 8)].reshape(3, -1)[:, :k]
 
 
 def inverse_norm(const double[:, ::1] w):

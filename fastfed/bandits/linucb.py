@@ -157,10 +157,65 @@ class Estimate:
         w, theta = self.w, self.theta
         return linalg.scored(score, key, round, actions, w, theta, radius, second, sieve)
 
+    def inverse_norm(self) -> float:
+        """Return an upper bound on the largest eigenvalue of V^-1."""
+        return linalg.inverse_norm(self.w)
+
     def observe(self, x: np.ndarray, reward: float) -> None:
         """Update V <- V + x x' and u <- u + x y, with y = ``reward``."""
         log_det_before = self.log_det
         self._log_det = log_det_before + linalg.log(linalg.observe(self.w, self.theta, x, reward))
+
+
+class FixedEstimate(Estimate):
+    """An estimate for one fixed set of actions, which `FixedModel` keeps up to date.
+
+    It has the scores of these actions only: `w` and `theta` stay as they were at first.
+
+    Parameters
+    ----------
+    estimate : Estimate
+        The estimate before any data point.
+    rows : ndarray of float32, shape (K, d), in Fortran order
+        The actions of all rounds.
+    bound : float
+        Features of larger norm are clipped to it when they are learned.
+    """
+
+    def __init__(self, estimate: Estimate, rows: np.ndarray, bound: float) -> None:
+        self.dimension, self.w, self.theta = estimate.dimension, estimate.w, estimate.theta
+        self._log_det, self._rows = estimate.log_det, rows
+        self._model = linalg.FixedModel(rows, self.w, self.theta, bound)
+
+    def select(
+        self, actions: np.ndarray, radius: float, second: float = 0.0
+    ) -> tuple[int, np.ndarray]:
+        """Return index and features (d,) of the action with the largest score."""
+        return self._with_features(self._model.select(radius, second))
+
+    def select_sieved(
+        self,
+        actions: np.ndarray,
+        radius: float,
+        second: float,
+        limit: float,
+        slack: float,
+        ranking: float,
+    ) -> tuple[int, np.ndarray]:
+        """Return the best action by a ranking among those that pass a sieve."""
+        return self._with_features(self._model.select(radius, second, (limit, slack, ranking)))
+
+    def _with_features(self, index: int) -> tuple[int, np.ndarray]:
+        """Return the index of an action and its features."""
+        return index, self._rows[index].astype(np.float64)
+
+    def observe(self, x: np.ndarray, reward: float) -> None:
+        """Learn the reward of the action that was selected last."""
+        self._log_det = self.log_det + linalg.log(self._model.observe(reward))
+
+    def inverse_norm(self) -> float:
+        """Return an upper bound on the largest eigenvalue of V^-1; inf if it is not known."""
+        return self._model.inverse_norm()
 
 
 class Acting:
@@ -177,6 +232,8 @@ class Acting:
         Number of the release that the current estimate is computed from.
     """
 
+    _estimate: Estimate
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.round = 0
@@ -187,6 +244,20 @@ class Acting:
         # every round, and a bound on the largest eigenvalue of V^-1 is stored.
         self._slack, self._inverse = 1.0, 0.0
         self.trigger: Clock | None = None
+        # The actions of all rounds, if they never change.
+        self._fixed_rows: np.ndarray | None = None
+
+    def offer_always(self, rows: np.ndarray) -> None:
+        """Set the actions (K, d) that are offered in all rounds, before the first round."""
+        self._fixed_rows = np.asfortranarray(rows, np.float32)
+        self._estimate = self._fixed(self._estimate)
+
+    def _fixed(self, estimate: Estimate) -> Estimate:
+        """Return an estimate for the fixed set of actions, if there is one."""
+        if self._fixed_rows is None:
+            return estimate
+        clip = self.plan.clip
+        return FixedEstimate(estimate, self._fixed_rows, clip.feature if clip else np.inf)
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
         """Return the index and the features (d,) of the action with the largest score."""
@@ -213,7 +284,9 @@ class Acting:
             self._inverse = 1.0 / radius.anchor  # V is at least anchor I.
         elif rows & (rows + 1) == 0 and rows.bit_length() % 2 == 0:
             # V grows, so a bound on V^-1 stays one. It is computed in rounds 16, 64, 256, ...
-            self._inverse = linalg.inverse_norm(self._estimate.w)
+            self._inverse = self._estimate.inverse_norm()
+            if self._inverse == np.inf:
+                self._inverse = 1.0 / radius.anchor
         width = linalg.row_width(
             radius.multiplier,
             radius.scale,
@@ -264,6 +337,7 @@ class Acting:
             slack = plan.sieve_growth * slack if shift == 0.0 else 1.0
         if self.trigger is not None:
             self.trigger.restart(estimate.w, statistic, regularizer + shift)
-        self._estimate, self._second_bonus, self._inflation = estimate, second, inflation
+        self._estimate = self._fixed(estimate)
+        self._second_bonus, self._inflation = second, inflation
         self._slack = slack
         return shift

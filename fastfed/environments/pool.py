@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import driver, environments, linalg
+from fastfed._kernels import environments, linalg
 from fastfed._random import permutation
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.environments.base import EnvironmentSpec, RewardDistribution, check_reward
@@ -414,7 +414,7 @@ class PoolEnvironment(ABC):
         """Return the bytes that a replicate takes in addition to the pool.
 
         The replicate stores the order of its queries. Every curve stores bonus bounds of the
-        actions that appear, choices, and the candidate set of each silo.
+        actions that appear, and choices.
         """
         pool = self.pool(silos)
         if self.sampling != "with-replacement":
@@ -423,7 +423,7 @@ class PoolEnvironment(ABC):
             int(4 * len(pool.means) * self._fraction_drawn(pool, silos, horizon))
             + 16 * pool.queries
         )
-        return curves * (bounds + silos * driver.CANDIDATES_SIZE)
+        return curves * bounds
 
     def shared_memory(self, silos: int, horizon: int) -> int:
         """Return the bytes that replicates of one process share.

@@ -41,7 +41,6 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     arrays: Shapes = {
         "history": ((owners if plan.release in KEEPING else 0, plan.releases, s), float),
         "choice": ((m, 3), np.int64),
-        "candidates": ((m, driver.CANDIDATES_SIZE), np.uint8),
         "w": ((slots, d, d), float),
         "theta": ((slots, d), float),
         "log_dets": ((slots,), float),
@@ -157,12 +156,38 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "unit": np.ascontiguousarray(plan.units),
         "order": np.arange(plan.silos, dtype=np.int64),
         "trigger": clock(plan),
+        "fixed": None,
         "requested": None,
         "synchronised_rounds": None,
         "actions": None,
         "rewards": None,
         **zeros(shapes(plan, checkpoints, record)),
     }
+
+
+def fixed_models(environment: environments.Environment, plan: Plan) -> np.ndarray | None:
+    """Return the memory of models of fixed sets (src/ff_fixed.h); None if silos have none."""
+    if not has_fixed_model(environment, plan):
+        return None
+    return np.zeros((plan.silos, driver.fixed_size(environment.actions, plan.dimension)))
+
+
+def has_fixed_model(environment: environments.Environment, plan: Plan) -> bool:
+    """Return whether silos learn by a model of their fixed set of actions, in both drivers.
+
+    They do if the environment offers such sets, and if each data point changes the model at once
+    and is a row of the set.
+    """
+    return (
+        environment.fixed
+        and not plan.lazy
+        and plan.policy != "random"
+        and plan.score is None
+        and plan.own is None
+        and plan.trigger is None
+        and not isinstance(plan, DelayedPlan)
+        and (plan.clip is None or plan.clip.constant == 0.0)
+    )
 
 
 def own_rounds(plan: Plan) -> dict[str, Any]:
@@ -243,7 +268,10 @@ def run(
     """
     plans = [check_plan(plan).simulated for plan in plans]
     horizon, silos = plans[0].horizon, plans[0].silos
-    states = [state(plan, len(checkpoints), record) for plan in plans]
+    states = [
+        state(plan, len(checkpoints), record) | {"fixed": fixed_models(environment, plan)}
+        for plan in plans
+    ]
     run = driver.Run(environment, silos, horizon, checkpoints, states, threads)
     run.initialise()
     rounds = horizon if last is None else last
@@ -320,8 +348,6 @@ def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
     """Return the memory terms of a curve in the compiled driver."""
     plan = plan.simulated
     sizes = {name: array_bytes(*shape) for name, shape in shapes(plan, checkpoints, record).items()}
-    # Used only with pools of repeated feature rows, whose environment counts this memory.
-    sizes.pop("candidates")
     curve = sizes.pop("curve")
     recorded = sizes.pop("actions", 0) + sizes.pop("rewards", 0)
     noises = sizes.pop("history")

@@ -180,6 +180,9 @@ def run_one(
     """Run rounds 1..last (default: all) of one plan; ``progress(1)`` is called after each round."""
     federation = Federation(plan, SeededNoise(environment.seed, environment.replicate))
     plan, players = federation.plan, federation.players
+    if compiled.has_fixed_model(environment, plan):
+        for i, silo in enumerate(federation.silos):
+            silo.offer_always(environment.round(i, 1)[0])
     record = Record(plan.silos, plan.horizon, checkpoints)
 
     def end_round(_: int) -> int:

@@ -46,7 +46,7 @@ DRAFT = ".new"
 MARK = "seen-"
 
 #: Arrays that are caches; results do not depend on them, so snapshots leave them out.
-CACHES = frozenset({"choice", "candidates"})
+CACHES = frozenset({"choice"})
 
 _writers: set[int] = set()
 

@@ -456,7 +456,7 @@ def timed_calls(leaves: LeafLibrary) -> dict[str, Callable[[], object]]:
         "gap_fill": leaves.bound("gap_fill", state, 4, 1, 2, 3, features, means),
         "scores": leaves.bound("scores", view, w, theta, 9.0, 0.0, d, score_scratch, means),
         "screen_f32": leaves.bound(
-            "screen_f32", view, w, theta, 9.0, 0.0, d, screen_scratch, candidates, None
+            "screen_f32", view, w, theta, 9.0, 0.0, d, screen_scratch, candidates
         ),
         "observe": leaves.bound("observe", w_copy, estimate, direction, 0.5, d, scratch),
     }

@@ -430,7 +430,7 @@ static int run_sets(const ff_sets *sets, const double *factor, const double *the
         } else {
             /* An action whose score overflows would be chosen. */
             index[job] = ff_select(&actions, w, estimate, radius, second_radius, d, scratch + d,
-                                   scratch, NULL);
+                                   scratch);
             is_moderate = sum_of_squares(scratch, d) < MODERATE_SQUARE;
         }
         if (!is_moderate) {

@@ -33,12 +33,14 @@ static int64_t status_of(const ff_run *run)
 
 /* Learn (p->feature, y): add it to the batch, and to the silo's model if it learns within
  * batches. */
-FF_INLINE void learn(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
-                     const ff_actions *actions, double y, const ff_parts *p, ff_pending *pending)
+FF_INLINE void learn(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, double y,
+                     const ff_parts *p, ff_pending *pending)
 {
-    ff_protocol_accumulate(run, c, silo, round, y, p, pending);
+    /* Silos that never send learn only for themselves. */
+    if (c->releases)
+        ff_protocol_accumulate(run, c, silo, round, y, p, pending);
     if (ff_learns(c))
-        ff_policy_learn(run, c, silo, actions, y, p);
+        ff_policy_learn(run, c, silo, y, p);
 }
 
 /* Return the delay of the reward of a round, or arrival_count if the reward never arrives. */
@@ -59,8 +61,8 @@ static int64_t delay_of(const ff_run *run, const ff_curve *c, int64_t silo, int6
 
 /* Put the data point (p->feature, y) of this round into the silo's queue, then learn all points
  * that arrive in this round, in the order of their rounds. Overwrites p->feature. */
-static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
-                       const ff_actions *actions, double y, const ff_parts *p, ff_pending *pending)
+static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, double y,
+                       const ff_parts *p, ff_pending *pending)
 {
     const int64_t d = run->dimension, n = c->arrival_count;
     const int64_t delay = delay_of(run, c, silo, round);
@@ -78,14 +80,12 @@ static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
             list[0] = slot + 1;
         list[1] = slot + 1;
     }
-    /* Bounds of candidate sets hold for one data point in each round, that of its choice. */
-    c->candidates[silo].x = NULL;
     int64_t *arriving = ends + round % n * 2;
     for (int64_t i = arriving[0]; i; i = next[i - 1]) {
         const double *point = points + (i - 1) * (d + 1);
         memcpy(p->feature, point, (size_t)d * sizeof(double));
         p->known.x[0] = NAN;
-        learn(run, c, silo, round, actions, point[d], p, pending);
+        learn(run, c, silo, round, point[d], p, pending);
     }
     arriving[0] = arriving[1] = 0;
 }
@@ -116,7 +116,9 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         return FF_OK;
     if (c->clip) {
         const int64_t free_features = c->constant > 0.0 ? d - 1 : d;
-        c->clipped[2 * silo] += ff_clip_norm(p->feature, free_features, c->feature_bound);
+        c->clipped[2 * silo] += c->fixed && !c->releases
+                                    ? ff_fixed_is_clipped(c->fixed + silo * c->fixed_size)
+                                    : ff_clip_norm(p->feature, free_features, c->feature_bound);
         if (free_features < d)
             p->feature[free_features] = c->constant;
         if (y < c->reward_low || y > c->reward_high) {
@@ -131,9 +133,9 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
             return status;
     }
     if (c->arrivals)
-        learn_late(run, c, silo, round, actions, y, p, pending);
+        learn_late(run, c, silo, round, y, p, pending);
     else
-        learn(run, c, silo, round, actions, y, p, pending);
+        learn(run, c, silo, round, y, p, pending);
     return FF_OK;
 }
 
@@ -344,10 +346,7 @@ static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, i
     if (c->trigger.fired[silo] == last)
         return;
     ff_rewind(run, c, silo);
-    c->candidates[silo].x = NULL;
     ff_bonus_cache_rewind(&c->bonus_cache, silo);
-    if (c->tracked)
-        c->tracked[silo].x = NULL;
     run->status[silo] = run_silo(run, silo, first, last, 0, scratch);
 }
 

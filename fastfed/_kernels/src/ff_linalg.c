@@ -247,9 +247,28 @@ FF_INLINE void finish_row(double *restrict w, int64_t d, int64_t i, int64_t from
     row[i] = inverse;
 }
 
+/* Return 1 if V is diagonal, as before any data. */
+static int is_diagonal(const double *restrict packed, int64_t d)
+{
+    for (int64_t i = 0; i < d; i++, packed++)
+        for (int64_t j = 0; j < i; j++)
+            if (*packed++ != 0.0)
+                return 0;
+    return 1;
+}
+
 /* Compute the inverse factor W of V by Cholesky; return 1 if V is not positive definite. */
 int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
 {
+    if (is_diagonal(packed, d)) {
+        memset(w, 0, (size_t)(d * d) * sizeof(double));
+        for (int64_t i = 0; i < d; packed += ++i + 1) {
+            if (!(*packed > 0.0 && *packed < INFINITY))
+                return 1;
+            w[i * (d + 1)] = 1.0 / sqrt(*packed);
+        }
+        return 0;
+    }
     if (cholesky(packed, d, w))
         return 1;
     int64_t first = 0;

@@ -22,17 +22,21 @@ FF_INLINE double log_det_of(const ff_curve *c, int64_t silo)
 }
 
 /* Return the sieve of a round. The slack of a silo that learns alone changes in every round, and
- * its bound on V^{-1} is computed in rounds 16, 64, 256, .. only, because V grows. Before, V is at
- * least anchor I. */
-static ff_sieve sieve_of(ff_curve *c, int64_t silo, int64_t round, const double *w, double beta,
-                         int64_t d, double *scratch)
+ * its bound on V^{-1} is computed in rounds 16, 64, 256, .. only, because V grows. V is at least
+ * anchor I. fixed: NULL, or the silo's model of these actions, which is used instead of w. */
+static ff_sieve sieve_of(ff_curve *c, int64_t silo, int64_t round, const double *w,
+                         const double *fixed, const ff_actions *actions, double beta, int64_t d,
+                         double *scratch)
 {
     ff_sieve sieve = c->sieve;
     if (c->inverses) {
         const int is_power_of_4 = (round & (round - 1)) == 0 && (round & 0x5555555555555555);
         if (is_power_of_4 && round >= 16)
-            c->inverses[silo] = ff_inverse_norm(w, d, scratch);
-        const double inverse = round < 16 ? 1.0 / c->radius.anchor : c->inverses[silo];
+            c->inverses[silo] = fixed ? ff_fixed_inverse_norm(fixed, actions, w, d, scratch)
+                                      : ff_inverse_norm(w, d, scratch);
+        const double inverse = round < 16 || c->inverses[silo] == INFINITY
+                                   ? 1.0 / c->radius.anchor
+                                   : c->inverses[silo];
         const double width = ff_row_width(&c->radius, c->second_bonus, (double)(round - 1), d);
         sieve.slack = c->sieve_growth *
                       ff_slack(width, beta, c->second_bonus, 1.0, inverse);
@@ -63,42 +67,37 @@ static int passes(const model *m, double largest, const double *x, int64_t d, do
 
 /* Choose by screening all actions. Returns the action. */
 FF_INLINE int64_t choose_screened(const model *m, const ff_actions *actions, int64_t d,
-                                  const ff_parts *p, ff_bounds *bounds)
+                                  const ff_parts *p)
 {
     if (m->sieve.ranking < 1.0)
         return ff_select_sieved(actions, m->w, m->theta, m->beta, m->gamma, &m->sieve, d, p->score,
                                 p->feature);
-    return ff_select(actions, m->w, m->theta, m->beta, m->gamma, d, p->score, p->feature, bounds);
+    return ff_select(actions, m->w, m->theta, m->beta, m->gamma, d, p->score, p->feature);
 }
 
-/* Choose by tracked scores (ff_tracked.h), or by screening if the tracked scores cannot decide.
- * Returns the action. */
-static int64_t choose_tracked(const ff_run *run, ff_curve *c, int64_t silo,
-                              const ff_actions *actions, const model *m, const ff_parts *p)
+/* Choose from a fixed set of actions by the silo's model of it (ff_fixed.h). Returns the action. */
+static int64_t choose_fixed(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                            const ff_actions *actions, const ff_parts *p)
 {
     const int64_t d = run->dimension;
-    ff_tracked *tracked = c->tracked + silo;
-    double *values = c->tracked_values + silo * ff_tracked_size(run->environment->actions);
-    if (tracked->rounds_left >= 0 &&
-        (tracked->rounds_left == 0 || tracked->x != actions->x || tracked->released != c->released))
-        ff_tracked_make(tracked, values, actions, m->w, m->theta, m->gamma, c->released, d,
-                        p->score);
-    int64_t action = -1;
-    if (tracked->rounds_left <= 0)
-        tracked->rounds_left++;
-    else if (m->sieve.ranking < 1.0)
-        action = ff_tracked_choose_sieved(tracked, values, actions, m->w, m->theta, m->beta,
-                                          m->gamma, &m->sieve, d, p->score, p->feature);
-    else
-        action = ff_tracked_choose(tracked, values, actions, m->w, m->theta, m->beta, m->gamma, d,
-                                   p->score, p->feature);
-    if (tracked->rounds_left <= 0)
-        tracked->x = NULL;
-    return action >= 0 ? action : choose_screened(m, actions, d, p, NULL);
+    double *fixed = c->fixed + silo * c->fixed_size;
+    const double *w = c->w + silo * d * d;
+    if (!ff_fixed_is_of(fixed, c->released))
+        ff_fixed_make(fixed, actions, w, c->theta + silo * d, c->clip ? c->feature_bound : INFINITY,
+                      c->released, d, p->bound);
+    const double beta = ff_policy_radius(c, log_det_of(c, silo), round, d);
+    const ff_sieve sieve = c->sieve.ranking < 1.0
+                               ? sieve_of(c, silo, round, w, fixed, actions, beta, d, p->bound)
+                               : c->sieve;
+    const int64_t action =
+        ff_fixed_choose(fixed, beta, c->second_bonus, sieve.ranking < 1.0 ? &sieve : NULL);
+    /* Only sums for a server need the features. */
+    if (c->releases)
+        ff_features(actions, action, d, p->feature);
+    return action;
 }
 
-/* Choose by cached bounds on bonuses, from the candidate set, or by screening all actions. Returns
- * the action. */
+/* Choose by cached bounds on bonuses, or by screening all actions. Returns the action. */
 static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                const ff_actions *actions, const ff_parts *p)
 {
@@ -108,7 +107,7 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
                ff_policy_radius(c, log_det_of(c, silo), round, d), c->second_bonus, c->sieve};
     const int sieved = c->sieve.ranking < 1.0;
     if (sieved)
-        m.sieve = sieve_of(c, silo, round, m.w, m.beta, d, p->bound);
+        m.sieve = sieve_of(c, silo, round, m.w, NULL, NULL, m.beta, d, p->bound);
     int64_t action = -1;
     /* If V is a multiple of I, computing scores is cheaper than bounding them. */
     const int identity = c->alike && (c->lazy || round - 1 == c->trigger.last);
@@ -129,34 +128,9 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
             *last = (ff_choice){actions->x, c->released, action};
         return action;
     }
-    if (c->lazy || !run->environment->borrow) {
-        action = choose_screened(&m, actions, d, p, NULL);
-        if (last)
-            *last = (ff_choice){actions->x, c->released, action};
-        return action;
-    }
-    ff_candidates *set = c->candidates + silo;
-    set->times = set->x == actions->x ? set->times + 1 : 0;
-    set->x = actions->x;
-    if (c->tracked && set->times > 3 && ff_tracked_fits(actions, d)) {
-        set->count = 0;
-        return choose_tracked(run, c, silo, actions, &m, p);
-    }
-    /* Candidate sets are for the largest score only. */
-    if (sieved)
-        return choose_screened(&m, actions, d, p, NULL);
-    if (set->times && set->count && set->released == c->released)
-        action = ff_candidates_choose(set, actions, m.w, m.theta, m.beta, m.gamma, d, p->score,
-                                      p->feature);
-    if (action < 0) {
-        /* A candidate set pays only if the same rows are offered again and again. */
-        const int repeated = set->times > 3;
-        ff_bounds bounds;
-        action = choose_screened(&m, actions, d, p, repeated ? &bounds : NULL);
-        set->count = 0;
-        if (repeated)
-            ff_candidates_make(set, &bounds, actions->actions, m.w, m.beta, c->released, d);
-    }
+    action = choose_screened(&m, actions, d, p);
+    if (last)
+        *last = (ff_choice){actions->x, c->released, action};
     return action;
 }
 
@@ -165,6 +139,8 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
 int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                    const ff_actions *actions, const ff_parts *p)
 {
+    if (c->fixed)
+        return choose_fixed(run, c, silo, round, actions, p);
     int64_t *cached = c->chosen && actions->quantised ? c->chosen + actions->query : NULL;
     if (!cached)
         return choose_uncached(run, c, silo, round, actions, p);
@@ -193,7 +169,7 @@ static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64
     const int sieved = c->sieve.ranking < 1.0;
     ff_sieve sieve;
     if (sieved)
-        sieve = sieve_of(c, silo, round, w, beta, d, p->bound);
+        sieve = sieve_of(c, silo, round, w, NULL, NULL, beta, d, p->bound);
     return ff_scored(c->score, c->score_state, c->score_state_size, ff_key(&stream), round, actions,
                      w, theta, beta, c->second_bonus, sieved ? &sieve : NULL, d, scratch,
                      p->feature);
@@ -214,31 +190,19 @@ int64_t ff_policy_choose_otherwise(const ff_run *run, ff_curve *c, int64_t silo,
 
 /* Update the silo's model by the data point of this round, and the bounds that are computed from
  * the model. */
-void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
-                     double y, const ff_parts *p)
+void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, const ff_parts *p)
 {
     const int64_t d = run->dimension;
-    double *w = c->w + silo * d * d, *theta = c->theta + silo * d;
-    /* The candidate set and the tracked scores, if they exist, are updated by the data point. */
-    ff_candidates *set = c->candidates + silo;
-    ff_tracked *tracked = c->tracked && c->tracked[silo].x ? c->tracked + silo : NULL;
-    const int has_bounds = set->count || tracked;
-    const double prediction = has_bounds ? ff_dot(theta, p->feature, d) : 0.0;
-    const double square = has_bounds ? ff_dot(theta, theta, d) : 0.0;
-    const int whitened = memcmp(p->known.x, p->feature, (size_t)d * sizeof(double)) == 0;
-    const double s = whitened ? ff_observe_whitened(w, theta, p->feature, y, d, p->observe)
-                              : ff_observe(w, theta, p->feature, y, d, p->observe);
+    double *w = c->w + silo * d * d, *theta = c->theta + silo * d, s;
+    if (c->fixed)
+        s = ff_fixed_observe(c->fixed + silo * c->fixed_size, y);
+    else if (memcmp(p->known.x, p->feature, (size_t)d * sizeof(double)) == 0)
+        s = ff_observe_whitened(w, theta, p->feature, y, d, p->observe);
+    else
+        s = ff_observe(w, theta, p->feature, y, d, p->observe);
     /* det(V + x x') = s det V. */
     if (c->radius.determinant)
         c->log_dets[silo] += ff_log(s);
-    ff_candidates_observe(set, prediction, sqrt(square), y, s, c->second_bonus, d);
-    if (tracked && tracked->x == actions->x)
-        ff_tracked_observe(tracked,
-                           c->tracked_values + silo * ff_tracked_size(run->environment->actions),
-                           actions, w, p->observe + d, prediction, sqrt(square), y, s,
-                           c->second_bonus, d, p->bound);
-    else if (tracked)
-        tracked->x = NULL;
     if (c->bonus_cache.version && c->second_bonus != 0.0)
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }
@@ -250,7 +214,7 @@ int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
     const int64_t d = run->dimension;
     const double *w = c->own_w + silo * d * d, *theta = c->own_theta + silo * d;
     if (!c->own_least && c->own_sieve_width == 0.0)
-        return ff_select(actions, w, theta, c->own_bonus, 0.0, d, p->score, p->feature, NULL);
+        return ff_select(actions, w, theta, c->own_bonus, 0.0, d, p->score, p->feature);
     const double *local_w = c->own_least ? w : c->local_w + silo * d * d;
     const double own_beta =
         ff_determinant_radius(&c->own_radius, c->own_offset, 1.0,

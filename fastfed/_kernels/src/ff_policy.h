@@ -73,9 +73,7 @@ FF_INLINE int64_t ff_policy_choose(const ff_run *run, ff_curve *c, int64_t silo,
     return ff_policy_choose_confident(run, c, silo, round, actions, p);
 }
 
-/* Eager policy: update the silo's V and theta by the data point (p->feature, y). p->feature is a
- * row of `actions`. */
-void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
-                     double y, const ff_parts *p);
+/* Eager policy: update the silo's model by the data point (p->feature, y). */
+void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, const ff_parts *p);
 
 #endif

@@ -17,14 +17,13 @@
 #include "ff_base.h"
 #include "ff_belief.h"
 #include "ff_bonus_cache.h"
-#include "ff_candidates.h"
+#include "ff_fixed.h"
 #include "ff_environment.h"
 #include "ff_estimate.h"
 #include "ff_linalg.h"
 #include "ff_random.h"
 #include "ff_scores.h"
 #include "ff_threads.h"
-#include "ff_tracked.h"
 #include "ff_trigger.h"
 
 /* The randomizer: what a silo sends at a synchronisation. The "noisy" ones contain the silo's own
@@ -164,10 +163,9 @@ typedef struct {
     double log_inflation;         /* ln(inflation / anchor), see ff_log_inflation */
     double log_det;               /* ln det V at the last synchronisation */
     ff_choice *choice;            /* (M): last choices; lazy policy only */
-    ff_candidates *candidates;    /* (M): eager policy over rows that are offered repeatedly */
-    ff_tracked *tracked;          /* (M): eager policy if each silo has one fixed set of actions;
-                                   * or NULL */
-    double *tracked_values;       /* (M, ff_tracked_size): arrays of `tracked` */
+    double *fixed;                /* (M, fixed_size): models of an eager policy if each silo has one
+                                   * fixed set of actions (ff_fixed.h); or NULL */
+    int64_t fixed_size;
     ff_bonus_cache bonus_cache;   /* cached bounds on bonuses */
     int64_t *chosen;              /* (queries of a pool): (releases + 1) << 32 | action that a
                                    * lazy policy chose; or NULL */

@@ -272,19 +272,19 @@ static int64_t screen_identity(const ff_actions *actions, double scale,
  * candidates, which are then scored exactly. */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x, ff_bounds *bounds)
+                  double *restrict scratch, double *restrict x)
 {
     /* A panel and its W x come first in the scratch, as ff_best_of expects. */
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     double *screen_scratch = (double *)(candidates + actions->actions);
     int64_t candidate_count;
-    const double scale = bounds ? 0.0 : fabs(ff_multiple_of_identity(w, d));
+    const double scale = fabs(ff_multiple_of_identity(w, d));
     if (scale != 0.0)
         candidate_count = screen_identity(actions, scale, theta, beta, gamma, d, aligned(scratch),
                                           screen_scratch, candidates);
     else
         candidate_count =
-            ff_screen_f32(actions, w, theta, beta, gamma, d, screen_scratch, candidates, bounds);
+            ff_screen_f32(actions, w, theta, beta, gamma, d, screen_scratch, candidates);
     double score;
     const int64_t chosen = candidate_count > 1 ? ff_best_of(actions, candidates, candidate_count, w,
                                                             theta, beta, gamma, d, scratch, &score)

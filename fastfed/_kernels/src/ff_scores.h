@@ -40,13 +40,6 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
                double beta, double gamma, int64_t d, double *restrict scratch,
                double *restrict scores);
 
-/* Results of screening all actions. */
-typedef struct {
-    const float *upper;   /* (K), in the scratch: an upper bound on each score */
-    double width, length; /* bounds on ||W x|| and on ||x|| of all actions; not finite if float32
-                           * overflowed */
-} ff_bounds;
-
 /* Return the diagonal entry of W if W is a multiple of I, as before any data; otherwise 0. */
 FF_INLINE double ff_multiple_of_identity(const double *restrict w, int64_t d)
 {
@@ -63,10 +56,10 @@ FF_INLINE double ff_multiple_of_identity(const double *restrict w, int64_t d)
 }
 
 /* Return the action with the largest score, the lowest index if several tie, and write its features
- * to x (d). bounds: NULL, or receives the results of screening. */
+ * to x (d). */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x, ff_bounds *bounds);
+                  double *restrict scratch, double *restrict x);
 
 /* Which actions may be chosen without changing a proven regret bound, and their ranking
  * (docs/radius.md). With b = beta ||x||_{V^-1} + gamma ||V^{-1} x|| and U = <x, theta> + b, an

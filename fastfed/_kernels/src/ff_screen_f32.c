@@ -271,19 +271,13 @@ FF_INLINE approximation approximate(const ff_actions *actions, const double *res
 /* List the actions that may have the largest score, by scores in float32 with an error bound. */
 int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
                       const double *restrict theta, double beta, double gamma, int64_t d,
-                      double *restrict scratch, int64_t *restrict candidates, ff_bounds *bounds)
+                      double *restrict scratch, int64_t *restrict candidates)
 {
-    if (ff_screen_f32_small_fits(actions, d) && gamma == 0.0 && !bounds)
+    if (ff_screen_f32_small_fits(actions, d) && gamma == 0.0)
         return ff_screen_f32_small(actions, w, theta, beta, d, scratch, candidates);
     const int64_t count = actions->actions;
     const approximation all = approximate(actions, w, theta, beta, gamma, 1.0, 0, d, scratch);
-    if (bounds) {
-        for (int64_t a = 0; a < count; a++)
-            all.score[a] += (float)(1.01 * all.error);
-        *bounds = (ff_bounds){all.score, all.width, all.length};
-    }
-    const double best = all.largest + (bounds ? 1.01 * all.error : 0.0);
-    return list_survivors(all.score, (float)(best - 2.02 * all.error), count, candidates);
+    return list_survivors(all.score, (float)(all.largest - 2.02 * all.error), count, candidates);
 }
 
 LIST_PASSING(list_passing_f32, float)

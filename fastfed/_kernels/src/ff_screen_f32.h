@@ -15,10 +15,10 @@ int64_t ff_screen_f32_scratch(int64_t d, int64_t actions);
 
 /* Write every action whose score <x, theta> + beta ||W x|| + gamma ||W'W x|| may be the largest to
  * `candidates` (K), in ascending order. Returns their number, at least 1; all actions if float32
- * overflows. bounds: NULL, or receives bounds over all actions. */
+ * overflows. */
 int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
                       const double *restrict theta, double beta, double gamma, int64_t d,
-                      double *restrict scratch, int64_t *restrict candidates, ff_bounds *bounds);
+                      double *restrict scratch, int64_t *restrict candidates);
 
 /* List the actions that ff_select_sieved may choose, in candidates (2 K), in ascending order. */
 ff_sieved ff_screen_f32_sieve(const ff_actions *actions, const double *restrict w,

@@ -1,0 +1,648 @@
+#include "ff_fixed.h"
+
+#include <math.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "ff_linalg.h"
+#include "ff_vectors.h"
+
+/* Arrays are padded to multiples of this many numbers. */
+#define LANES 8
+#define VECTORS (LANES / WIDTH)
+/* Numbers whose sums are in registers while the terms are added: from TILE to less than 2 TILE. */
+#define TILE (4 * WIDTH > LANES ? 4 * WIDTH : LANES)
+#define TILE_VECTORS (2 * TILE / WIDTH)
+/* Data points that X V^{-1} X' and X V^{-2} X' lack; then all are subtracted together. */
+#define QUEUE 16
+/* Rows of a product of matrices that are computed together. */
+#define ROWS_AT_ONCE 4
+#define LOAD(p) (*(const loose *)(p))
+#define STORE(p, value) (*(loose *)(p) = (value))
+
+/* widened(p): the WIDTH floats at p as doubles. all(x): WIDTH times x. fused(a, b, c): a b + c, and
+ * less(a, b, c): c - a b, rounded once. larger(a, b): b where a is not larger. root_of(x): square
+ * roots. reaches(a, b): a bit for each entry of a that is at least that of b. Compilers need more
+ * instructions for these. Other processors compute the same bits, the fused ones slowly. */
+#if defined(__AVX512F__)
+FF_INLINE loose widened(const float *p) { return (loose)_mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+FF_INLINE loose all(double x) { return (loose)_mm512_set1_pd(x); }
+FF_INLINE loose fused(loose a, loose b, loose c)
+{
+    return (loose)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
+FF_INLINE loose less(loose a, loose b, loose c)
+{
+    return (loose)_mm512_fnmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
+FF_INLINE loose larger(loose a, loose b) { return (loose)_mm512_max_pd((__m512d)a, (__m512d)b); }
+FF_INLINE loose root_of(loose x) { return (loose)_mm512_sqrt_pd((__m512d)x); }
+FF_INLINE unsigned reaches(loose a, loose b)
+{
+    return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_GE_OQ);
+}
+#elif defined(__AVX2__) && defined(__FMA__)
+FF_INLINE loose widened(const float *p) { return (loose)_mm256_cvtps_pd(_mm_loadu_ps(p)); }
+FF_INLINE loose all(double x) { return (loose)_mm256_set1_pd(x); }
+FF_INLINE loose fused(loose a, loose b, loose c)
+{
+    return (loose)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+}
+FF_INLINE loose less(loose a, loose b, loose c)
+{
+    return (loose)_mm256_fnmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+}
+FF_INLINE loose larger(loose a, loose b) { return (loose)_mm256_max_pd((__m256d)a, (__m256d)b); }
+FF_INLINE loose root_of(loose x) { return (loose)_mm256_sqrt_pd((__m256d)x); }
+FF_INLINE unsigned reaches(loose a, loose b)
+{
+    return (unsigned)_mm256_movemask_pd(_mm256_cmp_pd((__m256d)a, (__m256d)b, _CMP_GE_OQ));
+}
+#else
+#if defined(__GNUC__)
+#define ENTRY(x, i) ((x)[i])
+#else
+#define ENTRY(x, i) (x)
+#endif
+/* Define a function of vectors by an expression for entry i. */
+#define BY_ENTRIES(name, parameters, expression)                                                   \
+    FF_INLINE loose name parameters                                                                \
+    {                                                                                              \
+        loose result;                                                                              \
+        for (int i = 0; i < WIDTH; i++)                                                            \
+            ENTRY(result, i) = (expression);                                                       \
+        return result;                                                                             \
+    }
+BY_ENTRIES(widened, (const float *p), (double)p[i])
+BY_ENTRIES(all, (double x), x)
+BY_ENTRIES(fused, (loose a, loose b, loose c), fma(ENTRY(a, i), ENTRY(b, i), ENTRY(c, i)))
+BY_ENTRIES(less, (loose a, loose b, loose c), fma(-ENTRY(a, i), ENTRY(b, i), ENTRY(c, i)))
+BY_ENTRIES(larger, (loose a, loose b), ENTRY(a, i) > ENTRY(b, i) ? ENTRY(a, i) : ENTRY(b, i))
+BY_ENTRIES(root_of, (loose x), sqrt(ENTRY(x, i)))
+FF_INLINE unsigned reaches(loose a, loose b)
+{
+    unsigned bits = 0;
+    for (int i = 0; i < WIDTH; i++)
+        bits |= (unsigned)(ENTRY(a, i) >= ENTRY(b, i)) << i;
+    return bits;
+}
+#endif
+
+/* The largest K with products of pairs of actions, which are faster then. */
+#ifndef PAIRS_UP_TO
+#define PAIRS_UP_TO(d) (2 * (d))
+#endif
+FF_INLINE int is_by_pairs(int64_t n, int64_t d) { return n <= PAIRS_UP_TO(d); }
+
+/* Numbers at the start of a model. */
+enum { MADE, ACTIONS, DIMENSION, CHOSEN, QUEUED, HEAD = 8 };
+
+FF_INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+/* A model, cut into its arrays. */
+typedef struct {
+    int64_t n, np, d, dp;   /* K and d, and both padded */
+    int by_pairs;
+    double *mean;               /* (np): <x, theta>; -INFINITY past K */
+    double *width, *second;     /* (np): ||x||^2_{V^-1} and ||V^-1 x||^2 */
+    double *root, *second_root; /* (np): upper bounds on the square roots */
+    double *slope, *second_slope; /* (np): 1 / (2 root) when the root was computed last */
+    double *upper, *rank;       /* (np): scratch */
+    double *factor;             /* (np): factor of a row when it is learned (clipping) */
+    double *clipped;            /* (np): 1 if that counts as clipping */
+    double *weight;             /* (np): sum of the squared factors of a row that were learned */
+    double *z, *u;              /* (np): scratch */
+    /* by_pairs: products g = X V^-1 X' and h = X V^-2 X' (n, np), in which entries (k, j) with
+     * j < k - k % LANES are not updated, and the queue: (QUEUE, np) each. */
+    double *g, *h, *queue_z, *queue_u;
+    /* Otherwise: V^-1 (d, dp), four vectors of scratch (dp), and rows (d, np) by feature. */
+    double *inverse, *x, *v, *along, *across;
+    float *rows;
+} parts;
+
+/* Return the doubles of a model of exactly n actions. */
+static int64_t size_of(int64_t n, int64_t d)
+{
+    const int64_t np = padded(n), dp = padded(d);
+    return HEAD + 14 * np + (is_by_pairs(n, d) ? 2 * (n + QUEUE) * np : d * dp + 4 * dp + (d * np + 1) / 2);
+}
+
+int64_t ff_fixed_size(int64_t actions, int64_t d)
+{
+    const int64_t pairs = PAIRS_UP_TO(d);
+    const int64_t all = size_of(actions, d), most = size_of(actions < pairs ? actions : pairs, d);
+    return padded(all > most ? all : most);
+}
+
+FF_INLINE parts cut(double *model)
+{
+    parts m;
+    m.n = (int64_t)model[ACTIONS];
+    m.d = (int64_t)model[DIMENSION];
+    m.np = padded(m.n);
+    m.dp = padded(m.d);
+    m.by_pairs = is_by_pairs(m.n, m.d);
+    m.mean = model + HEAD;
+    m.width = m.mean + m.np;
+    m.second = m.width + m.np;
+    m.root = m.second + m.np;
+    m.second_root = m.root + m.np;
+    m.slope = m.second_root + m.np;
+    m.second_slope = m.slope + m.np;
+    m.upper = m.second_slope + m.np;
+    m.rank = m.upper + m.np;
+    m.factor = m.rank + m.np;
+    m.clipped = m.factor + m.np;
+    m.weight = m.clipped + m.np;
+    m.z = m.weight + m.np;
+    m.u = m.z + m.np;
+    double *const next = m.u + m.np;
+    m.g = m.inverse = next;
+    m.h = next + m.n * m.np;
+    m.queue_z = m.h + m.n * m.np;
+    m.queue_u = m.queue_z + QUEUE * m.np;
+    m.x = next + m.d * m.dp;
+    m.v = m.x + m.dp;
+    m.along = m.v + m.dp;
+    m.across = m.along + m.dp;
+    m.rows = (float *)(m.across + m.dp);
+    return m;
+}
+
+/* Compute the roots and slopes of actions a... */
+FF_INLINE void compute_roots(const parts *m, int64_t a)
+{
+    const loose zero = all(0.0), half = all(0.5), least = all(1e-150);
+    for (int64_t end = a + LANES; a < end; a += WIDTH) {
+        const loose root = root_of(larger(LOAD(m->width + a), zero));
+        const loose second = root_of(larger(LOAD(m->second + a), zero));
+        STORE(m->root + a, root);
+        STORE(m->second_root + a, second);
+        STORE(m->slope + a, half / larger(root, least));
+        STORE(m->second_slope + a, half / larger(second, least));
+    }
+}
+
+/* ---- making ---------------------------------------------------------------------------------- */
+
+/* Compute V^{-1} from W. multiple: the diagonal entry of W if W is a multiple of I, else 0. */
+static void fill_inverse(const parts *m, const double *restrict w, double multiple)
+{
+    const int64_t d = m->d;
+    memset(m->inverse, 0, (size_t)(d * m->dp) * sizeof(double));
+    for (int64_t i = 0; i < d; i++) {
+        double *restrict row = m->inverse + i * m->dp;
+        if (multiple != 0.0) {
+            row[i] = multiple * multiple;
+            continue;
+        }
+        for (int64_t k = i; k < d; k++) {
+            const double factor = w[k * d + i];
+            for (int64_t j = 0; j <= i; j++)
+                row[j] += factor * w[k * d + j];
+        }
+    }
+    for (int64_t i = 0; i < d && multiple == 0.0; i++)
+        for (int64_t j = 0; j < i; j++)
+            m->inverse[j * m->dp + i] = m->inverse[i * m->dp + j];
+}
+
+/* Compute z = W x and u = W'z. */
+static void whiten(const double *restrict w, double multiple, const double *restrict x, int64_t d,
+                   double *restrict z, double *restrict u)
+{
+    if (multiple == 0.0) {
+        ff_whiten_back(w, x, d, z, u);
+        return;
+    }
+    for (int64_t i = 0; i < d; i++) {
+        z[i] = multiple * x[i];
+        u[i] = multiple * z[i];
+    }
+}
+
+/* Compute <x_b, v> of actions b = first..np - 1 into out; 0 past K. first is a multiple of LANES. */
+static void multiply_actions(const ff_actions *actions, const double *v, int64_t d, int64_t first,
+                             int64_t np, double *out)
+{
+    const float *x = (const float *)actions->x;
+    const int64_t n = actions->actions, stride = actions->feature_stride;
+    int64_t b = first;
+    while (b + LANES <= n) {
+        /* Several sums at once, which do not wait for each other. */
+        const int count = b + TILE <= n ? TILE / WIDTH : VECTORS;
+        loose sum[TILE_VECTORS];
+        for (int i = 0; i < count; i++)
+            sum[i] = all(0.0);
+        for (int64_t j = 0; j < d; j++)
+            for (int i = 0; i < count; i++)
+                sum[i] = fused(all(v[j]), widened(x + j * stride + b + i * WIDTH), sum[i]);
+        for (int i = 0; i < count; i++, b += WIDTH)
+            STORE(out + b, sum[i]);
+    }
+    for (; b < np; b++) {
+        out[b] = 0.0;
+        for (int64_t j = 0; b < n && j < d; j++)
+            out[b] = fma(v[j], (double)x[j * stride + b], out[b]);
+    }
+}
+
+void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
+                   double bound, int64_t released, int64_t d, double *scratch)
+{
+    model[MADE] = (double)(released + 1);
+    model[ACTIONS] = (double)actions->actions;
+    model[DIMENSION] = (double)d;
+    model[CHOSEN] = model[QUEUED] = 0.0;
+    const parts m = cut(model);
+    const double multiple = ff_multiple_of_identity(w, d);
+    double *z = scratch, *u = scratch + d, *x = scratch + 2 * d;
+    for (int64_t a = 0; a < m.np; a++) {
+        m.mean[a] = -INFINITY;
+        m.width[a] = m.second[a] = m.weight[a] = m.clipped[a] = 0.0;
+        m.factor[a] = 1.0;
+    }
+    if (!m.by_pairs) {
+        fill_inverse(&m, w, multiple);
+        memset(m.rows, 0, (size_t)(d * m.np) * sizeof(float));
+    }
+    for (int64_t a = 0; a < m.n; a++) {
+        ff_features(actions, a, d, x);
+        whiten(w, multiple, x, d, z, u);
+        const double square = ff_dot(x, x, d);
+        m.mean[a] = ff_dot(x, theta, d);
+        m.width[a] = ff_dot(z, z, d);
+        m.second[a] = ff_dot(u, u, d);
+        /* As ff_clip_norm. */
+        m.factor[a] = square <= bound * bound ? 1.0 : bound / sqrt(square);
+        for (int64_t j = 0; j < d && !m.by_pairs; j++)
+            m.rows[j * m.np + a] = (float)x[j];
+        m.clipped[a] = ff_clip_norm(x, d, bound);
+        if (!m.by_pairs)
+            continue;
+        /* x_b' V^{-1} x_a and x_b' V^{-2} x_a. */
+        multiply_actions(actions, u, d, a - a % LANES, m.np, m.g + a * m.np);
+        if (multiple == 0.0) {
+            whiten(w, multiple, u, d, z, x);
+            multiply_actions(actions, x, d, a - a % LANES, m.np, m.h + a * m.np);
+        }
+        for (int64_t b = a - a % LANES; b < m.np && multiple != 0.0; b++)
+            m.h[a * m.np + b] = multiple * multiple * m.g[a * m.np + b];
+    }
+    for (int64_t a = 0; a < m.np; a += LANES)
+        compute_roots(&m, a);
+}
+
+/* ---- choosing -------------------------------------------------------------------------------- */
+
+/* The factors of a score, and of the ranking of a sieve. */
+typedef struct {
+    double beta, gamma, ranking;
+} factors;
+
+/* Return the largest of n (padded) values. */
+FF_INLINE double largest_of(const double *values, int64_t n)
+{
+    loose top[VECTORS];
+    double entries[LANES] FF_ALIGNED;
+    for (int v = 0; v < VECTORS; v++)
+        top[v] = LOAD(values + v * WIDTH);
+    for (int64_t a = LANES; a < n; a += LANES)
+        for (int v = 0; v < VECTORS; v++)
+            top[v] = larger(LOAD(values + a + v * WIDTH), top[v]);
+    memcpy(entries, top, sizeof entries);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++)
+            entries[l] = entries[l] > entries[l + half] ? entries[l] : entries[l + half];
+    return entries[0];
+}
+
+/* Return a bit for each of LANES values that is at least the limit. */
+FF_INLINE unsigned reaching(const double *values, loose limit)
+{
+    unsigned bits = 0;
+    for (int v = 0; v < VECTORS; v++)
+        bits |= reaches(LOAD(values + v * WIDTH), limit) << (v * WIDTH);
+    return bits;
+}
+
+/* Return the lowest index of n (padded) values that is at least the limit; 0 if there is none. */
+FF_INLINE int64_t first_reaching(const double *values, double limit, int64_t n)
+{
+    for (int64_t a = 0; a < n; a += LANES)
+        if (reaching(values + a, all(limit)))
+            for (;; a++)
+                if (values[a] >= limit)
+                    return a;
+    return 0;
+}
+
+/* Compute scores and rankings of actions a.. from the bounds on roots. */
+FF_INLINE void bound_lanes(const parts *m, factors f, int64_t a)
+{
+    for (int64_t end = a + LANES; a < end; a += WIDTH) {
+        const loose bonus =
+            all(f.beta) * LOAD(m->root + a) + all(f.gamma) * LOAD(m->second_root + a);
+        STORE(m->upper + a, LOAD(m->mean + a) + bonus);
+        STORE(m->rank + a, LOAD(m->mean + a) + all(f.ranking) * bonus);
+    }
+}
+
+/* Compute roots, scores and rankings of actions a.. exactly. */
+FF_INLINE void score_lanes(const parts *m, factors f, int64_t a)
+{
+    compute_roots(m, a);
+    bound_lanes(m, f, a);
+}
+
+/* Return the lowest index of the largest value (m->upper or m->rank), from upper bounds: those that
+ * reach an exact value are computed exactly. */
+FF_INLINE int64_t find_largest(const parts *m, factors f, const double *values)
+{
+    const int64_t first = first_reaching(values, largest_of(values, m->np), m->np);
+    const int64_t block = first & -LANES;
+    score_lanes(m, f, block);
+    double limit = largest_of(values + block, LANES);
+    for (int64_t a = 0; a < m->np; a += LANES)
+        if (a != block && reaching(values + a, all(limit))) {
+            score_lanes(m, f, a);
+            const double largest = largest_of(values + a, LANES);
+            limit = largest > limit ? largest : limit;
+        }
+    return first_reaching(values, limit, m->np);
+}
+
+/* Return the best action by the ranking of a sieve. */
+static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
+{
+    const double factor = 2.0 * sieve->slack - 1.0;
+    const double *restrict mean = m->mean, *restrict root = m->root;
+    const double *restrict second = m->second_root;
+    double *restrict rank = m->rank;
+    int64_t a = find_largest(m, f, m->rank);
+    const double value = mean[a] + factor * (f.beta * root[a] + f.gamma * second[a]);
+    /* Nearly always the best action by the ranking passes because of the limit. */
+    if (value >= sieve->limit)
+        return a;
+    const double largest = m->upper[find_largest(m, f, m->upper)];
+    const double threshold = largest < sieve->limit ? largest : sieve->limit;
+    if (value >= threshold)
+        return a;
+    for (a = 0; a < m->np; a += LANES)
+        score_lanes(m, f, a);
+    for (a = 0; a < m->np; a++) {
+        const double reached = mean[a] + factor * (f.beta * root[a] + f.gamma * second[a]);
+        rank[a] = reached >= threshold ? rank[a] : -INFINITY;
+    }
+    return first_reaching(rank, largest_of(rank, m->np), m->np);
+}
+
+int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)
+{
+    const parts m = cut(model);
+    const factors f = {beta, gamma, sieve ? sieve->ranking : 1.0};
+    for (int64_t a = 0; a < m.np; a += LANES)
+        bound_lanes(&m, f, a);
+    const int64_t chosen = sieve ? choose_sieved(&m, f, sieve) : find_largest(&m, f, m.upper);
+    model[CHOSEN] = (double)chosen;
+    return chosen;
+}
+
+/* ---- learning -------------------------------------------------------------------------------- */
+
+/* Copy row k of g or h, of which entries with j >= k - k % LANES are stored. */
+FF_INLINE void read_row(const double *restrict matrix, const parts *m, int64_t k,
+                        double *restrict out)
+{
+    const int64_t first = k - k % LANES;
+    for (int64_t j = 0; j < first; j++)
+        out[j] = matrix[j * m->np + k];
+    for (int64_t j = first; j < m->np; j++)
+        out[j] = matrix[k * m->np + j];
+}
+
+/* Subtract the queue from the entries of rows k..k + rows - 1 and LANES columns from j. */
+FF_INLINE void subtract_block(const parts *m, int64_t queued, int64_t k, const int rows, int64_t j)
+{
+    const int64_t np = m->np;
+    loose g[ROWS_AT_ONCE][VECTORS], h[ROWS_AT_ONCE][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            g[r][v] = LOAD(m->g + (k + r) * np + j + v * WIDTH);
+            h[r][v] = LOAD(m->h + (k + r) * np + j + v * WIDTH);
+        }
+    for (int64_t q = 0; q < queued; q++) {
+        const double *restrict z = m->queue_z + q * np, *restrict u = m->queue_u + q * np;
+        for (int v = 0; v < VECTORS; v++) {
+            const loose zs = LOAD(z + j + v * WIDTH), us = LOAD(u + j + v * WIDTH);
+            for (int r = 0; r < rows; r++) {
+                g[r][v] = less(all(z[k + r]), zs, g[r][v]);
+                h[r][v] = less(all(z[k + r]), us, h[r][v]);
+                h[r][v] = less(all(u[k + r]), zs, h[r][v]);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            STORE(m->g + (k + r) * np + j + v * WIDTH, g[r][v]);
+            STORE(m->h + (k + r) * np + j + v * WIDTH, h[r][v]);
+        }
+}
+
+static void subtract_queue(const parts *m, int64_t queued)
+{
+    int64_t k = 0;
+    for (; k + ROWS_AT_ONCE <= m->n; k += ROWS_AT_ONCE)
+        for (int64_t j = k - k % LANES; j < m->np; j += LANES)
+            subtract_block(m, queued, k, ROWS_AT_ONCE, j);
+    for (; k < m->n; k++)
+        for (int64_t j = k - k % LANES; j < m->np; j += LANES)
+            subtract_block(m, queued, k, 1, j);
+}
+
+/* Compute X V^{-1} x and X V^{-2} x of the row of action k into z and u. */
+static void read_products(const parts *m, int64_t k, int64_t queued)
+{
+    double *restrict z = m->z, *restrict u = m->u;
+    read_row(m->g, m, k, z);
+    read_row(m->h, m, k, u);
+    for (int64_t q = 0; q < queued; q++) {
+        const double *restrict of_z = m->queue_z + q * m->np, *restrict of_u = m->queue_u + q * m->np;
+        const double by_z = of_z[k], by_u = of_u[k];
+        for (int64_t a = 0; a < m->np; a += WIDTH) {
+            const loose zs = LOAD(of_z + a);
+            STORE(z + a, less(all(by_z), zs, LOAD(z + a)));
+            STORE(u + a, less(all(by_u), zs, less(all(by_z), LOAD(of_u + a), LOAD(u + a))));
+        }
+    }
+}
+
+/* Compute X along and X across of actions a.., `vectors` vectors of them, into z and u. */
+FF_INLINE void multiply_rows(const parts *m, int64_t a, const int vectors)
+{
+    loose z[TILE_VECTORS], u[TILE_VECTORS];
+    for (int v = 0; v < vectors; v++)
+        z[v] = u[v] = (loose){0};
+    for (int64_t j = 0; j < m->d; j++) {
+        const float *row = m->rows + j * m->np + a;
+        const loose along = all(m->along[j]), across = all(m->across[j]);
+        for (int v = 0; v < vectors; v++) {
+            const loose x = widened(row + v * WIDTH);
+            z[v] = fused(along, x, z[v]);
+            u[v] = fused(across, x, u[v]);
+        }
+    }
+    for (int v = 0; v < vectors; v++) {
+        STORE(m->z + a + v * WIDTH, z[v]);
+        STORE(m->u + a + v * WIDTH, u[v]);
+    }
+}
+
+/* Compute entries j.. of V^{-1} x, `vectors` vectors of them, into v. */
+FF_INLINE void multiply_inverse(const parts *m, int64_t j, const int vectors)
+{
+    loose sum[TILE_VECTORS];
+    for (int v = 0; v < vectors; v++)
+        sum[v] = (loose){0};
+    for (int64_t i = 0; i < m->d; i++) {
+        const loose factor = all(m->x[i]);
+        for (int v = 0; v < vectors; v++)
+            sum[v] = fused(factor, LOAD(m->inverse + i * m->dp + j + v * WIDTH), sum[v]);
+    }
+    for (int v = 0; v < vectors; v++)
+        STORE(m->v + j + v * WIDTH, sum[v]);
+}
+
+/* Compute columns j.. of V^{-1} after a data point, and the same entries of (previous V^{-1}) along,
+ * `vectors` vectors of them. */
+FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
+{
+    loose sum[TILE_VECTORS], along[TILE_VECTORS];
+    for (int v = 0; v < vectors; v++) {
+        sum[v] = (loose){0};
+        along[v] = LOAD(m->along + j + v * WIDTH);
+    }
+    for (int64_t i = 0; i < m->d; i++) {
+        double *row = m->inverse + i * m->dp + j;
+        const loose factor = all(m->along[i]);
+        for (int v = 0; v < vectors; v++) {
+            const loose before = LOAD(row + v * WIDTH);
+            sum[v] = fused(factor, before, sum[v]);
+            STORE(row + v * WIDTH, less(factor, along[v], before));
+        }
+    }
+    for (int v = 0; v < vectors; v++)
+        STORE(m->across + j + v * WIDTH, sum[v]);
+}
+
+/* Call f(.., first, vectors) for all of n (padded) numbers, a tile at a time. */
+#define BY_TILES(n, f, ...)                                                                        \
+    do {                                                                                           \
+        int64_t first = 0;                                                                         \
+        for (; first + 2 * TILE <= (n); first += TILE)                                             \
+            f(__VA_ARGS__, first, TILE / WIDTH);                                                   \
+        switch (((n) - first) / LANES) {                                                           \
+            IN_TILE(1, f, __VA_ARGS__)                                                             \
+            IN_TILE(2, f, __VA_ARGS__)                                                             \
+            IN_TILE(3, f, __VA_ARGS__)                                                             \
+            IN_TILE(4, f, __VA_ARGS__)                                                             \
+            IN_TILE(5, f, __VA_ARGS__)                                                             \
+            IN_TILE(6, f, __VA_ARGS__)                                                             \
+            IN_TILE(7, f, __VA_ARGS__)                                                             \
+        }                                                                                          \
+    } while (0)
+#define IN_TILE(i, f, ...)                                                                         \
+    case i:                                                                                        \
+        if (i * LANES < 2 * TILE)                                                                  \
+            f(__VA_ARGS__, first, i * LANES < 2 * TILE ? i * VECTORS : 1);                         \
+        break;
+
+/* Update the means and squared widths of all actions, and the bounds on their roots: a square root
+ * lies below its tangent. The factor on the bounds covers rounding. */
+static void update_all(const parts *m, double by)
+{
+    const loose above = all(1.0 + 0x1p-50);
+    for (int64_t a = 0; a < m->np; a += WIDTH) {
+        const loose z = LOAD(m->z + a), square = z * z, product = (z + z) * LOAD(m->u + a);
+        STORE(m->mean + a, LOAD(m->mean + a) + by * z);
+        STORE(m->width + a, LOAD(m->width + a) - square);
+        STORE(m->second + a, LOAD(m->second + a) - product);
+        STORE(m->root + a, above * (LOAD(m->root + a) - square * LOAD(m->slope + a)));
+        STORE(m->second_root + a,
+              above * (LOAD(m->second_root + a) - product * LOAD(m->second_slope + a)));
+    }
+}
+
+/* Learn x = f x_k. Let V be the Gram matrix before, P = V^{-1}, v = P x, s = 1 + <x, v> and
+ * r = 1 / sqrt(s). The data point subtracts r v (r v)' from P. With z = X r v, q = ||r v||^2 and
+ * u = X (P r v - q r v / 2),
+ *   X P X' loses z z',  X P^2 X' loses z u' + u z',  <x_a, theta> grows by r (y - <x, theta>) z_a. */
+double ff_fixed_observe(double *model, double y)
+{
+    const parts m = cut(model);
+    const int64_t k = (int64_t)model[CHOSEN], d = m.d, dp = m.dp, np = m.np;
+    int64_t queued = (int64_t)model[QUEUED];
+    const double f = m.factor[k], rest = y - f * m.mean[k];
+    double s, r;
+    m.weight[k] += f * f;
+    if (m.by_pairs) {
+        read_products(&m, k, queued);
+        s = 1.0 + f * f * m.z[k];
+        r = 1.0 / sqrt(s);
+        const double half = 0.5 * f * f * m.u[k] / s, scale = r * f;
+        double *restrict z = m.queue_z + queued * np, *restrict u = m.queue_u + queued * np;
+        for (int64_t a = 0; a < np; a++) {
+            z[a] = scale * m.z[a];
+            u[a] = scale * m.u[a] - half * z[a];
+        }
+        memcpy(m.z, z, (size_t)np * sizeof(double));
+        memcpy(m.u, u, (size_t)np * sizeof(double));
+        model[QUEUED] = (double)++queued;
+        if (queued == QUEUE) {
+            subtract_queue(&m, queued);
+            model[QUEUED] = 0.0;
+        }
+    } else {
+        for (int64_t i = 0; i < d; i++)
+            m.x[i] = f * (double)m.rows[i * np + k];
+        BY_TILES(dp, multiply_inverse, &m);
+        s = 1.0 + ff_dot(m.x, m.v, d);
+        r = 1.0 / sqrt(s);
+        for (int64_t j = 0; j < dp; j++)
+            m.along[j] = r * m.v[j];
+        BY_TILES(dp, update_inverse, &m);
+        const double half = 0.5 * ff_dot(m.along, m.along, d);
+        for (int64_t j = 0; j < dp; j++)
+            m.across[j] -= half * m.along[j];
+        BY_TILES(np, multiply_rows, &m);
+    }
+    update_all(&m, r * rest);
+    return s;
+}
+
+int ff_fixed_is_clipped(const double *model)
+{
+    return cut((double *)model).clipped[(int64_t)model[CHOSEN]] != 0.0;
+}
+
+double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, const double *w,
+                             int64_t d, double *scratch)
+{
+    const parts m = cut((double *)model);
+    const double multiple = ff_multiple_of_identity(w, d);
+    if (m.n < d || multiple == 0.0)
+        return INFINITY;
+    /* Before any data V was a multiple of I. */
+    double *packed = scratch + d * d, *x = packed + ff_packed(d);
+    memset(packed, 0, (size_t)ff_packed(d) * sizeof(double));
+    for (int64_t i = 0; i < d; i++)
+        packed[ff_packed(i) + i] = 1.0 / (multiple * multiple);
+    for (int64_t a = 0; a < m.n; a++) {
+        ff_features(actions, a, d, x);
+        for (int64_t i = 0; m.weight[a] > 0.0 && i < d; i++)
+            for (int64_t j = 0; j <= i; j++)
+                packed[ff_packed(i) + j] += m.weight[a] * (x[i] * x[j]);
+    }
+    return ff_factor(packed, d, scratch) ? INFINITY : ff_inverse_norm(scratch, d, scratch + d * d);
+}
