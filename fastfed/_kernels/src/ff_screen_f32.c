@@ -211,12 +211,40 @@ FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict t
             transposed[j * d + k] = j < d && k >= j ? w32[k * d + j] : 0.0f;
 }
 
+/* Score all actions panel by panel. score, bonus: see screen_panel. Returns the extremes. */
+FF_INLINE ff_extremes_f32 screen_panels(const ff_actions *actions, const model32 *model, int64_t d,
+                                        float *restrict panel, float *restrict wx,
+                                        float *restrict score, float *restrict bonus)
+{
+    const int in_place = is_readable_in_place(actions);
+    const int64_t count = actions->actions;
+    extremes so_far;
+    for (int a = 0; a < SCREEN_PANEL; a++) {
+        so_far.score[a] = so_far.rank[a] = -INFINITY;
+        so_far.width[a] = so_far.second[a] = so_far.length[a] = 0.0f;
+    }
+    for (int64_t from = 0; from < count; from += SCREEN_PANEL) {
+        /* If actions are read in place, the last panel overlaps the previous one instead of running
+         * past the end. */
+        const int64_t last = count - SCREEN_PANEL, first = in_place && from > last ? last : from;
+        const float *x = (const float *)actions->x + first;
+        if (!in_place) {
+            pack32(actions, first, d, panel);
+            x = panel;
+        }
+        screen_panel(x, in_place ? actions->feature_stride : SCREEN_PANEL, model, d, count - first,
+                     wx, score + first, bonus ? bonus + first : NULL, &so_far);
+    }
+    return (ff_extremes_f32){largest_of(so_far.score), largest_of(so_far.rank),
+                             largest_of(so_far.width), largest_of(so_far.second),
+                             largest_of(so_far.length)};
+}
+
 /* Approximate scores of all actions. */
 typedef struct {
     float *score, *bonus; /* (padded), see screen_panel */
     double largest, rank; /* the largest approximate score and ranking */
     double error;         /* bound on the error of every approximate score */
-    double width, length; /* bounds on ||W x|| and on ||x|| */
 } approximation;
 
 /* Compute approximate scores of all actions. has_bonus: 1 to write rankings and bonuses instead. */
@@ -231,41 +259,28 @@ FF_INLINE approximation approximate(const ff_actions *actions, const double *res
     float *panel = score + (has_bonus ? 2 : 1) * padded;
     float *wx = panel + SCREEN_PANEL * d, *w32 = wx + SCREEN_PANEL * d;
     float *transposed = w32 + rows * d;
-    extremes so_far;
-    for (int a = 0; a < SCREEN_PANEL; a++) {
-        so_far.score[a] = so_far.rank[a] = -INFINITY;
-        so_far.width[a] = so_far.second[a] = so_far.length[a] = 0.0f;
-    }
     const double w_norm = factor_to_float32(w, d, w32);
     double lane[8] FF_ALIGNED = {0};
     to_float32(theta, d, w32 + d * d, lane);
     const double theta_norm = sqrt(sum_of(lane)), slack = slack_of(d, theta_norm);
-    memset(w32 + (d + 1) * d, 0, (size_t)((rows - d - 1) * d) * sizeof(float));
-    if (gamma != 0.0)
-        transpose(w32, d, transposed);
-    const model32 model = {w32, transposed, (float)beta, (float)gamma, gamma != 0.0,
-                           (float)ranking};
-    const int in_place = is_readable_in_place(actions);
-    for (int64_t from = 0; from < count; from += SCREEN_PANEL) {
-        /* If actions are read in place, the last panel overlaps the previous one instead of running
-         * past the end. */
-        const int64_t last = count - SCREEN_PANEL, first = in_place && from > last ? last : from;
-        const float *x = (const float *)actions->x + first;
-        if (!in_place) {
-            pack32(actions, first, d, panel);
-            x = panel;
-        }
-        screen_panel(x, in_place ? actions->feature_stride : SCREEN_PANEL, &model, d, count - first,
-                     wx, score + first, has_bonus ? bonus + first : NULL, &so_far);
+    ff_extremes_f32 all;
+    if (ff_screen_f32_small_fits(actions, d))
+        all = ff_screen_f32_small(actions, w32, (float)beta, (float)gamma, (float)ranking, d, score,
+                                  bonus);
+    else {
+        memset(w32 + (d + 1) * d, 0, (size_t)((rows - d - 1) * d) * sizeof(float));
+        if (gamma != 0.0)
+            transpose(w32, d, transposed);
+        const model32 model = {w32, transposed, (float)beta, (float)gamma, gamma != 0.0,
+                               (float)ranking};
+        all = screen_panels(actions, &model, d, panel, wx, score, bonus);
     }
     for (int64_t a = count; a < padded; a++)
         score[a] = -INFINITY;
-    const double length = sqrt(largest_of(so_far.length)) * (1.0 + slack) + 0x1p-60;
-    const double width = sqrt(largest_of(so_far.width));
-    const double second = sqrt(largest_of(so_far.second));
-    const double error = error_of(beta, gamma, slack, theta_norm, w_norm, length, width, second);
-    return (approximation){score, bonus, largest_of(so_far.score), largest_of(so_far.rank), error,
-                           width + slack * (w_norm * length + width), length};
+    const double length = sqrt(all.length) * (1.0 + slack) + 0x1p-60;
+    const double error = error_of(beta, gamma, slack, theta_norm, w_norm, length, sqrt(all.width),
+                                  sqrt(all.second));
+    return (approximation){score, bonus, all.score, all.rank, error};
 }
 
 /* List the actions that may have the largest score, by scores in float32 with an error bound. */
@@ -273,8 +288,6 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
                       const double *restrict theta, double beta, double gamma, int64_t d,
                       double *restrict scratch, int64_t *restrict candidates)
 {
-    if (ff_screen_f32_small_fits(actions, d) && gamma == 0.0)
-        return ff_screen_f32_small(actions, w, theta, beta, d, scratch, candidates);
     const int64_t count = actions->actions;
     const approximation all = approximate(actions, w, theta, beta, gamma, 1.0, 0, d, scratch);
     return list_survivors(all.score, (float)(all.largest - 2.02 * all.error), count, candidates);

@@ -24,11 +24,15 @@ typedef int32_t masks32 __attribute__((vector_size(FF_BYTES)));
 typedef float half32 __attribute__((vector_size(FF_BYTES / 2)));
 typedef int32_t half_masks __attribute__((vector_size(FF_BYTES / 2)));
 
-/* By lane, over the panels so far: the largest approximate score, and the largest squares of ||W
- * x|| and ||x||. */
+/* ff_extremes_f32 by lane, over the panels so far. */
 typedef struct {
-    lanes32 score, width, length;
+    lanes32 score, rank, width, second, length;
 } extremes;
+
+/* Factors in scores and rankings. */
+typedef struct {
+    float beta, gamma, ranking;
+} factors;
 
 /* Return p where p > q, else q, lane by lane; NaN is never larger. */
 FF_INLINE lanes32 larger(lanes32 p, lanes32 q)
@@ -52,18 +56,32 @@ FF_INLINE double largest_lane(lanes32 lane)
     return (double)top[0];
 }
 
+/* Return the square roots of a vector. */
+FF_INLINE lanes32 roots_of(lanes32 squares)
+{
+    float root[WIDTH32] FF_ALIGNED;
+    memcpy(root, &squares, sizeof root);
+    for (int a = 0; a < WIDTH32; a++)
+        root[a] = sqrtf(root[a]);
+    memcpy(&squares, root, sizeof root);
+    return squares;
+}
+
 /* Score the actions of `vectors` vectors from `panel` on; features are `stride` floats apart. w:
- * the rows of W, then theta. */
+ * the rows of W, then theta. bonus: NULL, or see ff_screen_f32_small. */
 FF_INLINE void score_vectors(const float *restrict panel, int64_t stride, const float *restrict w,
-                             float beta, const int d, const int vectors, float *restrict score,
+                             factors f, const int d, const int vectors, const int has_second,
+                             float *restrict score, float *restrict bonus,
                              extremes *restrict so_far)
 {
-    lanes32 x[LARGEST_D][VECTORS_AT_ONCE], square[2][VECTORS_AT_ONCE], length[VECTORS_AT_ONCE],
+    lanes32 x[LARGEST_D][VECTORS_AT_ONCE], z[LARGEST_D][VECTORS_AT_ONCE],
+        square[2][VECTORS_AT_ONCE], second[2][VECTORS_AT_ONCE], length[VECTORS_AT_ONCE],
         mean[VECTORS_AT_ONCE];
     /* Load the features; compute ||x||^2 and the mean. */
     UNROLLED for (int v = 0; v < vectors; v++)
     {
-        square[0][v] = square[1][v] = length[v] = mean[v] = (lanes32){0};
+        square[0][v] = square[1][v] = second[0][v] = second[1][v] = (lanes32){0};
+        length[v] = mean[v] = (lanes32){0};
         UNROLLED for (int j = 0; j < d; j++)
         {
             x[j][v] = *(const loose32 *)(panel + j * stride + v * WIDTH32);
@@ -75,45 +93,64 @@ FF_INLINE void score_vectors(const float *restrict panel, int64_t stride, const 
     UNROLLED for (int i = 0; i < d; i++)
         UNROLLED for (int v = 0; v < vectors; v++)
         {
-            lanes32 z = (lanes32){0};
+            z[i][v] = (lanes32){0};
             UNROLLED for (int j = 0; j <= i; j++)
-                z += w[i * d + j] * x[j][v];
-            square[i & 1][v] += z * z;
+                z[i][v] += w[i * d + j] * x[j][v];
+            square[i & 1][v] += z[i][v] * z[i][v];
+        }
+    /* Rows of W'W x. */
+    UNROLLED for (int j = 0; has_second && j < d; j++)
+        UNROLLED for (int v = 0; v < vectors; v++)
+        {
+            lanes32 back = (lanes32){0};
+            UNROLLED for (int i = j; i < d; i++)
+                back += w[i * d + j] * z[i][v];
+            second[j & 1][v] += back * back;
         }
     UNROLLED for (int v = 0; v < vectors; v++)
     {
         const lanes32 squares = square[0][v] + square[1][v];
-        float root[WIDTH32] FF_ALIGNED;
-        memcpy(root, &squares, sizeof root);
-        for (int a = 0; a < WIDTH32; a++)
-            root[a] = sqrtf(root[a]);
-        lanes32 width;
-        memcpy(&width, root, sizeof width);
-        const lanes32 scores = mean[v] + beta * width;
-        *(loose32 *)(score + v * WIDTH32) = scores;
+        lanes32 bonuses = f.beta * roots_of(squares);
+        if (has_second) {
+            const lanes32 seconds = second[0][v] + second[1][v];
+            bonuses += f.gamma * roots_of(seconds);
+            so_far->second = larger(seconds, so_far->second);
+        }
+        lanes32 scores = mean[v] + bonuses;
         so_far->score = larger(scores, so_far->score);
         so_far->width = larger(squares, so_far->width);
         so_far->length = larger(length[v], so_far->length);
+        if (bonus) {
+            *(loose32 *)(bonus + v * WIDTH32) = bonuses;
+            scores = mean[v] + f.ranking * bonuses;
+            so_far->rank = larger(scores, so_far->rank);
+        }
+        *(loose32 *)(score + v * WIDTH32) = scores;
     }
 }
 
-/* Score all actions into `score`; return the extremes. */
-FF_INLINE extremes score_all(const ff_actions *actions, const float *w, float beta,
-                             const int d, float *restrict score)
+/* Score all actions; return the extremes. */
+FF_INLINE extremes score_all(const ff_actions *actions, const float *w, factors f, const int d,
+                             const int has_second, float *restrict score, float *restrict bonus)
 {
     const float *x = (const float *)actions->x;
     const int64_t count = actions->actions, stride = actions->feature_stride;
-    extremes so_far = {(lanes32){0} - INFINITY, (lanes32){0}, (lanes32){0}};
+    /* The second bonus needs W x too, so the registers hold half as many actions. */
+    const int vectors = has_second ? 1 : VECTORS_AT_ONCE;
+    extremes so_far = {(lanes32){0} - INFINITY, (lanes32){0} - INFINITY, (lanes32){0},
+                       (lanes32){0}, (lanes32){0}};
     int64_t first = 0;
-    for (; first + VECTORS_AT_ONCE * WIDTH32 <= count; first += VECTORS_AT_ONCE * WIDTH32) {
+    for (; first + vectors * WIDTH32 <= count; first += vectors * WIDTH32) {
         RELOAD(w);
-        score_vectors(x + first, stride, w, beta, d, VECTORS_AT_ONCE, score + first, &so_far);
+        score_vectors(x + first, stride, w, f, d, vectors, has_second, score + first,
+                      bonus ? bonus + first : NULL, &so_far);
     }
     for (; first < count; first += WIDTH32) {
         /* The last vector overlaps the previous one instead of running past the end. */
         const int64_t position = first + WIDTH32 <= count ? first : count - WIDTH32;
         RELOAD(w);
-        score_vectors(x + position, stride, w, beta, d, 1, score + position, &so_far);
+        score_vectors(x + position, stride, w, f, d, 1, has_second, score + position,
+                      bonus ? bonus + position : NULL, &so_far);
     }
     return so_far;
 }
@@ -123,38 +160,32 @@ int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d)
     return (d == 5 || d == LARGEST_D) && is_readable_in_place(actions);
 }
 
-/* List the actions that may have the largest score, with unrolled code for small dimensions. */
-int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
-                            const double *restrict theta, double beta, int64_t d,
-                            double *restrict scratch, int64_t *restrict candidates)
+ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, float beta,
+                                    float gamma, float ranking, int64_t d, float *restrict score,
+                                    float *restrict bonus)
 {
-    const int64_t count = actions->actions;
-    const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
-    float *score = (float *)aligned(scratch);
-    float w32[LARGEST_D * (LARGEST_D + 1) + 8] FF_ALIGNED;
-    double lane[8] FF_ALIGNED = {0};
-    const double w_norm = factor_to_float32(w, d, w32);
-    to_float32(theta, d, w32 + d * d, lane);
-    const double theta_norm = sqrt(sum_of(lane)), slack = slack_of(d, theta_norm);
-    const extremes so_far = d == 5 ? score_all(actions, w32, (float)beta, 5, score)
-                                   : score_all(actions, w32, (float)beta, LARGEST_D, score);
-    for (int64_t a = count; a < padded; a++)
-        score[a] = -INFINITY;
-    const double length = sqrt(largest_lane(so_far.length)) * (1.0 + slack) + 0x1p-60;
-    const double width = sqrt(largest_lane(so_far.width));
-    const double error =
-        error_of(beta, 0.0, slack, theta_norm, w_norm, length, width, 0.0);
-    return list_survivors(score, (float)(largest_lane(so_far.score) - 2.02 * error), count,
-                          candidates);
+    const factors f = {beta, gamma, ranking};
+    extremes all;
+    if (d == 5)
+        all = bonus          ? score_all(actions, w, f, 5, 1, score, bonus)
+              : gamma != 0.0f ? score_all(actions, w, f, 5, 1, score, NULL)
+                              : score_all(actions, w, f, 5, 0, score, NULL);
+    else
+        all = bonus          ? score_all(actions, w, f, LARGEST_D, 1, score, bonus)
+              : gamma != 0.0f ? score_all(actions, w, f, LARGEST_D, 1, score, NULL)
+                              : score_all(actions, w, f, LARGEST_D, 0, score, NULL);
+    return (ff_extremes_f32){largest_lane(all.score), largest_lane(all.rank),
+                             largest_lane(all.width), largest_lane(all.second),
+                             largest_lane(all.length)};
 }
 #else
 /* Return 1 if the actions have a dimension with unrolled code, and can be read in place. */
 int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d) { return 0; }
 
-int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
-                            const double *restrict theta, double beta, int64_t d,
-                            double *restrict scratch, int64_t *restrict candidates)
+ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, float beta,
+                                    float gamma, float ranking, int64_t d, float *restrict score,
+                                    float *restrict bonus)
 {
-    return 0;
+    return (ff_extremes_f32){0.0, 0.0, 0.0, 0.0, 0.0};
 }
 #endif
