@@ -81,7 +81,7 @@ SIGNATURES = {
     "ff_select": "pppddippp:i",
     "ff_select_least": "pppddppdipp:i",
     "ff_screen_f32_scratch": "ii:i",
-    "ff_screen_f32": "pppddippp:i",
+    "ff_screen_f32": "pppddipp:i",
     "ff_fill_capacity": "ii:i",
     "ff_sphere_fill": "piiiipp:i",
     "ff_sphere_mean": "pipi:d",
