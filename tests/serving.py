@@ -3,7 +3,10 @@
     .venv/bin/python tests/serving.py --clients 1 4 16 --seconds 5 --sync-ms 0 3
 
 Each client makes a decision, sends its reward, and goes on. It keeps its connection if the silo
-does. A slow disk is simulated by a library that delays each fsync by ``--sync-ms``.
+does. A slow disk is simulated by a library that delays each fsync by ``--sync-ms``. With
+``--alone`` it runs one sync at a time, and all syncs that arrive meanwhile share the next one.
+*Inside* is the time in the silo, from a request's bytes to its answer's bytes. *Commit* is the time
+of one sync (of one transaction in versions before overlapping syncs).
 """
 
 import argparse
@@ -23,15 +26,70 @@ D, K = 10, 10
 SLOW = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
+static long begun, done;
+static void wait(void) { usleep((useconds_t)(1000.0 * atof(getenv("FASTFED_SYNC_MS")))); }
+static void wait_alone(void) {
+    pthread_mutex_lock(&turn);
+    long mine = begun + 1;
+    while (done < mine) {
+        if (begun > done) {
+            pthread_cond_wait(&ended, &turn);
+            continue;
+        }
+        begun++;
+        pthread_mutex_unlock(&turn);
+        wait();
+        pthread_mutex_lock(&turn);
+        done++;
+        pthread_cond_broadcast(&ended);
+    }
+    pthread_mutex_unlock(&turn);
+}
 static int later(const char *name, int fd) {
     int (*sync)(int) = (int (*)(int))dlsym(RTLD_NEXT, name);
-    usleep((useconds_t)(1000.0 * atof(getenv("FASTFED_SYNC_MS"))));
+    if (getenv("FASTFED_SYNC_ALONE")) wait_alone(); else wait();
     return sync(fd);
 }
 int fsync(int fd) { return later("fsync", fd); }
 int fdatasync(int fd) { return later("fdatasync", fd); }
+"""
+#: Runs the command line, and writes times inside the silo to a file at its end.
+INSIDE = """
+import os, sys, time
+from fastfed.cli import main
+from fastfed.deployment import application, store
+connection, base = application._Connection, store.SqliteStore
+received, reply, write_all = connection.data_received, connection.reply, base.write_all
+inside, commits = [], []
+def timed_received(self, data):
+    self.since = time.perf_counter()
+    received(self, data)
+def timed_reply(self, *answer):
+    reply(self, *answer)
+    inside.append(time.perf_counter() - self.since)
+def timed(run):
+    def timed_run(*arguments):
+        start = time.perf_counter()
+        result = run(*arguments)
+        commits.append(time.perf_counter() - start)
+        return result
+    return timed_run
+connection.data_received, connection.reply = timed_received, timed_reply
+name = "sync" if hasattr(base, "sync") else "write_all"
+setattr(base, name, timed(getattr(base, name)))
+end = os._exit
+def ending(code):
+    with open(sys.argv[0], "w") as file:
+        for times in (inside, commits):
+            print(*times, file=file)
+    end(code)
+os._exit, sys.argv = ending, sys.argv[1:]
+main()
 """
 
 
@@ -49,8 +107,8 @@ def slow_sync(folder):
     """Compile the library that delays fsync; return its path."""
     source, library = Path(folder) / "slow.c", Path(folder) / "slow.so"
     source.write_text(SLOW)
-    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"]
-    subprocess.run(command, check=True)
+    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", library, source]
+    subprocess.run([*command, "-ldl", "-lpthread"], check=True)
     return str(library)
 
 
@@ -127,12 +185,16 @@ def loaded(path, clients, seconds):
 
 
 @contextlib.contextmanager
-def running(folder, sync_ms, library):
-    """Run a silo of a folder as users do, with a hub that does not answer."""
+def running(folder, sync_ms, library, inside=None):
+    """Run a silo of a folder as users do, with a hub that does not answer.
+
+    With a file ``inside``, the silo writes its times to it.
+    """
     environment = dict(os.environ)
     if sync_ms:
         environment |= {"LD_PRELOAD": library, "FASTFED_SYNC_MS": str(sync_ms)}
-    command = [sys.executable, "-m", "fastfed", "silo", str(folder), "--hub", "http://127.0.0.1:9"]
+    run = ["-m", "fastfed"] if inside is None else ["-c", INSIDE, str(inside)]
+    command = [sys.executable, *run, "silo", str(folder), "--hub", "http://127.0.0.1:9"]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     path = folder / "silo.sock"
     end = time.monotonic() + 60
@@ -156,25 +218,33 @@ def main():
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--sync-ms", type=float, nargs="+", default=[0.0, 3.0])
+    parser.add_argument("--alone", action="store_true", help="a disk that has one sync at a time")
     parser.add_argument("--folder", help="where state is stored; by default a new temporary folder")
     given = parser.parse_args()
-    print("sync ms  clients  pairs/s  silo CPU us/pair  decide p50/p99 ms  reward p50/p99 ms")
+    if given.alone:
+        os.environ["FASTFED_SYNC_ALONE"] = "1"
+    print(
+        "sync ms  clients  pairs/s  silo CPU us/pair  decide p50/p99 ms  reward p50/p99 ms  "
+        "inside p50/p99 ms  commit p50/p99 ms"
+    )
     for sync_ms in given.sync_ms:
         for clients in given.clients:
             with tempfile.TemporaryDirectory(dir=given.folder) as place:
                 folder, library = made_silo(Path(place) / "agent"), slow_sync(place)
-                with running(folder, sync_ms, library) as (process, path):
+                file = Path(place) / "inside"
+                with running(folder, sync_ms, library, file) as (process, path):
                     loaded(path, clients, 0.5)
                     before, start = cpu_seconds(process.pid), time.perf_counter()
                     times = loaded(path, clients, given.seconds)
                     rate = len(times) / (time.perf_counter() - start)
                     cpu = (cpu_seconds(process.pid) - before) / len(times) * 1e6
-            d50, d99, r50, r99 = (
-                1e3 * np.quantile(times[:, i], q) for i in (0, 1) for q in (0.5, 0.99)
-            )
+                rows = [np.array(row.split(), float) for row in file.read_text().splitlines()]
+                # Without the first moments, in which the silo is not warm yet.
+                late = [*times.T, *(row[len(row) // 5 :] for row in rows)]
+            quantiles = [1e3 * np.quantile(row, [0.5, 0.99]) for row in late]
             print(
                 f"{sync_ms:7g}  {clients:7}  {rate:7.0f}  {cpu:16.0f}  "
-                f"{d50:8.2f} / {d99:6.2f}  {r50:8.2f} / {r99:6.2f}",
+                + "  ".join(f"{p50:8.2f} / {p99:6.2f}" for p50, p99 in quantiles),
                 flush=True,
             )
 

@@ -1,9 +1,9 @@
 """The server of a silo's application: HTTP with JSON on a Unix socket in the silo's folder.
 
-One thread reads requests, computes them and writes answers; a second thread syncs to disk. While
-one sync runs, the requests that arrive are computed, and the next sync stores them together
-(`Process.sync`). An answer is sent when what it says is durable. Connections stay open, and a
-request may hold many decisions or rewards.
+One thread reads requests, computes them, appends their writes to the log and writes answers; a few
+others sync to disk. While all of these sync, the requests that arrive are computed, and the next
+sync stores them together (`Process.sync`). An answer is sent when what it says is durable.
+Connections stay open, and a request may hold many decisions or rewards.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +30,8 @@ from fastfed._validate import InputError, check_plain, nearest, parsed
 from fastfed.deployment import calls
 from fastfed.deployment.calls import check_path, failure, files_for
 from fastfed.deployment.model import Decision, model_of
-from fastfed.deployment.process import Call, SiloProcess
+from fastfed.deployment.process import SYNCS, Call, SiloProcess
+from fastfed.deployment.store import SyncFailed
 
 #: Maximum number of bytes of a request's body and of its head, and of decisions in one request.
 REQUEST, HEAD, MANY = 1 << 24, 1 << 16, 10_000
@@ -129,8 +131,13 @@ def _decision(decision: Decision) -> dict[str, Any]:
     return plain | ({"name": decision.name} if decision.name else {})
 
 
-def answer_of(silo: SiloProcess, path: str, done: Sequence[Call[Any]]) -> dict[str, Any]:
-    """Return the answer to a request whose calls are done; raise the error of a single call."""
+def answer_of(
+    status: Callable[[], dict[str, Any]], path: str, done: Sequence[Call[Any]]
+) -> dict[str, Any]:
+    """Return the answer to a request whose calls are done; raise the error of a single call.
+
+    ``status`` returns the silo's status.
+    """
     if path in ONE:
         items = []
         for call in done:
@@ -140,13 +147,14 @@ def answer_of(silo: SiloProcess, path: str, done: Sequence[Call[Any]]) -> dict[s
                 items.append({} if call.result is None else _decision(call.result))
         return {KEYS[path][0]: items}
     result = done[0].returned()
-    return silo.status() if result is None else _decision(result)
+    return status() if result is None else _decision(result)
 
 
 def _text(error: BaseException) -> str:
     """Return an error as the answer to a request says it."""
     status, text = failure(error)  # type: ignore[arg-type]
-    return f"nothing was kept: {text}" if status == 503 else text
+    is_gone = status == 503 and not isinstance(error, SyncFailed)
+    return f"nothing was kept: {text}" if is_gone else text
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -177,10 +185,10 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
                 silo.submit(call)
         for call in asked:
             silo.finish(call)
-        return answer_of(silo, path, asked)
+        return answer_of(silo.status, path, asked)
     _checked(path, given)
     if path in ONE:
-        return answer_of(silo, path, [])
+        return answer_of(silo.status, path, [])
     if path == "/export":
         with silo.turn():
             return model_of(silo.party)
@@ -369,6 +377,8 @@ class Application:
     #: A sync that took less than this many seconds is run by the thread that answers: to hand it
     #: over would take longer.
     fast = 0.0005
+    #: See `_plan_sync`.
+    few = 8
 
     def __init__(self, silo: SiloProcess, path: str | Path) -> None:
         check_path(path)
@@ -385,10 +395,7 @@ class Application:
         self.connections: dict[_Connection, None] = {}
         self._max_connections = files_for(4, 256)
         self._requests: dict[int, _Request] = {}
-        self._is_syncing = self._is_late = False
-        self._planned: asyncio.TimerHandle | None = None
-        #: Seconds that the last syncs took, smoothed.
-        self._pace = 1.0
+        self._is_planned = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._stop, self._ended = threading.Event(), threading.Event()
@@ -423,7 +430,8 @@ class Application:
         loop = self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._silo.on_done = self._done
-        self._blocking = ThreadPoolExecutor(2)
+        # One of the threads that sync may be in `Store.tidy`.
+        self._blocking, self._syncing = ThreadPoolExecutor(2), ThreadPoolExecutor(SYNCS + 1)
         server = await loop.create_unix_server(lambda: _Connection(self), sock=self._socket)
         try:
             while not self._stop.is_set():
@@ -435,6 +443,7 @@ class Application:
             for connection in list(self.connections):
                 connection.transport.close()
             self._blocking.shutdown(wait=False)
+            self._syncing.shutdown(wait=False)
 
     def soon(self, what: Callable[[], None]) -> None:
         """Call a function after all that is ready now; only in the thread that answers."""
@@ -517,6 +526,8 @@ class Application:
 
     def _deliver(self, done: Sequence[Call[Any]]) -> None:
         """Answer the requests whose calls are all done; plan the next sync."""
+        # All answers of now have the same status.
+        status = cache(self._silo.status)
         for call in done:
             request = self._requests.pop(id(call), None)
             if request is None:
@@ -524,12 +535,12 @@ class Application:
             request.missing -= 1
             if not request.missing:
                 try:
-                    answer = answer_of(self._silo, request.path, request.calls)
+                    answer = answer_of(status, request.path, request.calls)
                 except Exception as error:
                     self._fail(request, error)
                 else:
                     request.connection.reply(request, 200, answer)
-        if self._silo.has_waiting and not self._is_syncing:
+        if self._silo.has_waiting:
             self._plan_sync()
 
     def _done(self, done: list[Call[Any]]) -> None:
@@ -540,42 +551,26 @@ class Application:
             self._from_thread(self._deliver, done)
 
     def _plan_sync(self) -> None:
-        """Plan the next sync, after all that has arrived by now is computed.
+        """Store what is computed, after all that has arrived by now is computed too.
 
-        Connections that were answered just now may send their next request at once. If syncs are
-        slow, wait a third of one for these requests, so that more requests share the sync.
+        If syncs are slow, do so at once if `few` calls wait: calls that are answered together come
+        back together, and so would share each sync for ever while the other threads are idle.
         """
-        waits = self._pace >= self.fast and self._expects_requests()
-        if self._planned is not None:
-            if waits or not self._is_late:
-                return
-            self._planned.cancel()
-        assert self._loop is not None
-        self._is_late = waits
-        self._planned = self._loop.call_later(self._pace / 3.0 if waits else 0.0, self._sync)
+        if self._silo.pace >= self.fast and self._silo.waiting >= self.few:
+            self._sync()
+        elif not self._is_planned:
+            assert self._loop is not None
+            self._is_planned = True
+            self._loop.call_later(0.0, self._planned)
 
-    def _expects_requests(self) -> bool:
-        """Return True if a connection was answered less than one sync ago, and is idle now."""
-        since = time.monotonic() - self._pace
-        return any(not one.busy and one.idle_since > since for one in self.connections)
+    def _planned(self) -> None:
+        """Run the planned sync."""
+        self._is_planned = False
+        self._sync()
 
     def _sync(self) -> None:
-        """Store what is computed, here if that is fast, else in a different thread."""
-        self._planned = None
-        if self._pace < self.fast:
-            self._timed_sync()
-            return
-        self._is_syncing = True
-        task = self._blocking.submit(self._timed_sync)
-        task.add_done_callback(lambda task: self._from_thread(self._synced))
-
-    def _timed_sync(self) -> None:
-        """Store what is computed."""
-        start = time.perf_counter()
-        self._silo.sync()
-        self._pace += 0.2 * (time.perf_counter() - start - self._pace)
-
-    def _synced(self) -> None:
-        """Plan the next sync, if more was computed during the last one."""
-        self._is_syncing = False
-        self._deliver([])
+        """Store what is computed: here if that is fast, else sync in a different thread."""
+        if self._silo.pace < self.fast:
+            self._silo.sync()
+        elif (batch := self._silo.begin_sync()) is not None:
+            self._syncing.submit(self._silo.end_sync, batch)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -98,7 +99,7 @@ class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
         A time before the start counts as in the first period.
         """
-        return 1 + sum(now >= close for close in self.closes)
+        return 1 + bisect_right(self.closes, now)
 
     def closed(self, now: float) -> int:
         """Return the number of periods that are over at time ``now``."""

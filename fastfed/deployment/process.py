@@ -1,18 +1,21 @@
 """The process that runs a party: it makes the party's writes durable, many in one sync.
 
-A sync takes milliseconds on many disks, so writes of different calls share one (group commit): the
-calls that arrive during a sync are stored together by the next one. The party's lock is not held
-during a sync. A call returns after the sync of its writes, and the party's state changes only then,
-so a call that fails has changed nothing.
+A sync takes milliseconds on many disks, so writes of different calls share one (group commit), and
+a few syncs run at a time: a *batch* of calls is appended to the log, and its sync begins at once,
+even if that of an earlier batch still runs. The party's lock is not held during a sync. A call
+returns after a sync that began when its writes were in the log, and the party's state changes only
+then and in the order of the log, so a call that fails has changed nothing.
 """
 
 from __future__ import annotations
 
 import errno
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fastfed._validate import InputError
 from fastfed.deployment.calls import FULL, failure
@@ -20,9 +23,11 @@ from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.model import Decision
 from fastfed.deployment.party import NOTHING, Clock, Covered, Message, Party, SteadyClock, Step
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import Conflict, Store, Write, chained
+from fastfed.deployment.store import Conflict, Position, Store, Write, chained
 
 T = TypeVar("T")
+#: Maximum number of syncs of calls at a time.
+SYNCS = 3
 #: Number of writes between two snapshots: a restart applies at most about this many.
 SNAPSHOT_EVERY = 10_000
 #: Number of records that are erased while calls wait.
@@ -66,6 +71,14 @@ class Call(Generic[T]):
         if self.error is not None:
             raise self.error
         return self.result  # type: ignore[return-value]
+
+
+class Batch(NamedTuple):
+    """Calls whose writes are in the log, for each call which writes are new, and the log's end."""
+
+    calls: list[Call[Any]]
+    is_new: list[list[bool]]
+    position: Position
 
 
 def restored(party: Party, store: Store) -> Covered:
@@ -129,7 +142,10 @@ class Process:
         self._blocked: list[Call[Any]] = []
         #: (kind, key) of all writes that are computed and not durable yet.
         self._in_flight: set[tuple[str, str]] = set()
-        self._is_syncing = False
+        #: Appended batches that are not durable yet, in the order of the log; number of syncs that
+        #: run; seconds that the last syncs took, smoothed.
+        self._batches: deque[Batch] = deque()
+        self._syncs, self.pace = 0, 1.0
         #: Number of threads in `_claimed`.
         self._claims = 0
         self._is_closed = False
@@ -139,19 +155,25 @@ class Process:
         self.problem = ""
         digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
         store.write(Write("plan", "", digest + party.name.encode()))
+        #: The place of the last write that was applied, and of repeated ones after it.
+        self._end = store.position
         #: What the last snapshot covers, and the hash of all writes that no snapshot covers.
         self._covered = restored(party, store)
         self._others = self._covered.others
         for write in store.writes(after=self._covered.position):
             self._fold(write)
-        writes = party.upgrade()
-        self._fold_new(writes, store.write_all(writes) if writes else [])
+        self._store(party.upgrade())
 
     def _fold(self, write: Write) -> None:
         """Apply a durable write to the party's state."""
         if write.kind not in self.party.summarised:
             self._others = chained(self._others, write)
         self.party.fold(write)
+
+    def _store(self, writes: Sequence[Write]) -> None:
+        """Make writes durable and apply them, while no call is in flight."""
+        self._fold_new(writes, self.store.write_all(writes))
+        self._end = self.store.position
 
     def _fold_new(self, writes: Sequence[Write], is_new: Sequence[bool]) -> None:
         """Apply those durable writes that were not stored before."""
@@ -220,47 +242,90 @@ class Process:
             self._waiting.append(call)
 
     @property
+    def waiting(self) -> int:
+        """Number of submitted calls that wait for a `sync`."""
+        return len(self._waiting)
+
+    @property
     def has_waiting(self) -> bool:
-        """True if submitted calls wait for a `sync`, and no thread is syncing."""
-        return bool(self._waiting) and not self._is_syncing
+        """True if submitted calls wait for a `sync`, and a sync may begin."""
+        return bool(self._waiting) and self._syncs < SYNCS
 
     def sync(self) -> bool:
         """Store the writes of all submitted calls; return False if there is nothing to do now.
 
-        That is so if no call waits, or a different thread is storing writes.
+        That is so if no call waits, or `SYNCS` other threads are storing writes.
+        """
+        batch = self.begin_sync()
+        if batch is not None:
+            self.end_sync(batch)
+        return batch is not None
+
+    def begin_sync(self) -> Batch | None:
+        """Append the writes of all submitted calls to the log; `end_sync` must follow.
+
+        Return None if there is nothing to do now; see `sync`.
         """
         with self._lock:
             if not self.has_waiting:
-                return False
-            calls, self._waiting, self._is_syncing = self._waiting, [], True
-        errors: list[BaseException | None] = [None] * len(calls)
-        news: list[list[bool]] = [[] for _ in calls]
+                return None
+            calls, self._waiting = self._waiting, []
+            is_new: list[list[bool]] = [[] for _ in calls]
+            try:
+                appended = iter(self.store.append([w for call in calls for w in call.writes]))
+                is_new = [[next(appended) for _ in call.writes] for call in calls]
+            except Conflict:
+                # Append call by call: only those that contradict the log fail.
+                for place, call in enumerate(calls):
+                    try:
+                        is_new[place] = self.store.append(call.writes)
+                    except Exception as error:
+                        call.error = error
+            except BaseException as error:
+                for call in calls:
+                    call.error = error
+            batch = Batch(calls, is_new, self.store.position)
+            self._batches.append(batch)
+            self._syncs += 1
+            return batch
+
+    def end_sync(self, batch: Batch) -> None:
+        """Make an appended batch durable, and finish its calls and those of earlier batches.
+
+        If the sync fails, the calls of all batches in the log fail that are not done, because a
+        later sync could succeed although the disk lacks a part of the log.
+        """
+        failed, start = None, time.perf_counter()
         try:
-            stored = iter(self.store.write_all([w for call in calls for w in call.writes]))
-            news = [[next(stored) for _ in call.writes] for call in calls]
-        except Conflict:
-            # Store call by call: only those that contradict the log fail.
-            for place, call in enumerate(calls):
-                try:
-                    news[place] = self.store.write_all(call.writes)
-                except Exception as error:
-                    errors[place] = error
+            self.store.sync()
         except BaseException as error:
-            errors = [error] * len(calls)
+            failed = error
         with self._lock:
-            for call, call.error, is_new in zip(calls, errors, news, strict=True):
+            self._syncs -= 1
+            self.pace += 0.2 * (time.perf_counter() - start - self.pace)
+            done: list[Call[Any]] = []
+            while batch in self._batches or (failed is not None and self._batches):
+                done += self._finish_batch(self._batches.popleft(), failed)
+            self.party.in_flight = len(self._in_flight)
+            self._save_snapshot(SNAPSHOT_EVERY)
+            done += self._resubmit()
+        self.on_done(done)
+        self.store.tidy()
+
+    def _finish_batch(self, batch: Batch, failed: BaseException | None) -> list[Call[Any]]:
+        """Apply the writes of a batch that is durable, or has failed; return its calls."""
+        for call, is_new in zip(batch.calls, batch.is_new, strict=True):
+            call.error = failed if call.error is None else call.error
+            if call.error is None:
                 try:
                     self._fold_new(call.writes, is_new)
                 except Exception as error:
                     call.error = error
-                self._in_flight -= call.keys
-                call.is_done = True
-            self.party.in_flight = len(self._in_flight)
-            self._save_snapshot(SNAPSHOT_EVERY)
-            self._is_syncing = False
-            calls = calls + self._resubmit()
-        self.on_done(calls)
-        return True
+            self._in_flight -= call.keys
+            call.is_done = True
+        if failed is None:
+            self._end = batch.position
+        return batch.calls
 
     def call(self, work: Callable[[], tuple[Step, T]]) -> T:
         """Compute a call, and return its result when its writes are durable."""
@@ -270,11 +335,11 @@ class Process:
         return call.returned()
 
     def finish(self, call: Call[Any]) -> None:
-        """Wait until a submitted call is done. Of the threads that wait, one syncs for all."""
+        """Wait until a submitted call is done. A thread that waits syncs for all."""
         while not call.is_done:
             if not self.sync():
                 with self._changed:
-                    if not call.is_done and (self._is_syncing or not self._waiting):
+                    if not call.is_done and not self.has_waiting:
                         self._changed.wait()
 
     def _resubmit(self) -> list[Call[Any]]:
@@ -293,11 +358,9 @@ class Process:
             with self._lock:
                 self._claims += 1
                 try:
-                    while self._in_flight or self._is_syncing:
-                        if self._is_syncing:
+                    while self._in_flight or self._syncs:
+                        if not self.sync():
                             self._changed.wait()
-                        else:
-                            self.sync()
                     yield
                 finally:
                     self._claims -= 1
@@ -314,8 +377,8 @@ class Process:
             if isinstance(write, Charge):
                 assert self.ledger is not None
                 self.ledger.charge(write)
-            elif self.store.write(write):
-                self._fold(write)
+            else:
+                self._store((write,))
         return step.messages
 
     def handle(self, data: bytes) -> tuple[Step, tuple[Message, ...]]:
@@ -342,8 +405,15 @@ class Process:
             return step, (*messages, *self._run_due_steps()[0])
 
     def tick(self) -> tuple[Message, ...]:
-        """Do everything that is due now; return the messages to send."""
+        """Do everything that is due now; return the messages to send.
+
+        Raises
+        ------
+        OSError
+            If the disk is full, or has failed: see `Store.sync`.
+        """
         with self._claimed():
+            self.store.sync()
             new_messages, last_step = self._run_due_steps()
             self.problem = last_step.problem or self._clock_problem()
             # The last step repeats all unconfirmed messages, which includes the new ones.
@@ -376,7 +446,7 @@ class Process:
 
         If the disk is full, a restart applies more writes, and the next call tries again.
         """
-        covers = Covered(self.store.position, self._others)
+        covers = Covered(self._end, self._others)
         if covers.position.number >= self._covered.position.number + after:
             with suppress(*FULL):
                 if parts := self.party.snapshot(covers):
@@ -450,10 +520,9 @@ class SiloProcess(Process):
         with self._claimed():
             before, up_to = self.now() - keep, dict(self.party.erased_up_to)
             try:
-                expired = self.party.expire(before, ERASE_AT_ONCE)
-                self._fold_new(expired, self.store.write_all(expired))
+                self._store(self.party.expire(before, ERASE_AT_ONCE))
                 if ids := self.party.erasable(before, ERASE_AT_ONCE):
-                    covers = Covered(self.store.position, self._others)
+                    covers = Covered(self._end, self._others)
                     self.store.save_snapshot(self.party.snapshot(covers), ids)
                     self.party.snapshot_saved()
                     self._covered = covers

@@ -38,6 +38,7 @@ from fastfed.deployment.observe import (
     metrics_text,
 )
 from fastfed.deployment.process import Process
+from fastfed.deployment.store import SyncFailed
 
 PATH = "/v1/messages"
 #: Seconds between two ticks of a party, and seconds that a hub takes to finish its answers when it
@@ -406,11 +407,18 @@ class Dialer:
         """Run a round every ``every`` seconds until `stop` is set.
 
         ``say`` is called with each new problem, and ``look`` with the process after each round.
+
+        Raises
+        ------
+        SyncFailed
+            If a sync to disk has failed. The party must be started again.
         """
         last_problem = ""
         while not stop.is_set():
             try:
                 problem = self.round()
+            except SyncFailed:
+                raise
             except Exception as error:
                 # If the disk is full, nothing was stored or sent, and the next round tries again.
                 problem = failure(error)[1]

@@ -50,9 +50,11 @@ from fastfed.deployment.sums import (
     TO_HUB,
     Counter,
     PairMasks,
+    Record,
     Sessions,
     hidden_of,
     in_shares,
+    leaves_of_node,
     share_context,
 )
 from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packed
@@ -631,10 +633,10 @@ class SiloParty(SiloRecords):
                 limit = self._range.report(release)
                 values = np.clip(values, -limit, limit)
             return self.encrypt_report(release, values)
-        self._set_hidden_sums(release)
+        records = self._set_hidden_sums(release)
         if isinstance(randomizer, Counter):
             # Counts of bits, which a secure sum hides.
-            return self._secure_report(release, randomizer.row(release, self._records()))
+            return self._secure_report(release, randomizer.row(release, records))
         # Integer sums with a share of the noise, which a secure sum hides.
         return self._secure_report(release, randomizer.row(leaf_sums))
 
@@ -667,14 +669,19 @@ class SiloParty(SiloRecords):
         encrypted_values = encrypted_to(self.deployed.document.hub.open, plain, context, seed)
         return self.signed(release, wire.Report(encrypted_values, share))
 
-    def _set_hidden_sums(self, release: int) -> None:
-        """Tell the noise source which sums the noise of a release hides: noise depends on them."""
+    def _set_hidden_sums(self, release: int) -> list[Record]:
+        """Tell the noise source which sums the noise of a release hides: noise depends on them.
+
+        Return the records whose bits a release counts; none if a plan has no bits.
+        """
         if self.plan.protocol.bits:
-            self._sealing.set_hidden_sums(release, hidden_of(self.plan, release, self._records()))
-            return
+            records = self._records(leaves_of_node(self.plan, release))
+            self._sealing.set_hidden_sums(release, hidden_of(self.plan, release, records))
+            return records
         for k in range(1, release + 1):
             for node, sums in hidden_by(self.plan, k, self._leaf_sums[:k]).items():
                 self._sealing.set_hidden_sums(node, sums)
+        return []
 
     def _secure_report(self, release: int, row: np.ndarray) -> bytes:
         """Make a report whose values no party may see: split into two shares, or masked."""

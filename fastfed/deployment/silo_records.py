@@ -8,7 +8,7 @@ whose leaf is released can be erased.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 from unicodedata import normalize
 
@@ -29,8 +29,8 @@ from fastfed.deployment.sums import Record
 _SUBJECT, _SNAPSHOT = b"fastfed subject", b"fastfed snapshot"
 #: Why a decision has ended that had no reward when its record was to be erased.
 EXPIRED = "expired"
-#: Number of decisions without a reward that stay in memory.
-CACHED = 10_000
+#: Number of decisions without a reward that stay in memory, and of writes that are read at once.
+CACHED, AT_ONCE = 10_000, 10_000
 
 
 class SiloRecords(Speaker):
@@ -169,14 +169,25 @@ class SiloRecords(Speaker):
         y, features_clipped, reward_clipped = clip.apply(x, ended.reward)
         return x, y, features_clipped, reward_clipped
 
-    def _records(self) -> list[Record]:
-        """Return all records that entered a leaf, numbered by their decisions."""
-        ended = ((n, name, self.ended.get(name)) for n, name in enumerate(self.decisions, 1))
+    def _records(self, leaves: range) -> list[Record]:
+        """Return the records that entered some leaves, numbered by their decisions.
+
+        Of the other records, only the leaf is looked at.
+        """
+        ends = ((write.key, self._decode_end(write.value)) for write in self._each("ended"))
+        ended = {name: end for name, end in ends if end.leaf in leaves}
         return [
-            Record(n, e.leaf, self._statistic(*self._clipped(name, e)[:2]))
-            for n, name, e in ended
-            if e and e.leaf
+            Record(n, ended[name].leaf, self._statistic(*self._clipped(name, ended[name])[:2]))
+            for n, (_, name, _) in enumerate(self._each("decision"), 1)
+            if name in ended
         ]
+
+    def _each(self, kind: str) -> Iterator[Write]:
+        """Iterate over the writes of a kind in order."""
+        number = 0
+        while writes := self._store.records(kind, number, AT_ONCE):
+            number = writes[-1][0]
+            yield from (write for _, write in writes)
 
     # ---- the store, snapshots, erasing -----------------------------------------------------------
 

@@ -1,8 +1,10 @@
 """The log of a party: its writes, in an SQLite file, and a snapshot of the state they lead to.
 
-A write is a row of a table; a call that stores writes returns when they are synced to disk. A party
-computes its state by applying all writes in order, also after a restart. No write is ever changed:
-repeating a write does nothing, and a different value under the same key is refused.
+A write is a row of a table. Writes are *appended* to the log, and a *sync* makes all writes durable
+that were appended before it began. Several syncs may run at a time, and writes may be appended
+meanwhile. Reads return durable writes only. A party computes its state by applying all writes in
+order, also after a restart. No write is ever changed: repeating a write does nothing, and a
+different value under the same key is refused.
 
 Two things keep a restart short and old records off the disk. A *snapshot* is the state that the
 first writes lead to, so a restart applies only the writes after it. Records that a snapshot covers
@@ -16,8 +18,9 @@ import fcntl
 import hashlib
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -33,6 +36,8 @@ CREATE TABLE IF NOT EXISTS writes (
     chain BLOB NOT NULL, UNIQUE (kind, key));
 """
 
+#: No write has a larger number.
+LAST = 2**62
 #: Columns of `LOG` as `Chain.writes` reads them.
 _COLUMNS = "number, kind, key, value, chain"
 SNAPSHOTS = "CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, value BLOB NOT NULL);"
@@ -48,6 +53,10 @@ class Write(NamedTuple):
 
 class Conflict(InputError):
     """Raised for a write whose key exists with a different value; nothing was written."""
+
+
+class SyncFailed(OSError):
+    """Raised after a sync has failed: what it was to make durable may be lost at a restart."""
 
 
 class Position(NamedTuple):
@@ -69,13 +78,34 @@ class Store(Protocol):
         ...
 
     def write_all(self, writes: Sequence[Write]) -> list[bool]:
-        """Store writes, all or none; return for each whether it is new.
+        """Append writes, and make them durable; see `append`."""
+        ...
+
+    def append(self, writes: Sequence[Write]) -> list[bool]:
+        """Append writes, all or none; return for each whether it is new.
+
+        They are durable, and can be read, after a `sync` that begins later. One thread at a time
+        may append.
 
         Raises
         ------
         Conflict
             If a different value is stored under the key of a write.
         """
+        ...
+
+    def sync(self) -> None:
+        """Make all writes durable that were appended before. Several threads may sync at a time.
+
+        Raises
+        ------
+        OSError
+            If the disk has failed, at this or an earlier sync. The store takes no more writes then.
+        """
+        ...
+
+    def tidy(self) -> None:
+        """Do work that is due now and then; other threads may append and sync meanwhile."""
         ...
 
     def value(self, kind: str, key: str) -> bytes | None:
@@ -132,6 +162,12 @@ class Store(Protocol):
         """Close the files of this store."""
         ...
 
+
+#: Pages of SQLite's write-ahead log at which a transaction copies them to the database file, and
+#: number of appended pages (about one a write) after which `Store.tidy` does so meanwhile.
+PAGES, TIDY_PAGES = 4_000, 1_000
+#: Syncs a file's content, but not its times if the system can leave them out.
+_sync_content = getattr(os, "fdatasync", os.fsync)
 
 #: Kinds of writes that hold one person's record.
 RECORDS = ("decision", "ended")
@@ -252,10 +288,11 @@ class Chain:
         done = self._db.execute(insert, (place.number, *write, place.chain))
         return place if done.rowcount else None
 
-    def value(self, kind: str, key: str) -> bytes | None:
-        """Return the value stored under a (kind, key); None if there is none."""
+    def value(self, kind: str, key: str, until: int = LAST) -> bytes | None:
+        """Return the value stored under a (kind, key); None if there is none up to a number."""
         row = self._db.execute(
-            "SELECT value FROM writes WHERE kind = ? AND key = ?", (kind, key)
+            "SELECT value FROM writes WHERE kind = ? AND key = ? AND number <= ?",
+            (kind, key, until),
         ).fetchone()
         return None if row is None else row[0]
 
@@ -272,7 +309,7 @@ class Chain:
         cannot be checked.
         """
         head, last_number = after.chain, after.number
-        last = 2**62 if until is None else until
+        last = LAST if until is None else until
         query = f"SELECT {_COLUMNS} FROM writes WHERE number > ? AND number <= ? ORDER BY number"
         rows: Iterable[Any] = self._db.execute(query, (after.number, last))
         if but:
@@ -299,7 +336,7 @@ class SqliteStore:
     """Store writes in an SQLite file, with a chain of SHA-256 hashes that shows changes.
 
     One process at a time can open a file. Reads use a second connection, so that they do not wait
-    for a sync.
+    for a transaction.
 
     Parameters
     ----------
@@ -310,6 +347,13 @@ class SqliteStore:
     ------
     InputError
         If a different process uses the file, or it is not the log of a party.
+
+    Notes
+    -----
+    A transaction of SQLite ends when its pages are written to the write-ahead log, and does not
+    sync (``synchronous = NORMAL``). `sync` syncs that file: SQLite does so itself only before it
+    copies the pages to the database file, and after it starts the log from its beginning. A
+    transaction that is lost in a power cut is lost with all later ones.
     """
 
     def __init__(self, path: str) -> None:
@@ -319,8 +363,13 @@ class SqliteStore:
             return
         try:
             self._lock = _locked(path)
-            # A killed process may have left erased records in SQLite's write-ahead log.
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            # A killed process may have left erased records in SQLite's write-ahead log. Copying
+            # the log also makes durable what an earlier process could not sync.
+            _, pages, copied_pages = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if copied_pages < pages:
+                raise OSError(errno.EBUSY, "a different program reads the file", path)
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {PAGES}")
             self._reads = sqlite3.connect(
                 f"{Path(path).resolve().as_uri()}?mode=ro",
                 uri=True,
@@ -328,6 +377,7 @@ class SqliteStore:
                 check_same_thread=False,
             )
             self._read_chain = Chain(self._reads, path)
+            self._copier = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         except BaseException:
             self.close()
             raise
@@ -353,10 +403,19 @@ class SqliteStore:
 
     def _attach(self, db: sqlite3.Connection, path: str) -> None:
         """Set the attributes for an open connection."""
-        self._db, self._reads, self.path = db, db, path
+        self._db, self._reads, self._copier, self.path = db, db, db, path
         self._chain = self._read_chain = Chain(db, path)
         with damage_named(path):
             self._position = self._chain.position
+        #: Number of the last write that is durable.
+        self._durable = self._position.number
+        #: Descriptors of the write-ahead log that no `sync` uses. Each sync has a descriptor to
+        #: itself: the system reports a failure once to each.
+        self._descriptors: list[int] = []
+        self._failure: OSError | None = None
+        #: Number of pages that were appended since the last `tidy`, about.
+        self._untidy = 0
+        self._tidying, self._marking = threading.Lock(), threading.Lock()
 
     @property
     def position(self) -> Position:
@@ -371,7 +430,11 @@ class SqliteStore:
     def close(self) -> None:
         """Close the file."""
         self._reads.close()
+        self._copier.close()
         self._db.close()
+        # SQLite has no locks on this file.
+        while self._descriptors:
+            os.close(self._descriptors.pop())
         # After SQLite: closing a descriptor of the file would drop SQLite's own locks.
         if self._lock is not None:
             os.close(self._lock)
@@ -383,6 +446,13 @@ class SqliteStore:
 
     def write_all(self, writes: Sequence[Write]) -> list[bool]:
         """Store writes in one transaction; see `Store.write_all`."""
+        is_new = self.append(writes)
+        self.sync()
+        return is_new
+
+    def append(self, writes: Sequence[Write]) -> list[bool]:
+        """Append writes in one transaction, which is not synced; see `Store.append`."""
+        self._check_disk()
         last, is_new = self._position, []
         with transaction(self._db):
             for write in writes:
@@ -392,11 +462,64 @@ class SqliteStore:
                 if place is None and self._chain.value(write.kind, write.key) != write.value:
                     raise Conflict(f"{write.kind} {write.key} is there with another content")
         self._position = last
+        self._untidy += sum(1 + len(write.value) // 4096 for write in writes)
         return is_new
 
+    def sync(self) -> None:
+        """Sync the write-ahead log; see `Store.sync`.
+
+        After a failure, a later sync that succeeds proves nothing: the system may have dropped what
+        it could not write. So all later calls fail, until a new process has read the file.
+        """
+        self._check_disk()
+        number = self._position.number
+        if self._lock is not None:
+            descriptor = self._descriptors.pop() if self._descriptors else self._log_opened()
+            # An interrupt counts as a failure: what is in the log is not known to be durable.
+            failure: OSError | None = OSError(errno.EINTR, os.strerror(errno.EINTR))
+            try:
+                _sync_content(descriptor)
+                failure = None
+            except OSError as error:
+                failure = error
+            finally:
+                self._failure = self._failure or failure
+                self._descriptors.append(descriptor)
+            self._check_disk()
+        with self._marking:
+            self._durable = max(self._durable, number)
+
+    def _log_opened(self) -> int:
+        """Open the write-ahead log, which exists while a connection is open."""
+        return os.open(f"{self.path}-wal", os.O_RDWR)
+
+    def _check_disk(self) -> None:
+        """Raise OSError if a sync has failed."""
+        if self._failure is not None:
+            raise SyncFailed(
+                self._failure.errno,
+                f"a sync to disk failed ({self._failure.strerror}): check the disk, and restart",
+                self.path,
+            )
+
+    def tidy(self) -> None:
+        """Copy the write-ahead log to the file, if much was appended; see `Store.tidy`.
+
+        So the copy in a transaction, during which calls wait, is rare and short.
+        """
+        if self._untidy < TIDY_PAGES or not self._tidying.acquire(blocking=False):
+            return
+        try:
+            self._untidy = 0
+            with suppress(sqlite3.OperationalError):
+                # A disk that is full or fails is reported when something is appended.
+                self._copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        finally:
+            self._tidying.release()
+
     def value(self, kind: str, key: str) -> bytes | None:
-        """Return the value stored under a (kind, key); None if there is none."""
-        return self._read_chain.value(kind, key)
+        """Return the durable value stored under a (kind, key); None if there is none."""
+        return self._read_chain.value(kind, key, self._durable)
 
     def writes(
         self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
@@ -408,15 +531,16 @@ class SqliteStore:
         InputError
             If the chain of hashes is broken, because a write was changed or removed.
         """
-        return self._read_chain.writes(after, until, but, self.erased)
+        last = self._durable if until is None else min(until, self._durable)
+        return self._read_chain.writes(after, last, but, self.erased)
 
     def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
         """List writes of one kind with their numbers; see `Store.records`."""
         # The index is over (kind, key); "+kind" makes SQLite go through the rows in order instead.
         rows = self._reads.execute(
-            "SELECT number, kind, key, value FROM writes WHERE number > ? AND +kind = ? "
-            "ORDER BY number LIMIT ?",
-            (after, kind, count),
+            "SELECT number, kind, key, value FROM writes "
+            "WHERE number > ? AND number <= ? AND +kind = ? ORDER BY number LIMIT ?",
+            (after, self._durable, kind, count),
         )
         return [(number, Write(*write)) for number, *write in rows]
 
@@ -427,9 +551,10 @@ class SqliteStore:
     def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
         """Store parts of a snapshot, and erase records; see `Store.save_snapshot`.
 
-        SQLite overwrites what was erased with zeros. Its write-ahead log may hold it until
-        `forget`.
+        This is not synced: a snapshot that is lost is replaced by the next one. SQLite overwrites
+        what was erased with zeros. Its write-ahead log may hold it until `forget`.
         """
+        self._check_disk()
         erased = {"erased": str(self._position.number).encode()} if erase else {}
         with transaction(self._db):
             self._db.executemany(
@@ -455,7 +580,9 @@ class SqliteStore:
         OSError
             If a different program reads the file at this moment.
         """
-        if self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        with self._tidying:
+            is_busy = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if is_busy:
             raise OSError(errno.EBUSY, "erased records are still in the log's -wal file", self.path)
 
 
@@ -498,6 +625,18 @@ class MemoryStore:
 
     def write_all(self, writes: Sequence[Write]) -> list[bool]:
         """Store writes; see `Store.write_all`."""
+        is_new = self.append(writes)
+        self.sync()
+        return is_new
+
+    def sync(self) -> None:
+        """Do nothing: nothing here is durable."""
+
+    def tidy(self) -> None:
+        """Do nothing: there are no files."""
+
+    def append(self, writes: Sequence[Write]) -> list[bool]:
+        """Append writes; see `Store.append`."""
         count = len(self._writes)
         try:
             return [self.write(write) for write in writes]

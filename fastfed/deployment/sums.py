@@ -390,10 +390,15 @@ def hidden_of(plan: Plan, release: int, records: Sequence[Record]) -> bytes:
     return digest(b"".join(n.to_bytes(8, "big") + digest(data) for n, data in records_of_node))
 
 
+def leaves_of_node(plan: Plan, release: int) -> range:
+    """Return the leaves below the node of the tree that a release completes."""
+    return range(release - (1 << plan.level(release)) + 1, release + 1)
+
+
 def _of_node(plan: Plan, release: int, records: Sequence[Record]) -> list[Record]:
     """Return the records below the node of the tree that a release completes."""
-    first = release - (1 << plan.level(release))
-    return [record for record in records if first < record.leaf <= release]
+    leaves = leaves_of_node(plan, release)
+    return [record for record in records if record.leaf in leaves]
 
 
 class Counter:

@@ -15,6 +15,7 @@ from scipy import stats
 
 from fastfed import InputError
 from fastfed._sampling import Uniforms
+from fastfed.deployment import store as store_module
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.ledger import Charge, Ledger, OverBudget
 from fastfed.deployment.seal import SealedNoise, _Stream, hidden_by, make_secret, read_secret
@@ -242,13 +243,19 @@ def test_a_write_is_kept_once_and_never_changed(kind, tmp_path):
     assert list(store.writes()) == WRITES
 
 
-def test_a_store_is_durable_private_and_one_process_at_a_time(tmp_path):
+def test_a_store_is_durable_private_and_one_process_at_a_time(tmp_path, monkeypatch):
     path = str(tmp_path / "store")
-    store = SqliteStore(path)
+    store, synced = SqliteStore(path), []
+    monkeypatch.setattr(
+        store_module, "_sync_content", lambda file: synced.append(os.fstat(file).st_size)
+    )
     for write in WRITES:
         store.write(write)
+    # Each write is synced after SQLite has appended its pages.
+    assert len(synced) == 3 and os.path.getsize(f"{path}-wal") == synced[-1] > synced[0] > 0
     db = store._db
-    assert db.execute("PRAGMA synchronous").fetchone() == (2,)
+    # SQLite itself syncs when it copies its write-ahead log to the file.
+    assert db.execute("PRAGMA synchronous").fetchone() == (1,)
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     with pytest.raises(InputError, match="in use by another process"):
