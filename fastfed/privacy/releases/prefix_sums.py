@@ -16,6 +16,7 @@ from functools import cache, cached_property, lru_cache
 import numpy as np
 
 from fastfed._validate import InputError, array, frozen, integer, number
+from fastfed.privacy.releases.optimal_gram import optimal_gram
 
 # ---- The tree of p-sums --------------------------------------------------------------------------
 #
@@ -361,18 +362,11 @@ def toeplitz_prefix_noise(normals: object) -> np.ndarray:
 # gamma + z is a Gaussian mechanism of leaves 1..k, and these compose adaptively
 # (Denisov et al. 2022, Theorem 2.1).
 #
-# Among all C whose columns have norm at most 1, `optimal_factor` computes the one with the smallest
-#     sum_k weight_k ||B_k||^2 = tr(W X^-1),   X = C'C, W = A' diag(weight) A, diag X <= 1.
-# This is convex in X. For multipliers v > 0 of the diagonal with X^-1 W X^-1 = diag(v),
-#     X = v^(-1/2) (v^(1/2) W v^(1/2))^(1/2) v^(-1/2),
-# and the iteration v <- v diag(X) converges to such v. Any v gives a lower bound of the minimum,
-# 2 tr((v^(1/2) W v^(1/2))^(1/2)) - sum(v), which is the stopping rule. Whatever the iteration
-# returns is a factorisation, and privacy is accounted for from its actual numbers.
+# `optimal_factor` computes the C whose columns have norm at most 1 that makes a weighted sum of these
+# variances smallest (the module `optimal_gram`).
 
 #: Largest number of releases of a factorised plan, whose matrix has K^2 numbers.
 MOST_RELEASES = 1024
-#: The iteration stops at this relative distance from the minimum, or after this many steps.
-GAP, STEPS = 1e-5, 2000
 #: Entries of B are rounded to multiples of this, so that all machines compute the same B.
 GRID = 2.0**-24
 #: Relative error of a computed sensitivity that its result is raised to cover.
@@ -546,32 +540,13 @@ def factor_for(weights: np.ndarray) -> Factor:
 
 
 def _compute_factor(weights: np.ndarray) -> Factor:
-    """Compute the factor B that minimises the weighted cost, by multiplicative updates of v."""
-    from scipy.linalg import solve_triangular
+    """Compute the factor from the best Gram matrix of its encoder."""
+    from scipy.linalg import cholesky, solve_triangular
 
-    size = len(weights)
-    weights = weights / weights.sum()
-    ones = np.tri(size)
-    # W = R R' for R = weight_root. Compute the singular values of v^(1/2) R, not the eigenvalues of
-    # its square: with very different weights, rounding would destroy the small eigenvalues.
-    weight_root = ones.T * np.sqrt(weights)
-    # Start with X = I, for which v = diag(W).
-    v = (weight_root**2).sum(axis=1)
-    for _ in range(STEPS):
-        scale = np.sqrt(v)
-        vectors, singular_values, _ = np.linalg.svd(scale[:, None] * weight_root)
-        diagonal = (vectors**2 @ singular_values) / v
-        # X / max diag X is feasible and costs max diag X times tr(W X^-1) = sum of the values.
-        lower = 2.0 * singular_values.sum() - v.sum()
-        if diagonal.max() * singular_values.sum() - lower <= GAP * lower:
-            break
-        v *= diagonal
-    # X = Y'Y = C'C with C lower triangular: a QR decomposition that starts at the last column.
-    y = np.sqrt(singular_values)[:, None] * vectors.T / scale
-    _, r = np.linalg.qr(y[:, ::-1])
-    c = r[::-1, ::-1]
-    c = np.tril(c * np.where(np.diag(c) < 0.0, -1.0, 1.0)[:, None])
-    c /= np.sqrt((c**2).sum(axis=0).max())
-    b = solve_triangular(c.T, ones.T, lower=False).T
-    rounded = np.tril(np.round(b / GRID) * GRID)
-    return Factor(rounded)
+    ones = np.tri(len(weights))
+    # X = C'C with C lower triangular: a Cholesky decomposition that starts at the last column.
+    flipped = optimal_gram(weights)[::-1, ::-1]
+    c = cholesky(flipped, check_finite=False)[::-1, ::-1]
+    c = c / np.sqrt((c**2).sum(axis=0).max())
+    b = solve_triangular(c.T, ones.T, lower=False, check_finite=False).T
+    return Factor(np.tril(np.round(b / GRID) * GRID))
