@@ -20,6 +20,7 @@ from functools import cache
 
 import numpy as np
 
+from fastfed._cache import cached
 from fastfed._roots import brentq
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
@@ -550,6 +551,7 @@ def _sum_distribution(
     )
 
 
+@cached
 def coupling(trials: int, probability: float) -> float:
     """Bound |X - N/4 - sigma Z| for X ~ Bin(N, 1/4), except with a given probability.
 

@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from fastfed._cache import cached
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.accounting.binomial import (
     ONES,
@@ -391,9 +392,12 @@ def calibrate_vector_sum(
     levels = [usual_levels(n, d) for n in users]
     if calibration == "exact":
         effects = [level_squares(releases, returning, j) for j in range(kappa)]
-        levels, bits = (
-            _exact(budget, users, levels, d, honest_fraction, effects) if kappa else ([], [])
-        )
+        if kappa:
+            levels, bits = _exact(
+                budget, tuple(users), tuple(levels), d, honest_fraction, tuple(effects)
+            )
+        else:
+            levels, bits = [], []
     else:
         if calibration == "theorem":
             epsilon, node_delta = _per_node(budget, kappa) if kappa else (1.0, 1.0)
@@ -418,14 +422,15 @@ def calibrate_vector_sum(
     )
 
 
+@cached
 def _exact(
     budget: Budget,
-    users: list[int],
-    levels: list[int],
+    users: tuple[int, ...],
+    usual: tuple[int, ...],
     dimension: int,
     honest_fraction: float,
-    effects: list[tuple[int, int, int]],
-) -> tuple[list[int], list[int]]:
+    effects: tuple[tuple[int, int, int], ...],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Compute g_j and the smallest b_j of every level that are proven to meet the budget.
 
     A share of delta is for the windows of the account, the rest for the Gaussian part. The share is
@@ -444,7 +449,7 @@ def _exact(
     rounding_norms = [(1.0 - 1.0 / most) * math.sqrt(coordinates) for _, _, most in effects]
     levels = [
         max(g, least_levels, math.ceil(rounding_norm / (_EXACT_ROUNDING * record_sensitivity)))
-        for g, rounding_norm in zip(levels, rounding_norms, strict=True)
+        for g, rounding_norm in zip(usual, rounding_norms, strict=True)
     ]
 
     def mu_and_tail(share_of_delta: float) -> tuple[float, float]:
@@ -481,7 +486,7 @@ def _exact(
     for j, n in enumerate(honest):
         approximate_bits = (node(j, 0).norm / mu) ** 2 / VARIANCE / n
         bits.append(smallest_bits(approximate_bits, mu, partial(ratio, j)))
-    return levels, bits
+    return tuple(levels), tuple(bits)
 
 
 def smallest_bits(first_guess: float, mu: float, ratio: Callable[[int], float]) -> int:

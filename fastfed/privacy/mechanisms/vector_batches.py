@@ -11,6 +11,7 @@ from decimal import ROUND_FLOOR, Context, Decimal
 
 import msgspec
 
+from fastfed._cache import cached
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.privacy.accounting.binomial import (
     TAIL_SHARES,
@@ -528,6 +529,7 @@ def _account(trials: int, norm: float, returning: int, coordinates: int) -> Vect
     return VectorSumAccount([node], coordinates)
 
 
+@cached
 def _exact(
     budget: Budget,
     counted: int,

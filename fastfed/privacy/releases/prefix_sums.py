@@ -15,6 +15,7 @@ from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
+from fastfed._cache import cached
 from fastfed._validate import InputError, array, frozen, integer, number
 from fastfed.privacy.releases.optimal_gram import optimal_gram
 
@@ -525,9 +526,21 @@ def _cached_optimal_factor(ends: tuple[int, ...], horizon: int, saturation: floa
     """Compute `optimal_factor` without checking the arguments."""
     if not ends:
         return Factor(np.zeros((0, 0)))
+    matrix, encoder = _factor_and_encoder(ends, horizon, saturation)
+    factor = Factor(matrix)
+    factor.__dict__["encoder"] = encoder  # a cached property
+    return factor
+
+
+@cached
+def _factor_and_encoder(
+    ends: tuple[int, ...], horizon: int, saturation: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrices B and C of `optimal_factor`."""
     rounds = np.array(ends, dtype=np.float64)
     rounds_served = np.maximum(np.append(rounds[1:], horizon) - rounds, 1.0)
-    return factor_for(rounds_served / (rounds**2 + saturation**2))
+    factor = factor_for(rounds_served / (rounds**2 + saturation**2))
+    return factor.matrix, factor.encoder
 
 
 def factor_for(weights: np.ndarray) -> Factor:
