@@ -32,6 +32,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -192,35 +193,33 @@ def _restored(data: Any, content: memoryview) -> tuple[Any, memoryview]:
 
 
 @cache
-def _source_digest(module_file: str) -> str:
-    """Return a checksum of the code that computes the results of a module's functions.
-
-    Raises OSError if some of it cannot be read.
-    """
-    package = Path(__file__).parent
-    files = {Path(module_file), *package.glob("_*.py"), *package.glob("privacy/**/*.py")}
-    kernels = package / "_kernels"
-    files |= {each for each in kernels.iterdir() if each.suffix in (".so", ".pyd")}
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
+def _digest_of_file(path: Path | str) -> str:
+    """Return the checksum of a file. Raises OSError if it cannot be read."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 @cache
-def _platform() -> list[Any]:
-    """Return the versions of everything else that last bits depend on."""
-    from importlib.metadata import version
+def _version() -> list[Any]:
+    """Return what all results depend on: shared code, libraries and the processor.
 
+    Raises OSError if some of the code cannot be read.
+    """
+    package = Path(__file__).parent
+    files = [*package.glob("_*.py"), *package.glob("privacy/**/*.py")]
+    files += [each for each in (package / "_kernels").iterdir() if each.suffix in (".so", ".pyd")]
+    digest = hashlib.sha256("".join(map(_digest_of_file, sorted(files))).encode()).hexdigest()
+    # Importing SciPy to ask for its version would take longer than reading all results of a run.
+    found = find_spec("scipy")
+    if found is None or found.origin is None:
+        raise OSError("scipy has no files")
     umath = sys.modules.get("numpy._core._multiarray_umath")
     features = getattr(umath, "__cpu_features__", {})
     libc = ""
     with suppress(AttributeError, OSError, ValueError):
         libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     return [
-        version("scipy"),
+        digest,
+        _digest_of_file(Path(found.origin).with_name("version.py")),
         np.__version__,
         list(sys.version_info),
         sys.platform,
@@ -368,8 +367,8 @@ def _place(name: str, module_file: str, arguments: str) -> tuple[Path | None, st
     if not _files.usable or (folder := _accounts_folder()) is None:
         return None, ""
     try:
-        version = [_source_digest(module_file), *_platform()]
-    except (ImportError, OSError):  # a package without its files
+        version = [_digest_of_file(module_file), *_version()]
+    except (ImportError, OSError, ValueError):  # a package without its files
         _files.usable = False
         return None, ""
     key = json.dumps([name, version]) + arguments
