@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -439,6 +439,12 @@ def _checked_node(pair_or_node: tuple[int, float] | Node) -> Node:
     )
 
 
+@lru_cache(maxsize=4)
+def probits_of(trials: int) -> Probits:
+    """Return the scale of Bin(trials, 1/4): a calibration and its account need the same one."""
+    return Probits(trials)
+
+
 class VectorSumAccount:
     """The privacy account of vector sums with binomial noise, for changes within given norms.
 
@@ -486,7 +492,7 @@ class VectorSumAccount:
     @cached_property
     def _probits(self) -> dict[int, Probits]:
         """Return the probit scale of each number of noise bits."""
-        return {node.trials: Probits(node.trials) for node in self.nodes}
+        return {node.trials: probits_of(node.trials) for node in self.nodes}
 
     def _changing_coordinates(self, node: Node) -> int:
         """Return the number of coordinates of a node that may change."""

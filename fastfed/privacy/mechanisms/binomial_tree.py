@@ -19,6 +19,7 @@ from fastfed.privacy.accounting.binomial import (
     TAIL_SHARES,
     Node,
     Probits,
+    probits_of,
     VectorSumAccount,
     node_mu,
     pld_delta,
@@ -469,7 +470,12 @@ def _exact(
         """Return the proven mu of one record in a node of level j with b bits per user."""
         level_node = node(j, honest[j] * b)
         return node_mu(
-            Probits(level_node.trials), level_node.norm, coordinates, tail, False, level_node.window
+            probits_of(level_node.trials),
+            level_node.norm,
+            coordinates,
+            tail,
+            False,
+            level_node.window,
         )
 
     # Choose the share of delta at the level whose windows are widest relative to the noise.

@@ -566,7 +566,10 @@ def _exact(
         account = _account(counted * bits, norm, returning, coordinates)
         return min(account.mu(tails) / mu for tails, mu in tails_and_mu)
 
-    return g, smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / counted, 1.0, excess)
+    bits = smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / counted, 1.0, excess)
+    # Every caller wants the account too. Cache it while the probit scale is in memory.
+    _account(counted * bits, norm, returning, coordinates).epsilon(delta)
+    return g, bits
 
 
 def _round_down(value: float) -> str:
