@@ -11,6 +11,7 @@ import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.bandits import ProblemSpec, System
+from fastfed.bandits.assemble import wasted_rounds
 from fastfed.bandits.radius import direct_regret_bound
 from fastfed.bandits.system import BATCH_FIRST, BATCH_RATIO, SIEVE
 from fastfed.privacy.releases.buffered import buffered_prefix_variances
@@ -238,6 +239,16 @@ class Choice:
         """Noise of one tree node, or of one step of a Toeplitz release."""
         std = self.system.certificate.noise_std
         return NoiseStd(std["bias"], std["covariance"], std["covariance_diagonal"])
+
+    @property
+    def expected_loss(self) -> float:
+        """Rounds of a silo that noise is expected to waste, with those before the first release.
+
+        A heuristic of noise and batches (`wasted_rounds`), without a simulation.
+        """
+        plan = self.plan
+        errors = plan.radius.error_bound[1:]
+        return float(plan.ends[0]) + wasted_rounds(errors, plan.ends, plan.silos, plan.horizon)
 
     @property
     def bound(self) -> float | None:

@@ -399,10 +399,15 @@ def expected_loss(
     float
         Rounds.
     """
-    ends = schedule.ends.astype(np.float64)
-    rounds_per_release = np.append(ends[1:], problem.horizon) - ends
     errors = distribution.errors(problem.dimension, failure_probability / 4.0)[1:]
-    width = NOISE_WEIGHT * errors / (problem.silos * ends)
+    return wasted_rounds(errors, schedule.ends, problem.silos, problem.horizon)
+
+
+def wasted_rounds(errors: np.ndarray, ends: np.ndarray, silos: int, horizon: int) -> float:
+    """Estimate `expected_loss` from the bounds E_k (K,) on the noise of releases after ``ends``."""
+    ends = ends.astype(np.float64)
+    rounds_per_release = np.append(ends[1:], horizon) - ends
+    width = NOISE_WEIGHT * errors / (silos * ends)
     return float(rounds_per_release @ (1.0 - 1.0 / (1.0 + width * width)))
 
 
