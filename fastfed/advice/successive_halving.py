@@ -152,8 +152,8 @@ LEAST_SILOS, MOST_REPLICATES = 4, 32
 LEAST_PART = 4
 #: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
 LEAST_EXACT = 4
-#: A stage that does not fit simulates at least this share of the rounds.
-LEAST_SHARE = 1.0 / 16.0
+#: A stage that does not fit simulates at least this share of the rounds, and this number of rounds.
+LEAST_SHARE, LEAST_ROUNDS = 1.0 / 16.0, 300
 
 Heard = Callable[[str], None]
 
@@ -255,10 +255,14 @@ class SuccessiveHalving:
         if simulated_silos == least and fewest is not None:
             one = release_seconds + full_cost * least / self.silos
             replicates = min(replicates, max(fewest, int(seconds / one)))
-            share = max(seconds / (replicates * one), LEAST_SHARE)
-            marks = self.marks
-            rounds = int(marks[np.searchsorted(marks, min(share, 1.0) * self.horizon)])
+            rounds = self.rounds_for(seconds / (replicates * one))
         return Size(simulated_silos, rounds, replicates)
+
+    def rounds_for(self, share: float) -> int:
+        """Return the checkpoint at this share of the rounds, or at the least number of rounds."""
+        least = max(share, LEAST_SHARE) * self.horizon
+        marks = self.marks
+        return int(marks[np.searchsorted(marks, min(max(least, LEAST_ROUNDS), self.horizon))])
 
     def pass_cost(self, contenders: Sequence[Contender]) -> float:
         """Return the nominal seconds of one silo and round of all contenders."""
@@ -448,9 +452,7 @@ def break_even(
     least = halving.least_silos(question.problem.dimension)
     simulated_silos = max(least, min(question.problem.silos, int(affordable_silos) // REPLICATES))
     replicates = max(REPLICATES, min(MOST_AT_STEP, int(affordable_silos) // simulated_silos))
-    share = max(affordable_silos / (simulated_silos * replicates), LEAST_SHARE)
-    marks = halving.marks
-    rounds = int(marks[np.searchsorted(marks, min(share, 1.0) * halving.horizon)])
+    rounds = halving.rounds_for(affordable_silos / (simulated_silos * replicates))
 
     def helps(changed_question: Question) -> bool:
         """Return True if sharing helps under a changed question."""
