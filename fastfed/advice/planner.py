@@ -43,6 +43,7 @@ from fastfed.advice.systems import (
     baseline,
     baselines,
     feducb_reason,
+    greedier,
     made_of,
     near,
     noisier,
@@ -79,7 +80,7 @@ FIRST_PART, CONTINUE = 0.4, 3
 PRUNED = 1.7
 #: Nominal seconds to build one system, and the number of systems of each trust model that later
 #: stages build.
-BUILD_SECONDS, LATER_SYSTEMS = 0.01, 8
+BUILD_SECONDS, LATER_SYSTEMS = 0.01, 10
 #: Number of candidates of each trust model in the second and in the last stage.
 KEPT, FINALISTS = 2, 2
 #: Replicates of each stage, and the minimum if the time budget does not suffice for them.
@@ -356,7 +357,7 @@ class _Search:
         seconds = share * self.seconds
         self.size = halving.size(going, seconds, replicates, fewest)
         if name != "final" and scalable(halving.environment) and self.size.rounds < halving.horizon:
-            first = halving.size(going, FIRST_PART * seconds, fewest, fewest)
+            first = halving.size(going, FIRST_PART * seconds, 1, 1)
             halving.run(name, going, first)
             going = self.continuing(going)
             self.size = halving.size(going, (1.0 - FIRST_PART) * seconds, replicates, fewest)
@@ -397,6 +398,11 @@ class _Search:
             best = ranked[0]
             to_simulate += ranked[:KEPT] + self.add(trust, near(self.question, best))
             rankings = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
+            # Which batches are best may depend on the sieve.
+            least = SIEVES[-1]
+            for other in ranked[1:KEPT]:
+                rankings += [other.with_sieve(least)] if self.question.sieves else []
+                to_simulate += self.add(trust, greedier(self.question, other, (least,)))
             self.candidates[trust] += rankings
             to_simulate += rankings
         self.stage("refined", [contender(candidate) for candidate in to_simulate], REFINED)

@@ -21,6 +21,7 @@ ALLOWED = {
     "_roots": set(),
     "_files": {"_validate"},
     "_cache": {"_validate"},
+    "_threads": set(),
     "_cells": {"_validate"},
     "_containers": {"_validate"},
     "_sqlite": {"_validate"},
@@ -32,7 +33,7 @@ ALLOWED = {
     "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
     "privacy": {
         "_kernels", "_registry", "_validate", "_random", "_sampling", "_display", "_roots",
-        "_cache",
+        "_cache", "_threads",
     },
     "protocols": {
         "_kernels", "_registry", "_validate", "_random", "_sampling", "privacy",
@@ -52,7 +53,7 @@ ALLOWED = {
     },
     "environments": {
         "_kernels", "_registry", "_validate", "_random", "_memory", "_cells", "_containers",
-        "_sheets", "_cache",
+        "_sheets", "_cache", "_threads",
     },
     "results": {"_validate", "_display"},
     "off_policy": {"_validate", "_roots"},

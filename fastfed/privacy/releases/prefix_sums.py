@@ -16,6 +16,7 @@ from functools import cache, cached_property, lru_cache
 import numpy as np
 
 from fastfed._cache import cached
+from fastfed._threads import one_blas_thread
 from fastfed._validate import InputError, array, frozen, integer, number
 from fastfed.privacy.releases.optimal_gram import optimal_gram
 
@@ -435,8 +436,14 @@ class Factor:
         size = len(self)
         if not size:
             return np.zeros((0, 0))
+        with one_blas_thread():
+            return self._compute_encoder()
+
+    def _compute_encoder(self) -> np.ndarray:
+        """Compute `encoder`, and check its error."""
         from scipy.linalg import solve_triangular
 
+        size = len(self)
         ones = np.tri(size)
         encoder = np.tril(solve_triangular(self.matrix, ones, lower=True, check_finite=False))
         inverse = solve_triangular(self.matrix, np.eye(size), lower=True, check_finite=False)
@@ -453,7 +460,9 @@ class Factor:
     @cached_property
     def _products(self) -> np.ndarray:
         """Return the absolute inner products of C's columns, each row decreasing, (K, K)."""
-        products = np.abs(self.encoder.T @ self.encoder)
+        encoder = self.encoder
+        with one_blas_thread():
+            products = np.abs(encoder.T @ encoder)
         products.sort(axis=1)
         return products[:, ::-1]
 
@@ -545,10 +554,7 @@ def _factor_and_encoder(
 
 def factor_for(weights: np.ndarray) -> Factor:
     """Compute the factor with the smallest sum_k weights_k ||B_k||^2, for weights (K,) > 0."""
-    from threadpoolctl import threadpool_limits
-
-    # Use one thread: more do not help at these sizes, and are much slower on a busy machine.
-    with threadpool_limits(1, "blas"):
+    with one_blas_thread():
         return _compute_factor(weights)
 
 
