@@ -104,7 +104,7 @@ def plan(
     radius_multiplier: float = 1.0,
     colluders: int | None = None,
     intercept: float | None = None,
-    seconds: float = 20.0,
+    seconds: float = 5.0,
     seed: int = 0,
     threads: int | None = None,
     on_stage: Callable[[str], None] | None = None,
@@ -145,8 +145,10 @@ def plan(
         so that rewards can be centred. Not allowed with an environment, which declares its
         intercept.
     seconds : float
-        Nominal work in seconds of one core. A fixed formula derives the amount of simulation from
-        it, so the answer depends only on the arguments, and a slower machine takes longer.
+        Work in seconds of one core, all of it: systems, simulations and break-even points. A fixed
+        formula derives the amount of simulation from it, so the answer depends only on the
+        arguments, and a slower machine takes longer. Accounts of shuffled batches take some seconds
+        more the first time; then they are cached.
     seed : int
         Seed of all randomness.
     threads : int, optional

@@ -152,6 +152,8 @@ LEAST_SILOS, MOST_REPLICATES = 4, 32
 LEAST_PART = 4
 #: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
 LEAST_EXACT = 4
+#: Time of a round of a system with local rounds, in which silos learn at once, over other systems.
+LOCAL = 1.6
 #: A stage that does not fit simulates at least this share of the rounds, and this number of rounds.
 LEAST_SHARE, LEAST_ROUNDS = 1.0 / 16.0, 300
 
@@ -268,7 +270,10 @@ class SuccessiveHalving:
         """Return the nominal seconds of one silo and round of all contenders."""
         kinds = {(e.federated, e.intercept): e.plan.dimension for e in contenders}
         contexts = sum(context_cost(self.actions, d) for d in kinds.values())
-        return contexts + sum(round_cost(self.actions, e.plan.dimension) for e in contenders)
+        return contexts + sum(
+            round_cost(self.actions, e.plan.dimension) * (LOCAL if e.plan.own is not None else 1.0)
+            for e in contenders
+        )
 
     def run(self, stage: str, contenders: Sequence[Contender], size: Size) -> None:
         """Simulate a stage and store its regrets, which depend only on the arguments and seed."""
