@@ -46,7 +46,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 WORTH = 1e-3
 #: Limits of all files together and of one of them, in bytes, and the largest number of files.
 MOST_BYTES, MOST_OF_ONE, MOST_FILES = 2**27, 20 * 2**20, 4096
-#: The files are counted after the first and then after each so many written ones.
+#: The files are counted when the first is written, and whenever COUNTED more were written.
 COUNTED = 256
 #: A temporary file is deleted after this many seconds: its process was killed.
 ABANDONED = 3600.0

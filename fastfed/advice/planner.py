@@ -75,8 +75,8 @@ SCREENED, REFINED, FINAL, THRESHOLDS = 0.25, 0.25, 0.4, 0.1
 #: Where a stage cannot simulate all rounds, the share of its time for a first part with all systems
 #: and few rounds, and the number of systems of each trust model that continue.
 FIRST_PART, CONTINUE = 0.4, 3
-#: Candidates that are expected to waste so many times the fewest rounds are not simulated. In six
-#: settings of docs/plan.md no candidate above 1.5 was the best of its trust model.
+#: Candidates that are expected to waste more than PRUNED times the fewest rounds are not simulated.
+#: In the settings of docs/plan.md no candidate above 1.5 was the best of its trust model.
 PRUNED = 1.7
 #: Nominal seconds to build one system, and the number of systems of each trust model that later
 #: stages build.
@@ -104,7 +104,7 @@ def plan(
     radius_multiplier: float = 1.0,
     colluders: int | None = None,
     intercept: float | None = None,
-    seconds: float = 5.0,
+    seconds: float = 3.0,
     seed: int = 0,
     threads: int | None = None,
     on_stage: Callable[[str], None] | None = None,
@@ -434,9 +434,7 @@ class _Search:
             for candidate in self.candidates[trust]
             if candidate.label in regrets and stage in (None, regrets[candidate.label].stage)
         ]
-        return sorted(
-            simulated, key=lambda c: (-regrets[c.label].rounds, regrets[c.label].mean)
-        )
+        return sorted(simulated, key=lambda c: (-regrets[c.label].rounds, regrets[c.label].mean))
 
     def advice(self, table: dict[str, Any]) -> Advice:
         """Return the complete answer."""

@@ -62,8 +62,8 @@ RELEASABLE = ("silo-ldp", "central")
 COUPLING_SHARE = 0.01
 #: Largest number of releases of secure sums, whose factor is stored as Python integers.
 MOST_MASKED_RELEASES = 1024
-#: Limits in the choice of the default release type. They are part of what a spec means: results that
-#: are stored for a spec without the key `release` belong to the choice of these limits.
+#: Limits in the choice of the default release type. They are part of what a spec means: results
+#: that are stored for a spec without the key `release` belong to the choice of these limits.
 #: MOST_OPTIMISED: largest number of releases for which a factor is optimised. MOST_KEPT: largest
 #: number of releases whose noise vectors are all stored (time and memory are quadratic).
 #: MOST_KEPT_NUMBERS: largest number of stored noise values in one replicate.

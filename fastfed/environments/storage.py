@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from fastfed._cache import cache_folder
-from fastfed._validate import InputError
 
 # ---- Growable arrays -----------------------------------------------------------------------------
 # Arrays are written and read block by block, so that memory never holds a whole array. A finished

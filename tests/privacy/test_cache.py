@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ def test_results_read_from_files_equal_computed_ones(folder: Path, name: str) ->
     function, arguments = FUNCTIONS[name]
     expected = function.__wrapped__(*arguments)
     assert bits(function(*arguments)) == bits(expected)
-    assert [path.stat().st_mode & 0o077 for path in folder.iterdir()] == [0]
+    assert {path.stat().st_mode & 0o077 for path in folder.iterdir()} == {0}
     _cache.forget()
     path, key = _cache._place(
         f"{function.__module__}.{function.__qualname__}",
@@ -177,7 +178,9 @@ def test_a_damaged_file_is_computed_again(folder: Path) -> None:
     counted = Counted(lambda n: (n / 7.0, np.full(3, 0.1)))
     expected = bits(counted.again(5))
     content = only(folder).read_bytes()
-    damaged = [bytes([*content[:i], content[i] ^ 1, *content[i + 1 :]]) for i in range(len(content))]
+    damaged = [
+        bytes([*content[:i], content[i] ^ 1, *content[i + 1 :]]) for i in range(len(content))
+    ]
     damaged += [content[:i] for i in range(0, len(content), 7)] + [content + b"x", b""]
     damaged += [b"\n\n\n", pickle.dumps((1.0,)), b"\x93NUMPY"]
     for other in damaged:
@@ -304,7 +307,7 @@ def test_a_read_only_or_full_disk_is_no_error(
 
     with monkeypatch.context() as context:
         if step == "write":
-            context.setattr(_cache, "open", lambda *a: _Full(open(*a), code), raising=False)
+            context.setattr(_cache, "open", partial(_Full, code), raising=False)
         else:
             context.setattr(os, step, fails)
         assert counted.again(1) == (1,)
@@ -319,8 +322,8 @@ def test_a_read_only_or_full_disk_is_no_error(
 class _Full:
     """A file on a full disk."""
 
-    def __init__(self, file: Any, code: int) -> None:
-        self.file, self.code = file, code
+    def __init__(self, code: int, *opened: Any) -> None:
+        self.file, self.code = open(*opened), code  # noqa: SIM115
 
     def __enter__(self) -> _Full:
         return self

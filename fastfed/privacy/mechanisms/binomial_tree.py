@@ -19,10 +19,10 @@ from fastfed.privacy.accounting.binomial import (
     TAIL_SHARES,
     Node,
     Probits,
-    probits_of,
     VectorSumAccount,
     node_mu,
     pld_delta,
+    probits_of,
     shifted_binomial_delta,
     tail_of,
 )
@@ -389,16 +389,13 @@ def calibrate_vector_sum(
     check_gaussian_budget(budget)
     # For each level j: n_j users, g_j encoding levels, and b_j bits by the rule.
     kappa = tree_levels(releases)
-    users = [batch_points << j for j in range(kappa)]
-    levels = [usual_levels(n, d) for n in users]
+    users = tuple(batch_points << j for j in range(kappa))
+    levels = tuple(usual_levels(n, d) for n in users)
+    bits: tuple[int, ...] = ()
     if calibration == "exact":
-        effects = [level_squares(releases, returning, j) for j in range(kappa)]
+        effects = tuple(level_squares(releases, returning, j) for j in range(kappa))
         if kappa:
-            levels, bits = _exact(
-                budget, tuple(users), tuple(levels), d, honest_fraction, tuple(effects)
-            )
-        else:
-            levels, bits = [], []
+            levels, bits = _exact(budget, users, levels, d, honest_fraction, effects)
     else:
         if calibration == "theorem":
             epsilon, node_delta = _per_node(budget, kappa) if kappa else (1.0, 1.0)
@@ -407,13 +404,15 @@ def calibrate_vector_sum(
             factor = (
                 vector_scale * (math.log(d * d) - math.log(budget.delta)) ** 2 / budget.epsilon**2
             )
-        bits = [max(math.ceil(factor * g * g / n), 1) for g, n in zip(levels, users, strict=True)]
+        bits = tuple(
+            max(math.ceil(factor * g * g / n), 1) for g, n in zip(levels, users, strict=True)
+        )
     return BinomialTree(
         releases,
         batch_points,
         d,
-        tuple(levels),
-        tuple(bits),
+        levels,
+        bits,
         calibration,
         budget,
         _SOURCE[calibration],

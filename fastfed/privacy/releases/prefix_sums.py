@@ -364,8 +364,8 @@ def toeplitz_prefix_noise(normals: object) -> np.ndarray:
 # gamma + z is a Gaussian mechanism of leaves 1..k, and these compose adaptively
 # (Denisov et al. 2022, Theorem 2.1).
 #
-# `optimal_factor` computes the C whose columns have norm at most 1 that makes a weighted sum of these
-# variances smallest (the module `optimal_gram`).
+# Among all C whose columns have norm at most 1, `optimal_factor` computes the one with the smallest
+# weighted sum of these variances (the module `optimal_gram`).
 
 #: Largest number of releases of a factorised plan, whose matrix has K^2 numbers. Its factor and
 #: encoder take half a second for 1024 releases and 15 seconds for 4096.
