@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from oracle import factorised as oracle
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from fastfed import _cache
 from fastfed._validate import InputError
 from fastfed.privacy import Budget
+from fastfed.privacy.releases import prefix_sums
 from fastfed.privacy.releases.gaussian_release import calibrate_release
 from fastfed.privacy.releases.optimal_gram import GAP, inverse_root_poles, optimal_gram
 from fastfed.privacy.releases.prefix_sums import (
@@ -266,3 +269,33 @@ def test_weights_that_differ_greatly_keep_their_precision(ratio: float) -> None:
         corner = inside / trace / mpmath.sqrt(v[0] * v[1])
     expected = [float(diagonal[0]), float(corner), float(diagonal[1])]
     np.testing.assert_allclose(gram[np.tril_indices(2)], expected, rtol=1e-14)
+
+
+def test_factors_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the bits with several BLAS threads, and that one is used where they are computed."""
+    ends = tuple(range(1, 301))
+    threads: set[int] = set()
+    compute = prefix_sums._compute_factor
+
+    def noted(weights: np.ndarray) -> Factor:
+        """Note the numbers of threads."""
+        threads.update(blas_threads())
+        return compute(weights)
+
+    monkeypatch.setattr(prefix_sums, "_compute_factor", noted)
+    bits = []
+    for limit in (1, 2):
+        prefix_sums._cached_optimal_factor.cache_clear()
+        _cache.forget()
+        with threadpool_limits(limit, "blas"):
+            factor = optimal_factor(ends, 300)
+            bits.append((factor.matrix.tobytes(), factor.encoder.tobytes()))
+            bits[-1] += (Factor(factor.matrix).squared_sensitivity(3).hex(),)
+            assert blas_threads() <= {limit}
+    assert bits[0] == bits[1]
+    assert threads == {1}
+
+
+def blas_threads() -> set[int]:
+    """Return the numbers of threads of all loaded BLAS libraries."""
+    return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
