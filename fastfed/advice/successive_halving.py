@@ -153,7 +153,7 @@ LEAST_PART = 4
 #: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
 LEAST_EXACT = 4
 #: Time of a round of a system with local rounds, in which silos learn at once, over other systems.
-LOCAL = 1.6
+LOCAL = 2.0
 #: A stage that does not fit simulates at least this share of the rounds, and this number of rounds.
 LEAST_SHARE, LEAST_ROUNDS = 1.0 / 16.0, 300
 
