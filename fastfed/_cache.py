@@ -50,7 +50,7 @@ MOST_BYTES, MOST_OF_ONE, MOST_FILES = 2**27, 20 * 2**20, 4096
 COUNTED = 256
 #: A temporary file is deleted after this many seconds: its process was killed.
 ABANDONED = 3600.0
-#: Number of results of one function that are held in memory.
+#: Number of results of one function that are held in memory. Arrays are not: they may be large.
 IN_MEMORY = 512
 
 # ---- The user's cache folder ---------------------------------------------------------------------
@@ -323,7 +323,7 @@ def cached(function: F) -> F:
     ----------
     function : callable
         Its positional arguments are None, booleans, integers, floats, texts, tuples of these, and
-        frozen records. Its result is of the same kinds, or an array that nobody changes.
+        frozen records. Its result is of the same kinds, or arrays that nobody changes.
 
     Returns
     -------
@@ -353,10 +353,12 @@ def cached(function: F) -> F:
             result = function(*arguments)
             if path is not None and time.perf_counter() - start >= WORTH:
                 _write(path, key, result)
-        with _lock:
-            memory[text] = result
-            if len(memory) > IN_MEMORY:
-                memory.popitem(last=False)
+        parts = result if type(result) is tuple else (result,)
+        if not any(type(part) is np.ndarray for part in parts):
+            with _lock:
+                memory[text] = result
+                if len(memory) > IN_MEMORY:
+                    memory.popitem(last=False)
         return result
 
     return wrapper  # type: ignore[return-value]

@@ -370,6 +370,8 @@ def toeplitz_prefix_noise(normals: object) -> np.ndarray:
 #: Largest number of releases of a factorised plan, whose matrix has K^2 numbers. Its factor and
 #: encoder take half a second for 1024 releases and 15 seconds for 4096.
 MOST_RELEASES = 4096
+#: Factors of more releases are large in memory.
+LARGE = 1024
 #: Entries of B are rounded to multiples of this, so that all machines compute the same B.
 GRID = 2.0**-24
 #: Relative error of a computed sensitivity that its result is raised to cover.
@@ -528,7 +530,8 @@ def optimal_factor(
     if len(ends) and not (ends[0] >= 1 and (np.diff(ends) > 0).all() and ends[-1] <= horizon):
         raise InputError("release_rounds must increase from 1 to the horizon at most")
     saturation = number("saturation", saturation, at_least=0.0)
-    return _cached_optimal_factor(tuple(int(n) for n in ends), horizon, saturation)
+    cached_factor = _cached_optimal_factor if len(ends) <= LARGE else _cached_large_factor
+    return cached_factor(tuple(int(n) for n in ends), horizon, saturation)
 
 
 @lru_cache(maxsize=64)
@@ -540,6 +543,10 @@ def _cached_optimal_factor(ends: tuple[int, ...], horizon: int, saturation: floa
     factor = Factor(matrix)
     factor.__dict__["encoder"] = encoder  # a cached property
     return factor
+
+
+#: Of larger factors, which may have 130 MB, only the last two stay in memory.
+_cached_large_factor = lru_cache(maxsize=2)(_cached_optimal_factor.__wrapped__)
 
 
 @cached
