@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from fastfed import _cache
 from fastfed._kernels import driver
 
 # Before click 8.2, CliRunner mixes stderr into stdout by default.
@@ -44,6 +45,9 @@ def pytest_collection_modifyitems(items):
 def own_cache(tmp_path_factory, monkeypatch):
     """Use a temporary cache, so that no test reads or writes the user's cache."""
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    # Tests compute everything again, since some of them change the functions.
+    monkeypatch.setenv("FASTFED_CACHE_ACCOUNTS", "off")
+    _cache.forget()
 
 
 @pytest.fixture(autouse=True, scope="session")

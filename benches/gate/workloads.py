@@ -1,4 +1,4 @@
-"""What is timed: every algorithm through the simulator, the main benches, every public kernel.
+"""What is timed: every algorithm, the main benches, what users run, and every public kernel.
 
 Head's copy of this file describes the work to both sides, so it uses only names that earlier
 versions have too; what a side cannot make is named and left out.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,38 @@ def case(name: str) -> Call:
     return lambda: compiled.run(opened, plans, e.checkpoints, rounds_per_call=e.horizon)
 
 
+# ---- what users run -----------------------------------------------------------------------------
+
+#: Specs in examples/, and rows of `scripts/bench opponents`, which run defaults.
+SPECS = Path(__file__).parents[2] / "examples"
+ROWS = ("set d=2", "set d=10", "set d=50", "set d=200", "sphere d=10", "letor d=57 q=60")
+EXPERT_ROWS = ("hedge", "follow-the-leader", "fed-svt")
+
+
+def user_names() -> list[str]:
+    """`NAME.toml`, and rows by their names; with `plain` by the largest bound, without a sieve."""
+    sieves = [f"{row}{plain}" for row in ROWS for plain in ("", " plain")]
+    experts = [f"{row} m={silos}" for row in EXPERT_ROWS for silos in (1, 10)]
+    return [*(path.name for path in sorted(SPECS.glob("*.toml"))), *sieves, *experts]
+
+
+def user(name: str) -> Call:
+    """One replicate of a spec or a row, with fewer rounds."""
+    from fastfed.simulation import dispatch
+
+    if name.endswith(".toml"):
+        from fastfed.simulation.experiment import load_experiment
+
+        e = load_experiment(SPECS / name, horizon=122, silos=10, checkpoints=5)
+    else:
+        import opponents
+
+        (row,) = (row for row in opponents.rows() if row.name == name)
+        e = replace(row, rounds=row.rounds // 10).experiment
+    opened, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
+    return lambda: [dispatch.run(opened, [plan], e.checkpoints) for plan in plans]
+
+
 # ---- public kernels -----------------------------------------------------------------------------
 
 DIMENSIONS = (10, 57)
@@ -231,6 +264,7 @@ GROUPS = {
     "system": (system_names, system),
     "size": (lambda: list(SIZES), lambda name: SIZES[name]()),
     "bench": (case_names, case),
+    "user": (user_names, user),
     "kernel": (kernel_names, kernel),
 }
 

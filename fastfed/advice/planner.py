@@ -43,6 +43,7 @@ from fastfed.advice.systems import (
     baseline,
     baselines,
     feducb_reason,
+    greedier,
     made_of,
     near,
     noisier,
@@ -68,9 +69,18 @@ from fastfed.simulation.systems import check_kind, problem_spec
 
 # ---- The search ----------------------------------------------------------------------------------
 
-#: Shares of the time budget: for all candidates, for the best few and their neighbours, for the
-#: finalists, and for the break-even point.
-SCREENED, REFINED, FINAL, THRESHOLDS = 0.3, 0.2, 0.3, 0.2
+#: Shares of the time of simulations: for all candidates, for the best few and their neighbours, for
+#: the finalists, and for the break-even point.
+SCREENED, REFINED, FINAL, THRESHOLDS = 0.25, 0.25, 0.4, 0.1
+#: Where a stage cannot simulate all rounds, the share of its time for a first part with all systems
+#: and few rounds, and the number of systems of each trust model that continue.
+FIRST_PART, CONTINUE = 0.4, 3
+#: Candidates that are expected to waste more than PRUNED times the fewest rounds are not simulated.
+#: In the settings of docs/plan.md no candidate above 1.5 was the best of its trust model.
+PRUNED = 1.7
+#: Nominal seconds to build one system, and the number of systems of each trust model that later
+#: stages build.
+BUILD_SECONDS, LATER_SYSTEMS = 0.01, 10
 #: Number of candidates of each trust model in the second and in the last stage.
 KEPT, FINALISTS = 2, 2
 #: Replicates of each stage, and the minimum if the time budget does not suffice for them.
@@ -94,7 +104,7 @@ def plan(
     radius_multiplier: float = 1.0,
     colluders: int | None = None,
     intercept: float | None = None,
-    seconds: float = 20.0,
+    seconds: float = 3.0,
     seed: int = 0,
     threads: int | None = None,
     on_stage: Callable[[str], None] | None = None,
@@ -135,8 +145,10 @@ def plan(
         so that rewards can be centred. Not allowed with an environment, which declares its
         intercept.
     seconds : float
-        Nominal work in seconds of one core. A fixed formula derives the amount of simulation from
-        it, so the answer depends only on the arguments, and a slower machine takes longer.
+        Work in seconds of one core, all of it: systems, simulations and break-even points. A fixed
+        formula derives the amount of simulation from it, so the answer depends only on the
+        arguments, and a slower machine takes longer. Accounts of shuffled batches take some seconds
+        more the first time; then they are cached.
     seed : int
         Seed of all randomness.
     threads : int, optional
@@ -308,30 +320,62 @@ class _Search:
     def add(self, trust: str, wanted: Sequence[Recipe]) -> list[Choice]:
         """Add candidates for the recipes, and return those to simulate.
 
-        If two candidates release at the same rounds and one is noisier, it is not simulated.
+        If two candidates release at the same rounds and one is noisier, it is not simulated. Nor
+        is one that is expected to waste `PRUNED` times the rounds of a different one.
         """
         known_labels = {candidate.label for candidate in self.candidates[trust]}
         candidates, failed = made_of(self.question, trust, wanted)
         candidates = [candidate for candidate in candidates if candidate.label not in known_labels]
         self.left_out.update(failed)
         self.candidates[trust] += candidates
+        # Local rounds do not depend on later releases, so the estimate does not apply to them.
+        comparable = [c for c in self.candidates[trust] if c.variant.until is None]
+        least = min(comparable, key=lambda c: c.expected_loss, default=None)
         to_simulate = []
         for candidate in candidates:
             less_noisy = next((other for other in candidates if noisier(candidate, other)), None)
-            if less_noisy is None:
-                to_simulate.append(candidate)
-            else:
+            if less_noisy is not None:
                 self.remarks[candidate.label] = f"not simulated: noisier than {less_noisy.label}"
+            elif (
+                least is not None
+                and candidate.variant.until is None
+                and candidate.expected_loss > PRUNED * least.expected_loss
+            ):
+                self.remarks[candidate.label] = (
+                    f"not simulated: noise is expected to waste {candidate.expected_loss:.3g} "
+                    f"rounds, and {least.expected_loss:.3g} with {least.label}"
+                )
+            else:
+                to_simulate.append(candidate)
         return to_simulate
 
     def stage(self, name: str, going: Sequence[Contender], share: float) -> None:
         """Simulate one stage within its share of the time budget."""
+        halving = self.halving
         replicates, fewest = REPLICATES[name]
-        if not scalable(self.halving.environment):
+        if not scalable(halving.environment):
             replicates = UNLIKE[name]
             share += THRESHOLDS if name == "final" else 0.0
-        self.size = self.halving.size(going, share * self.seconds, replicates, fewest)
-        self.halving.run(name, going, self.size)
+        seconds = share * self.seconds
+        self.size = halving.size(going, seconds, replicates, fewest)
+        if name != "final" and scalable(halving.environment) and self.size.rounds < halving.horizon:
+            first = halving.size(going, FIRST_PART * seconds, 1, 1)
+            halving.run(name, going, first)
+            going = self.continuing(going)
+            self.size = halving.size(going, (1.0 - FIRST_PART) * seconds, replicates, fewest)
+            if self.size.rounds <= first.rounds:
+                return
+        halving.run(name, going, self.size)
+
+    def continuing(self, going: Sequence[Contender]) -> list[Contender]:
+        """Return the contenders of least regret so far, `CONTINUE` of each trust model."""
+        names = {contender.name for contender in going}
+        best: set[str] = set()
+        for trust in self.trust_models:
+            simulated = [c.label for c in self.candidates[trust] if c.label in names]
+            simulated.sort(key=lambda label: self.halving.regrets[label].mean)
+            best.update(simulated[:CONTINUE])
+        return [contender for contender in going if contender.name in best]
 
     def screen(self) -> None:
         """Simulate all candidates on a coarse grid of batch sizes."""
@@ -344,6 +388,8 @@ class _Search:
         if not self.trust_models:
             name, reason = next(iter(self.left_out.items()))
             raise InputError(f"no system gives this guarantee, not even {name}: {reason}")
+        built = len(to_simulate) + LATER_SYSTEMS * len(self.trust_models)
+        self.seconds = max(self.seconds - BUILD_SECONDS * built, 0.5 * self.seconds)
         self.stage("screened", [contender(candidate) for candidate in to_simulate], SCREENED)
 
     def refine(self) -> None:
@@ -354,6 +400,11 @@ class _Search:
             best = ranked[0]
             to_simulate += ranked[:KEPT] + self.add(trust, near(self.question, best))
             rankings = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
+            # Which batches are best may depend on the sieve.
+            least = SIEVES[-1]
+            for other in ranked[1:KEPT]:
+                rankings += [other.with_sieve(least)] if self.question.sieves else []
+                to_simulate += self.add(trust, greedier(self.question, other, (least,)))
             self.candidates[trust] += rankings
             to_simulate += rankings
         self.stage("refined", [contender(candidate) for candidate in to_simulate], REFINED)
@@ -374,7 +425,8 @@ class _Search:
     def ranked(self, trust: str, stage: str | None = None) -> list[Choice]:
         """Return simulated candidates of a trust model, least regret first.
 
-        With ``stage``, return only those whose last simulation was in this stage.
+        Those that were simulated for fewer rounds come last. With ``stage``, return only those
+        whose last simulation was in this stage.
         """
         regrets = self.halving.regrets
         simulated = [
@@ -382,7 +434,7 @@ class _Search:
             for candidate in self.candidates[trust]
             if candidate.label in regrets and stage in (None, regrets[candidate.label].stage)
         ]
-        return sorted(simulated, key=lambda candidate: regrets[candidate.label].mean)
+        return sorted(simulated, key=lambda c: (-regrets[c.label].rounds, regrets[c.label].mean))
 
     def advice(self, table: dict[str, Any]) -> Advice:
         """Return the complete answer."""

@@ -120,14 +120,22 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
 
 
 def round_cost(actions: int, dimension: int) -> float:
-    """Return the nominal seconds of one agent-round, above the times in docs/speed.md."""
-    return 1e-6 * (0.5 + 1.5e-3 * actions * dimension + 1e-3 * dimension**2)
+    """Return the nominal seconds of one system in one round of one silo, without its contexts.
+
+    Measured for 5 to 1 000 actions and d from 3 to 50 (docs/plan.md), within 20 %.
+    """
+    return 1e-6 * (0.2 + 6.2e-4 * actions * dimension + 6e-4 * dimension**2)
+
+
+def context_cost(actions: int, dimension: int) -> float:
+    """Return the nominal seconds of the contexts of one silo and round, which systems share."""
+    return 1e-6 * (0.1 + 5.5e-4 * actions * dimension)
 
 
 def release_cost(plan: Plan) -> float:
     """Return the nominal seconds of all releases of one replicate, with noise drawn once."""
     d, k = plan.dimension, plan.releases
-    draw_seconds = 0.5e-9 * k * k * plan.statistic_size if plan.release in KEEPING else 0.0
+    draw_seconds = 1e-10 * k * k * plan.statistic_size if plan.release in KEEPING else 0.0
     if plan.own is not None:
         draw_seconds *= plan.silos
     return 1e-6 * k * (3.0 + 4e-3 * d**3) + draw_seconds
@@ -144,6 +152,10 @@ LEAST_SILOS, MOST_REPLICATES = 4, 32
 LEAST_PART = 4
 #: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
 LEAST_EXACT = 4
+#: Time of a round of a system with local rounds, in which silos learn at once, over other systems.
+LOCAL = 2.0
+#: A stage that does not fit simulates at least this share of the rounds, and this number of rounds.
+LEAST_SHARE, LEAST_ROUNDS = 1.0 / 16.0, 300
 
 Heard = Callable[[str], None]
 
@@ -197,8 +209,11 @@ class SuccessiveHalving:
         """Return the round from which each silo fits its own theta, or None if not applicable.
 
         If silos differ, the pace of regret keeps decreasing for local models. For one shared model
-        it converges to a positive constant.
+        it converges to a positive constant. If all silos have the same model, every learner's pace
+        keeps decreasing.
         """
+        if scalable(self.environment):
+            return 0
         facts = self.environment.facts(self.silos, self.horizon)
         if not (isinstance(facts, EnvironmentSpec) and facts.linear_by_silo):
             return None
@@ -220,13 +235,11 @@ class SuccessiveHalving:
 
         If ``LEAST_EXACT`` replicates of all silos fit, as many replicates as fit are simulated.
         Otherwise, ``replicates`` replicates with fewer silos are simulated, at least `least_silos`;
-        if they do not fit, replicates are reduced to at least ``fewest``. If the environment cannot
-        be scaled, all silos are simulated for as many rounds as fit.
+        if they do not fit, replicates are reduced to at least ``fewest``, and then rounds to at
+        least `LEAST_SHARE` of all. If the environment cannot be scaled, all silos are simulated for
+        as many rounds as fit.
         """
-        full_cost = sum(
-            self.silos * self.horizon * round_cost(self.actions, e.plan.dimension)
-            for e in contenders
-        )
+        full_cost = self.silos * self.horizon * self.pass_cost(contenders)
         release_seconds = sum(release_cost(e.plan) for e in contenders)
         fitting = int(seconds / (full_cost + release_seconds))
         if fitting >= LEAST_EXACT:
@@ -240,10 +253,27 @@ class SuccessiveHalving:
             return Size(self.silos, int(marks[max(position, 0)]), replicates)
         least = self.least_silos(contenders[0].plan.dimension)
         simulated_silos = min(self.silos, max(least, int(self.silos * affordable_share)))
+        rounds = self.horizon
         if simulated_silos == least and fewest is not None:
-            fit = int(seconds / (release_seconds + full_cost * least / self.silos))
-            replicates = min(replicates, max(fewest, fit))
-        return Size(simulated_silos, self.horizon, replicates)
+            one = release_seconds + full_cost * least / self.silos
+            replicates = min(replicates, max(fewest, int(seconds / one)))
+            rounds = self.rounds_for(seconds / (replicates * one))
+        return Size(simulated_silos, rounds, replicates)
+
+    def rounds_for(self, share: float) -> int:
+        """Return the checkpoint at this share of the rounds, or at the least number of rounds."""
+        least = max(share, LEAST_SHARE) * self.horizon
+        marks = self.marks
+        return int(marks[np.searchsorted(marks, min(max(least, LEAST_ROUNDS), self.horizon))])
+
+    def pass_cost(self, contenders: Sequence[Contender]) -> float:
+        """Return the nominal seconds of one silo and round of all contenders."""
+        kinds = {(e.federated, e.intercept): e.plan.dimension for e in contenders}
+        contexts = sum(context_cost(self.actions, d) for d in kinds.values())
+        return contexts + sum(
+            round_cost(self.actions, e.plan.dimension) * (LOCAL if e.plan.own is not None else 1.0)
+            for e in contenders
+        )
 
     def run(self, stage: str, contenders: Sequence[Contender], size: Size) -> None:
         """Simulate a stage and store its regrets, which depend only on the arguments and seed."""
@@ -404,6 +434,8 @@ def level(difference: tuple[float, float]) -> bool:
 
 #: Factor of a step up, the largest number of steps, and the number of bisections after them.
 STEP, STEPS, HALVINGS = 4.0, 6, 2
+#: The number of steps up that usually suffice, for the time.
+USUAL_STEPS = 3
 #: Fewest and most replicates for each batch size at every step.
 REPLICATES, MOST_AT_STEP = 3, 16
 
@@ -418,14 +450,14 @@ def break_even(
     the current value was not enough. Protocol, release, variant and growing batches stay as in
     ``best``. If batches have equal size, the better of this size and an eighth of it counts.
     """
-    silo_cost = halving.horizon * round_cost(halving.actions, question.problem.dimension)
     batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
-    affordable_silos = int(
-        seconds / (2 * (STEPS + HALVINGS) * batch_sizes_tried * silo_cost)
-    )  # silos of all replicates
+    sizes = halving.actions, question.problem.dimension
+    silo_cost = halving.horizon * (batch_sizes_tried * round_cost(*sizes) + context_cost(*sizes))
+    affordable_silos = seconds / (2 * (USUAL_STEPS + HALVINGS) * silo_cost)  # of all replicates
     least = halving.least_silos(question.problem.dimension)
-    simulated_silos = max(least, min(question.problem.silos, affordable_silos // REPLICATES))
-    replicates = max(REPLICATES, min(MOST_AT_STEP, affordable_silos // simulated_silos))
+    simulated_silos = max(least, min(question.problem.silos, int(affordable_silos) // REPLICATES))
+    replicates = max(REPLICATES, min(MOST_AT_STEP, int(affordable_silos) // simulated_silos))
+    rounds = halving.rounds_for(affordable_silos / (simulated_silos * replicates))
 
     def helps(changed_question: Question) -> bool:
         """Return True if sharing helps under a changed question."""
@@ -447,7 +479,7 @@ def break_even(
             )
         if not contenders:
             return False
-        final_regrets = search.finals(contenders, Size(simulated_silos, search.horizon, replicates))
+        final_regrets = search.finals(contenders, Size(simulated_silos, rounds, replicates))
         # The mean of few replicates is often lucky: one standard error is added.
         return any(sum(mean_and_stderr(column)) < alone for column in final_regrets.T)
 

@@ -45,7 +45,6 @@ from fastfed.privacy.mechanisms.vector_batches import (
 )
 from fastfed.privacy.releases.gaussian_release import GaussianRelease, release_for
 from fastfed.privacy.releases.prefix_sums import (
-    MOST_RELEASES,
     Factor,
     optimal_factor,
     toeplitz_factor,
@@ -61,8 +60,11 @@ from fastfed.protocols.score import score_named
 RELEASABLE = ("silo-ldp", "central")
 #: Share of the failure probability that is spent on approximating the noise bits by normals.
 COUPLING_SHARE = 0.01
-#: Limits in the choice of the default release type. MOST_OPTIMISED: largest number of releases for
-#: which a factor is optimised (the time is cubic, half a second at this limit). MOST_KEPT: largest
+#: Largest number of releases of secure sums, whose factor is stored as Python integers.
+MOST_MASKED_RELEASES = 1024
+#: Limits in the choice of the default release type. They are part of what a spec means: results
+#: that are stored for a spec without the key `release` belong to the choice of these limits.
+#: MOST_OPTIMISED: largest number of releases for which a factor is optimised. MOST_KEPT: largest
 #: number of releases whose noise vectors are all stored (time and memory are quadratic).
 #: MOST_KEPT_NUMBERS: largest number of stored noise values in one replicate.
 MOST_OPTIMISED, MOST_KEPT, MOST_KEPT_NUMBERS = 400, 1024, 2**24
@@ -399,10 +401,15 @@ def expected_loss(
     float
         Rounds.
     """
-    ends = schedule.ends.astype(np.float64)
-    rounds_per_release = np.append(ends[1:], problem.horizon) - ends
     errors = distribution.errors(problem.dimension, failure_probability / 4.0)[1:]
-    width = NOISE_WEIGHT * errors / (problem.silos * ends)
+    return wasted_rounds(errors, schedule.ends, problem.silos, problem.horizon)
+
+
+def wasted_rounds(errors: np.ndarray, ends: np.ndarray, silos: int, horizon: int) -> float:
+    """Estimate `expected_loss` from the bounds E_k (K,) on the noise of releases after ``ends``."""
+    ends = ends.astype(np.float64)
+    rounds_per_release = np.append(ends[1:], horizon) - ends
+    width = NOISE_WEIGHT * errors / (silos * ends)
     return float(rounds_per_release @ (1.0 - 1.0 / (1.0 + width * width)))
 
 
@@ -474,9 +481,9 @@ def secure_encoder(
         If the release type has no encoder, or there are too many releases.
     """
     count = schedule.releases
-    if count > MOST_RELEASES:
+    if count > MOST_MASKED_RELEASES:
         raise InputError(
-            f'protocol "secure-sum" is for at most {MOST_RELEASES} releases, got {count}: '
+            f'protocol "secure-sum" is for at most {MOST_MASKED_RELEASES} releases, got {count}: '
             'use batch_size = "growing" for fewer'
         )
     if release == "factorised":

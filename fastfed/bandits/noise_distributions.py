@@ -20,6 +20,7 @@ from functools import cache
 
 import numpy as np
 
+from fastfed._cache import cached
 from fastfed._roots import brentq
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
@@ -550,6 +551,7 @@ def _sum_distribution(
     )
 
 
+@cached
 def coupling(trials: int, probability: float) -> float:
     """Bound |X - N/4 - sigma Z| for X ~ Bin(N, 1/4), except with a given probability.
 
@@ -588,11 +590,12 @@ def coupling(trials: int, probability: float) -> float:
     first = max(-1, math.floor(mean - (reach + 1.0) * sigma))
     last = min(trials, math.ceil(mean + (reach + 0.2 * reach * reach / sigma + 4.0) * sigma))
     k = np.unique(np.append(np.arange(first, last, step), last)).astype(np.float64)
-    inside = (k >= 0) & (k < trials)
-    # P(X <= k) and P(X > k).
+    # P(X <= k) and P(X > k): the smaller one is needed, and the median is within 1 of the mean.
     below, above = np.where(k < 0, 0.0, 1.0), np.where(k < 0, 1.0, 0.0)
-    below[inside] = betainc(trials - k[inside], k[inside] + 1.0, 0.75)
-    above[inside] = betainc(k[inside] + 1.0, trials - k[inside], 0.25)
+    inside, margin = (k >= 0) & (k < trials), 0.1 * sigma + 2.0
+    left, right = inside & (k < mean + margin), inside & (k > mean - margin)
+    below[left] = betainc(trials - k[left], k[left] + 1.0, 0.75)
+    above[right] = betainc(k[right] + 1.0, trials - k[right], 0.25)
     x = np.where(below < 0.5, ndtri(below), -ndtri(above))
     reachable = (x[1:] > -reach) & (x[:-1] < reach)
     if not (below[0] <= 0.5 * probability and above[-1] <= 0.5 * probability):

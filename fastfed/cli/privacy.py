@@ -269,8 +269,9 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
 @click.option("--radius-multiplier", type=float, default=1.0, show_default=True, metavar="X",
               help="Factor on all confidence radii; below 1 no regret bound is proven.",
               )  # fmt: skip
-@click.option("--seconds", type=float, default=20.0, show_default=True, metavar="S",
-              help="Approximate time of the simulations on one core, in seconds.")  # fmt: skip
+@click.option("--seconds", type=float, default=3.0, show_default=True, metavar="S",
+              help="Time on one core, in seconds; more for accounts that are not cached yet.",
+              )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N",
               help="Seed of all randomness.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N",

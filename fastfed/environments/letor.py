@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._memory import available
+from fastfed._threads import one_blas_thread
 from fastfed._validate import InputError, choice, integer, nearest, number, show
 from fastfed.environments.base import DECLARED_RANGES, INDEPENDENT
 from fastfed.environments.letor_files import MAX_FEATURES, LetorRows, missing_value, read_letor
@@ -367,11 +368,12 @@ def _fit(
     dimension = len(columns)
     factor = np.empty((0, dimension + 1))
     largest = np.zeros(dimension)
-    for first, last, raw in _chunks(letor, columns):
-        np.maximum(largest, np.abs(raw).max(axis=0), out=largest)
-        relevance = letor.relevance[letor.starts[first] : letor.starts[last], None]
-        stacked = np.vstack([factor, np.hstack([raw, relevance])])
-        factor = np.asarray(np.linalg.qr(stacked, mode="r"))
+    with one_blas_thread():
+        for first, last, raw in _chunks(letor, columns):
+            np.maximum(largest, np.abs(raw).max(axis=0), out=largest)
+            relevance = letor.relevance[letor.starts[first] : letor.starts[last], None]
+            stacked = np.vstack([factor, np.hstack([raw, relevance])])
+            factor = np.asarray(np.linalg.qr(stacked, mode="r"))
     # scikit-learn divides the squared loss by the number of rows, which is that of R, not of X.
     row_ratio = len(letor.relevance) / len(factor)
     lasso = Lasso(alpha=penalty * row_ratio, fit_intercept=False, max_iter=10_000)

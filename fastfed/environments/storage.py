@@ -8,8 +8,6 @@ import json
 import math
 import os
 import shutil
-import stat
-import sys
 import tempfile
 import time
 import warnings
@@ -22,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError
+from fastfed._cache import cache_folder
 
 # ---- Growable arrays -----------------------------------------------------------------------------
 # Arrays are written and read block by block, so that memory never holds a whole array. A finished
@@ -182,58 +180,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1  # format of cache folders; a new number invalidates all existing folders
-
-
-def cache_folder() -> Path:
-    """Return the folder of parsed files.
-
-    It is $FASTFED_CACHE, or fastfed/ in the cache folder of the user. A user without a home folder
-    has a folder among temporary files.
-    """
-    chosen = os.environ.get("FASTFED_CACHE")
-    if chosen:
-        return Path(chosen)
-    home = _home()
-    linux_cache = os.environ.get("XDG_CACHE_HOME", "")
-    if home is None:
-        return Path(linux_cache) / "fastfed" if linux_cache else _temporary_cache()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = home / "Library" / "Caches"
-    else:
-        base = Path(linux_cache or home / ".cache")
-    return base / "fastfed"
-
-
-def _home() -> Path | None:
-    """Return the user's home folder, or None for a user who has none."""
-    home = os.path.expanduser("~")
-    if os.environ.get("HOME") != "" and os.path.isabs(home):
-        return Path(home)
-    try:
-        import pwd
-
-        return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except (ImportError, KeyError):
-        return None
-
-
-def _temporary_cache() -> Path:
-    """Return a folder in the system's folder of temporary files that this user alone can write."""
-    folder = Path(tempfile.gettempdir()) / f"fastfed-{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-    except OSError:
-        private = False
-    if not private or status.st_uid != os.getuid():
-        raise InputError(
-            f"this user has no home folder, and {folder} is not theirs alone: set FASTFED_CACHE to "
-            "a folder for parsed files"
-        )
-    return folder
 
 
 @contextmanager

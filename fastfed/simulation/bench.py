@@ -212,14 +212,15 @@ def pool_work(experiment: Experiment) -> Work:
 def set_work(experiment: Experiment) -> Work:
     """Count the work with a fixed set of actions, whose means and both bonuses are updated.
 
-    The updates take two products of the rows with vectors, and one product of W with a vector.
+    With V^-1 it is two products of the rows with vectors, two of V^-1, and an update of V^-1. With
+    X V^-1 X' and X V^-2 X' it is the update of half of both (src/ff_fixed.h).
     """
-    plan, k = check_plan(experiment.curves[0].system.plan), 100
-    d = plan.dimension
-    return Work(
-        float64=upkeep(plan) + 2 * 2 * k * d + 2 * d * d,
-        reads=((4.0 * k * d, 4.0 * k * d), (8.0 * entries(d), 8.0 * entries(d))),
-    )
+    k, d = 100, check_plan(experiment.curves[0].system.plan).dimension
+    rows, pairs = 4 * k * d + 6 * d * d, 3 * k * k
+    if rows < pairs:
+        return Work(float64=rows, reads=((4.0 * k * d, 4.0 * k * d), (8.0 * d * d, 8.0 * d * d)))
+    # Sixteen data points are subtracted together.
+    return Work(float64=pairs, reads=((8.0 * k * k / 16, 8.0 * k * k),))
 
 
 @dataclass(frozen=True)

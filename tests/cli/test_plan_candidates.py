@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ import fastfed
 from fastfed._system import account
 from fastfed.advice import plan
 from fastfed.advice.answer import verdict_text
+from fastfed.advice.planner import PRUNED
 from fastfed.advice.successive_halving import (
     Contender,
+    Size,
     SuccessiveHalving,
     _extended,
+    release_cost,
     scaled_environment,
     scaled_plan,
 )
@@ -303,6 +307,82 @@ def test_a_stage_that_does_not_fit_has_fewer_replicates() -> None:
     assert halving.size(contenders, 0.2, 6, 2).replicates == 6
 
 
+def test_a_stage_that_never_fits_has_fewer_rounds() -> None:
+    halving = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 20_000, 5, 0, 1)
+    candidate = question(silos=100, horizon=20_000).make("x", "central", "factorised", STEPS)
+    contenders = [Contender(str(i), candidate.plan, candidate.node) for i in range(20)]
+    whole = 4 * 20_000 * halving.pass_cost(contenders)
+    sizes = [halving.size(contenders, share * whole, 2, 1) for share in (1e-6, 0.2, 0.5, 2.1)]
+    assert [(size.silos, size.replicates) for size in sizes] == [(4, 1), (4, 1), (4, 1), (4, 2)]
+    rounds = [size.rounds for size in sizes]
+    assert rounds == sorted(rounds)
+    assert rounds[0] in halving.marks and 1250 <= rounds[0] <= 1600
+    assert 0.4 * 20_000 <= rounds[2] <= 0.55 * 20_000
+    assert rounds[3] == 20_000
+    short = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 200, 5, 0, 1)
+    assert short.rounds_for(1e-9) == 200
+
+
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 20.0])
+def test_a_search_takes_the_time_that_was_requested(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Add up the nominal seconds of all simulations of a search, whose regrets are made up."""
+    spent = 0.0
+    rng = np.random.default_rng(0)
+
+    def finals(
+        halving: SuccessiveHalving, going: Sequence[Contender], size: Size, bits: bool = False
+    ) -> np.ndarray:
+        """Add the cost; sharing has less regret than being alone."""
+        nonlocal spent
+        releases = sum(release_cost(one.plan) for one in going) * size.rounds / halving.horizon
+        spent += size.replicates * (size.silos * size.rounds * halving.pass_cost(going) + releases)
+        regret = [100.0 if one.node is None else 10.0 for one in going]
+        return np.array(regret) + rng.normal(size=(size.replicates, len(going)))
+
+    monkeypatch.setattr(SuccessiveHalving, "finals", finals)
+    answer = plan(
+        silos=100, horizon=20_000, dimension=10, epsilon=1.0, delta=1e-5, seconds=seconds,
+        trust=["silo-ldp", "central"],
+    )  # fmt: skip
+    assert all(verdict.helps for verdict in answer.verdicts)
+    # A tenth is for break-even points, which nobody needs here, and some is for the systems.
+    assert 0.6 * seconds <= spent + 0.01 * len(answer.candidates) <= 1.1 * seconds
+
+
+def test_candidates_that_noise_rules_out_are_not_simulated() -> None:
+    answer = plan(**{**ASK, "epsilon": 30.0, "horizon": 3000, "trust": "central"})
+    reasons = [c.remark for c in answer.candidates if "expected to waste" in c.remark]
+    assert reasons
+    for candidate in answer.candidates:
+        assert (candidate.regret is None) == bool(candidate.remark)
+    asked = question(epsilon=30.0, horizon=3000)
+    losses = {
+        candidate.label: candidate.expected_loss
+        for candidate in made_of(asked, "central", recipes(asked, "central"))[0]
+    }
+    best = min(losses, key=lambda label: losses[label])
+    assert answer[best].regret is not None
+    for candidate in answer.candidates:
+        if "expected to waste" in candidate.remark and candidate.label in losses:
+            assert losses[candidate.label] > PRUNED * losses[best]
+
+
+def test_many_equal_batches_have_buffered_noise() -> None:
+    asked = question(horizon=8000)
+    found = [(r, b) for _, r, b, _ in recipes(asked, "central") if isinstance(b, int)]
+    assert {b for r, b in found if r == "buffered"} == {2}
+    assert {b for r, b in found if r == "toeplitz"} == {8, 32, 128}
+    buffered = asked.make("central", "central", "buffered", 2)
+    toeplitz = asked.make("central", "central", "toeplitz", 2)
+    assert toeplitz.noise_std < buffered.noise_std < 1.005 * toeplitz.noise_std
+    assert [(r, b) for _, r, b, _ in near(asked, buffered)] == [("buffered", 1), ("buffered", 4)]
+    shorter = asked.make("central", "central", "toeplitz", 8)
+    variants = [(r, b) for _, r, b, _ in near(asked, shorter)]
+    assert variants == [("buffered", 4), ("toeplitz", 16), ("factorised", 8)]
+
+
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_a_pace_that_falls_goes_on_falling(power: float) -> None:
     marks = np.arange(50, 10_001, 50)
@@ -325,7 +405,8 @@ def test_only_silos_that_learn_for_themselves_are_known_to_fall() -> None:
     differ = SuccessiveHalving(Rotated(dimension=3, actions=5), *sizes)
     assert [differ.learns_since(plan) for plan in (own, candidate, alone)] == [30, None, 0]
     alike = SuccessiveHalving(Sphere(dimension=3, actions=5), *sizes)
-    assert [alike.learns_since(plan) for plan in (own, candidate, alone)] == [None] * 3
+    # If all silos have one model, sharing it learns as long as learning alone does.
+    assert [alike.learns_since(plan) for plan in (own, candidate, alone)] == [0] * 3
 
 
 # ---- secure sums ---------------------------------------------------------------------------------

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
+import mpmath
 import numpy as np
 import pytest
 from oracle import factorised as oracle
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from fastfed import _cache
 from fastfed._validate import InputError
 from fastfed.privacy import Budget
+from fastfed.privacy.releases import prefix_sums
 from fastfed.privacy.releases.gaussian_release import calibrate_release
+from fastfed.privacy.releases.optimal_gram import GAP, inverse_root_poles, optimal_gram
 from fastfed.privacy.releases.prefix_sums import (
-    GAP,
     GRID,
     MOST_RELEASES,
     SLACK,
@@ -216,3 +220,82 @@ def test_ill_conditioned_factors_are_refused() -> None:
 def test_bad_rounds_are_refused(rounds: tuple[int, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         optimal_factor(rounds, 10)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (1e-3, 1e8), (1e-30, 1e30)])
+def test_poles_give_the_inverse_root(low: float, high: float) -> None:
+    poles, shares = inverse_root_poles(low, high)
+    x = np.geomspace(low, high, 500)
+    roots = (shares / (x[:, None] + poles)).sum(axis=1)
+    np.testing.assert_allclose(roots, 1.0 / np.sqrt(x), rtol=3e-15)
+
+
+@pytest.mark.parametrize("releases", [1, 2, 30, 150])
+def test_gram_matrix_equals_the_one_of_singular_values(releases: int) -> None:
+    """Repeat the iteration with a singular value decomposition in each step."""
+    ends = np.arange(1.0, releases + 1.0) ** 2
+    weights = np.append(np.diff(ends), 5.0) / (ends**2 + 40.0)
+    gram = optimal_gram(weights)
+    lower_ones = np.tri(releases)
+    root = lower_ones.T * np.sqrt(weights / weights.sum())
+    v = (root**2).sum(axis=1)
+    for _ in range(2000):
+        vectors, values, _ = np.linalg.svd(np.sqrt(v)[:, None] * root)
+        diagonal = (vectors**2 @ values) / v
+        lower = 2.0 * values.sum() - v.sum()
+        if diagonal.max() * values.sum() - lower <= GAP * lower:
+            break
+        v *= diagonal
+    expected = (vectors * values) @ vectors.T / np.sqrt(v[:, None] * v)
+    np.testing.assert_allclose(gram, np.tril(expected), atol=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [1e-12, 1e-6, 1.0, 1e6, 1e12])
+def test_weights_that_differ_greatly_keep_their_precision(ratio: float) -> None:
+    """Repeat the iteration for two leaves with 60 digits: the root of a 2 x 2 matrix is known."""
+    gram = optimal_gram(np.array([1.0, ratio]))
+    with mpmath.workdps(60):
+        second = mpmath.mpf(ratio) / (1 + mpmath.mpf(ratio))
+        v = [mpmath.mpf(1), second]
+        for _ in range(2000):
+            inside = mpmath.sqrt(v[0] * v[1]) * second
+            det = mpmath.sqrt(v[0] * v[1] * second * (1 - second))
+            trace = mpmath.sqrt(v[0] + v[1] * second + 2 * det)
+            diagonal = [(v[0] + det) / trace / v[0], (v[1] * second + det) / trace / v[1]]
+            lower = 2 * trace - sum(v)
+            if max(diagonal) * trace - lower <= GAP * lower:
+                break
+            v = [v[i] * diagonal[i] for i in range(2)]
+        corner = inside / trace / mpmath.sqrt(v[0] * v[1])
+    expected = [float(diagonal[0]), float(corner), float(diagonal[1])]
+    np.testing.assert_allclose(gram[np.tril_indices(2)], expected, rtol=1e-14)
+
+
+def test_factors_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the bits with several BLAS threads, and that one is used where they are computed."""
+    ends = tuple(range(1, 301))
+    threads: set[int] = set()
+    compute = prefix_sums._compute_factor
+
+    def noted(weights: np.ndarray) -> Factor:
+        """Note the numbers of threads."""
+        threads.update(blas_threads())
+        return compute(weights)
+
+    monkeypatch.setattr(prefix_sums, "_compute_factor", noted)
+    bits = []
+    for limit in (1, 2):
+        prefix_sums._cached_optimal_factor.cache_clear()
+        _cache.forget()
+        with threadpool_limits(limit, "blas"):
+            factor = optimal_factor(ends, 300)
+            bits.append((factor.matrix.tobytes(), factor.encoder.tobytes()))
+            bits[-1] += (Factor(factor.matrix).squared_sensitivity(3).hex(),)
+            assert blas_threads() <= {limit}
+    assert bits[0] == bits[1]
+    assert threads == {1}
+
+
+def blas_threads() -> set[int]:
+    """Return the numbers of threads of all loaded BLAS libraries."""
+    return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}

@@ -20,6 +20,8 @@ ALLOWED = {
     "_registry": {"_validate"},
     "_roots": set(),
     "_files": {"_validate"},
+    "_cache": {"_validate"},
+    "_threads": set(),
     "_cells": {"_validate"},
     "_containers": {"_validate"},
     "_sqlite": {"_validate"},
@@ -31,6 +33,7 @@ ALLOWED = {
     "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
     "privacy": {
         "_kernels", "_registry", "_validate", "_random", "_sampling", "_display", "_roots",
+        "_cache", "_threads",
     },
     "protocols": {
         "_kernels", "_registry", "_validate", "_random", "_sampling", "privacy",
@@ -38,7 +41,7 @@ ALLOWED = {
     "_system": {"_validate", "_display", "privacy"},
     "bandits": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
-        "off_policy", "_roots", "_files",
+        "off_policy", "_roots", "_files", "_cache",
     },
     "experts": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
@@ -50,7 +53,7 @@ ALLOWED = {
     },
     "environments": {
         "_kernels", "_registry", "_validate", "_random", "_memory", "_cells", "_containers",
-        "_sheets",
+        "_sheets", "_cache", "_threads",
     },
     "results": {"_validate", "_display"},
     "off_policy": {"_validate", "_roots"},

@@ -150,7 +150,8 @@ def test_every_system_and_every_public_kernel_is_timed():
 
 def test_workloads_can_be_created_and_run():
     """Run one workload of each group; `benches/bench_workloads.py` runs all workloads."""
-    for name in ("system hedge", "bench fixed-k100-d5", "kernel solve d=10", "size ring M=100"):
+    names = "system hedge", "bench fixed-k100-d5", "kernel solve d=10", "size ring M=100"
+    for name in (*names, "user set d=2", "user sphere.toml"):
         workloads.make(name)()
 
 

@@ -11,10 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from fastfed._cache import cached
 from fastfed._validate import InputError, boolean, integer, number
 from fastfed.privacy.accounting.gdp import gaussian_delta, gaussian_epsilon
 
@@ -437,6 +439,12 @@ def _checked_node(pair_or_node: tuple[int, float] | Node) -> Node:
     )
 
 
+@lru_cache(maxsize=4)
+def probits_of(trials: int) -> Probits:
+    """Return the scale of Bin(trials, 1/4): a calibration and its account need the same one."""
+    return Probits(trials)
+
+
 class VectorSumAccount:
     """The privacy account of vector sums with binomial noise, for changes within given norms.
 
@@ -479,8 +487,12 @@ class VectorSumAccount:
             for node in checked_nodes
             if node.norm > 0.0 and (node.window >= 1.0 or not integers)
         )
-        self._probits = {node.trials: Probits(node.trials) for node in self.nodes}
         self._count = sum(node.count * self._changing_coordinates(node) for node in self.nodes)
+
+    @cached_property
+    def _probits(self) -> dict[int, Probits]:
+        """Return the probit scale of each number of noise bits."""
+        return {node.trials: probits_of(node.trials) for node in self.nodes}
 
     def _changing_coordinates(self, node: Node) -> int:
         """Return the number of coordinates of a node that may change."""
@@ -521,15 +533,22 @@ class VectorSumAccount:
     def epsilon(self, delta: float) -> float:
         """Compute an epsilon >= 0 that is proven at delta in [0, 1), or infinity."""
         delta = number("delta", delta, at_least=0, below=1)
-        if not self.nodes:
-            return 0.0
-        least = math.inf
-        for share in TAIL_SHARES if delta > 0 else ():
-            mu = self.mu(delta * share)
-            if math.isfinite(mu):
-                remaining_delta = delta * (1.0 - share) / (1.0 - delta * share)
-                least = min(least, gaussian_epsilon(mu, remaining_delta))
-        return least
+        return _least_epsilon(self.nodes, self.coordinates, self.integers, delta)
+
+
+@cached
+def _least_epsilon(
+    nodes: tuple[Node, ...], coordinates: int, integers: bool, delta: float
+) -> float:
+    """Compute the least epsilon that an account of these nodes proves at delta."""
+    account = VectorSumAccount(nodes, coordinates, integers=integers)
+    least = math.inf if account.nodes else 0.0
+    for share in TAIL_SHARES if account.nodes and delta > 0.0 else ():
+        mu = account.mu(delta * share)
+        if math.isfinite(mu):
+            remaining_delta = delta * (1.0 - share) / (1.0 - delta * share)
+            least = min(least, gaussian_epsilon(mu, remaining_delta))
+    return least
 
 
 # ---- a lower bound of the true delta of one vector sum -------------------------------------------

@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from fastfed._cache import cached
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.accounting.binomial import (
     ONES,
@@ -21,6 +22,7 @@ from fastfed.privacy.accounting.binomial import (
     VectorSumAccount,
     node_mu,
     pld_delta,
+    probits_of,
     shifted_binomial_delta,
     tail_of,
 )
@@ -387,13 +389,13 @@ def calibrate_vector_sum(
     check_gaussian_budget(budget)
     # For each level j: n_j users, g_j encoding levels, and b_j bits by the rule.
     kappa = tree_levels(releases)
-    users = [batch_points << j for j in range(kappa)]
-    levels = [usual_levels(n, d) for n in users]
+    users = tuple(batch_points << j for j in range(kappa))
+    levels = tuple(usual_levels(n, d) for n in users)
+    bits: tuple[int, ...] = ()
     if calibration == "exact":
-        effects = [level_squares(releases, returning, j) for j in range(kappa)]
-        levels, bits = (
-            _exact(budget, users, levels, d, honest_fraction, effects) if kappa else ([], [])
-        )
+        effects = tuple(level_squares(releases, returning, j) for j in range(kappa))
+        if kappa:
+            levels, bits = _exact(budget, users, levels, d, honest_fraction, effects)
     else:
         if calibration == "theorem":
             epsilon, node_delta = _per_node(budget, kappa) if kappa else (1.0, 1.0)
@@ -402,13 +404,15 @@ def calibrate_vector_sum(
             factor = (
                 vector_scale * (math.log(d * d) - math.log(budget.delta)) ** 2 / budget.epsilon**2
             )
-        bits = [max(math.ceil(factor * g * g / n), 1) for g, n in zip(levels, users, strict=True)]
+        bits = tuple(
+            max(math.ceil(factor * g * g / n), 1) for g, n in zip(levels, users, strict=True)
+        )
     return BinomialTree(
         releases,
         batch_points,
         d,
-        tuple(levels),
-        tuple(bits),
+        levels,
+        bits,
         calibration,
         budget,
         _SOURCE[calibration],
@@ -418,14 +422,15 @@ def calibrate_vector_sum(
     )
 
 
+@cached
 def _exact(
     budget: Budget,
-    users: list[int],
-    levels: list[int],
+    users: tuple[int, ...],
+    usual: tuple[int, ...],
     dimension: int,
     honest_fraction: float,
-    effects: list[tuple[int, int, int]],
-) -> tuple[list[int], list[int]]:
+    effects: tuple[tuple[int, int, int], ...],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Compute g_j and the smallest b_j of every level that are proven to meet the budget.
 
     A share of delta is for the windows of the account, the rest for the Gaussian part. The share is
@@ -444,7 +449,7 @@ def _exact(
     rounding_norms = [(1.0 - 1.0 / most) * math.sqrt(coordinates) for _, _, most in effects]
     levels = [
         max(g, least_levels, math.ceil(rounding_norm / (_EXACT_ROUNDING * record_sensitivity)))
-        for g, rounding_norm in zip(levels, rounding_norms, strict=True)
+        for g, rounding_norm in zip(usual, rounding_norms, strict=True)
     ]
 
     def mu_and_tail(share_of_delta: float) -> tuple[float, float]:
@@ -464,7 +469,12 @@ def _exact(
         """Return the proven mu of one record in a node of level j with b bits per user."""
         level_node = node(j, honest[j] * b)
         return node_mu(
-            Probits(level_node.trials), level_node.norm, coordinates, tail, False, level_node.window
+            probits_of(level_node.trials),
+            level_node.norm,
+            coordinates,
+            tail,
+            False,
+            level_node.window,
         )
 
     # Choose the share of delta at the level whose windows are widest relative to the noise.
@@ -481,7 +491,7 @@ def _exact(
     for j, n in enumerate(honest):
         approximate_bits = (node(j, 0).norm / mu) ** 2 / VARIANCE / n
         bits.append(smallest_bits(approximate_bits, mu, partial(ratio, j)))
-    return levels, bits
+    return tuple(levels), tuple(bits)
 
 
 def smallest_bits(first_guess: float, mu: float, ratio: Callable[[int], float]) -> int:

@@ -538,12 +538,10 @@ def _prefix_weights(factor: Factor) -> np.ndarray:
     c = np.zeros((size, size))
     for k, row in enumerate(factor):
         c[k, : k + 1] = row
-    b = np.zeros((size, size))
+    b = np.tri(size)
     for j in range(size - 1, -1, -1):
-        remaining = np.where(np.arange(size) >= j, 1.0, 0.0)
-        for i in range(size - 1, j, -1):
-            remaining -= b[:, i] * c[i, j]
-        b[:, j] = remaining / c[j, j]
+        b[:, j] /= c[j, j]
+        b[j:, :j] -= b[j:, j, None] * c[j, :j]
     b.flags.writeable = False
     return b
 

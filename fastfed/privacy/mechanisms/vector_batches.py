@@ -11,6 +11,7 @@ from decimal import ROUND_FLOOR, Context, Decimal
 
 import msgspec
 
+from fastfed._cache import cached
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.privacy.accounting.binomial import (
     TAIL_SHARES,
@@ -528,6 +529,7 @@ def _account(trials: int, norm: float, returning: int, coordinates: int) -> Vect
     return VectorSumAccount([node], coordinates)
 
 
+@cached
 def _exact(
     budget: Budget,
     counted: int,
@@ -564,7 +566,10 @@ def _exact(
         account = _account(counted * bits, norm, returning, coordinates)
         return min(account.mu(tails) / mu for tails, mu in tails_and_mu)
 
-    return g, smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / counted, 1.0, excess)
+    bits = smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / counted, 1.0, excess)
+    # Every caller wants the account too. Cache it while the probit scale is in memory.
+    _account(counted * bits, norm, returning, coordinates).epsilon(delta)
+    return g, bits
 
 
 def _round_down(value: float) -> str:

@@ -1,0 +1,385 @@
+"""Results of pure functions, cached in memory and in the user's cache folder.
+
+`cached` is for functions whose result depends on their arguments alone, and takes longer to compute
+than to read: accounts, calibrations and factors. A result that is read is the result that was
+computed, bit for bit:
+
+- A file holds the function's name, the version and all arguments in full, and they are compared. A
+  file with different ones, a damaged file and a foreign file are ignored, and the result is
+  computed again. Floats are written in hexadecimal and arrays as their bytes. A checksum covers
+  all of it. Nothing in a file is executed.
+- The version covers everything else that a result depends on: the source of the function's module,
+  of `fastfed.privacy` and of the package's shared modules, the compiled kernels, NumPy, SciPy, the
+  C library and the processor's instruction sets.
+- A file is written under a temporary name and renamed, so processes do not disturb one another. A
+  folder that cannot be written, or that another user could write, is not used.
+
+The environment variable FASTFED_CACHE_ACCOUNTS = "off" turns the files off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, wraps
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fastfed._validate import InputError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: A result is stored in a file if computing it takes at least WORTH seconds; reading takes 0.0001.
+WORTH = 1e-3
+#: Limits of all files together and of one of them, in bytes, and the largest number of files.
+MOST_BYTES, MOST_OF_ONE, MOST_FILES = 2**27, 20 * 2**20, 4096
+#: The files are counted when the first is written, and whenever COUNTED more were written.
+COUNTED = 256
+#: A temporary file is deleted after this many seconds: its process was killed.
+ABANDONED = 3600.0
+#: Number of results of one function that are held in memory. Arrays are not: they may be large.
+IN_MEMORY = 512
+
+# ---- The user's cache folder ---------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Return the folder of parsed files and of accounts.
+
+    It is $FASTFED_CACHE, or fastfed/ in the cache folder of the user. A user without a home folder
+    has a folder among temporary files.
+    """
+    chosen = os.environ.get("FASTFED_CACHE")
+    if chosen:
+        return Path(chosen)
+    home = _home()
+    linux_cache = os.environ.get("XDG_CACHE_HOME", "")
+    if home is None:
+        return Path(linux_cache) / "fastfed" if linux_cache else _temporary_cache()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    else:
+        base = Path(linux_cache or home / ".cache")
+    return base / "fastfed"
+
+
+def _home() -> Path | None:
+    """Return the user's home folder, or None for a user who has none."""
+    home = os.path.expanduser("~")
+    if os.environ.get("HOME") != "" and os.path.isabs(home):
+        return Path(home)
+    try:
+        import pwd
+
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except (ImportError, KeyError):
+        return None
+
+
+def _temporary_cache() -> Path:
+    """Return a folder in the system's folder of temporary files that this user alone can write."""
+    folder = Path(tempfile.gettempdir()) / f"fastfed-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    except OSError:
+        private = False
+    if not private or status.st_uid != os.getuid():
+        raise InputError(
+            f"this user has no home folder, and {folder} is not theirs alone: set FASTFED_CACHE to "
+            "a folder for parsed files"
+        )
+    return folder
+
+
+def _accounts_folder() -> Path | None:
+    """Return the folder of cached results, which only its owner can write; None if there is none.
+
+    Whoever can write a result could make a certificate wrong.
+    """
+    if os.environ.get("FASTFED_CACHE_ACCOUNTS", "") == "off":
+        return None
+    try:
+        folder = cache_folder() / "accounts"
+        if not folder.is_dir():
+            for each in (*reversed(folder.parents), folder):
+                if not each.exists():
+                    each.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except (InputError, OSError, ValueError):
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        return None
+    if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
+        return None
+    return folder
+
+
+# ---- Arguments and results as text ---------------------------------------------------------------
+
+
+class _NotPlain(TypeError):
+    """Raised for a value that has no exact text."""
+
+
+def _plain(value: Any, arrays: list[bytes] | None = None) -> Any:
+    """Return a value as JSON data from which it can be restored exactly.
+
+    Values are None, booleans, integers, floats, texts and tuples of these. Arguments may also be
+    frozen records (dataclasses, structs and named tuples) with such fields, and results may be
+    arrays, whose bytes are appended to ``arrays``.
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is int:
+        return value
+    if kind is float:
+        return ["float", value.hex()]
+    if kind is str:
+        return ["text", value]
+    if kind is tuple:
+        return ["tuple", [_plain(each, arrays) for each in value]]
+    if kind is np.ndarray and arrays is not None and value.dtype in (np.float64, np.int64):
+        arrays.append(np.ascontiguousarray(value).tobytes())
+        return ["array", value.dtype.str, list(value.shape)]
+    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", None)
+    if names is None and issubclass(kind, tuple):
+        names = getattr(kind, "_fields", None)
+    if names is None or arrays is not None:
+        raise _NotPlain(f"a {kind.__name__} cannot be cached")
+    fields = [[name, _plain(getattr(value, name))] for name in names]
+    return ["record", f"{kind.__module__}.{kind.__qualname__}", fields]
+
+
+def _restored(data: Any, content: memoryview) -> tuple[Any, memoryview]:
+    """Return the value that `_plain` wrote, and the bytes of the arrays that follow."""
+    if data is None or type(data) in (bool, int):
+        return data, content
+    kind, *rest = data
+    if kind == "float":
+        return float.fromhex(rest[0]), content
+    if kind == "text":
+        return rest[0], content
+    if kind == "tuple":
+        values = []
+        for each in rest[0]:
+            value, content = _restored(each, content)
+            values.append(value)
+        return tuple(values), content
+    if kind == "array" and rest[0] in (np.dtype(np.float64).str, np.dtype(np.int64).str):
+        size = 8 * int(np.prod(rest[1], dtype=np.int64))
+        array = np.frombuffer(content[:size], dtype=rest[0]).reshape(rest[1]).copy()
+        array.flags.writeable = False
+        return array, content[size:]
+    raise ValueError(f"unknown kind of value: {kind}")
+
+
+# ---- The version ---------------------------------------------------------------------------------
+
+
+@cache
+def _digest_of_file(path: Path | str) -> str:
+    """Return the checksum of a file. Raises OSError if it cannot be read."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+@cache
+def _version() -> list[Any]:
+    """Return what all results depend on: shared code, libraries and the processor.
+
+    Raises OSError if some of the code cannot be read.
+    """
+    package = Path(__file__).parent
+    files = [*package.glob("_*.py"), *package.glob("privacy/**/*.py")]
+    files += [each for each in (package / "_kernels").iterdir() if each.suffix in (".so", ".pyd")]
+    digest = hashlib.sha256("".join(map(_digest_of_file, sorted(files))).encode()).hexdigest()
+    # Importing SciPy to ask for its version would take longer than reading all results of a run.
+    found = find_spec("scipy")
+    if found is None or found.origin is None:
+        raise OSError("scipy has no files")
+    umath = sys.modules.get("numpy._core._multiarray_umath")
+    features = getattr(umath, "__cpu_features__", {})
+    libc = ""
+    with suppress(AttributeError, OSError, ValueError):
+        libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    return [
+        digest,
+        _digest_of_file(Path(found.origin).with_name("version.py")),
+        np.__version__,
+        list(sys.version_info),
+        sys.platform,
+        libc,
+        sorted(name for name, usable in features.items() if usable),
+        os.environ.get("OPENBLAS_CORETYPE", ""),
+    ]
+
+
+# ---- Files ---------------------------------------------------------------------------------------
+
+
+class _Files:
+    """The files of this process: how many it wrote, and whether it can."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        self.usable = True
+
+
+_files = _Files()
+
+
+def _read(path: Path, key: str) -> tuple[bool, Any]:
+    """Return (True, result) from a file, or (False, None) if it has no result for this key."""
+    try:
+        content = path.read_bytes()
+        checksum, _, rest = content.partition(b"\n")
+        if hashlib.sha256(rest).hexdigest().encode() != checksum:
+            return False, None
+        stored_key, _, rest = rest.partition(b"\n")
+        if stored_key != key.encode():
+            return False, None
+        result, _, arrays = rest.partition(b"\n")
+        value, _ = _restored(json.loads(result), memoryview(arrays))
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return False, None
+    with suppress(OSError):  # files that were read lately are deleted last
+        os.utime(path)
+    return True, value
+
+
+def _write(path: Path, key: str, result: Any) -> None:
+    """Store a result in a file. Without a place for it, this process stores no more."""
+    arrays: list[bytes] = []
+    try:
+        text = json.dumps(_plain(result, arrays))
+    except _NotPlain:
+        return
+    rest = b"\n".join([key.encode(), text.encode(), b"".join(arrays)])
+    if len(rest) > MOST_OF_ONE:
+        return
+    temporary = path.with_name(f".{secrets.token_hex(16)}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n")
+            file.write(rest)
+        os.replace(temporary, path)
+    except OSError:
+        _files.usable = False
+        with suppress(OSError):
+            temporary.unlink()
+        return
+    _files.written += 1
+    if _files.written % COUNTED == 1:
+        _prune(path.parent)
+
+
+def _prune(folder: Path) -> None:
+    """Delete the files that were not used for longest, if there are too many."""
+    found, now = [], time.time()
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if entry.name.startswith(".") and now - status.st_mtime > ABANDONED:
+                    os.unlink(entry.path)
+                elif stat.S_ISREG(status.st_mode):
+                    found.append((status.st_mtime, status.st_size, entry.path))
+    total, count = sum(size for _, size, _ in found), len(found)
+    if total <= MOST_BYTES and count <= MOST_FILES:
+        return
+    for _, size, path in sorted(found):
+        if total <= 0.75 * MOST_BYTES and count <= 0.75 * MOST_FILES:
+            break
+        with suppress(OSError):
+            os.unlink(path)
+        total, count = total - size, count - 1
+
+
+# ---- The decorator -------------------------------------------------------------------------------
+
+_memories: list[OrderedDict[str, Any]] = []
+_lock = threading.Lock()
+
+
+def cached(function: F) -> F:
+    """Cache a pure function of plain arguments by their exact values.
+
+    Parameters
+    ----------
+    function : callable
+        Its positional arguments are None, booleans, integers, floats, texts, tuples of these, and
+        frozen records. Its result is of the same kinds, or arrays that nobody changes.
+
+    Returns
+    -------
+    callable
+        ``__wrapped__`` is the function. Other arguments are allowed, and not cached.
+    """
+    memory: OrderedDict[str, Any] = OrderedDict()
+    _memories.append(memory)
+    name = f"{function.__module__}.{function.__qualname__}"
+    module_file = function.__code__.co_filename
+
+    @wraps(function)
+    def wrapper(*arguments: Any) -> Any:
+        """Return the result for these arguments."""
+        try:
+            text = json.dumps(_plain(arguments))
+        except _NotPlain:
+            return function(*arguments)
+        with _lock:
+            if text in memory:
+                memory.move_to_end(text)
+                return memory[text]
+        path, key = _place(name, module_file, text)
+        found, result = (False, None) if path is None else _read(path, key)
+        if not found:
+            start = time.perf_counter()
+            result = function(*arguments)
+            if path is not None and time.perf_counter() - start >= WORTH:
+                _write(path, key, result)
+        parts = result if type(result) is tuple else (result,)
+        if not any(type(part) is np.ndarray for part in parts):
+            with _lock:
+                memory[text] = result
+                if len(memory) > IN_MEMORY:
+                    memory.popitem(last=False)
+        return result
+
+    return wrapper  # type: ignore[return-value]
+
+
+def _place(name: str, module_file: str, arguments: str) -> tuple[Path | None, str]:
+    """Return the file of a result, None if results are not stored, and its key."""
+    if not _files.usable or (folder := _accounts_folder()) is None:
+        return None, ""
+    try:
+        version = [_digest_of_file(module_file), *_version()]
+    except (ImportError, OSError, ValueError):  # a package without its files
+        _files.usable = False
+        return None, ""
+    key = json.dumps([name, version]) + arguments
+    return folder / hashlib.sha256(key.encode()).hexdigest(), key
+
+
+def forget() -> None:
+    """Forget all results in memory, and that files could not be written; for tests."""
+    _files.usable = True
+    with _lock:
+        for memory in _memories:
+            memory.clear()
