@@ -284,6 +284,7 @@ cdef extern from "ff_estimate.h" nogil:
     double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                                  double log_inflation, double log_det, int64_t d)
     double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
+    double ff_inflation(double lowered, double floor, double inverse)
     double ff_slack(double width, double beta, double gamma, double inflation, double inverse)
     double ff_choose_regularizer(const double *statistic, double full, double floor, int64_t d,
                                  double *w, double *scratch)

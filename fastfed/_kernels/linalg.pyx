@@ -335,6 +335,11 @@ def row_width(double multiplier, double scale, double base, double anchor, doubl
     return ff_row_width(&radius, gamma, rows, d)
 
 
+def inflation(double lowered, double floor, double inverse):
+    """Return f of the direct radius, see ff_inflation."""
+    return ff_inflation(lowered, floor, inverse)
+
+
 def slack(double width, double beta, double gamma, double inflation, double inverse):
     """Return the slack of a sieve, at least 1, see ff_slack."""
     return ff_slack(width, beta, gamma, inflation, inverse)

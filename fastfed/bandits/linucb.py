@@ -321,9 +321,12 @@ class Acting:
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
             regularizer = linalg.choose_regularizer(statistic, full, floor, plan.dimension)
-            inflation = 1.0 + (full - regularizer) / floor if regularizer < full else 1.0
         estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer)
+        # An upper bound on the eigenvalues of V^-1, where it is needed.
+        needs_inverse = plan.widths or regularizer < full
+        inverse = linalg.inverse_norm(estimate.w) if needs_inverse else 0.0
         if plan.radius.direct:
+            inflation = linalg.inflation(full - regularizer, floor, inverse)
             # gamma of the direct radius, the factor of ||V^-1 x||.
             gamma = plan.radius.tau * (regularizer + shift) + float(plan.radius.error_bound[k])
             second = plan.radius.multiplier * gamma
@@ -332,7 +335,6 @@ class Acting:
         slack = self._slack
         if plan.widths:
             beta = plan.radius.of(k, inflation, estimate.log_det, plan.dimension)
-            inverse = linalg.inverse_norm(estimate.w)
             slack = linalg.slack(plan.widths[k], beta, second, inflation, inverse)
             slack = plan.sieve_growth * slack if shift == 0.0 else 1.0
         if self.trigger is not None:

@@ -616,7 +616,9 @@ def replay_direct(e: Experiment, outcome: Outcome) -> DirectReplay:
         least = np.linalg.eigvalsh(total[:d, :d])[0]
         eighth = min([j for j in range(8) if least + full_lambda * j / 8.0 > floor], default=8)
         lambda_ = full_lambda * eighth / 8.0
-        inflation = 1.0 + (full_lambda - lambda_) / floor if eighth < 8 else 1.0
+        values = np.linalg.eigvalsh(total[:d, :d]) + lambda_
+        share = min(1.0 / floor, float((values**-8.0).sum()) ** 0.125 * (1.0 + 1e-9))
+        inflation = 1.0 + (full_lambda - lambda_) * share if eighth < 8 else 1.0
         replayed.eighths.append(eighth)
     return replayed
 

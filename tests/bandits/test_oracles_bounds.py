@@ -176,7 +176,8 @@ def test_direct_radius_in_one_dimension(lazy: bool) -> None:
 
     def bonus(t: int, k: int) -> float:
         V = lambdas[k] + totals[k] + (0 if lazy else (t - 1) % 2)
-        f = 1.0 if k == 0 else 1.0 + (8.0 - lambdas[k]) / 4.0
+        least = max(4.0, (lambdas[k] + totals[k]) / (1.0 + 1e-9))
+        f = 1.0 if k == 0 else 1.0 + (8.0 - lambdas[k]) / least
         return 0.5 * sqrt(f * (2.0 + log(V * f))) + (lambdas[k] + 0.5) / sqrt(V)
 
     by_rule = zhou.replay(**arguments, direct=rule)

@@ -210,10 +210,13 @@ def play(
         released, least = gram + noise, np.linalg.eigvalsh(gram + noise)[0]
         steps = [full * i / 8.0 for i in range(8) if k and least + full * i / 8.0 >= floor]
         lam = min(steps, default=full)
-        f = 1.0 if lam >= full else 1.0 + (full - lam) / floor
         v = released + lam * np.eye(d)
-        if np.linalg.eigvalsh(v)[0] <= 0.0:
+        values = np.linalg.eigvalsh(v)
+        if values[0] <= 0.0:
             break  # event 1 has failed
+        # The eighth root of the trace of V^-8 bounds 1 / (the least eigenvalue).
+        share = min(1.0 / floor, float((values**-8.0).sum()) ** 0.125)
+        f = 1.0 if lam >= full else 1.0 + (full - lam) * share
         inverse = np.linalg.inv(v)
         estimate = inverse @ (u + h)
         grown = float(np.linalg.slogdet(v)[1]) + d * math.log(f / anchor)

@@ -112,10 +112,18 @@ class Direct:
                 least = full * j / 8
         return least, nearest
 
-    def bonuses(self, k: int, lam: float, v: np.ndarray) -> tuple[float, float]:
-        """Return (beta, gamma) at V, which holds lam I."""
-        full, d = self.full(k), len(v)
-        f = 1.0 if lam == full else 1.0 + (full - lam) / self.floor(k)
+    def inflation(self, k: int, lam: float, released: np.ndarray) -> float:
+        """Return f at the V of release k. Its eigenvalues are at least the floor and tr(V^-8)^-1/8."""
+        if lam == self.full(k):
+            return 1.0
+        inverse = float((np.linalg.eigvalsh(released) ** -8.0).sum()) ** 0.125 * (1.0 + 1e-9)
+        return 1.0 + (self.full(k) - lam) * min(1.0 / self.floor(k), inverse)
+
+    def bonuses(
+        self, k: int, lam: float, v: np.ndarray, released: np.ndarray
+    ) -> tuple[float, float]:
+        """Return (beta, gamma) at V, which holds lam I; `released` is V at release k."""
+        d, f = len(v), self.inflation(k, lam, released)
         log_det = float(np.log(np.linalg.eigvalsh(v)).sum())
         grown = max(0.0, log_det + d * math.log(f / self.anchor))
         beta = self.multiplier * self.scale * math.sqrt(f * (self.base + grown))
@@ -152,8 +160,8 @@ class Sieve:
         """Return the slack s after k releases, with V = v of `rows` rows."""
         if self.growth == 0.0:
             return self.times
-        full, (beta, gamma) = direct.full(k), direct.bonuses(k, lam, v)
-        f = 1.0 if lam == full else 1.0 + (full - lam) / direct.floor(k)
+        beta, gamma = direct.bonuses(k, lam, v, v)
+        f = direct.inflation(k, lam, v)
         width = direct.width(k, rows, len(v))
         return self.times * sieves.slack(v, beta, gamma, f, width, self.growth - 1.0)
 
@@ -246,7 +254,7 @@ def replay(
                 v = lam * np.eye(d) + total[1] + own[1]
                 inverse = np.linalg.inv(v)
                 theta = inverse @ (total[0] + own[0])
-                beta, gamma = direct.bonuses(k, lam, v)
+                beta, gamma = direct.bonuses(k, lam, v, lam * np.eye(d) + total[1])
                 width = beta * np.sqrt(np.einsum("ij,jk,ik->i", phi, inverse, phi))
                 width = width + gamma * np.linalg.norm(phi @ inverse, axis=1)
                 mean, limit = phi @ theta, math.inf if sieve is None else sieve.limit

@@ -331,11 +331,20 @@ def chosen_regularizer(direct: Direct, k: int, total: np.ndarray) -> tuple[float
     return min([*allowed, full]), float(nearest)
 
 
-def direct_bonuses(direct: Direct, k: int, lam: float, covariance: np.ndarray) -> tuple[float, ...]:
-    """Return (beta, gamma) of the direct radius at V = `covariance`, which includes lam I."""
+def direct_bonuses(
+    direct: Direct, k: int, lam: float, covariance: np.ndarray, released: np.ndarray | None = None
+) -> tuple[float, ...]:
+    """Return (beta, gamma) of the direct radius at V = `covariance`, which includes lam I.
+
+    `released` is V after synchronisation k, by default the same; f is computed from it.
+    """
     d = len(covariance)
-    full = direct.full(k)
-    f = 1.0 if lam == full else 1.0 + (full - lam) / direct.floor(k)
+    full, f = direct.full(k), 1.0
+    if lam != full:
+        values = np.linalg.eigvalsh(covariance if released is None else released)
+        # The largest eigenvalue of V^-1 is at most the eighth root of the trace of V^-8.
+        inverse = float((values**-8.0).sum()) ** 0.125 * (1.0 + 1e-9)
+        f = 1.0 + (full - lam) * min(1.0 / direct.floor(k), inverse)
     sign, log_det = np.linalg.slogdet(covariance)
     if sign <= 0:
         raise ValueError("V is not positive definite: its log determinant is undefined")
@@ -472,7 +481,7 @@ def replay(
             bias = U_syn + (0.0 if lazy else U[i])
             # Line 6, with the recorded action and reward in place of the argmax.
             if direct is not None:
-                beta, second = direct_bonuses(direct, k, lam, V)
+                beta, second = direct_bonuses(direct, k, lam, V, lam * np.eye(d) + W_syn)
             else:
                 assert radius is not None
                 beta, second = radius(t, k), gamma

@@ -56,6 +56,11 @@ double ff_radius_at(const ff_radius *radius, double offset, double lambda, doubl
            (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(growth)));
 }
 
+double ff_inflation(double lowered, double floor, double inverse)
+{
+    return lowered > 0.0 ? 1.0 + lowered * (inverse * floor < 1.0 ? inverse : 1.0 / floor) : 1.0;
+}
+
 /* Return ln(inflation / anchor), which ff_determinant_radius needs. */
 double ff_log_inflation(const ff_radius *radius, double inflation)
 {

@@ -28,6 +28,10 @@ typedef struct {
 /* Return the radius without determinant. count: rows in V. */
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d);
+/* Return f of the direct radius if lambda was lowered by `lowered`. Every eigenvalue of V is at least
+ * floor; inverse: an upper bound on those of V^{-1}, ff_inverse_norm(). */
+double ff_inflation(double lowered, double floor, double inverse);
+
 /* Return ln(inflation / anchor), which is constant between synchronisations. */
 double ff_log_inflation(const ff_radius *radius, double inflation);
 /* Return the radius with determinant. log_inflation: ff_log_inflation(). */

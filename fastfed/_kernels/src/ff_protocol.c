@@ -258,20 +258,22 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
 {
     const int64_t d = run->dimension, k = ff_entry(c);
     const ff_parts p = ff_cut(scratch, run);
-    double lambda = c->regularizer[k];
+    const double full_lambda = c->regularizer[k];
+    double lambda = full_lambda, inverse = 0.0;
     /* Direct radius: lower lambda as far as the required least eigenvalue permits. */
-    if (c->direct) {
-        const double full_lambda = lambda;
+    if (c->direct)
         lambda = ff_choose_regularizer(c->total, full_lambda, c->floor[k], d, c->w, p.packed);
-        c->inflation = lambda < full_lambda ? 1.0 + (full_lambda - lambda) / c->floor[k] : 1.0;
-    }
     const double shift = ff_refresh(c->total, lambda, d, c->w, c->theta, p.packed);
     if (shift < 0.0)
         return FF_NOT_POSITIVE_DEFINITE;
     *c->indefinite += shift > 0.0;
-    if (c->direct)
+    if (c->widths || lambda < full_lambda)
+        inverse = ff_inverse_norm(c->w, d, p.bound);
+    if (c->direct) {
+        c->inflation = ff_inflation(full_lambda - lambda, c->floor[k], inverse);
         c->second_bonus =
             c->radius.multiplier * (c->tau * (lambda + shift) + c->error_bound[k]);
+    }
     if (c->radius.determinant) {
         c->log_det = ff_log_det(c->w, d);
         c->log_inflation = ff_log_inflation(&c->radius, c->inflation);
@@ -279,8 +281,8 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
     if (c->widths) {
         const double beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
                                                   c->log_inflation, c->log_det, d);
-        const double slack = ff_slack(c->widths[k], beta, c->second_bonus, c->inflation,
-                                      ff_inverse_norm(c->w, d, p.bound));
+        const double slack =
+            ff_slack(c->widths[k], beta, c->second_bonus, c->inflation, inverse);
         c->sieve.slack = shift == 0.0 ? c->sieve_growth * slack : 1.0;
     }
     c->alike = ff_multiple_of_identity(c->w, d) != 0.0;
