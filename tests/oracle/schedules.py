@@ -113,7 +113,7 @@ class Direct:
         return least, nearest
 
     def inflation(self, k: int, lam: float, released: np.ndarray) -> float:
-        """Return f at the V of release k. Its eigenvalues are at least the floor and tr(V^-8)^-1/8."""
+        """Return f at V of release k, whose eigenvalues are at least floor and tr(V^-8)^-1/8."""
         if lam == self.full(k):
             return 1.0
         inverse = float((np.linalg.eigvalsh(released) ** -8.0).sum()) ** 0.125 * (1.0 + 1e-9)
