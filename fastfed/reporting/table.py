@@ -32,7 +32,7 @@ from fastfed.reporting.claims import (
 )
 from fastfed.reporting.figure import Source
 from fastfed.reporting.text import privacy_text
-from fastfed.results.results import CurveResult, columns, summary
+from fastfed.results.results import Columns, CurveResult, columns
 
 # ---- Results: one row per curve ------------------------------------------------------------------
 
@@ -219,22 +219,17 @@ def as_csv(source: Source) -> str:
 
     Text that a spreadsheet would take for a formula begins with an apostrophe.
     """
-    file = io.StringIO()
-    records = [
-        {name: _no_formula(value) for name, value in summary(curve).items()}
-        for curve in source.results.curves
-    ]
-    if records:
-        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-    return file.getvalue()
+    return _as_csv(columns(source.results.curves, "summary")) if source.results.curves else ""
 
 
 def curves_csv(source: Source) -> str:
     """Return the curves as CSV, one row per curve and checkpoint, with all digits."""
+    return _as_csv(columns(source.results.curves, "curves"))
+
+
+def _as_csv(table: Columns) -> str:
+    """Return columns as CSV; unknown values are empty."""
     file = io.StringIO()
-    table = columns(source.results.curves, "curves")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(table)
     lists = [c if isinstance(c, list) else c.tolist() for c in table.values()]

@@ -13,7 +13,7 @@ from fastfed._validate import InputError, array, choice, show
 from fastfed._validate import folder as path_of
 from fastfed.environments import ENVIRONMENTS, Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
-from fastfed.results.store import CurveRow, ReplicateRow, Store
+from fastfed.results.store import CurveRow, ReplicateRow, Store, parameters_of
 from fastfed.simulation import dispatch
 from fastfed.simulation.dispatch import (
     Layout,
@@ -337,7 +337,7 @@ def _simulated(experiment: Experiment, layout: Layout, threads: int, driver: str
 def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) -> Results:
     """Collect outcomes, by (curve position, replicate), into Results."""
     replicates = tuple(range(experiment.replicates))
-    curves = []
+    curves, identity = [], experiment.identity()
     for position, row in enumerate(curve_rows(experiment)):
         curve_outcomes = [outcomes[position, r] for r in replicates]
         curves.append(
@@ -357,6 +357,7 @@ def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) ->
                 **row.facts,
                 certificate=row.certificate,
                 events=total_events([outcome.events for outcome in curve_outcomes]),
+                parameters=parameters_of(identity, position),
             )
         )
     return Results(

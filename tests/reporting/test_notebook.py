@@ -369,7 +369,7 @@ class TestFrame:
             if isinstance(wanted[0], str):
                 assert frame[name].tolist() == wanted
             else:
-                assert frame[name].dtype.kind in "if"
+                assert frame[name].dtype.kind in "ifb"
                 numbers = [math.nan if v is None else v for v in wanted]
                 np.testing.assert_array_equal(frame[name].to_numpy(np.float64), numbers)
 
