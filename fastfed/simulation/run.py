@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError, array, choice, show
+from fastfed._validate import OTHER_WORDS, InputError, array, choice, show, unknown_argument
 from fastfed._validate import folder as path_of
 from fastfed.environments import ENVIRONMENTS, Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
@@ -276,6 +276,9 @@ def simulate(
             'environment must be an environment or a table such as {"kind": "sphere"}, '
             f"got {show(environment)}{_remedy(environment)}"
         )
+    for key in keys:
+        if OTHER_WORDS.get(key) in ("seed", "threads", "horizon", "silos", "replicates"):
+            raise InputError(unknown_argument(key, [OTHER_WORDS[key]]))
     if (algorithm is None) == (curves is None):
         raise InputError("give either algorithm and its keys, or curves")
     if curves is not None and not isinstance(curves, (list, tuple)):
