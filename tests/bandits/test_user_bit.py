@@ -187,8 +187,10 @@ def test_the_certificate_is_pure_and_trusts_nobody(lazy: bool) -> None:
     assert certificate.model == "local: nobody is trusted"
     assert certificate.exact.delta == 0.0
     assert 1.0 - 1e-12 <= certificate.exact.epsilon <= 1.0
-    assert any("contexts, and thus" in condition.text for condition in certificate.conditions)
+    for assumption in ("contexts, and thus", "each user's own device"):
+        assert any(assumption in condition.text for condition in certificate.conditions)
     assert not any("float64" in caveat for caveat in certificate.caveats)
+    assert not any("simulation" in caveat for caveat in made.deployed_certificate.caveats)
     assert not certificate.also
     assert made.theory.proven
     assert made.plan.radius.scale == bit_scale(made.plan.flips, 0.0, 1.0)
@@ -388,9 +390,10 @@ def test_confidence_sets_hold_in_a_thousand_runs() -> None:
 # ---- parties -------------------------------------------------------------------------------------
 
 
-def test_parties_use_bits_only() -> None:
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 30.0])
+def test_parties_use_bits_only(epsilon: float) -> None:
     """A silo's report is made of x times the two values of a bit, with the system's generator."""
-    plan = system(ProblemSpec(silos=1, horizon=10, dimension=2)).plan
+    plan = system(ProblemSpec(silos=1, horizon=10, dimension=2), epsilon=epsilon).plan
     silo, hub = Silo(plan, 0, SystemNoise()), Server(plan)
     for _ in range(5):
         silo.select([[1.0, 0.0]])

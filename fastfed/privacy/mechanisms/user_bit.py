@@ -37,6 +37,12 @@ ONE = 2**53
 #: An epsilon above this one has the smallest flip probability, 1 / 2^53.
 _MOST = 40
 _SOURCE = "randomised response on a reward rounded to a bit (Warner 1965), exact for the bits sent"
+#: The assumption about the device, on which the guarantee rests.
+DEVICES = Condition(
+    "each user's own device rounds and flips the bit, and sends nothing else about the reward "
+    "(taken on trust)",
+    True,
+)
 #: Decimal digits of the accounts, and a relative bound on their rounding errors.
 _DIGITS, _ROUNDING = 50, Decimal("1e-40")
 
@@ -154,7 +160,7 @@ class UserBits(msgspec.Struct, frozen=True):
     def conditions(self) -> list[Condition]:
         """Return the assumptions, and the claim compared with the exact epsilon."""
         claim = noise_claim(self.budget, self.exact(), note="computed")
-        return [PUBLIC_CONTEXTS, *participation_conditions(self.returning), claim]
+        return [PUBLIC_CONTEXTS, DEVICES, *participation_conditions(self.returning), claim]
 
 
 def calibrate_bits(budget: Budget, returning: int = 1) -> UserBits:
