@@ -183,7 +183,11 @@ def calibrate_bits(budget: Budget, returning: int = 1) -> UserBits:
     InputError
         For a different unit or relation, and if epsilon is so small that bits carry nothing.
     """
-    if budget.delta == 0.0:
-        return UserBits(flips_of(budget.epsilon, returning), budget, returning)
-    share = largest_share(budget.epsilon, budget.delta, "randomized-response", returning)
-    return UserBits(flips_of(share), budget, returning)
+    if budget.delta > 0.0:
+        share = largest_share(budget.epsilon, budget.delta, "randomized-response", returning)
+        # The account may differ in its last digits from the one that found the share.
+        for margin in (0.0, 1e-7, 1e-3):
+            mechanism = UserBits(flips_of((1.0 - margin) * share), budget, returning)
+            if mechanism.exact() <= budget.epsilon:
+                return mechanism
+    return UserBits(flips_of(budget.epsilon, returning), budget, returning)
