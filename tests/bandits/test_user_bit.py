@@ -307,7 +307,7 @@ def corner(sizes: dict[str, Any], environment: Any = Sphere, **keys: Any) -> Any
 @pytest.mark.parametrize(
     ("name", "environment"),
     [*((name, Sphere) for name in ("growing", "explicit", "one silo")),
-     *((name, FixedSet) for name in ("plain lazy", "plain eager", "growing", "one silo"))],
+     *((name, FixedSet) for name in CORNERS)],
 )  # fmt: skip
 def test_the_two_drivers_agree_and_use_bits(name: str, environment: Any) -> None:
     e = corner(CORNERS[name], environment)
