@@ -32,6 +32,8 @@ ROUNDED = {"factor": 1, "trials": 2}
 #: affect which action is chosen, but nothing that leaves a silo.
 RETIRED = frozenset({"bonus", "tie_bonus", "allowance"})
 ADDED = frozenset({"ranking", "sieve_growth", "widths", "own.sieve_width"})
+#: Numbers that plan files lack from before the number was added, with the value that they then have.
+ABSENT = {"flips": 0}
 _DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
 
 #: Maps the name and value of a number to the number that replaces it.
@@ -93,6 +95,8 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
 
     def take(name: str, value: Any) -> Any:
         if name not in unused and from_earlier and name in ADDED:
+            return value
+        if name not in unused and name in ABSENT and value == ABSENT[name]:
             return value
         if name not in unused:
             raise InputError(f"the plan file has no number {name}; compile the plan again")
