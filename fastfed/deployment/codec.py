@@ -32,7 +32,7 @@ ROUNDED = {"factor": 1, "trials": 2}
 #: affect which action is chosen, but nothing that leaves a silo.
 RETIRED = frozenset({"bonus", "tie_bonus", "allowance"})
 ADDED = frozenset({"ranking", "sieve_growth", "widths", "own.sieve_width"})
-#: Numbers that plan files lack from before the number was added, with the value that they then have.
+#: Numbers that plan files lack if they are older than the number, and the value of that time.
 ABSENT = {"flips": 0}
 _DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
 
