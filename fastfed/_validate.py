@@ -56,6 +56,37 @@ def listed(word: str, options: Iterable[str], what: str = "it may have") -> str:
     return nearest(word, options_list) or f"; {what} {', '.join(options_list)}"
 
 
+#: Words of other libraries, and what they are called here.
+OTHER_WORDS = {
+    "random_state": "seed",
+    "n_jobs": "threads",
+    "n_threads": "threads",
+    "num_threads": "threads",
+    "n_rounds": "horizon",
+    "n_iterations": "horizon",
+    "n_agents": "silos",
+    "n_clients": "silos",
+    "n_runs": "replicates",
+    "n_features": "dimension",
+    "context_dimension": "dimension",
+    "d": "dimension",
+    "alpha": "radius_multiplier",
+    "l2": "regularizer",
+    "lambda_": "regularizer",
+    "reg": "regularizer",
+    "gamma": "discount",
+    "delta": "failure_probability",
+}
+
+
+def unknown_argument(word: str, options: Iterable[str]) -> str:
+    """Return the sentence that refuses an argument, with the name that it may have here."""
+    ours = OTHER_WORDS.get(word)
+    names = list(options)
+    hint = f"; here it is called {ours}" if ours in names else listed(word, names, "there are")
+    return f'unknown argument "{word}"{hint}'
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the option closest to word, or "" when none is close."""
     named = {str(option).lower(): option for option in options}

@@ -42,7 +42,8 @@ class PolicyValue:
         Estimate and standard error, in the units of the rewards.
     low, high : float
         Normal confidence interval at ``confidence``, for many rounds. If few rounds are
-        ``rewarded``, the normal approximation is poor and the interval is too short.
+        ``rewarded``, the normal approximation is poor and the interval is too short. NaN if none
+        is rewarded: then only ``bounded`` is an interval.
     confidence : float
         Two-sided confidence level of the intervals.
     bounded : (float, float) or None
@@ -139,8 +140,9 @@ class _Log:
             raise InputError(
                 "rewards must be smaller: the estimate or its standard error overflows a float64"
             )
-        half = float(ndtri(0.5 + self.confidence / 2.0)) * stderr
         w, squares = self.weights, float((self.weights**2).sum())
+        rewarded = int(((w > 0.0) & (self.rewards != 0.0)).sum())
+        half = float(ndtri(0.5 + self.confidence / 2.0)) * stderr if rewarded else math.nan
         return PolicyValue(
             method=method,
             value=value,
@@ -151,7 +153,7 @@ class _Log:
             bounded=bounded,
             rounds=len(w),
             effective_rounds=float(w.sum()) ** 2 / squares if squares else 0.0,
-            rewarded=int(((w > 0.0) & (self.rewards != 0.0)).sum()),
+            rewarded=rewarded,
         )
 
 

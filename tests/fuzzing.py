@@ -176,7 +176,11 @@ def damaged_spec(rng: Random) -> dict[str, Any]:
 WORDS = {
     "radius": ("direct", "lemma-c2", "lemma-c4", "lemma-a2", "published-code", "proposition-2"),
     "regularizer": ("from-noise", "published-code", "lemma-a4"),
-    "protocol": ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified", "shuffle-vector", "central"),
+    "protocol": (
+        *("silo-ldp", "silo-ldp-prefix", "shuffle-amplified", "shuffle-vector", "central"),
+        "user-bit",
+    ),
+    "protects": ("user", "reward"),
     "release": ("tree", "honaker", "toeplitz", "buffered"),
     "layout": ("goe1", "goe2", "iid"),
     "calibration": ("exact", "theorem", "published-code", "printed"),

@@ -12,7 +12,7 @@ import pytest
 
 PROTOCOLS = (
     *("none", "silo-ldp", "silo-ldp-prefix", "central"),
-    *("shuffle-amplified", "shuffle-vector", "secure-sum"),
+    *("shuffle-amplified", "shuffle-vector", "secure-sum", "user-bit"),
 )
 
 # Systems of a single agent. A problem names one of them under "protocol".
@@ -56,6 +56,9 @@ def curve(protocol: str, **keys) -> dict:
             budget["release"] = "tree"  # the paper's release, which the oracle computes
         return {"label": protocol, "algorithm": protocol, **budget, **keys}
     private = {"epsilon": 20.0, "delta": 0.01, "protocol": protocol}
+    if protocol == "user-bit":
+        bits = {"epsilon": 2.0, "delta": 0.0, "protects": "reward"}
+        return {"label": protocol, "algorithm": "private-fedlinucb", **private, **bits, **keys}
     if "share" not in keys:
         private["release"] = "tree"  # the paper's release, which the oracles compute
     return {"label": protocol, "algorithm": "private-fedlinucb", **private, **keys}

@@ -390,6 +390,8 @@ cdef extern from "ff_run.h" nogil:
         double feature_bound
         double reward_low
         double reward_high
+        uint64_t flips
+        double bit_values[2]
         int64_t levels
         int64_t shuffled
         const int64_t *bit_levels

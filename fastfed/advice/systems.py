@@ -62,6 +62,7 @@ TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 #: Systems that are never candidates, with the reasons.
 ELSEWHERE = {
     "silo-ldp-prefix": 'equivalent to "silo-ldp" with release "tree": the same noise, sent as sums',
+    "user-bit": "protects rewards only, and contexts must be public; see docs/user-bit.md",
     "feducb": "",  # computed: see `feducb_reason`
     "feducb-decentralized": "needs a communication graph; see docs/feducb.md",
     "robin": "it protects all data of a client, which is a different guarantee",

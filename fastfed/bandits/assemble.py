@@ -38,6 +38,7 @@ from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
 from fastfed.privacy.mechanisms.binomial_tree import calibrate_vector_sum
 from fastfed.privacy.mechanisms.reward_release import calibrate_rewards
 from fastfed.privacy.mechanisms.secure_sum import SecureSum, calibrate_secure_sum
+from fastfed.privacy.mechanisms.user_bit import bit_scale, calibrate_bits
 from fastfed.privacy.mechanisms.vector_batches import (
     UnequalBatches,
     VectorBatches,
@@ -50,7 +51,7 @@ from fastfed.privacy.releases.prefix_sums import (
     toeplitz_factor,
 )
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.account import bounds_of, centred_of, tree_batch
+from fastfed.protocols.account import USER_BIT, bounds_of, centred_of, tree_batch
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, Protocol, statistic_size
 from fastfed.protocols.schedule import Schedule
@@ -119,6 +120,8 @@ class Noise:
         The factorisation of the prefix sums, for release type "factorised".
     secure : SecureSum, optional
         The mechanism that silos and server execute, if sums are masked.
+    flips : int, default 0
+        2^53 times the probability that a user's bit is flipped, if users send bits of rewards.
     """
 
     mechanism: Mechanism
@@ -130,6 +133,7 @@ class Noise:
     silo_delta: tuple[float, ...] = ()
     factor: Factor | None = None
     secure: SecureSum | None = None
+    flips: int = 0
 
 
 #: A function that returns the noise of a config whose key ``release`` is set.
@@ -165,6 +169,8 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     centred = centred_of(config.clipping(problem))
     mechanism: GaussianRelease
     factor = None
+    if config.protocol == USER_BIT:
+        return _bit_noise(config, problem, schedule)
     if config.release == FLAT:
         return _flat_noise(config, problem, schedule, participations)
     if PROTOCOLS[config.protocol].masked:
@@ -527,6 +533,18 @@ def _reward_noise(
     return Noise(mechanism, distribution, std, factor=factor)
 
 
+def _bit_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
+    """Choose the flip probability of users' bits. Sums have no further noise."""
+    # Users of an incomplete last batch send bits, too.
+    batches = schedule.releases + (int(schedule.ends[-1:].sum()) < problem.horizon)
+    mechanism = calibrate_bits(
+        Budget(config.epsilon, config.delta, config.relation, unit="reward"),
+        batches_of_user(config.returning, batches),
+    )
+    distribution = NoiseDistribution(variances=np.zeros(schedule.releases + 1))
+    return Noise(mechanism, distribution, flips=mechanism.flips)
+
+
 def _flat_noise(
     config: Any, problem: ProblemSpec, schedule: Schedule, participations: int
 ) -> Noise:
@@ -690,10 +708,16 @@ def assemble(
     if only_released is None:
         only_released = released_only(config, schedule)
     clip = config.clipping(problem, clip)
+    # A silo that never synchronises is treated as a federation with one silo.
+    proof_problem = problem if schedule.batch_size else replace(problem, silos=1)
+    if noise and noise.flips:
+        # Bits have more noise than rewards. Their scale covers both.
+        assert clip is not None
+        scale = bit_scale(noise.flips, clip.low, clip.high)
+        proof_problem = replace(proof_problem, reward_scale=scale, noise_free=False)
     theory = make_theory(
         config,
-        # A silo that never synchronises is treated as a federation with one silo.
-        problem if schedule.batch_size else replace(problem, silos=1),
+        proof_problem,
         noise.distribution if noise else no_noise,
         failure_probability=public_failure(config),
         clip=clip,
@@ -749,4 +773,5 @@ def make_plan(
         ranking=config.ranking[0],
         reward_limit=config.reward_limit(problem, clip),
         room=problem.room,
+        flips=noise.flips if noise else 0,
     )

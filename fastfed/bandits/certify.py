@@ -43,6 +43,7 @@ from fastfed.privacy.mechanisms.joint_dp import NestedNoise
 from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.reward_release import RewardRelease
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
+from fastfed.privacy.mechanisms.user_bit import UserBits
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.privacy.sensitivity import STREAMS
@@ -101,6 +102,7 @@ _BUILTIN = (
     NestedNoise,
     RewardRelease,
     SecureSum,
+    UserBits,
 )
 
 
@@ -271,6 +273,8 @@ def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition
 
 def _what_actions_read(plan: Plan) -> str:
     """Return the text of the condition that released data do not depend on raw data."""
+    if plan.flips:
+        return "actions depend on public contexts and on bits that users sent only"
     if plan.own is not None:
         shared_rounds = f"1 to {plan.share_until}"
         local_rounds = "later"
@@ -358,7 +362,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     # on raw data.
     if plan.own is not None:
         also.append(_of_own_rounds(plan, budget.relation, assumed))
-    if lazy and protocol.senders == "silos" and plan.own is None:
+    if lazy and protocol.senders == "silos" and plan.own is None and not plan.flips:
         also.append(
             side(
                 unit,
@@ -527,7 +531,9 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> 
         )
     # The proofs hold for bits as sent. For real numbers they ignore floating-point rounding.
     number_caveat = DRAWS if plan.protocol.bits else LIMITS if plan.protocol.masked else FLOATS
-    return (*caveats, *claim.caveats, SIMULATION, number_caveat, *problem.notes)
+    # A bit of a user is exact: only integers are compared.
+    number_caveats = () if plan.flips else (number_caveat,)
+    return (*caveats, *claim.caveats, SIMULATION, *number_caveats, *problem.notes)
 
 
 @account.register

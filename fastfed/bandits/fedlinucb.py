@@ -63,6 +63,7 @@ from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import NOISE_DRAWS, Algorithm, Config, System, check_returning
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
+from fastfed.protocols.account import USER_BIT
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as, under_masks
 from fastfed.protocols.schedule import Schedule
@@ -120,7 +121,7 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
     epsilon : float
         Epsilon > 0 of one user. Required unless ``silo_epsilon`` is given.
     delta : float
-        Delta of one user, in (0, 1). Required.
+        Delta of one user, in (0, 1). Required, except with "user-bit", where it is 0 by default.
     calibration : {"exact", "theorem", "published-code"}
         The rule for the noise: "exact" adds the least noise that satisfies the budget, the others
         add the noise of a theorem or of published code.
@@ -195,13 +196,18 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
                     'silo_epsilon needs protocol "silo-ldp" or "silo-ldp-prefix", in which each '
                     f'silo adds noise, got "{self.protocol}"'
                 )
+        choice("protocol", self.protocol, PRIVATE_PROTOCOLS)
+        if self.protocol == USER_BIT and self.delta is None:
+            msgspec.structs.force_setattr(self, "delta", 0.0)
         for key in ("epsilon", "delta"):
             if getattr(self, key) is None and not (key == "epsilon" and self.silo_epsilon):
                 raise InputError(f"{key} is required")
         if self.silo_epsilon is None:
             number("epsilon", self.epsilon, above=0.0)
-        number("delta", self.delta, above=0.0, below=1.0)
-        choice("protocol", self.protocol, PRIVATE_PROTOCOLS)
+        if self.protocol == USER_BIT:
+            number("delta", self.delta, at_least=0.0, below=1.0)
+        else:
+            number("delta", self.delta, above=0.0, below=1.0)
         choice("calibration", self.calibration, CALIBRATIONS)
         choice("relation", self.relation, RELATIONS)
         if self.release is not None:
@@ -221,7 +227,9 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
         choice("noise_draws", self.noise_draws, NOISE_DRAWS)
         if self.noise_draws == "sum":
             self._check_draws()
-        if self.protects == "reward":
+        if self.protocol == USER_BIT:
+            self._check_bits()
+        elif self.protects == "reward":
             self._check_rewards()
         self._check_protocol()
         if self.delay is not None:
@@ -278,6 +286,33 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
                 raise InputError(
                     f'{key} has no meaning where protects is "reward", got {getattr(self, key)!r}'
                 )
+
+    def _check_bits(self) -> None:
+        """Raise InputError for keys that do not fit bits of users."""
+        if self.protects != "reward":
+            raise InputError(
+                f'protocol "{USER_BIT}" needs protects = "reward": contexts are public, got '
+                f'"{self.protects}"'
+            )
+        if self.clip is False:
+            raise InputError(
+                f'protocol "{USER_BIT}" needs clip = true: a reward out of range fits into no bit'
+            )
+        unset = ("release", "layout", "covariance_ratio", "saturation", "reward_centre", "share")
+        for key, usual in (
+            *((key, None) for key in unset),
+            ("calibration", "exact"),
+            ("relation", "replace"),
+        ):
+            if getattr(self, key) != usual and not self._filled(key):
+                raise InputError(
+                    f'{key} has no meaning for protocol "{USER_BIT}", which adds no noise to sums, '
+                    f"got {getattr(self, key)!r}"
+                )
+
+    def _filled(self, key: str) -> bool:
+        """Return whether a key has the value that `settled` gives it for bits of users."""
+        return (key, getattr(self, key)) in (("release", "tree"), ("saturation", 0.0))
 
     @property
     def ratio(self) -> float:

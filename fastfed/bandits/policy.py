@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fastfed._validate import (
     number,
     reward_number,
     show,
+    unknown_argument,
     unmasked,
 )
 from fastfed.bandits.linucb import Estimate, check_actions
@@ -113,7 +115,10 @@ class LinUCB:
         reward_scale: float = 0.5,
         radius_multiplier: float = 1.0,
         discount: float = 1.0,
+        **others: object,
     ) -> None:
+        for name in others:
+            raise InputError(unknown_argument(name, _PARAMETERS))
         self.dimension = integer("dimension", dimension, at_least=1)
         self.regularizer = number("regularizer", regularizer, above=0.0)
         self.failure_probability = number(
@@ -138,6 +143,51 @@ class LinUCB:
         self._row = np.empty(d)
         self._row_2d = self._row[None]
         self._chosen: np.ndarray | None = None
+
+    # ---- parameters, by the protocol of scikit-learn ---------------------------------------------
+
+    def __repr__(self) -> str:
+        """Return the call that makes a new agent with these parameters, and the rounds learned."""
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in _PARAMETERS)
+        rounds = f"  # {self.round} round" + "s" * (self.round != 1)
+        return f"LinUCB({values})" + rounds * (self.round > 0)
+
+    def get_params(self, deep: bool = True) -> dict[str, float]:
+        """Return the arguments of the constructor; `sklearn.base.clone` makes a new agent of them.
+
+        Parameters
+        ----------
+        deep : bool
+            Without meaning here: no argument is an estimator.
+
+        Returns
+        -------
+        dict
+            Name -> value.
+        """
+        return {name: getattr(self, name) for name in _PARAMETERS}
+
+    def set_params(self, **parameters: Any) -> LinUCB:
+        """Change arguments of the constructor. The agent forgets what it has learned.
+
+        Parameters
+        ----------
+        **parameters
+            Name -> value.
+
+        Returns
+        -------
+        LinUCB
+            This agent.
+
+        Raises
+        ------
+        InputError
+            For an unknown name or an invalid value. The agent is then unchanged.
+        """
+        # A constructor's call checks all values before anything changes.
+        self.__dict__.update(LinUCB(**{**self.get_params(), **parameters}).__dict__)
+        return self
 
     # ---- the model -------------------------------------------------------------------------------
 
@@ -495,6 +545,7 @@ class LinUCB:
         *,
         learn: bool = True,
         confidence: float = 0.95,
+        largest_reward: float | None = None,
     ) -> Replayed:
         """Replay the log of another policy, and estimate the mean reward of this agent.
 
@@ -518,6 +569,9 @@ class LinUCB:
             False to evaluate the agent as it is, without learning.
         confidence : float, default 0.95
             Two-sided confidence level of the intervals of the estimates.
+        largest_reward : float, optional
+            If given, rewards lie in [0, largest_reward], and ``inverse_propensity`` has the
+            interval ``bounded``, which holds for any number of rewarded rounds.
 
         Returns
         -------
@@ -561,7 +615,10 @@ class LinUCB:
         else:
             logged_probabilities = array("propensities", propensities, shape=(n,))
         # Check the values before anything is learned, with a policy that always matches the log.
-        _value_of_choices(np.ones(n, bool), logged_rewards, logged_probabilities, confidence)
+        inverse_propensity = partial(off_policy.inverse_propensity, largest_reward=largest_reward)
+        _value_of_choices(
+            np.ones(n, bool), logged_rewards, logged_probabilities, confidence, inverse_propensity
+        )
         chosen = np.empty(n, np.int64)
         chosen_row = np.empty(self.dimension)
         state_before = copy.deepcopy(self.__dict__)
@@ -578,7 +635,7 @@ class LinUCB:
             _value_of_choices(matched, logged_rewards, logged_probabilities, confidence, estimator)
             if matched.any()
             else None
-            for estimator in (off_policy.inverse_propensity, off_policy.self_normalised)
+            for estimator in (inverse_propensity, off_policy.self_normalised)
         ]
         return Replayed(
             actions=chosen,

@@ -29,6 +29,7 @@ from fastfed.bandits.own_rounds import make_memory
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import Bits, Broadcast, Report
+from fastfed.protocols.randomizer import user_bit
 from fastfed.protocols.release import fixed_point
 from fastfed.protocols.schedule import Clock
 from fastfed.protocols.secure_sum import Encoded, Encoder, SecureRandomizer
@@ -375,6 +376,10 @@ class Silo(Acting, Once):
         x, clip, feature_clipped, reward_clipped = self._chosen.copy(), self.plan.clip, False, False
         if clip is not None:
             y, feature_clipped, reward_clipped = clip.apply(x, y)
+        if self.plan.flips:
+            # What the user's device does. Nothing below reads the reward.
+            words = self._noise.random_u32(self.index, self.round + 1, 4)
+            y = self.plan.bit_values[user_bit(self.plan, y, words)]
         self._learn(x, y)
         self._chosen = None
         self.clipped_features += feature_clipped

@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 
 # ---- Printing: JSON and tables to standard output, messages to standard error --------------------
 
-#: On terminals with fewer characters per line, the table leaves out regret per silo, which follows
-#: from group regret.
-WIDE = 100
-#: On terminals with fewer characters per line, it also leaves out synchronisations. The file
-#: table.txt has all columns.
-WIDER = 120
-
 
 def print_json(value: Any) -> None:
     """Print JSON on standard output; a number that is not finite becomes null."""
@@ -40,11 +33,15 @@ def say(message: str) -> None:
 
 
 def print_table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Iterable[int] = (),
+    wrapped: Sequence[int] | None = None,
 ) -> None:
     """Print a table, with rules on a terminal and as plain columns elsewhere.
 
-    ``right`` holds the indices of the columns that are aligned to the right.
+    ``right`` holds the indices of the columns that are aligned to the right, ``wrapped`` those that
+    may be wrapped on a terminal (by default all others).
     """
     rows = [tuple(row) for row in rows]
     right = tuple(right)
@@ -61,7 +58,9 @@ def print_table(
 
     from fastfed.reporting.text import ruled
 
-    Console().print(ruled(headings, rows, right))
+    # The width that columns were chosen for; rich takes 80 on terminals that it does not know.
+    console = Console(width=shutil.get_terminal_size().columns, height=25)
+    console.print(ruled(headings, rows, right, wrapped=wrapped))
 
 
 def print_results(source: Source) -> None:
@@ -75,16 +74,17 @@ def print_results(source: Source) -> None:
     click.echo(f"{source.setting}, {source.replicates}")
     for note in source.about_records:
         click.echo(note)
-    least_width = {table.PER_SILO: WIDE, table.SYNCHRONISED: WIDER}
-    width = shutil.get_terminal_size().columns
-    columns = [
-        i for i, heading in enumerate(table.HEADINGS) if width >= least_width.get(heading, 0)
-    ]
+    rows = table.table_rows(source)
+    columns = table.fitting_columns(rows, shutil.get_terminal_size().columns)
     print_table(
         [table.HEADINGS[i] for i in columns],
-        [[row[i] for i in columns] for row in table.table_rows(source)],
+        [[row[i] for i in columns] for row in rows],
         [position for position, i in enumerate(columns) if i in table.RIGHT],
+        wrapped=[0],
     )
+    missing = [heading for i, heading in enumerate(table.HEADINGS) if i not in columns]
+    if missing:
+        click.echo(f"not shown at this width: {', '.join(missing)}")
     for line in [*table.remarks(source), *table.claim_lines(source)]:
         click.echo(line)
 

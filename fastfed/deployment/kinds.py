@@ -64,6 +64,7 @@ REFUSED = {
         "its account is of one replaced record in pairs (epsilon, delta) of single nodes, with no "
         "proof for a record that comes late and no charge that a ledger could add up"
     ),
+    "user-bit": _DEVICES,
     "linucb-ldp": _DEVICES,
     "linucb-sdp-amp": _DEVICES,
     "linucb-sdp-vec": _DEVICES,

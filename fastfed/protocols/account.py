@@ -37,6 +37,7 @@ from fastfed.privacy.mechanisms.joint_dp import NestedNoise
 from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.reward_release import RewardRelease
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
+from fastfed.privacy.mechanisms.user_bit import UserBits
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor
 from fastfed.privacy.sensitivity import Budget
@@ -94,6 +95,9 @@ _RELEASES = {
     "agent-central": (*RELEASES, "nested"),
     "secure-sum": ("factorised",),
 }
+
+#: The protocol in which each user sends one bit.
+USER_BIT = "user-bit"
 
 #: Protocols whose privacy does not depend on the number of records in a batch, so that rewards may
 #: arrive late.
@@ -197,6 +201,9 @@ def check_combination(plan: Plan) -> None:
         "an encoding if users send bits, and only then": (
             (plan.encoding is not None) == protocol.bits
         ),
+        'flips and bounds of clipping if its protocol is "user-bit", and else no flips': (
+            (plan.flips > 0) == (protocol.id == USER_BIT) and not (plan.flips and plan.clip is None)
+        ),
         "the batch_size of its longest batch": (
             not plan.release_rounds
             or plan.batch_size == int(np.diff(plan.release_rounds, prepend=0).max())
@@ -261,6 +268,9 @@ def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     claim = plan.privacy or Claim(source="none")
     # A plan is plain data that a caller may have changed, so check it before accounting for it.
     check_combination(plan)
+    if plan.flips:
+        # Users send their bits whether or not silos synchronise.
+        return (UserBits(plan.flips, claim.required_budget, claim.max_participations),)
     if plan.policy == "random" or not plan.releases:
         return (NoRelease(),)
     if plan.own is not None and plan.end(plan.releases) != plan.own.until:
@@ -563,12 +573,12 @@ def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
 
 
 def released_only(plan: Plan) -> bool:
-    """Return whether actions depend on synchronised statistics only.
+    """Return whether actions depend on synchronised statistics only, or on bits of users.
 
     This is so for a lazy plan, and for synchronisation in every round: then the local batch is
-    empty whenever an action is chosen.
+    empty whenever an action is chosen. Bits of users are private wherever they are used.
     """
-    return plan.lazy or (plan.trigger is None and plan.releases == plan.horizon)
+    return plan.lazy or plan.flips > 0 or (plan.trigger is None and plan.releases == plan.horizon)
 
 
 @terms.register

@@ -18,6 +18,7 @@ import numpy as np
 from fastfed._kernels import aggregation, linalg
 from fastfed._validate import InputError, frozen
 from fastfed.privacy.account import Claim, verify
+from fastfed.privacy.mechanisms.user_bit import bit_values
 from fastfed.privacy.releases.buffered import packed
 from fastfed.privacy.releases.prefix_sums import Factor, toeplitz_coefficients
 from fastfed.protocols.protocol import Protocol, drawn_once, statistic_size
@@ -239,10 +240,21 @@ class Plan(OwnArrays):
     secure: SecureSum | None = None  # the secure sum that silos and server execute, if masked
     drawn_once: bool = False  # simulate the noise of all silos' sum by one draw, see `simulated`
     room: int = 1  # fixed-point sums of a silo hold up to `room` records for each of its rounds
+    flips: int = 0  # users send bits of rewards, flipped with chance flips / 2^53; 0: no such bits
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
         """Return the plan with ``change`` applied to its claim, if it has a claim."""
         return self if self.privacy is None else replace(self, privacy=change(self.privacy))
+
+    @property
+    def bit_values(self) -> tuple[float, float]:
+        """What the bits 0 and 1 of a user add to sums in place of the reward; zeros without bits.
+
+        They are unbiased estimates of the clipped reward.
+        """
+        if not self.flips or self.clip is None:
+            return 0.0, 0.0
+        return bit_values(self.flips, self.clip.low, self.clip.high)
 
     @property
     def bit_levels(self) -> int:

@@ -147,6 +147,16 @@ PROTOCOLS = {
             "zhou-chowdhury-2024, Algorithm 1 with sums under masks (Bonawitz et al. 2017)",
             masked=True,
         ),
+        Protocol(
+            "user-bit",
+            "each user sends one flipped bit of the reward, contexts are public",
+            "local: nobody is trusted",
+            # Silos add up the features times the bits' values, without noise.
+            SEND_BATCH,
+            ADD,
+            "users",
+            "zhou-chowdhury-2024, Algorithm 1 on bits (Warner 1965)",
+        ),
     )
 }
 

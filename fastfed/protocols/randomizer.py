@@ -131,6 +131,35 @@ class SumRandomizer:
         return aggregation.prefix(self._nodes, release), total
 
 
+# ---- One bit from each user, with public contexts ------------------------------------------------
+
+
+def user_bit(plan: Plan, reward: float, words: np.ndarray) -> int:
+    """Return the bit that a user's device sends in place of the reward (protocol "user-bit").
+
+    The reward is rounded to a bit at random, then the bit is flipped at random. Each step compares
+    53 uniform bits with a threshold. The guarantee depends only on that of the flip, an integer.
+
+    Parameters
+    ----------
+    plan : Plan
+        A plan with ``flips``.
+    reward : float
+        The reward, clipped to the plan's range.
+    words : ndarray of uint32, shape (4,)
+        Uniform random bits.
+
+    Returns
+    -------
+    int
+        0 or 1. The estimate of the reward is ``plan.bit_values[bit]``.
+    """
+    assert plan.clip is not None
+    up, flip = (((int(high) << 32) | int(low)) >> 11 for low, high in words.reshape(2, 2))
+    share = (reward - plan.clip.low) / (plan.clip.high - plan.clip.low)
+    return int(up < share * 2.0**53) ^ int(flip < plan.flips)
+
+
 # ---- The randomizer on a user's device, for protocols in which each user sends a message ---------
 
 

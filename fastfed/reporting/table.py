@@ -32,7 +32,7 @@ from fastfed.reporting.claims import (
 )
 from fastfed.reporting.figure import Source
 from fastfed.reporting.text import privacy_text
-from fastfed.results.results import CurveResult, columns, summary
+from fastfed.results.results import Columns, CurveResult, columns
 
 # ---- Results: one row per curve ------------------------------------------------------------------
 
@@ -52,6 +52,11 @@ HEADINGS = (
 )
 #: Columns of numbers, which are aligned to the right.
 RIGHT = (1, 2, 6, 7, 8)
+
+#: The columns by importance: on a narrow terminal the last ones are left out.
+BY_IMPORTANCE = (0, 1, 4, 5, 2, 3, 7, 6, 8)
+#: Characters to which a label may be wrapped, and between two columns.
+SHORTEST_LABEL, GAP = 12, 3
 
 #: Units of bytes, the largest first.
 SIZES = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -87,6 +92,25 @@ def table_rows(source: Source) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def fitting_columns(rows: Iterable[tuple[str, ...]], width: int) -> list[int]:
+    """Return the columns that fit into ``width`` characters, in the order of HEADINGS.
+
+    Labels may be wrapped, other cells may not. Curve and group regret are always returned.
+    """
+    needed = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
+    # As wide as a third of the table, a label is rarely wrapped.
+    needed[0] = min(needed[0], max(SHORTEST_LABEL, width // 3))
+    chosen = [0, 1]
+    if needed[0] + needed[1] + 2 * GAP > width:
+        needed[0] = SHORTEST_LABEL
+    used = sum(needed[i] + GAP for i in chosen)
+    for i in BY_IMPORTANCE[2:]:
+        if used + needed[i] + GAP <= width:
+            chosen.append(i)
+            used += needed[i] + GAP
+    return sorted(chosen)
 
 
 def remarks(source: Source, *, speed: bool = True) -> list[str]:
@@ -219,22 +243,17 @@ def as_csv(source: Source) -> str:
 
     Text that a spreadsheet would take for a formula begins with an apostrophe.
     """
-    file = io.StringIO()
-    records = [
-        {name: _no_formula(value) for name, value in summary(curve).items()}
-        for curve in source.results.curves
-    ]
-    if records:
-        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-    return file.getvalue()
+    return _as_csv(columns(source.results.curves, "summary")) if source.results.curves else ""
 
 
 def curves_csv(source: Source) -> str:
     """Return the curves as CSV, one row per curve and checkpoint, with all digits."""
+    return _as_csv(columns(source.results.curves, "curves"))
+
+
+def _as_csv(table: Columns) -> str:
+    """Return columns as CSV; unknown values are empty."""
     file = io.StringIO()
-    table = columns(source.results.curves, "curves")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(table)
     lists = [c if isinstance(c, list) else c.tolist() for c in table.values()]

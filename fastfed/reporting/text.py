@@ -303,8 +303,12 @@ def ruled(
     right: Collection[int] = (),
     title: str | None = None,
     caption: str | None = None,
+    wrapped: Collection[int] | None = None,
 ) -> Table:
-    """Return a table with a rule below its headings; columns ``right`` are aligned to the right."""
+    """Return a table with a rule below its headings; columns ``right`` are aligned to the right.
+
+    Only the columns ``wrapped`` may be wrapped, by default those that are not on the right.
+    """
     # Cells are Text, not markup, since labels may contain brackets.
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -316,7 +320,8 @@ def ruled(
     )
     for i, heading in enumerate(headings):
         justify: Literal["right", "left"] = "right" if i in right else "left"
-        table.add_column(heading, justify=justify, no_wrap=i in right, overflow="fold")
+        is_whole = i in right if wrapped is None else i not in wrapped
+        table.add_column(heading, justify=justify, no_wrap=is_whole, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

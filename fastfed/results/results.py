@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from fastfed._display import Displayed, renderer
@@ -99,6 +100,9 @@ class CurveResult(Displayed):
         which spec, and when.
     about_records : tuple of str
         If records are real: warnings about them that no certificate contains. Else empty.
+    parameters : dict
+        Keys of the curve in the spec, except label and algorithm; a swept key has its value for
+        this curve. Keys at their defaults may be missing.
     """
 
     label: str
@@ -120,6 +124,7 @@ class CurveResult(Displayed):
     packages: dict[str, str] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
     about_records: tuple[str, ...] = ()
+    parameters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "about_records", tuple(self.about_records))
@@ -263,6 +268,7 @@ class CurveResult(Displayed):
             "label": self.label,
             "algorithm": self.algorithm,
             "protocol": self.protocol,
+            "parameters": self.parameters,
             "silos": self.silos,
             "dimension": self.dimension,
             "replicates": len(self.replicates),
@@ -316,7 +322,8 @@ class UnknownCurve(InputError, KeyError):
 class Results(Displayed):
     """All curves of one experiment, as ``simulate`` returns and ``load`` reads them.
 
-    ``results[label]`` returns the curve with this label.
+    ``results[label]`` returns the curve with this label. ``len(results)`` is the number of curves,
+    and a loop over ``results`` gives the curves in the order of the spec.
 
     Parameters
     ----------
@@ -351,6 +358,51 @@ class Results(Displayed):
                 f"label must be the label of a curve, got {label}: for positions use results.curves"
             )
         raise UnknownCurve(f"no curve {show(label)}{listed(str(label), labels, 'there are')}")
+
+    def __len__(self) -> int:
+        """Return the number of curves."""
+        return len(self.curves)
+
+    def __iter__(self) -> Iterator[CurveResult]:
+        """Iterate over the curves, in the order of the spec."""
+        return iter(self.curves)
+
+    def select(self, **keys: Any) -> Results:
+        """Return the results of the curves with these values, such as ``select(epsilon=1.0)``.
+
+        Parameters
+        ----------
+        **keys
+            Keys of curves in the spec, or "label", "algorithm", "protocol", "silos" or
+            "dimension". A list of values selects curves with any of them. 1 and 1.0 are equal.
+
+        Returns
+        -------
+        Results
+            The same experiment with the selected curves only; it may have none.
+
+        Raises
+        ------
+        InputError
+            If no curve has one of the keys.
+        """
+        known = dict.fromkeys(name for curve in self.curves for name in _facts(curve))
+        for name in keys:
+            if name not in known:
+                raise InputError(f'no curve has the key "{name}"{listed(name, known, "there are")}')
+        wanted = {
+            name: value if isinstance(value, (list, tuple, set)) else [value]
+            for name, value in keys.items()
+        }
+        curves = tuple(
+            curve
+            for curve in self.curves
+            if all(
+                name in (facts := _facts(curve)) and any(facts[name] == value for value in values)
+                for name, values in wanted.items()
+            )
+        )
+        return replace(self, curves=curves)
 
     def paired_difference(
         self, first: str, second: str, *, per_silo: bool = False
@@ -445,7 +497,9 @@ class Results(Displayed):
 
         Keys are named as in ``fastfed results --json``, such as ``group_regret_mean``. ``round`` is
         a checkpoint, and counts are up to this checkpoint. An unknown value (such as an epsilon
-        that is not proven, or the standard error of a single replicate) is None.
+        that is not proven, or the standard error of a single replicate) is None. Keys of curves in
+        the spec, such as ``epsilon``, follow the protocol. A key that a curve does not have is
+        None, and a table, such as a delay, is JSON.
 
         Parameters
         ----------
@@ -531,9 +585,35 @@ Columns = dict[str, list[Any] | np.ndarray]
 def columns(curves: Iterable[CurveResult], level: str) -> Columns:
     """Return the columns of a table of curves: first all rows of the first curve, and so on."""
     choice("level", level, LEVELS)
-    parts = [_BY_LEVEL[level](curve) for curve in curves]
+    curves = tuple(curves)
+    parameters = parameter_names(curves)
+    parts = [_with_parameters(_BY_LEVEL[level](curve), curve, parameters) for curve in curves]
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: _concatenated([_column(part, name) for part in parts]) for name in names}
+
+
+def parameter_names(curves: Iterable[CurveResult]) -> list[str]:
+    """Return the keys of the spec that become columns: those that no other column is named as."""
+    names = dict.fromkeys(name for curve in curves for name in curve.parameters)
+    taken = {"experiment", "horizon", "label", "algorithm", "protocol", "silos", "dimension"}
+    return [name for name in names if name not in taken | {"replicates", "replicate", "round"}]
+
+
+def parameter(curve: CurveResult, name: str) -> Any:
+    """Return a key of the spec as one plain value: None if the curve does not have the key."""
+    value = curve.parameters.get(name)
+    is_plain = value is None or isinstance(value, (str, int, float))
+    return value if is_plain else msgspec.json.encode(value).decode()
+
+
+def _with_parameters(table: Columns, curve: CurveResult, names: Sequence[str]) -> Columns:
+    """Insert the curve's keys of the spec after the column "protocol"."""
+    rows, with_parameters = len(table["label"]), {}
+    for column, values in table.items():
+        with_parameters[column] = values
+        if column == "protocol":
+            with_parameters |= {name: [parameter(curve, name)] * rows for name in names}
+    return with_parameters
 
 
 def _column(part: Columns, name: str) -> list[Any] | np.ndarray:
@@ -570,15 +650,15 @@ def frame(columns: Columns) -> DataFrame:
         import pandas
     except ImportError:
         raise InputError(NO_PANDAS) from None
-    # Texts are never unknown, so a list with None is a list of numbers.
-    return pandas.DataFrame(
-        {
-            name: np.array(values, np.float64)
-            if isinstance(values, list) and None in values
-            else values
-            for name, values in columns.items()
-        }
-    )
+    return pandas.DataFrame({name: _unknown_as_nan(values) for name, values in columns.items()})
+
+
+def _unknown_as_nan(values: list[Any] | np.ndarray) -> list[Any] | np.ndarray:
+    """Return a column of numbers and None as an array with NaN, and any other column as it is."""
+    if isinstance(values, np.ndarray) or None not in values:
+        return values
+    are_numbers = all(value is None or isinstance(value, (int, float)) for value in values)
+    return np.array(values, np.float64) if are_numbers else values
 
 
 def summary(curve: CurveResult) -> dict[str, Any]:
@@ -638,6 +718,12 @@ def _replicates(curve: CurveResult) -> Columns:
 
 
 _BY_LEVEL = {"summary": _summary, "curves": _curves, "replicates": _replicates}
+
+
+def _facts(curve: CurveResult) -> dict[str, Any]:
+    """Return what curves are selected by: keys of the spec, then names and sizes."""
+    names = ("label", "algorithm", "protocol", "silos", "dimension")
+    return {**curve.parameters, **{name: getattr(curve, name) for name in names}}
 
 
 def _names(curve: CurveResult, rows: int) -> Columns:

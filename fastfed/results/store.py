@@ -473,6 +473,7 @@ class Store:
                     **files.decode_facts(facts, len(rounds)),
                     certificate=files.decode_certificate(certificate),
                     provenance=provenance.get(position, {}),
+                    parameters=parameters_of(identity, position),
                     events=total_events([msgspec.json.decode(r[5]) for r in rows]),
                     agent_rounds_per_second=agent_rounds / files.check_finite(seconds)
                     if seconds
@@ -482,6 +483,15 @@ class Store:
         return Results(
             identity["name"], identity["horizon"], identity["silos"], tuple(curves), meta["figure"]
         )
+
+
+def parameters_of(identity: dict[str, Any], position: int) -> dict[str, Any]:
+    """Return the keys of a curve in an experiment's identity, except label and algorithm."""
+    return {
+        name: value
+        for name, value in identity["curves"][position].items()
+        if name not in ("label", "algorithm")
+    }
 
 
 def _count_rows(path: Path) -> int:

@@ -147,6 +147,8 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "sieve_growth": plan.sieve_growth,
         "widths": np.array(plan.widths) if plan.widths else None,
         "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
+        "flips": plan.flips,
+        "bit_values": plan.bit_values,
         "levels": levels,
         "shuffled": protocol.shuffled,
         "bit_levels": np.array(

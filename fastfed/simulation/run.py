@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError, array, choice, show
+from fastfed._validate import OTHER_WORDS, InputError, array, choice, show, unknown_argument
 from fastfed._validate import folder as path_of
 from fastfed.environments import ENVIRONMENTS, Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
-from fastfed.results.store import CurveRow, ReplicateRow, Store
+from fastfed.results.store import CurveRow, ReplicateRow, Store, parameters_of
 from fastfed.simulation import dispatch
 from fastfed.simulation.dispatch import (
     Layout,
@@ -276,6 +276,9 @@ def simulate(
             'environment must be an environment or a table such as {"kind": "sphere"}, '
             f"got {show(environment)}{_remedy(environment)}"
         )
+    for key in keys:
+        if OTHER_WORDS.get(key) in ("seed", "threads", "horizon", "silos", "replicates"):
+            raise InputError(unknown_argument(key, [OTHER_WORDS[key]]))
     if (algorithm is None) == (curves is None):
         raise InputError("give either algorithm and its keys, or curves")
     if curves is not None and not isinstance(curves, (list, tuple)):
@@ -337,7 +340,7 @@ def _simulated(experiment: Experiment, layout: Layout, threads: int, driver: str
 def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) -> Results:
     """Collect outcomes, by (curve position, replicate), into Results."""
     replicates = tuple(range(experiment.replicates))
-    curves = []
+    curves, identity = [], experiment.identity()
     for position, row in enumerate(curve_rows(experiment)):
         curve_outcomes = [outcomes[position, r] for r in replicates]
         curves.append(
@@ -357,6 +360,7 @@ def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) ->
                 **row.facts,
                 certificate=row.certificate,
                 events=total_events([outcome.events for outcome in curve_outcomes]),
+                parameters=parameters_of(identity, position),
             )
         )
     return Results(

@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import problems
 import pytest
+from oracle import user_bit
 from oracle.zhou_chowdhury_2024 import Direct, replay
 
 from fastfed._random import SeededNoise
@@ -59,6 +60,19 @@ def oracle_bits(plan, seed):
     return arguments
 
 
+def debiased_bits(plan, seed, rewards):
+    """Return the debiased bits that the users of rewards (M, T) send."""
+    source, q = SeededNoise(seed, 0), plan.flips / 2**53
+
+    def debiased(silo, t, reward):
+        uniforms = (source.random_u32(silo, t, 4).view(np.uint64) >> np.uint64(11)) / 2.0**53
+        return user_bit.debiased(user_bit.bit(reward, *uniforms, q), q)
+
+    return np.array(
+        [[debiased(i, t + 1, y) for t, y in enumerate(row)] for i, row in enumerate(rewards)]
+    )
+
+
 def oracle_replay(experiment, outcome, change=lambda direct: direct):
     plan = experiment.curves[0].system.plan
     environment = experiment.environment.open(experiment.seed, 0, experiment.silos)
@@ -70,6 +84,12 @@ def oracle_replay(experiment, outcome, change=lambda direct: direct):
         # Nodes of a tree have the noise of all shares, drawn as by a trusted server.
         assert np.isin(plan.factor.matrix, (0.0, 1.0)).all()
         protocol, release = "central", "tree"
+
+    rewards = outcome.rewards
+    if protocol == "user-bit":
+        # Sums of debiased bits, without noise: they are not clipped to the range of rewards.
+        protocol, clip = "none", dataclasses.replace(clip, low=-np.inf, high=np.inf)
+        rewards = debiased_bits(plan, experiment.seed, rewards)
 
     plan_radius = plan.radius
 
@@ -100,7 +120,7 @@ def oracle_replay(experiment, outcome, change=lambda direct: direct):
         contexts=lambda t, i: environment.round(i, t)[0].astype(float),
         means=lambda t, i: environment.round(i, t)[1],
         actions=outcome.actions,
-        rewards=outcome.rewards,
+        rewards=rewards,
         batch_size=plan.batch_size or None,
         protocol=protocol,
         lazy=plan.lazy,

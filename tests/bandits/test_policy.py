@@ -109,6 +109,39 @@ def test_errors_say_what_is_missing():
 # ---- methods of scikit-learn --------------------------------------------------------------------
 
 
+def test_an_agent_is_cloned_by_its_parameters():
+    base = pytest.importorskip("sklearn.base")
+    agent = LinUCB(3, regularizer=2.0, discount=0.9)
+    agent.select(np.eye(3))
+    agent.observe(1.0)
+    copied = base.clone(agent)
+    assert copied.get_params() == agent.get_params() and copied.round == 0
+    assert eval(repr(agent)).get_params() == agent.get_params()
+    assert repr(agent).endswith("# 1 round") and "#" not in repr(copied)
+
+
+def test_parameters_change_together_or_not_at_all():
+    agent = LinUCB(2)
+    assert agent.set_params(dimension=3, regularizer=0.5) is agent
+    assert agent.theta.shape == (3,) and agent.regularizer == 0.5
+    with pytest.raises(InputError, match="regularizer must be > 0"):
+        agent.set_params(discount=0.5, regularizer=-1.0)
+    assert agent.discount == 1.0
+    with pytest.raises(InputError, match='unknown argument "alpha"; here it is called radius_mult'):
+        LinUCB(2, alpha=1.0)
+    with pytest.raises(InputError, match='did you mean "discount"'):
+        LinUCB(2, discont=0.5)
+
+
+def test_a_replay_without_a_rewarded_round_has_only_the_bounded_interval():
+    rng = np.random.default_rng(1)
+    log = rng.normal(size=(200, 2, 3)), rng.integers(2, size=200), np.zeros(200)
+    value = LinUCB(3).replay(*log, largest_reward=1.0).inverse_propensity
+    assert value.value == 0.0 and np.isnan([value.low, value.high]).all()
+    assert value.bounded[0] == 0.0 and 0.02 < value.bounded[1] < 0.05
+    assert LinUCB(3).replay(*log).inverse_propensity.bounded is None
+
+
 @DISCOUNTS
 def test_fit_and_predict_work_as_in_scikit_learn(discount):
     rng = np.random.default_rng(4)

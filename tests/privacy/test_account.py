@@ -147,6 +147,7 @@ CASES = {
     ),
     "shuffle-vector": _private("shuffle-vector", epsilon=5.0),
     "secure-sum": _private("secure-sum"),
+    "user-bit": _private("user-bit", protects="reward"),
     "linucb-jdp": _agent("linucb-jdp", release="tree"),
     "linucb-jdp toeplitz": _agent("linucb-jdp", release="toeplitz"),
     "linucb-jdp honaker": _agent("linucb-jdp", release="honaker"),
@@ -234,6 +235,7 @@ FLAT = tuple(
     for name in CASES
     if name.startswith(("linucb-ldp", "linucb-sdp"))
     or "flat" in name
+    or name == "user-bit"
     or name == "shuffle-vector centred"
 )
 FACTORISED = tuple(name for name in CASES if CASES[name].keys.get("release") == "factorised")
@@ -256,6 +258,8 @@ def everywhere(plan: Any, change: Callable[[Plan], Plan]) -> Any:
 
 def weaker(plan: Plan, factor: float) -> Plan:
     """Multiply the noise of a plan by a factor below 1."""
+    if plan.flips:
+        return replace(plan, flips=math.floor(plan.flips * factor))
     if plan.encoding is not None:
         fewer_bits = tuple(
             max(1, math.floor(bits * factor**2)) for bits in plan.encoding.noise_bits
@@ -545,7 +549,9 @@ def less_chance(case: Case, plan: Any) -> Any:
 
 Fault = Callable[[Case, Any], Any]
 _LINEAR = tuple(n for n in CASES if n not in (*EXPERTS, "robin"))
-_GAUSSIAN = tuple(n for n in _LINEAR if n not in BITS)
+#: Cases whose noise is in sums. A flipped bit hides any reward, and has no noise in sums.
+_SUMS = tuple(n for n in _LINEAR if n != "user-bit")
+_GAUSSIAN = tuple(n for n in _SUMS if n not in BITS)
 _SCHEDULED = ("feducb private-determinant", "feducb-decentralized private")
 #: For each fault, the cases in which it changes privacy. With flat releases, a user of one batch is
 #: not affected by another release. The lemma's case has a single release.
@@ -560,7 +566,7 @@ FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "bias accounted alone": (
         bias_alone,
         # In the excluded cases, the bias stream alone costs as much as both streams.
-        tuple(n for n in _LINEAR if n not in _SCHEDULED
+        tuple(n for n in _SUMS if n not in _SCHEDULED
               and not n.startswith(("shuffle-amplified", "feducb"))),
     ),
     "bias without noise": (without_noise("bias"), _GAUSSIAN),
@@ -575,9 +581,9 @@ FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
         tree_forgotten, tuple(n for n in CASES if n.startswith("fed-dp-ope")),
     ),
     "sensitivity doubled": (
-        doubled_sensitivity, (*_LINEAR, *(n for n in CASES if n.startswith("fed-dp-ope"))),
+        doubled_sensitivity, (*_SUMS, *(n for n in CASES if n.startswith("fed-dp-ope"))),
     ),
-    "rewards doubled": (doubled_rewards, _LINEAR),
+    "rewards doubled": (doubled_rewards, _SUMS),
     # For unequal batches with noise bits no account is proven: see below.
     "participation counted once": (
         participation_counted_once, tuple(n for n in _LINEAR if n not in UNEQUAL),

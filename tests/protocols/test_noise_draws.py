@@ -302,9 +302,10 @@ def test_a_single_noise_history_is_stored_for_all_silos():
 # ---- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["central", "shuffle-vector", "secure-sum"])
+@pytest.mark.parametrize("protocol", ["central", "shuffle-vector", "secure-sum", "user-bit"])
 def test_other_protocols_refuse_the_key(protocol):
     keys = {"release": "tree"} if protocol == "secure-sum" else {}
+    keys |= {"protects": "reward"} if protocol == "user-bit" else {}
     with pytest.raises(
         InputError, match=f'noise_draws "sum" needs protocol silo-ldp.*"{protocol}"'
     ):
@@ -360,6 +361,6 @@ def test_every_protocol_is_listed_in_these_tests():
     """Check that a new protocol must be added either to the supported or to the refused ones."""
     assert set(PROTOCOLS) == {
         *("none", "silo-ldp", "silo-ldp-prefix", "shuffle-amplified"),
-        *("central", "shuffle-vector", "secure-sum"),
+        *("central", "shuffle-vector", "secure-sum", "user-bit"),
     }
     assert set(problems.PROTOCOLS) == set(PROTOCOLS)

@@ -366,10 +366,11 @@ class TestFrame:
         assert frame.shape == (rows, len(records[0])) and list(frame.columns) == list(records[0])
         for name in frame.columns:
             wanted = [row[name] for row in records]
-            if isinstance(wanted[0], str):
-                assert frame[name].tolist() == wanted
+            if any(isinstance(value, str) for value in wanted):
+                known = frame[name].astype(object).where(frame[name].notna(), None)
+                assert known.tolist() == wanted
             else:
-                assert frame[name].dtype.kind in "if"
+                assert frame[name].dtype.kind in "ifb"
                 numbers = [math.nan if v is None else v for v in wanted]
                 np.testing.assert_array_equal(frame[name].to_numpy(np.float64), numbers)
 

@@ -6,7 +6,7 @@ import pytest
 
 import fastfed
 from fastfed._random import SeededNoise
-from fastfed.environments import Replay, Sphere
+from fastfed.environments import FixedSet, Replay, Sphere
 from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
 
@@ -262,3 +262,11 @@ def test_misuse_of_a_silo_gives_one_clear_sentence():
     server = fastfed.parties.Server(system.plan)
     with pytest.raises(fastfed.InputError, match="one report of each of the 2 silos"):
         server.combine([report])
+
+
+@pytest.mark.parametrize("batches", [{"batch_size": 1}, {"release_rounds": [1, 2, 9, 10, 24]}])
+def test_drivers_agree_on_a_fixed_set_in_batches_of_one_round(batches):
+    """Silos then share one W, from which each makes its model of the set."""
+    sizes = {"silos": 3, "horizon": 30, "protocol": "none", "lazy": False, **batches}
+    (compiled_outcome,), (step_outcome,) = both(experiment(FixedSet(dimension=3, actions=5), sizes))
+    same(compiled_outcome, step_outcome)

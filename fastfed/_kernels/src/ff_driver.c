@@ -90,6 +90,21 @@ static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
     arriving[0] = arriving[1] = 0;
 }
 
+/* Return what stands for the reward y in all sums if users send bits: the debiased bit. The user
+ * rounds y in [reward_low, reward_high] to a bit at random, and flips it with probability
+ * flips / 2^53. The same as `user_bit` of protocols/randomizer.py. */
+static double user_bit(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round, double y,
+                       uint32_t *random)
+{
+    const ff_stream stream = ff_stream_of(run, FF_ROUNDING, silo, round);
+    ff_random_u32(&stream, 4, random);
+    const uint64_t up = ((uint64_t)random[1] << 32 | random[0]) >> 11;
+    const uint64_t flip = ((uint64_t)random[3] << 32 | random[2]) >> 11;
+    const double share = (y - c->reward_low) / (c->reward_high - c->reward_low);
+    const int bit = (double)up < share * 0x1p53;
+    return c->bit_values[bit ^ (flip < c->flips)];
+}
+
 /* Simulate one round of one silo and curve: choose an action, draw its reward, clip both, add them
  * to the batch, and learn from them. Returns a status. */
 static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
@@ -127,6 +142,8 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         }
         y -= c->reward_centre;
     }
+    if (c->flips)
+        y = user_bit(run, c, silo, round, y, p->random);
     if (c->share_until) {
         const int64_t status = ff_policy_keep(run, c, silo, round, is_local, y, p);
         if (status != FF_OK || is_local)

@@ -81,9 +81,11 @@ static int64_t choose_fixed(const ff_run *run, ff_curve *c, int64_t silo, int64_
 {
     const int64_t d = run->dimension;
     double *fixed = c->fixed + silo * c->fixed_size;
-    const double *w = c->w + silo * d * d;
+    /* In batches of one round silos do not learn, so they share the first silo's W and theta. */
+    const int64_t slot = ff_slot(c, silo);
+    const double *w = c->w + slot * d * d;
     if (!ff_fixed_is_of(fixed, c->released))
-        ff_fixed_make(fixed, actions, w, c->theta + silo * d, c->clip ? c->feature_bound : INFINITY,
+        ff_fixed_make(fixed, actions, w, c->theta + slot * d, c->clip ? c->feature_bound : INFINITY,
                       c->released, d, p->bound);
     const double beta = ff_policy_radius(c, log_det_of(c, silo), round, d);
     const ff_sieve sieve = c->sieve.ranking < 1.0

@@ -119,6 +119,9 @@ typedef struct {
     double reward_centre;        /* subtracted from every reward */
     double feature_bound, reward_low, reward_high; /* largest norm of the features without the
                                                     * constant one; range of rewards */
+    uint64_t flips;              /* users send bits, flipped with probability flips / 2^53; 0:
+                                  * no bits */
+    double bit_values[2];        /* what bits 0 and 1 add to sums in place of the reward */
     int64_t levels;              /* levels of the tree */
     int64_t shuffled;            /* 1: a shuffler passes messages to the server in random order */
     /* Bits only; the first index is the level, or the release if by_release. */

@@ -1,0 +1,193 @@
+"""One bit from each user: the reward, rounded to a bit at random and flipped at random.
+
+Randomised response (Warner 1965) on a bounded reward. The user's device draws two uniform 53-bit
+integers u and v. The bit is 1 if u < 2^53 (y - low) / (high - low), and it is flipped if v < flips.
+
+Privacy. Let q = flips / 2^53 < 1/2. Whatever the reward is, each of the two messages has a
+probability in [q, 1 - q]. So the ratio of its probabilities under two rewards is at most
+(1 - q) / q: the message is (ln((1 - q) / q), 0)-private under replacement of the reward, towards
+everybody who sees it. How y was rounded plays no part in this, and no float is released.
+
+Several messages of one user. On rewards ``low`` and ``high`` the privacy loss of one message is
++e with probability 1 - q and -e otherwise, e = ln((1 - q) / q). Every other pair of rewards is a
+mixture of these two, which this pair dominates. Products of dominating pairs dominate adaptive
+compositions, so M0 messages have at most the privacy loss e (2 Bin(M0, 1 - q) - M0).
+
+Estimate. The value (bit - q) / (1 - 2 q), scaled to [low, high], is an unbiased estimate of the
+reward. It takes two values, (high - low) / (1 - 2 q) apart. So by Hoeffding's lemma its noise is
+sub-Gaussian of scale (high - low) / (2 (1 - 2 q)), which covers the reward's own noise.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, localcontext
+
+import msgspec
+
+from fastfed._validate import InputError, choice, integer
+from fastfed.privacy.accounting.privacy_loss import composed_epsilon, largest_share
+from fastfed.privacy.certificate import Condition, noise_claim
+from fastfed.privacy.mechanisms.reward_release import PUBLIC_CONTEXTS
+from fastfed.privacy.releases.participation import participation_conditions
+from fastfed.privacy.sensitivity import Budget, named_delta
+
+#: The flip probability is an integer divided by this number.
+ONE = 2**53
+#: An epsilon above this one has the smallest flip probability, 1 / 2^53.
+_MOST = 40
+_SOURCE = "randomised response on a reward rounded to a bit (Warner 1965), exact for the bits sent"
+#: The assumption about the device, on which the guarantee rests.
+DEVICES = Condition(
+    "each user's own device rounds and flips the bit, and sends nothing else about the reward "
+    "(taken on trust)",
+    True,
+)
+#: Decimal digits of the accounts, and a relative bound on their rounding errors.
+_DIGITS, _ROUNDING = 50, Decimal("1e-40")
+
+
+def flips_of(epsilon: float, bits: int = 1) -> int:
+    """Return the smallest number of flips for which ``bits`` bits cost at most epsilon.
+
+    Parameters
+    ----------
+    epsilon : float
+        > 0.
+    bits : int, default 1
+        Number of bits that share epsilon equally.
+
+    Returns
+    -------
+    int
+        2^53 / (1 + e^(epsilon / bits)), rounded up, at least 1. 2^53 times the probability of a
+        flip.
+
+    Raises
+    ------
+    InputError
+        If epsilon is so small that every bit would be a fair coin.
+    """
+    with localcontext() as context:
+        context.prec = _DIGITS
+        share = Decimal(epsilon) / bits
+        flips = 1 if share > _MOST else max(1, int(ONE / (1 + share.exp())))
+    # The quotient above is rounded down.
+    while epsilon_of(flips, bits) > epsilon:
+        flips += 1
+    if flips >= ONE // 2:
+        raise InputError(
+            f"epsilon of one bit must be at least 1e-15, got {float(share):g}: the bit would be a "
+            "fair coin"
+        )
+    return flips
+
+
+def epsilon_of(flips: int, bits: int = 1) -> float:
+    """Return ``bits`` times ln((2^53 - flips) / flips), the pure epsilon, rounded up to float64."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        exact = bits * (Decimal(ONE - flips) / flips).ln() * (1 + _ROUNDING)
+        rounded = float(exact)
+        return rounded if Decimal(rounded) >= exact else math.nextafter(rounded, math.inf)
+
+
+def bit_values(flips: int, low: float, high: float) -> tuple[float, float]:
+    """Return the unbiased estimates of a reward in [low, high] from bit 0 and from bit 1."""
+    chance = flips / ONE
+    unit = (high - low) / (1.0 - 2.0 * chance)
+    return low - unit * chance, low + unit * (1.0 - chance)
+
+
+def bit_scale(flips: int, low: float, high: float) -> float:
+    """Return the sub-Gaussian scale of these estimates, (high - low) / (2 (1 - 2 q))."""
+    return (high - low) / (2.0 * (1.0 - 2.0 * flips / ONE))
+
+
+class UserBits(msgspec.Struct, frozen=True):
+    """One flipped bit for each reward.
+
+    Parameters
+    ----------
+    flips : int
+        2^53 times the probability of a flip, in 1..2^52 - 1.
+    budget : Budget
+        The requested budget, unit "reward", relation "replace".
+    returning : int, default 1
+        M0, the largest number of rewards of one user.
+
+    Notes
+    -----
+    Guarantee: pure epsilon for the rewards of one user, towards everybody who sees the bits. The
+    proof is at the top of this module.
+    """
+
+    flips: int
+    budget: Budget
+    returning: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse numbers for which no account is proven."""
+        integer("flips", self.flips, at_least=1, at_most=ONE // 2 - 1)
+        integer("returning", self.returning, at_least=1)
+        choice("unit", self.budget.unit, ("reward",))
+        choice("relation", self.budget.relation, ("replace",))
+
+    @property
+    def calibration(self) -> str:
+        """Return the rule that chose the noise: "exact"."""
+        return "exact"
+
+    @property
+    def source(self) -> str:
+        """Return the author-year of the rule."""
+        return _SOURCE
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        """Return an empty dict: no noise is added to sums."""
+        return {}
+
+    def exact(self, delta: float | None = None) -> float:
+        """Compute the epsilon of all bits of one user, at delta (default: the budget's)."""
+        target_delta = named_delta(delta, self.budget)
+        pure = epsilon_of(self.flips, self.returning)
+        if target_delta == 0.0:
+            return pure
+        part = ("randomized-response", epsilon_of(self.flips), self.returning)
+        return min(pure, composed_epsilon((part,), target_delta))
+
+    def conditions(self) -> list[Condition]:
+        """Return the assumptions, and the claim compared with the exact epsilon."""
+        claim = noise_claim(self.budget, self.exact(), note="computed")
+        return [PUBLIC_CONTEXTS, DEVICES, *participation_conditions(self.returning), claim]
+
+
+def calibrate_bits(budget: Budget, returning: int = 1) -> UserBits:
+    """Choose the smallest flip probability that meets the budget.
+
+    Parameters
+    ----------
+    budget : Budget
+        Unit "reward", relation "replace". delta = 0 gives a pure guarantee. A larger delta mostly
+        helps users of several rewards.
+    returning : int, default 1
+        M0, the largest number of rewards of one user.
+
+    Returns
+    -------
+    UserBits
+
+    Raises
+    ------
+    InputError
+        For a different unit or relation, and if epsilon is so small that bits carry nothing.
+    """
+    if budget.delta > 0.0:
+        share = largest_share(budget.epsilon, budget.delta, "randomized-response", returning)
+        # The account may differ in its last digits from the one that found the share.
+        for margin in (0.0, 1e-7, 1e-3):
+            mechanism = UserBits(flips_of((1.0 - margin) * share), budget, returning)
+            if mechanism.exact() <= budget.epsilon:
+                return mechanism
+    return UserBits(flips_of(budget.epsilon, returning), budget, returning)
