@@ -1,4 +1,4 @@
-"""The compiled driver against `reference.py` and against the step driver."""
+"""Compare the compiled driver with `reference.py` and with the step driver."""
 
 from dataclasses import replace
 
@@ -11,21 +11,21 @@ from fastfed.simulation import bench, compiled, server
 
 @pytest.fixture(params=bench.CASES, ids=lambda case: case.name)
 def case(request):
-    """A case of `fastfed bench` with few rounds."""
+    """Return a case of `fastfed bench` with few rounds."""
     few = 4 if request.param.protocol == "shuffle-vector" else 25
     return replace(request.param, rounds=25, reference_rounds=few)
 
 
-def opened(experiment):
+def open_environment(experiment):
     return experiment.environment.open(0, 0, experiment.silos)
 
 
 def test_compiled_driver(benchmark, case):
-    """One thread; extra_info holds microseconds per agent-round."""
+    """Time one thread; extra_info holds microseconds per agent-round."""
     experiment, _ = bench.experiments_of(case)
     benchmark.group = case.name
     plans = [c.system.plan for c in experiment.curves]
-    benchmark(compiled.run, opened(experiment), plans, experiment.checkpoints)
+    benchmark(compiled.run, open_environment(experiment), plans, experiment.checkpoints)
     benchmark.extra_info["microseconds_per_agent_round"] = (
         1e6 * benchmark.stats["median"] / experiment.agent_rounds([0])
     )
@@ -40,10 +40,12 @@ def test_reference(benchmark, case):
 @pytest.mark.parametrize("protocol", ["silo-ldp", "shuffle-vector"])
 @pytest.mark.parametrize("driver", ["compiled", "step"])
 def test_drivers(benchmark, driver, protocol):
-    """What the readable driver costs beside the compiled one."""
+    """Time the step driver and the compiled driver on the same experiment."""
     sphere = Sphere(dimension=10, actions=100)
     experiment = bench.bench_experiment(sphere, 25, protocol, bench.SILOS, bench.BATCH)
     benchmark.group = f"drivers on the sphere, {protocol}"
     plans = [c.system.plan for c in experiment.curves]
-    play = compiled.run if driver == "compiled" else server.run_steps
-    benchmark.pedantic(play, args=(opened(experiment), plans, experiment.checkpoints), rounds=2)
+    run_driver = compiled.run if driver == "compiled" else server.run_steps
+    benchmark.pedantic(
+        run_driver, args=(open_environment(experiment), plans, experiment.checkpoints), rounds=2
+    )

@@ -1,4 +1,4 @@
-"""Experts: compiled losses, and whole federations on them."""
+"""Time compiled losses of experts, and whole federations on these losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fastfed.simulation import dispatch
 from fastfed.simulation.experiment import make_experiment
 
 
-def played(environment, silos, horizon, **curve):
+def run_arguments(environment, silos, horizon, **curve):
+    """Return the arguments of `dispatch.run` for one curve."""
     e = make_experiment(
         name="bench",
         environment=environment,
@@ -29,40 +30,42 @@ def played(environment, silos, horizon, **curve):
 
 @pytest.mark.parametrize("experts", [10, 1000])
 def test_sums_of_losses(benchmark, experts):
-    """What every expert loses at 100 clients in 100 rounds."""
-    chance = np.full(experts, loss_kernels.CHANCES // 2, np.uint32)
-    losses = loss_kernels.Coins(0, 0, 100, chance)
+    """Sum the losses of every expert at 100 clients over 100 rounds."""
+    chances = np.full(experts, loss_kernels.CHANCES // 2, np.uint32)
+    losses = loss_kernels.Coins(0, 0, 100, chances)
     benchmark(losses.sums, np.array([0, 100]))
 
 
 @pytest.mark.parametrize("quadratic", [False, True], ids=["linear", "quadratic"])
 def test_gradients(benchmark, quadratic):
-    """Sums of 64 gradients of each of 100 clients, d = 100."""
-    chance = np.full(100, loss_kernels.CHANCES // 2, np.uint32)
-    losses = loss_kernels.Coins(0, 0, 100, chance, quadratic=quadratic)
+    """Sum 64 gradients of each of 100 clients, d = 100."""
+    chances = np.full(100, loss_kernels.CHANCES // 2, np.uint32)
+    losses = loss_kernels.Coins(0, 0, 100, chances, quadratic=quadratic)
     rounds = np.tile(np.arange(1, 65), (100, 1))
     benchmark(losses.gradients, rounds, np.full(100, 0.01))
 
 
 def test_laplace_noise(benchmark):
-    """One leaf's noise of 100 clients, d = 1000."""
+    """Draw the noise of one leaf for 100 clients, d = 1000."""
     benchmark(rng.laplace_rows, 0, 16, 0, 100, 1, 1000)
 
 
 def test_fed_svt(benchmark):
-    """100 clients, 1000 experts, an exchange a round: 1000 decisions."""
+    """Run 100 clients, 1000 experts and 1000 decisions, with an exchange in each round."""
     environment = RealizableLosses(experts=1000)
-    benchmark(dispatch.run, *played(environment, 100, 1001, algorithm="fed-svt", epsilon=1.0))
+    benchmark(
+        dispatch.run, *run_arguments(environment, 100, 1001, algorithm="fed-svt", epsilon=1.0)
+    )
 
 
 @pytest.mark.parametrize("noise", ["local", "central"])
 def test_fed_dp_ope_stoch(benchmark, noise):
-    """100 clients, 100 experts, 12 phases."""
+    """Run 100 clients, 100 experts and 12 phases."""
     curve = {"algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "noise": noise, "batch": "largest"}
-    benchmark(dispatch.run, *played(StochasticLosses(experts=100), 100, 4095, **curve))
+    benchmark(dispatch.run, *run_arguments(StochasticLosses(experts=100), 100, 4095, **curve))
 
 
-#: Curves that a competent NumPy loop plays too, the losses, and how they compare by name.
+#: System -> (environment, curve). `numpy_experts` has a NumPy loop for each of these systems.
 AGAINST_NUMPY = {
     "fed-svt": (RealizableLosses, {"algorithm": "fed-svt", "epsilon": 1.0}),
     "follow-the-leader": (RealizableLosses, {"algorithm": "follow-the-leader"}),
@@ -81,33 +84,35 @@ AGAINST_NUMPY = {
 )
 @pytest.mark.parametrize("system", AGAINST_NUMPY)
 def test_against_numpy(benchmark, system, silos, experts, horizon):
-    """CPU time of both sides in turn; extra_info holds the ratio and microseconds by client-round.
+    """Measure CPU time of fastfed and NumPy in turn.
 
-    An exchange a round, but for fed-dp-ope-stoch, whose phases double.
+    extra_info holds the ratio and microseconds per client-round. Clients exchange after every
+    round. In fed-dp-ope-stoch they exchange after phases, whose lengths double.
     """
     environment, curve = AGAINST_NUMPY[system]
-    run = played(environment(experts=experts), silos, horizon, **curve)
+    arguments = run_arguments(environment(experts=experts), silos, horizon, **curve)
     name = f"{system}-m{silos}-d{experts}"
-    mine: list[float] = []
-    theirs: list[float] = []
-    dispatch.run(*run)
+    fastfed_times: list[float] = []
+    numpy_times: list[float] = []
+    dispatch.run(*arguments)
 
-    def play() -> None:
+    def time_fastfed() -> None:
         start = time.process_time()
-        dispatch.run(*run)
-        mine.append(1e6 * (time.process_time() - start) / (silos * horizon))
+        dispatch.run(*arguments)
+        fastfed_times.append(1e6 * (time.process_time() - start) / (silos * horizon))
 
-    def play_reference() -> None:
-        theirs.append(numpy_experts.microseconds(run[1][0], 0.5))
+    def time_numpy() -> None:
+        numpy_times.append(numpy_experts.microseconds(arguments[1][0], 0.5))
 
-    benchmark.pedantic(play, setup=play_reference, rounds=7)
-    ratio = statistics.median(b / a for a, b in zip(mine, theirs, strict=True))
+    benchmark.pedantic(time_fastfed, setup=time_numpy, rounds=7)
+    ratio = statistics.median(b / a for a, b in zip(fastfed_times, numpy_times, strict=True))
     benchmark.extra_info["ratio"] = ratio
-    benchmark.extra_info["microseconds_per_client_round"] = statistics.median(mine)
-    benchmark.extra_info["numpy"] = statistics.median(theirs)
+    benchmark.extra_info["microseconds_per_client_round"] = statistics.median(fastfed_times)
+    benchmark.extra_info["numpy"] = statistics.median(numpy_times)
     print(
-        f"{name}: {statistics.median(mine):.3f}, NumPy {statistics.median(theirs):.3f}, {ratio:.2f}"
+        f"{name}: {statistics.median(fastfed_times):.3f}, "
+        f"NumPy {statistics.median(numpy_times):.3f}, {ratio:.2f}"
     )
-    # Near 1 and beside other work the ratio varies by more than a baseline allows. A compiled path
-    # that is lost is another matter: with few clients it took 50 times as long.
+    # On a busy machine, ratios near 1 vary too much to compare them with a baseline. But a lost
+    # compiled path must be detected: without it, few clients took 50 times as long.
     assert ratio > 0.3, f"ratio {ratio:.3g}"

@@ -1,4 +1,4 @@
-"""What a schedule that data decide costs beside a fixed one, and peers beside a server."""
+"""Time schedules that depend on data against fixed schedules, and peers against a server."""
 
 import pytest
 
@@ -9,7 +9,8 @@ from fastfed.simulation.experiment import make_experiment
 PRIVATE = {"epsilon": 1.0, "delta": 0.1, "lazy": False}
 CURVES = {
     "fixed": {**PRIVATE, "schedule": "fixed", "batch_size": 50},
-    # About as often: the clock synchronises by itself where the regularizer outweighs the data.
+    # Synchronises about as often as "fixed": while the regularizer outweighs the data, the
+    # determinant triggers at regular times.
     "determinant": {**PRIVATE, "communication": 350.0},
     "private-determinant": {**PRIVATE, "schedule": "private-determinant"},
     "not private": {"private": False, "lazy": False},
@@ -29,44 +30,45 @@ def experiment(algorithm, silos, keys, dimension=10, actions=100, horizon=400):
     )
 
 
-def timed(benchmark, e):
-    opened = e.environment.open(0, 0, e.silos)
+def time_experiment(benchmark, e):
+    """Time a run; extra_info holds microseconds per agent-round."""
+    environment_run = e.environment.open(0, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    benchmark(dispatch.run, opened, plans, e.checkpoints)
-    each = 1e6 * benchmark.stats["median"] / e.agent_rounds([0])
-    benchmark.extra_info["microseconds_per_agent_round"] = each
+    benchmark(dispatch.run, environment_run, plans, e.checkpoints)
+    microseconds = 1e6 * benchmark.stats["median"] / e.agent_rounds([0])
+    benchmark.extra_info["microseconds_per_agent_round"] = microseconds
 
 
 @pytest.mark.parametrize("name", CURVES)
 def test_schedules(benchmark, name):
     benchmark.group = "feducb on the gap, K = 100, d = 10, 20 silos"
-    timed(benchmark, experiment("feducb", 20, CURVES[name]))
+    time_experiment(benchmark, experiment("feducb", 20, CURVES[name]))
 
 
 @pytest.mark.parametrize("silos", [100, 300, 1000])
 def test_rings(benchmark, silos):
-    """From the spec on, two uses of each estimator: the graph is a part of the work."""
+    """Time silos in a ring; the time includes making the graph from the spec."""
     benchmark.group = "feducb-decentralized in a ring, K = 100, d = 10, as many rounds as silos"
     keys = {**CURVES["not private"], "graph": "ring"}
 
-    def play():
+    def simulate():
         e = experiment("feducb-decentralized", silos, keys, horizon=silos)
         dispatch.run(e.environment.open(0, 0, silos), [e.curves[0].system.plan], e.checkpoints)
 
-    benchmark.pedantic(play, rounds=3)
-    each = 1e6 * benchmark.stats["median"] / silos**2
-    benchmark.extra_info["microseconds_per_agent_round"] = each
+    benchmark.pedantic(simulate, rounds=3)
+    microseconds = 1e6 * benchmark.stats["median"] / silos**2
+    benchmark.extra_info["microseconds_per_agent_round"] = microseconds
 
 
 @pytest.mark.parametrize("schedule", ["fixed", "private-determinant"])
 @pytest.mark.parametrize("dimension", [10, 30, 100])
 def test_wide_schedules(benchmark, dimension, schedule):
     benchmark.group = f"feducb on the gap, K = 20, d = {dimension}, 4 silos"
-    timed(benchmark, experiment("feducb", 4, CURVES[schedule], dimension, actions=20))
+    time_experiment(benchmark, experiment("feducb", 4, CURVES[schedule], dimension, actions=20))
 
 
 @pytest.mark.parametrize("graph", ["complete", "line"])
 def test_peers(benchmark, graph):
     benchmark.group = "feducb-decentralized on the gap, K = 100, d = 10, 10 silos"
     keys = {**CURVES["not private"], "graph": graph}
-    timed(benchmark, experiment("feducb-decentralized", 10, keys))
+    time_experiment(benchmark, experiment("feducb-decentralized", 10, keys))

@@ -1,4 +1,4 @@
-"""Leaf kernels against their NumPy twins: `pytest benches` prints the ratio of each pair."""
+"""Compare kernels with their NumPy twins; `pytest benches` prints the ratio of each pair."""
 
 import numpy as np
 import pytest
@@ -13,15 +13,15 @@ SIZES = [(10, 100), (57, 120), (135, 120)]
 @pytest.fixture(params=SIZES, ids=lambda s: f"d{s[0]}-k{s[1]}")
 def problem(request):
     d, k = request.param
-    draw = np.random.default_rng(0)
-    actions = draw.normal(size=(k, d)) / np.sqrt(d)
+    rng = np.random.default_rng(0)
+    actions = rng.normal(size=(k, d)) / np.sqrt(d)
     v = actions.T @ actions + 5.0 * np.eye(d)
     return {
         "d": d,
         "actions": actions.astype(np.float32),
         "factor": kernels.inverse_factor(v),
         "inverse": np.linalg.inv(v),
-        "theta": draw.normal(size=d) / d,
+        "theta": rng.normal(size=d) / d,
         "v": v,
         "x": actions[0].copy(),
     }
@@ -29,7 +29,7 @@ def problem(request):
 
 @pytest.fixture(params=["compiled", "numpy"])
 def implementation(request, monkeypatch):
-    """The functions to be timed."""
+    """Return the module with the functions to time: compiled kernels or their NumPy twins."""
     if request.param == "compiled":
         return compiled
     twins.stand_in(monkeypatch)
@@ -71,14 +71,14 @@ def test_shuffle_bits(benchmark, implementation):
 
 
 def test_round_point(benchmark, implementation):
-    """One data point at one tree node, d = 10."""
+    """Round one data point at random, d = 10."""
     benchmark.group = "round_point s = 65"
-    draw = np.random.default_rng(0)
-    point, words = draw.uniform(-1, 1, 65), draw.integers(0, 2**32, 65, dtype=np.uint32)
+    rng = np.random.default_rng(0)
+    point, words = rng.uniform(-1, 1, 65), rng.integers(0, 2**32, 65, dtype=np.uint32)
     benchmark(implementation.round_point, point, 100.0, True, words, np.zeros(65))
 
 
 def test_binomials(benchmark, implementation):
-    """The noise of one silo at one node, d = 10."""
+    """Draw the noise of one silo at one tree node, d = 10."""
     benchmark.group = "binomials 65 x Bin(10^6, 1/4)"
     benchmark(implementation.binomials, 1, 8, 0, 0, 1, 10**6, 65)

@@ -1,4 +1,7 @@
-"""Users' settings against what somebody writes in an afternoon, and that both do the same."""
+"""Compare fastfed with numba and NumPy programs at users' settings.
+
+The tests check first that the programs choose the same actions, or have the same mean regret.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ ROWS = {row.name: row for row in opponents.rows()}
     ("dimension", "pairs"), [(10, False), (30, False), (10, True), (150, True)]
 )
 def test_same_actions(dimension, pairs, sieve):
-    """On a fixed set without noise in the rewards, both choose the same action in all rounds."""
+    """On a fixed set without noise in the rewards, fastfed and numba choose the same actions."""
     environment = FixedSet(dimension=dimension, reward=RewardDistribution("none"))
     row = opponents.Row("same", lambda: environment, {"algorithm": "linucb", **sieve}, 600)
     rows, means = environment.open(0, 0, 1).round(0, 0)
@@ -41,37 +44,44 @@ def test_same_actions(dimension, pairs, sieve):
     ],
 )
 def test_same_regret(name):
-    """Over replicates, regrets differ by less than three standard errors."""
+    """The mean regrets of twelve replicates differ by less than three standard errors."""
     row, runs = ROWS[name], ROWS[name].others()
-    mine = np.array([row.ours(n)[0] for n in range(12)])
-    for other, run in runs.items():
-        theirs = np.array([run(n)[0] for n in range(12)])
-        if np.isfinite(theirs).all():
-            error = np.sqrt((mine.var(ddof=1) + theirs.var(ddof=1)) / len(mine))
-            print(f"{name}: {mine.mean():.1f}, {other} {theirs.mean():.1f}, error {error:.1f}")
-            assert abs(mine.mean() - theirs.mean()) < 3.0 * error + 1e-4 * abs(mine.mean())
+    fastfed_values = np.array([row.ours(n)[0] for n in range(12)])
+    for program, run in runs.items():
+        program_values = np.array([run(n)[0] for n in range(12)])
+        if np.isfinite(program_values).all():
+            error = np.sqrt(
+                (fastfed_values.var(ddof=1) + program_values.var(ddof=1)) / len(fastfed_values)
+            )
+            print(
+                f"{name}: {fastfed_values.mean():.1f}, "
+                f"{program} {program_values.mean():.1f}, error {error:.1f}"
+            )
+            assert abs(fastfed_values.mean() - program_values.mean()) < 3.0 * error + 1e-4 * abs(
+                fastfed_values.mean()
+            )
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_against_opponents(benchmark, name):
-    """Processor time of all sides in turn; extra_info holds the ratios and microseconds."""
+    """Measure processor time of all programs in turn; extra_info holds ratios and microseconds."""
     row, runs = ROWS[name], ROWS[name].others()
-    mine: list[float] = []
-    times: dict[str, list[float]] = {other: [] for other in runs}
+    fastfed_values: list[float] = []
+    times: dict[str, list[float]] = {program: [] for program in runs}
     row.ours()
     for run in runs.values():
         run(0)
 
-    def play() -> None:
-        mine.append(row.ours()[1])
+    def time_fastfed() -> None:
+        fastfed_values.append(row.ours()[1])
 
-    def play_others() -> None:
-        for other, run in runs.items():
-            times[other].append(run(0)[1])
+    def time_programs() -> None:
+        for program, run in runs.items():
+            times[program].append(run(0)[1])
 
-    benchmark.pedantic(play, setup=play_others, rounds=5)
-    benchmark.extra_info["microseconds_per_agent_round"] = statistics.median(mine)
-    for other, each in times.items():
-        ratios = [b / a for a, b in zip(mine, each, strict=True)]
-        benchmark.extra_info[other] = statistics.median(each)
-        benchmark.extra_info[f"ratio {other}"] = statistics.median(ratios)
+    benchmark.pedantic(time_fastfed, setup=time_programs, rounds=5)
+    benchmark.extra_info["microseconds_per_agent_round"] = statistics.median(fastfed_values)
+    for program, program_times in times.items():
+        ratios = [b / a for a, b in zip(fastfed_values, program_times, strict=True)]
+        benchmark.extra_info[program] = statistics.median(program_times)
+        benchmark.extra_info[f"ratio {program}"] = statistics.median(ratios)

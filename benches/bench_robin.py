@@ -1,4 +1,4 @@
-"""ROBIN: rounds of a federation in phases, and what the server does between them."""
+"""Time ROBIN: rounds of a federation in phases, and the server's work between phases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRIVATE = {"epsilon": 4.0, "delta": 1e-5, "diversity": 0.0039, "concentration_mu
 
 @pytest.mark.parametrize("keys", [{"private": False}, PRIVATE], ids=["plain", "private"])
 def test_phases(benchmark, keys):
-    """100 clients, 510 rounds: five initial phases, three greedy ones."""
+    """Run 100 clients and 510 rounds: five initial phases and three greedy phases."""
     e = make_experiment(
         name="bench",
         environment=Sphere(5, 20),
@@ -27,13 +27,13 @@ def test_phases(benchmark, keys):
         horizon=ROUNDS,
         silos=SILOS,
     )
-    opened, plans = e.environment.open(0, 0, SILOS), [c.system.plan for c in e.curves]
-    benchmark(dispatch.run, opened, plans, e.checkpoints)
+    environment_run, plans = e.environment.open(0, 0, SILOS), [c.system.plan for c in e.curves]
+    benchmark(dispatch.run, environment_run, plans, e.checkpoints)
 
 
 @pytest.mark.parametrize("dimension", [5, 57])
 def test_least_squares(benchmark, dimension):
-    """One estimate from a statistic of full rank."""
+    """Compute one least-squares estimate from a statistic of full rank."""
     rows = np.random.default_rng(0).normal(size=(10 * dimension, dimension))
     gram = (rows.T @ rows)[np.tril_indices(dimension)]
     statistic = np.concatenate([rows.sum(axis=0), gram])[None]
@@ -42,7 +42,7 @@ def test_least_squares(benchmark, dimension):
 
 @pytest.mark.parametrize("silos", [50, 3200])
 def test_winsorized_mean(benchmark, silos):
-    """One private mean of estimates in eight rotated coordinates."""
+    """Compute one private mean of estimates in eight rotated coordinates."""
     mean = calibrate_winsorized(
         Budget(4.0, 1e-5, "replace", "silo"),
         silos=silos,
@@ -52,6 +52,6 @@ def test_winsorized_mean(benchmark, silos):
         releases=5,
         concentration_failure=1e-4,
     )
-    draw = np.random.default_rng(0)
-    vectors, signs = draw.normal(0.3, 0.02, size=(silos, 5)), np.ones(8)
-    benchmark(mean.apply, vectors, signs, draw.uniform(size=8), draw.uniform(size=8))
+    rng = np.random.default_rng(0)
+    vectors, signs = rng.normal(0.3, 0.02, size=(silos, 5)), np.ones(8)
+    benchmark(mean.apply, vectors, signs, rng.uniform(size=8), rng.uniform(size=8))

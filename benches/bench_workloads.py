@@ -1,7 +1,4 @@
-"""What the gate compares, by itself: every system, the rows of `fastfed bench`, public kernels.
-
-Times of one side; `scripts/gate` compares two.
-"""
+"""Time the workloads of the speed gate in this checkout only; `scripts/gate` compares two trees."""
 
 import pytest
 from gate import workloads

@@ -1,10 +1,9 @@
-"""What a competent user writes in an afternoon with numba, from the papers' pseudocode.
+"""Programs that a competent user writes with numba in an afternoon, from the papers' pseudocode.
 
-The loops run on one thread. They take the numbers of a plan (budget, radius, rounds of releases)
-and do what it says, but with everything that fastfed must not do: a weak generator of random
-numbers, fast-math, float32 scores, one draw for the noise of all silos, sums that are not in a
-fixed order. Each returns (regret, microseconds of CPU per agent-round), with the contexts and coins
-that it draws.
+The loops run on one thread. They execute a plan with its numbers (budget, radius, release rounds),
+but use shortcuts that fastfed must not use: a weak random generator, fast-math, float32 scores, one
+noise draw for all silos, and sums in no fixed order. Each program returns regret and microseconds
+of CPU per agent-round; the time includes drawing contexts and rewards.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ fast = functools.partial(njit, fastmath=True, boundscheck=False, error_model="nu
 
 @fast(inline="always")
 def mix(x):
-    """32 random bits of a counter."""
+    """Return 32 pseudorandom bits, computed from a counter."""
     x = np.uint32(x)
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
     x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
@@ -39,9 +38,11 @@ def mix(x):
 
 @fast(inline="always")
 def choose(mean, bonus, score, rank, many, limit):
-    """The largest mean + bonus, or the largest mean + rank * bonus of those that pass the sieve.
+    """Return the index of the chosen action.
 
-    An action passes if mean + many * bonus reaches the largest bound, or the limit.
+    Without a sieve (rank >= 1) it has the largest mean + bonus. With a sieve it has the largest
+    mean + rank * bonus among the actions that pass. An action passes if mean + many * bonus is at
+    least the smaller of ``limit`` and the largest mean + bonus.
     """
     n, low = len(score), mean.dtype.type(-1e30)
     top = low
@@ -69,7 +70,7 @@ def choose(mean, bonus, score, rank, many, limit):
 
 @fast
 def set_by_rows(first, last, x, y, mean, width, second, truth, state, pulls, numbers, rewards, log):
-    """Rounds first..last with Y = X V^-1 (K, d): O(K d) a round."""
+    """Run rounds first..last with Y = X V^-1 (K, d), in O(K d) per round; return the regret."""
     (base, scale, anchor, gamma, rank, limit, inverse, seed), (n, d) = numbers, x.shape
     along, bonus, score = np.empty(n), np.empty(n), np.empty(n)
     best, regret = truth.max(), 0.0
@@ -108,7 +109,7 @@ def set_by_rows(first, last, x, y, mean, width, second, truth, state, pulls, num
 def set_by_pairs(
     first, last, g, h, mean, width, second, truth, state, pulls, numbers, rewards, log
 ):
-    """The same with G = X V^-1 X' and H = X V^-2 X' (K, K): O(K^2) a round, whatever d is."""
+    """Run rounds first..last with g = X V^-1 X' and h = X V^-2 X' (K, K), in O(K^2) per round."""
     (base, scale, anchor, gamma, rank, limit, inverse, seed), n = numbers, len(g)
     a_row, b_row = np.empty(n, g.dtype), np.empty(n, g.dtype)
     bonus, score = np.empty(n), np.empty(n)
@@ -147,7 +148,7 @@ def fixed_set(
     plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0, rewards: bool = True,
     dtype: Any = np.float64, pairs: bool | None = None, log: np.ndarray | None = None,
 ) -> tuple[float, float]:  # fmt: skip
-    """One agent, K fixed actions (K, d), V never inverted."""
+    """Run one agent with K fixed actions (K, d), without inverting V."""
     radius, ridge, rounds = plan.radius, float(plan.regularizer[0]), plan.horizon
     log = np.empty(rounds, np.int32) if log is None else log
     start = time.process_time()
@@ -193,7 +194,7 @@ QUARTER = np.float32(math.pi / 2.0 * 2.0**-30)
 
 @fast
 def normals(counter, z, bits):
-    """Standard normals by Box and Muller: z (2, n); bits (n,) is scratch."""
+    """Fill z (2, n) with standard normals (Box-Muller); bits (n,) is scratch space."""
     n, real = z.shape[1], bits.view(np.float32)
     for i in range(n):
         u = np.float32(mix(counter + np.uint32(i)) >> np.uint32(8)) + HALF
@@ -218,7 +219,8 @@ def normals(counter, z, bits):
         z[1, i] = r * (-other if minus else other)
 
 
-#: Scores of all actions; what depends on d is written out, so that LLVM sees one simple loop.
+#: Source of a function that scores all actions. Loops over d are unrolled, so that LLVM can
+#: vectorise the loop over actions.
 SCORES = """
 def scores(z, scale, mean, true, bonus, theta, vectors, inverse, truth, beta, gamma):
     c = np.float32(0.70710678)
@@ -236,12 +238,12 @@ def scores(z, scale, mean, true, bonus, theta, vectors, inverse, truth, beta, ga
 
 
 def len_padded(n: int) -> int:
-    """K rounded up to whole vectors: what is read beyond a row is the next row, of no interest."""
+    """Return n rounded up to a multiple of 16. Values read beyond a row are not used."""
     return -(-n // 16) * 16
 
 
 def make_scores(d: int, n: int) -> Callable[..., None]:
-    """`SCORES` for d features, the last of which is 1/sqrt 2, and n actions."""
+    """Compile `SCORES` for n actions and d features, the last of which is 1/sqrt 2."""
     m, whole = range(d - 1), range(d)
     loads = [f"h{j} = theta[{j}]; g{j} = truth[{j}]; e{j} = inverse[{j}]" for j in whole]
     loads += [f"v{i}_{j} = vectors[{i}, {j}]" for i in whole for j in whole]
@@ -266,7 +268,7 @@ def make_scores(d: int, n: int) -> Callable[..., None]:
 
 
 def make_sphere_loop(d: int, n: int) -> Callable[..., float]:
-    """The loop over a batch for d features and n actions."""
+    """Compile the loop over the rounds of a batch for d features and n actions."""
     pairs, padded, scores = d // 2, len_padded(n), make_scores(d, n)
 
     def batch(counter, rounds, theta, vectors, inverse, truth, radii, gram, bias):
@@ -303,7 +305,7 @@ sphere_loop = functools.cache(make_sphere_loop)
 
 
 def sphere(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) -> Any:
-    """A federation of lazy silos on the sphere: all silos' rounds of a batch in one loop."""
+    """Run a federation of lazy silos on the sphere, with all rounds of a batch in one loop."""
     loop, d, regret = sphere_loop(plan.dimension, actions), plan.dimension, 0.0
     start, counter = time.process_time(), int(mix(seed + 1))
     model, true = Model(plan, seed), truth.astype(np.float32)
@@ -324,7 +326,7 @@ def sphere(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) 
 
 @fast
 def choose_queries(rows, starts, queries, theta, vectors, inverse, radii):
-    """The chosen row of each query: one product with the eigenvectors, then one loop."""
+    """Return the chosen row of each query."""
     beta, gamma, rank, many, limit = radii
     most, d, chosen = np.diff(starts).max(), rows.shape[1], np.empty(len(queries), np.int64)
     dots, mean = np.empty((most, d), np.float32), np.empty(most, np.float32)
@@ -348,7 +350,7 @@ def pool(
     plan: Plan, rows: np.ndarray, starts: np.ndarray, silo_starts: np.ndarray, means: np.ndarray,
     *, seed: int = 0,
 ) -> tuple[float, float]:  # fmt: skip
-    """A federation over a pool: each distinct query once a batch."""
+    """Run a federation over a pool; each distinct query of a batch is computed once."""
 
     def choose(model: Model, queries: np.ndarray) -> np.ndarray:
         chosen: np.ndarray = choose_queries(
@@ -359,12 +361,12 @@ def pool(
     return numpy_lazy.pool(plan, rows, starts, silo_starts, means, seed=seed, choose=choose)
 
 
-# ---- Experts, an exchange a round ----------------------------------------------------------------
+# ---- Experts, with an exchange in every round ----------------------------------------------------
 
 
 @fast
 def draw_losses(counter, sums, ladder, best):
-    """What each expert loses at all m clients: one draw by the distribution of a sum of m coins."""
+    """Draw each expert's losses, summed over m clients, by inverting the binomial distribution."""
     n, d = sums.shape
     flat, m = sums.reshape(-1), len(ladder)
     for i in range(n * d):
@@ -380,7 +382,7 @@ def draw_losses(counter, sums, ladder, best):
 
 @fast
 def follow(sums, lost, expert):
-    """Rounds of follow-the-leader: the loss, and the expert after them."""
+    """Run rounds of follow-the-leader; return the loss and the next expert."""
     (n, d), total = sums.shape, 0
     for t in range(n):
         total += sums[t, expert]
@@ -392,7 +394,7 @@ def follow(sums, lost, expert):
 
 @fast
 def hedge(sums, lost, weights, shrink):
-    """Rounds of hedge: a weight is multiplied by a power of one number, which is in a table."""
+    """Run rounds of hedge; return the loss. ``shrink[n]`` is the factor of a weight for loss n."""
     (n, d), total = sums.shape, 0.0
     for t in range(n):
         mixed, whole = 0.0, 0.0
@@ -409,7 +411,7 @@ def hedge(sums, lost, weights, shrink):
 
 @fast
 def sparse(counter, sums, lost, state, numbers):
-    """Rounds of Fed-SVT until an expert is to be drawn: the rounds, and the loss."""
+    """Run Fed-SVT until the next switch of experts; return the number of rounds and the loss."""
     scale, limit, may_switch, (n, d) = numbers[0], numbers[1], numbers[2], sums.shape
     expert, behind, total = int(state[0]), state[1], 0.0
     for t in range(n):
@@ -428,42 +430,45 @@ def sparse(counter, sums, lost, state, numbers):
 
 
 def experts(plan: ExpertPlan, mean: float, *, realizable: bool = True, seed: int = 0) -> Any:
-    """Experts of equal coins, one of whom never loses if ``realizable``; blocks of rounds."""
-    start, draw = time.process_time(), np.random.default_rng(seed)
+    """Run a plan with experts whose losses have equal means; return regret and microseconds.
+
+    If ``realizable``, one expert never has a loss.
+    """
+    start, rng = time.process_time(), np.random.default_rng(seed)
     m, d, rounds, block = plan.silos, plan.experts, plan.horizon, 2048
-    # A sum of m coins is at least 1, ..., m where a uniform number is below these.
+    # ladder[c]: a sum of m losses is at least c + 1 if a uniform 32-bit number is below it.
     masses = [math.comb(m, c) * mean**c * (1.0 - mean) ** (m - c) for c in range(m + 1)]
     tails = np.cumsum(masses[::-1])[:-1][::-1]
     ladder = np.minimum(tails * 2.0**32, 2.0**32 - 1).astype(np.uint32)
-    best = int(draw.integers(d)) if realizable else -1
-    sums, lost, regret = np.empty((block, d), np.int32), np.zeros(d, np.int64), 0.0
-    expert, weights = int(draw.integers(d)), np.ones(d)
+    best = int(rng.integers(d)) if realizable else -1
+    sums, loss_so_far, regret = np.empty((block, d), np.int32), np.zeros(d, np.int64), 0.0
+    expert, weights = int(rng.integers(d)), np.ones(d)
     if isinstance(plan, HedgePlan):
         shrink = np.exp(-plan.learning_rate * np.arange(m + 1) / m)
     if isinstance(plan, SparseVectorPlan):
         noise, switches, state = plan.noise, 0, np.array([expert, 0.0, 0.0])
-        limit = plan.threshold + draw.laplace(scale=noise.threshold_scale)
+        limit = plan.threshold + rng.laplace(scale=noise.threshold_scale)
     counter = int(mix(seed + 1))
     for first in range(0, rounds, block):
-        some = sums[: min(block, rounds - first)]
-        draw_losses(np.uint32(counter), some, ladder, best)
+        block_sums = sums[: min(block, rounds - first)]
+        draw_losses(np.uint32(counter), block_sums, ladder, best)
         counter = (counter + block * d) % 2**32
         if isinstance(plan, LeaderPlan):
-            loss, expert = follow(some, lost, expert)
+            loss, expert = follow(block_sums, loss_so_far, expert)
             regret += loss
         elif isinstance(plan, HedgePlan):
-            regret += hedge(some, lost, weights, shrink)
+            regret += hedge(block_sums, loss_so_far, weights, shrink)
         else:
             at = 0
-            while at < len(some):
+            while at < len(block_sums):
                 numbers = noise.query_scale, limit, float(switches < noise.switches)
                 key = np.uint32((counter + 2**31 + at) % 2**32)
-                steps, loss = sparse(key, some[at:], lost, state, numbers)
+                steps, loss = sparse(key, block_sums[at:], loss_so_far, state, numbers)
                 at, regret = at + steps, regret + loss
                 if state[2]:
-                    costs = np.maximum(lost, plan.floor)
+                    costs = np.maximum(loss_so_far, plan.floor)
                     chances = np.exp((costs.min() - costs) * noise.eta / 2.0)
-                    state[:] = draw.choice(d, p=chances / chances.sum()), 0.0, 0.0
-                    limit = plan.threshold + draw.laplace(scale=noise.threshold_scale)
+                    state[:] = rng.choice(d, p=chances / chances.sum()), 0.0, 0.0
+                    limit = plan.threshold + rng.laplace(scale=noise.threshold_scale)
                     switches += 1
-    return regret - lost.min(), 1e6 * (time.process_time() - start) / (m * rounds)
+    return regret - loss_so_far.min(), 1e6 * (time.process_time() - start) / (m * rounds)

@@ -1,9 +1,10 @@
-"""A competent NumPy float32 loop over pools and fixed sets: what a careful user would write.
+"""NumPy float32 programs for pools and fixed sets, as a careful user would write them.
 
-Unlike `reference.py`, which follows the papers' code, this one inverts no matrix in a round and
-scores all actions of a query by one product: with Y = X V^{-1} the mean is X theta, the width the
-root of the row sums of X * Y, and the direct radius' second bonus the length of the rows of Y.
-Queries and noise are drawn ahead. Times mean something only with BLAS at one thread.
+`reference.py` follows the papers' code; this program is faster. It inverts no matrix in a round,
+and scores all actions of a query with one product: with Y = X V^{-1}, the means are X theta, the
+squared widths are the row sums of X * Y, and the second bonus of the direct radius is the length of
+the rows of Y. Queries and noise are drawn in advance. Times are meaningful only if BLAS uses one
+thread.
 """
 
 from __future__ import annotations
@@ -17,33 +18,34 @@ from fastfed.protocols.plan import Plan
 
 
 class Shared:
-    """V^{-1} and theta of a release, in float32, which all silos play by (lazy)."""
+    """V^{-1} and theta of the last release, in float32, which all lazy silos share."""
 
     def __init__(self, dimension: int) -> None:
         self.inverse = np.zeros((dimension, dimension), np.float32)
         self.theta = np.zeros(dimension, np.float32)
 
     def observe(self, x: np.ndarray, reward: float) -> None:
-        """Nothing: the data point counts from the next release on."""
+        """Do nothing: lazy silos use the data point only after the next release."""
 
 
-class Own(Shared):
-    """The same of one silo, which learns at once by Sherman-Morrison (eager)."""
+class Eager(Shared):
+    """V^{-1} and theta of one eager silo, updated after each round by Sherman-Morrison."""
 
     def observe(self, x: np.ndarray, reward: float) -> None:
-        moved = self.inverse @ x
-        grown = np.float32(1.0) + x @ moved
-        self.theta += moved * ((reward - x @ self.theta) / grown)
-        self.inverse -= np.outer(moved, moved / grown)
+        """Add one data point to V and update theta."""
+        inverse_x = self.inverse @ x
+        divisor = np.float32(1.0) + x @ inverse_x
+        self.theta += inverse_x * ((reward - x @ self.theta) / divisor)
+        self.inverse -= np.outer(inverse_x, inverse_x / divisor)
 
 
 def scores(rows: np.ndarray, state: Shared, beta: float, gamma: float) -> np.ndarray:
-    """Upper confidence bounds of the rows (K, d), all float32."""
-    moved = rows @ state.inverse
+    """Return the upper confidence bounds (K,) of the rows (K, d), all in float32."""
+    inverse_x = rows @ state.inverse
     score = rows @ state.theta
-    score += np.float32(beta) * np.sqrt(np.einsum("kj,kj->k", moved, rows))
+    score += np.float32(beta) * np.sqrt(np.einsum("kj,kj->k", inverse_x, rows))
     if gamma:
-        score += np.float32(gamma) * np.sqrt(np.einsum("kj,kj->k", moved, moved))
+        score += np.float32(gamma) * np.sqrt(np.einsum("kj,kj->k", inverse_x, inverse_x))
     return score
 
 
@@ -58,24 +60,24 @@ def pool_microseconds(
     once: bool = False,
     seed: int = 0,
 ) -> float:
-    """Microseconds per agent-round of a federation over a pool, by the plan's numbers.
+    """Return the microseconds per agent-round of a federation over a pool, with the plan's numbers.
 
-    Queries are drawn with replacement, or come once and in order. rows (n, d) are float32 and
-    C-contiguous; the noise of a release is that of its node in a tree.
+    Queries are drawn with replacement; with ``once`` each query comes once, in order. rows (n, d)
+    are float32 and C-contiguous. A release has the noise of one node of a tree.
     """
     silos, d, batch = plan.silos, plan.dimension, plan.batch_size or rounds
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     queries = np.stack(
         [
             silo_starts[i] + np.arange(rounds)
             if once
-            else draw.integers(silo_starts[i], silo_starts[i + 1], rounds)
+            else rng.integers(silo_starts[i], silo_starts[i + 1], rounds)
             for i in range(silos)
         ]
     )
-    uniform = draw.random((rounds, silos))
+    uniform = rng.random((rounds, silos))
     regularizer, radius = plan.regularizer, plan.radius
-    states = [Shared(d)] * silos if plan.lazy else [Own(d) for _ in range(silos)]
+    states = [Shared(d)] * silos if plan.lazy else [Eager(d) for _ in range(silos)]
     covariance, bias = np.zeros((d, d)), np.zeros(d)
     chosen = np.empty((silos, batch, d), np.float32)
     rewards = np.empty((silos, batch), np.float32)
@@ -100,9 +102,9 @@ def pool_microseconds(
                 bias += rewards[i] @ chosen[i]
             released += 1
             entry = min(released, len(regularizer) - 1)
-            noise = draw.normal(0.0, plan.noise_std.off_diagonal, (d, d))
+            noise = rng.normal(0.0, plan.noise_std.off_diagonal, (d, d))
             noisy = covariance + np.tril(noise) + np.tril(noise, -1).T
-            bias_noise = draw.normal(0.0, plan.noise_std.bias, d)
+            bias_noise = rng.normal(0.0, plan.noise_std.bias, d)
             beta, gamma = _release(plan, states, noisy, bias + bias_noise, entry)
     assert math.isfinite(regret) and radius is not None
     return 1e6 * (time.process_time() - start) / (rounds * silos)
@@ -111,7 +113,7 @@ def pool_microseconds(
 def _release(
     plan: Plan, states: list[Shared], covariance: np.ndarray, bias: np.ndarray, entry: int
 ) -> tuple[float, float]:
-    """Adopt the synchronised sums; (beta, gamma) until the next release."""
+    """Set the states from the synchronised sums; return beta and gamma until the next release."""
     d, radius = plan.dimension, plan.radius
     ridge = float(plan.regularizer[entry])
     v = covariance + ridge * np.eye(d)
@@ -137,16 +139,16 @@ def _release(
 def fixed_set_microseconds(
     plan: Plan, rows: np.ndarray, means: np.ndarray, *, rounds: int, seed: int = 0
 ) -> float:
-    """Microseconds per round of one agent over K fixed actions (K, d), eager, by O(K d) updates.
+    """Return the microseconds per round of one eager agent with K fixed actions (K, d).
 
-    X V^{-1}, the means and the squared widths follow each data point; nothing is made anew.
+    Each data point updates X V^{-1}, the means and the squared widths in O(K d).
     """
     d, radius = plan.dimension, plan.radius
     x = rows.astype(np.float64)
     ridge = float(plan.regularizer[0])
     inverse, theta = np.eye(d) / ridge, np.zeros(d)
-    moved = x / ridge
-    width, score = np.einsum("kj,kj->k", moved, x), np.zeros(len(x))
+    x_inverse = x / ridge
+    width, score = np.einsum("kj,kj->k", x_inverse, x), np.zeros(len(x))
     gamma = 0.0
     if radius.direct:
         gamma = radius.multiplier * (radius.tau * ridge + float(radius.error_bound[0]))
@@ -161,21 +163,21 @@ def fixed_set_microseconds(
         beta = radius.multiplier * (float(radius.offset[0]) + radius.scale * math.sqrt(growth))
         bound = score + beta * np.sqrt(width)
         if gamma:
-            bound += gamma * np.sqrt(np.einsum("kj,kj->k", moved, moved))
+            bound += gamma * np.sqrt(np.einsum("kj,kj->k", x_inverse, x_inverse))
         a = int(bound.argmax())
         reward = float(uniform[t] < means[a])
         regret += means.max() - means[a]
         v = inverse @ x[a]
-        grown = 1.0 + x[a] @ v
-        error = (reward - x[a] @ theta) / grown
-        along = x @ v
+        divisor = 1.0 + x[a] @ v
+        error = (reward - x[a] @ theta) / divisor
+        x_inverse_a = x @ v
         theta += error * v
-        score += error * along
-        width -= along * along / grown
-        share = v / grown
+        score += error * x_inverse_a
+        width -= x_inverse_a * x_inverse_a / divisor
+        share = v / divisor
         if gamma:
-            moved -= np.outer(along, share)
+            x_inverse -= np.outer(x_inverse_a, share)
         inverse -= np.outer(v, share)
-        log_det += math.log(grown)
+        log_det += math.log(divisor)
     assert math.isfinite(regret)
     return 1e6 * (time.process_time() - start) / rounds

@@ -1,9 +1,9 @@
-"""NumPy loops over lazy silos: all rounds of a batch at once, each distinct query once a batch.
+"""NumPy programs for lazy silos, which compute all choices of a batch at once.
 
-Lazy silos choose by the last release alone. So a batch of B rounds of M silos is B M independent
-choices, and all rounds in which a query occurs have the same one. Noise is drawn once for all
-silos, since only its sum is used. Each function returns (regret, microseconds of CPU per
-agent-round), with the contexts, queries and coins that it draws.
+Lazy silos choose by the last release only. So a batch of B rounds of M silos has B M independent
+choices, and the choice for a query is the same whenever the query occurs in the batch: it is
+computed once. Noise is drawn once for the sum over all silos. Each function returns regret and
+microseconds of CPU per agent-round; the time includes drawing contexts, queries and rewards.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 
 from fastfed.protocols.plan import Plan
 
-#: Actions that are scored together, so that their features stay in a cache.
+#: Actions that are scored together; few enough that their features stay in cache.
 CHUNK = 2000
 
 
 class Model:
-    """V and theta of the last release, in the eigenvectors of V, and the radii; lazy silos."""
+    """The last release: theta, the eigenvalues and eigenvectors of V, and the radii."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan, self.draw = plan, np.random.default_rng(seed)
@@ -34,22 +34,22 @@ class Model:
         square = lower + lower.transpose(0, 2, 1) + diagonal[:, :, None] * np.eye(d)
         # One draw for all silos: the noise of a release is a row of the factor times the draws.
         assert plan.release in ("factorised", "toeplitz")
-        factor, back = plan.coefficients, np.subtract.outer(*[np.arange(plan.releases)] * 2)
+        factor, lags = plan.coefficients, np.subtract.outer(*[np.arange(plan.releases)] * 2)
         if plan.release == "toeplitz":
-            factor = np.where(back >= 0, factor[np.maximum(back, 0)], 0.0)
+            factor = np.where(lags >= 0, factor[np.maximum(lags, 0)], 0.0)
         self.noise = np.tensordot(factor, square, 1)
         self.bias_noise = factor @ self.draw.normal(0.0, std.bias, (plan.releases, d))
         self.gram, self.bias, self.release = np.zeros((d, d)), np.zeros(d), 0
         self.adopt(self.gram, self.bias)
 
     def synchronise(self, gram: np.ndarray, bias: np.ndarray) -> None:
-        """Add the sums of a batch, and adopt the noisy sums."""
+        """Add the sums of a batch, and release the total with noise."""
         self.gram, self.bias, k = self.gram + gram, self.bias + bias, self.release
         self.release += 1
         self.adopt(self.gram + self.noise[k], self.bias + self.bias_noise[k])
 
     def adopt(self, gram: np.ndarray, bias: np.ndarray) -> None:
-        """Lambda, the eigenvectors of V, theta, beta, gamma, and the slack of the sieve."""
+        """Compute lambda, the eigenvectors of V, theta, beta, gamma and the sieve's slack."""
         plan, radius, k = self.plan, self.plan.radius, self.release
         values, vectors = np.linalg.eigh(gram)
         full, floor = float(plan.regularizer[k]), float(radius.floor[k])
@@ -71,7 +71,7 @@ class Model:
         self.inverse = inverse.astype(np.float32)
 
     def batches(self) -> list[tuple[int, int]]:
-        """First and last round (from 0) of each batch."""
+        """Return (start, stop) of each batch; rounds count from 0."""
         ends = sorted({0, *map(int, self.plan.ends), self.plan.horizon})
         return list(itertools.pairwise(ends))
 
@@ -90,7 +90,7 @@ class Model:
 
 
 def sieved(mean: np.ndarray, bonus: np.ndarray, starts: np.ndarray, radii: Any) -> np.ndarray:
-    """The row chosen in each segment of rows: by the bound, or by the ranking under the sieve."""
+    """Return the chosen row of each segment: by the largest bound, or by the sieve's ranking."""
     _, _, rank, many, limit = radii
     lengths = np.diff(starts, append=len(mean))
     score, top = mean + bonus, np.empty(0)
@@ -104,7 +104,7 @@ def sieved(mean: np.ndarray, bonus: np.ndarray, starts: np.ndarray, radii: Any) 
 
 
 def sphere(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) -> Any:
-    """A federation on the sphere; truth (d,) is theta*."""
+    """Run a federation on the sphere; truth (d,) is theta*."""
     d, regret, draw, start = plan.dimension, 0.0, np.random.default_rng(seed), time.process_time()
     model, true, many = Model(plan, seed), truth.astype(np.float32), max(1, CHUNK // actions)
     for first, last in model.batches():
@@ -129,27 +129,27 @@ def sphere(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) 
     return regret, 1e6 * (time.process_time() - start) / (plan.silos * plan.horizon)
 
 
-#: The chosen row of each of these queries.
+#: Returns the chosen row of each query.
 Choose = Callable[[Model, np.ndarray], np.ndarray]
 
 
 def choose_rows(rows: np.ndarray, starts: np.ndarray) -> Choose:
-    """The choice of queries of a pool, a few at a time."""
+    """Return a function that chooses a row for each query of a pool, in chunks of queries."""
 
     def chunks(queries: np.ndarray) -> Iterator[np.ndarray]:
         ends = np.cumsum(starts[queries + 1] - starts[queries])
         return iter(np.split(queries, np.flatnonzero(np.diff(ends // CHUNK)) + 1))
 
     def choose(model: Model, queries: np.ndarray) -> np.ndarray:
-        found, weights = [], np.column_stack([model.vectors, model.theta])
-        for some in chunks(queries):
-            lengths = starts[some + 1] - starts[some]
+        chosen, weights = [], np.column_stack([model.vectors, model.theta])
+        for chunk in chunks(queries):
+            lengths = starts[chunk + 1] - starts[chunk]
             firsts = np.cumsum(lengths) - lengths
-            index = np.repeat(starts[some] - firsts, lengths) + np.arange(lengths.sum())
+            index = np.repeat(starts[chunk] - firsts, lengths) + np.arange(lengths.sum())
             dots = rows[index] @ weights
             bonus = model.bonus(dots[:, :-1])
-            found.append(index[sieved(dots[:, -1].copy(), bonus, firsts, model.radii)])
-        return np.concatenate(found)
+            chosen.append(index[sieved(dots[:, -1].copy(), bonus, firsts, model.radii)])
+        return np.concatenate(chosen)
 
     return choose
 
@@ -158,7 +158,7 @@ def pool(
     plan: Plan, rows: np.ndarray, starts: np.ndarray, silo_starts: np.ndarray, means: np.ndarray,
     *, seed: int = 0, choose: Choose | None = None,
 ) -> tuple[float, float]:  # fmt: skip
-    """A federation over a pool, whose queries are drawn with replacement."""
+    """Run a federation over a pool; queries are drawn with replacement."""
     choose = choose or choose_rows(rows, starts)
     best = np.maximum.reduceat(means, starts[:-1])
     start, draw, regret, d = time.process_time(), np.random.default_rng(seed), 0.0, plan.dimension

@@ -1,8 +1,9 @@
-"""`scripts/bench opponents`: users' settings against what somebody writes in an afternoon.
+"""`scripts/bench opponents`: compare fastfed with programs that a user writes in an afternoon.
 
-Rows run with all keys at their defaults (`plain`: the key sieve = 1, the largest bound). The other
-programs are `numba_opponents.py`, `numpy_lazy.py` and `numpy_experts.py`. Times are processor time
-of one thread in one process, sides in turn, medians; a ratio above 1 says that fastfed is faster.
+Rows run with default keys; rows named `plain` have sieve = 1, so they choose the largest upper
+confidence bound. The other programs are `numba_opponents.py`, `numpy_lazy.py`, `numpy_float32.py`
+and `numpy_experts.py`. Times are medians of processor time on one thread; the programs run in turn
+in one process. A ratio above 1 means that fastfed is faster.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ if importlib.util.find_spec("numba"):
     import numba_opponents
 
 PRIVATE = {"algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-6}
-#: Any point of the sphere that an action may be: regret has the same distribution for each.
+#: theta* of the sphere. The distribution of regret is the same for every theta* on the sphere.
 TRUTH = np.append(np.full(9, 1.0 / 3.0), 1.0) / np.sqrt(2.0)
 
-#: (regret, microseconds per agent-round) of a replicate.
+#: Runs one replicate; returns regret and microseconds per agent-round.
 Run = Callable[[int], tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting."""
+    """One setting: environment, curve and sizes."""
 
     name: str
     environment: Callable[[], Any]
@@ -62,16 +63,16 @@ class Row:
         return self.experiment.curves[0].system.plan
 
     def ours(self, replicate: int = 0) -> tuple[float, float]:
-        """Regret and microseconds of the compiled driver, on one thread."""
+        """Run fastfed on one thread; return regret and microseconds per agent-round."""
         e = self.experiment
-        opened = e.environment.open(0, replicate, e.silos)
+        environment_run = e.environment.open(0, replicate, e.silos)
         start = time.process_time()
-        (outcome,) = dispatch.run(opened, [self.plan], e.checkpoints)
-        taken = time.process_time() - start
-        return float(outcome.group_regret[-1]), 1e6 * taken / (self.rounds * self.silos)
+        (outcome,) = dispatch.run(environment_run, [self.plan], e.checkpoints)
+        seconds = time.process_time() - start
+        return float(outcome.group_regret[-1]), 1e6 * seconds / (self.rounds * self.silos)
 
     def others(self) -> dict[str, Run]:
-        """The other programs by name: what they return for a replicate."""
+        """Return program name -> `Run` for the other programs of this setting."""
         environment, plan, compiled = self.experiment.environment, self.plan, numba_opponents
         if isinstance(environment, FixedSet):
             return self._fixed_set(environment, plan)
@@ -83,26 +84,28 @@ class Row:
                 runs["numba"] = lambda n: compiled.experts(plan, environment.mean, seed=n)
             return runs
         if isinstance(environment, Sphere):
-            given: tuple[Any, ...] = (check_plan(plan), TRUTH)
+            arguments: tuple[Any, ...] = (check_plan(plan), TRUTH)
         else:
             pool = environment
-            given = (check_plan(plan), pool.rows, pool.starts, pool.silo_starts, pool.means)
+            arguments = (check_plan(plan), pool.rows, pool.starts, pool.silo_starts, pool.means)
         name = "sphere" if isinstance(environment, Sphere) else "pool"
         return {
-            label: partial(_seeded, getattr(module, name), given)
+            label: partial(_seeded, getattr(module, name), arguments)
             for label, module in (("NumPy", numpy_lazy), ("numba", compiled))
             if module
         }
 
     def _fixed_set(self, environment: FixedSet, plan: Any) -> dict[str, Run]:
         def actions(replicate: int) -> tuple[np.ndarray, np.ndarray]:
-            opened = environment.open(0, replicate, 1)
-            assert isinstance(opened, environments.Environment)
-            return opened.round(0, 0)
+            environment_run = environment.open(0, replicate, 1)
+            assert isinstance(environment_run, environments.Environment)
+            return environment_run.round(0, 0)
 
         def arrays(n: int) -> tuple[float, float]:
-            taken = numpy_float32.fixed_set_microseconds(plan, *actions(n), rounds=self.rounds)
-            return np.nan, taken
+            microseconds = numpy_float32.fixed_set_microseconds(
+                plan, *actions(n), rounds=self.rounds
+            )
+            return np.nan, microseconds
 
         runs: dict[str, Run] = {"NumPy": arrays}
         if numba_opponents:
@@ -112,12 +115,12 @@ class Row:
         return runs
 
 
-def _seeded(call: Callable[..., tuple[float, float]], given: tuple[Any, ...], seed: int) -> Any:
-    return call(*given, seed=seed)
+def _seeded(call: Callable[..., tuple[float, float]], arguments: tuple[Any, ...], seed: int) -> Any:
+    return call(*arguments, seed=seed)
 
 
 def rows() -> Iterator[Row]:
-    """All settings."""
+    """Yield all settings."""
     for label, keys in (("", {}), (" plain", {"sieve": 1.0})):
         for d in (2, 10, 50, 100, 200, 500):
             fixed = partial(FixedSet, dimension=d)
@@ -137,7 +140,7 @@ def rows() -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Compared:
-    """Medians of one row: microseconds of both sides, and the ratios by program."""
+    """Medians of one row: microseconds of fastfed and of each program, and the ratios."""
 
     ours: float
     theirs: dict[str, float]
@@ -145,38 +148,41 @@ class Compared:
 
 
 def compare(row: Row, turns: int = 7) -> Compared:
-    """All programs of a row in turn, after one run of each."""
+    """Time all programs of a row in turn, after one warm-up run of program_times program."""
     others = row.others()
     row.ours()
     for run in others.values():
         run(0)
-    mine: list[float] = []
+    fastfed_times: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in others}
     for _ in range(turns):
         for name, run in others.items():
             times[name].append(run(0)[1])
-        mine.append(row.ours()[1])
+        fastfed_times.append(row.ours()[1])
     ratios = {
-        name: statistics.median(b / a for a, b in zip(mine, each, strict=True))
-        for name, each in times.items()
+        name: statistics.median(b / a for a, b in zip(fastfed_times, program_times, strict=True))
+        for name, program_times in times.items()
     }
-    theirs = {name: statistics.median(each) for name, each in times.items()}
-    return Compared(statistics.median(mine), theirs, ratios)
+    theirs = {name: statistics.median(program_times) for name, program_times in times.items()}
+    return Compared(statistics.median(fastfed_times), theirs, ratios)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench opponents", description=__doc__)
-    parser.add_argument("names", nargs="*", help="the start of a row's name (all)")
+    parser.add_argument(
+        "names", nargs="*", help="only rows whose names start with this (default: all)"
+    )
     parser.add_argument("--turns", type=int, default=7)
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(f"{'row':26}{'fastfed us':>11}   us of the others (ratio to fastfed)")
     for row in rows():
-        if row.name.startswith(tuple(given.names) or ("",)):
-            found = compare(row, given.turns)
+        if row.name.startswith(tuple(options.names) or ("",)):
+            medians = compare(row, options.turns)
             cells = [
-                f"{name} {found.theirs[name]:.3g} ({r:.2f})" for name, r in found.ratios.items()
+                f"{name} {medians.theirs[name]:.3g} ({ratio:.2f})"
+                for name, ratio in medians.ratios.items()
             ]
-            print(f"{row.name:26}{found.ours:>11.3g}   {', '.join(cells)}", flush=True)
+            print(f"{row.name:26}{medians.ours:>11.3g}   {', '.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

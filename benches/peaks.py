@@ -1,9 +1,9 @@
-"""Peaks of one core, measured in the run that uses them: what no program here can be faster than.
+"""Measure the peak speeds of one core: limits that no program on this machine can exceed.
 
-``peaks.c`` is compiled by the C compiler of this machine, for its processor, into build/peaks/.
-Each peak is the best of some dozens of short runs by the clock on the wall, by which what disturbs
-a run makes it slower, never faster. (Processor time does not: a virtual machine's system takes off
-what the host has given to others, if need be all of a short run.)
+``peaks.c`` is compiled for this processor into build/peaks/. Each peak is the best of some dozens
+of short runs, in wall time: a disturbance makes wall time longer, never shorter. (Processor time
+may be too short: a virtual machine subtracts the time that its host gave to other machines, up to
+all of a short run.)
 """
 
 from __future__ import annotations
@@ -27,54 +27,59 @@ from fastfed.simulation.limits import MEMORY, Peaks
 SOURCE = Path(__file__).with_name("peaks.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-std=gnu11")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-#: Bytes where the system does not tell.
+#: Sizes of caches in bytes, if the system does not report them.
 USUAL = {"L1": 32 << 10, "L2": 1 << 20, "L3": 32 << 20}
-#: Seconds of one run, and how many.
+#: LEAST: least seconds of one run. RUNS: number of runs.
 LEAST, RUNS = 0.002, 24
-#: Normals drawn at once: long enough for a call to cost little, short enough to stay in cache.
+#: Normals per call: so many that the overhead is small, so few that they stay in cache.
 DRAWN = (4096, 16384)
-#: Read for the speed of memory at most.
+#: Largest buffer for the speed of memory, in bytes.
 LARGEST = 512 << 20
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled routines; None where there is no compiler for them."""
+    """Return the compiled routines of ``peaks.c``; None if they cannot be compiled."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     info = Path("/proc/cpuinfo")
-    # A library compiled on another processor may hold instructions that this one lacks.
-    here = [part for part in info.read_text().split("\n\n")[:1]] if info.exists() else []
-    names = [line for line in "\n".join(here).splitlines() if line.startswith(("model", "flags"))]
-    said = [SOURCE.read_text(), *FLAGS, *compiler, *platform.uname(), *names]
-    name = hashlib.sha256("\0".join(said).encode()).hexdigest()[:16] + ".so"
+    # A library that was compiled on a different processor may use instructions that this processor
+    # does not have, so the name of the library depends on the processor.
+    first_processor = [part for part in info.read_text().split("\n\n")[:1]] if info.exists() else []
+    processor_lines = [
+        line
+        for line in "\n".join(first_processor).splitlines()
+        if line.startswith(("model", "flags"))
+    ]
+    digest_input = [SOURCE.read_text(), *FLAGS, *compiler, *platform.uname(), *processor_lines]
+    name = hashlib.sha256("\0".join(digest_input).encode()).hexdigest()[:16] + ".so"
     target = SOURCE.parents[1] / "build" / "peaks" / name
     try:
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                made = Path(folder) / name
-                command = [*compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+                compiled_file = Path(folder) / name
+                command = [*compiler, *FLAGS, str(SOURCE), "-o", str(compiled_file)]
                 subprocess.run(command, check=True, capture_output=True)
-                made.replace(target)
-        found = ctypes.CDLL(str(target))
+                compiled_file.replace(target)
+        routines = ctypes.CDLL(str(target))
     except (OSError, subprocess.CalledProcessError):
         return None
     long, double = ctypes.c_int64, ctypes.c_double
     for function, result, *kinds in (
-        (found.fma_f32, double, long, ctypes.c_float, ctypes.c_float),
-        (found.fma_f64, double, long, double, double),
-        (found.dot_i16, long, long, ctypes.c_int),
-        (found.read_all, long, ctypes.c_void_p, long, long),
-        (found.fma_f32_operations, long),
-        (found.fma_f64_operations, long),
-        (found.dot_i16_operations, long),
+        (routines.fma_f32, double, long, ctypes.c_float, ctypes.c_float),
+        (routines.fma_f64, double, long, double, double),
+        (routines.dot_i16, long, long, ctypes.c_int),
+        (routines.read_all, long, ctypes.c_void_p, long, long),
+        (routines.fma_f32_operations, long),
+        (routines.fma_f64_operations, long),
+        (routines.dot_i16_operations, long),
     ):
         function.restype, function.argtypes = result, kinds
-    return found
+    return routines
 
 
 def cache_sizes() -> dict[str, int]:
-    """Bytes of the caches for data that one core reads through."""
-    found = dict(USUAL)
+    """Return the sizes of one core's data caches in bytes, by level."""
+    sizes = dict(USUAL)
     for folder in sorted(CACHES.glob("index*")):
         try:
             kind = (folder / "type").read_text().strip()
@@ -82,13 +87,13 @@ def cache_sizes() -> dict[str, int]:
             name = "L" + (folder / "level").read_text().strip()
         except OSError:
             continue
-        if kind != "Instruction" and name in found and size[-1] in "KM":
-            found[name] = int(size[:-1]) << (10 if size[-1] == "K" else 20)
-    return found
+        if kind != "Instruction" and name in sizes and size[-1] in "KM":
+            sizes[name] = int(size[:-1]) << (10 if size[-1] == "K" else 20)
+    return sizes
 
 
 def fastest(run: Callable[[int], object], runs: int = RUNS) -> float:
-    """Seconds of one pass; ``run`` makes as many as it is told."""
+    """Return the least seconds of one pass; ``run(n)`` makes n passes."""
 
     def seconds(times: int) -> float:
         start = time.perf_counter()
@@ -101,11 +106,14 @@ def fastest(run: Callable[[int], object], runs: int = RUNS) -> float:
     return min(seconds(times) for _ in range(runs)) / times
 
 
-def memory_speeds(found: ctypes.CDLL, runs: int = RUNS) -> dict[str, float]:
-    """Bytes a second that one core reads from each level, by buffers that lie in it alone."""
+def memory_speeds(routines: ctypes.CDLL, runs: int = RUNS) -> dict[str, float]:
+    """Return the bytes per second that one core reads from each memory level.
+
+    Each level is measured with a buffer that fits this level, but not the faster levels.
+    """
     sizes = cache_sizes()
-    # Half a cache, for the other half may hold something else; of a third level, which others
-    # share, what the second cannot hold.
+    # Use half of the first two caches, since other data may occupy the rest. Other cores share the
+    # third cache, so use an eighth of it, but at least three times the second cache.
     third = max(3 * sizes["L2"], sizes["L3"] // 8)
     buffers = (
         *(sizes["L1"] // 2, sizes["L2"] // 2, third),
@@ -119,35 +127,36 @@ def memory_speeds(found: ctypes.CDLL, runs: int = RUNS) -> dict[str, float]:
         size -= size % 512
 
         def run(times: int, size: int = size) -> None:
-            found.read_all(start, size, times)
+            routines.read_all(start, size, times)
 
         speeds[level] = size / fastest(run, runs if level != "DRAM" else max(3, runs // 4))
     return speeds
 
 
 def measure(runs: int = RUNS) -> Peaks | None:
-    """The peaks of one core now; None where they cannot be compiled."""
-    found = library()
-    if found is None:
+    """Measure the peaks of one core; return None if ``peaks.c`` cannot be compiled."""
+    routines = library()
+    if routines is None:
         return None
     rates = {
-        "float32": found.fma_f32_operations()
-        / fastest(lambda times: found.fma_f32(times, 0.5, 1.0), runs),
-        "float64": found.fma_f64_operations()
-        / fastest(lambda times: found.fma_f64(times, 0.5, 1.0), runs),
+        "float32": routines.fma_f32_operations()
+        / fastest(lambda times: routines.fma_f32(times, 0.5, 1.0), runs),
+        "float64": routines.fma_f64_operations()
+        / fastest(lambda times: routines.fma_f64(times, 0.5, 1.0), runs),
     }
-    if found.dot_i16_operations():
-        rates["int16"] = found.dot_i16_operations() / fastest(
-            lambda times: found.dot_i16(times, 3), runs
+    if routines.dot_i16_operations():
+        rates["int16"] = routines.dot_i16_operations() / fastest(
+            lambda times: routines.dot_i16(times, 3), runs
         )
 
-    # Not of the machine but of our generator, alone and warm.
+    # This limit is not a property of the machine: it is the speed of fastfed's generator with warm
+    # caches.
     rates["normals"] = max(count / fastest(drawing(count), runs) for count in DRAWN)
-    return Peaks(rates | memory_speeds(found, runs), cache_sizes())
+    return Peaks(rates | memory_speeds(routines, runs), cache_sizes())
 
 
 def drawing(count: int) -> Callable[[int], None]:
-    """Passes of so many normals each."""
+    """Return a function that makes passes; each pass draws ``count`` normals."""
 
     def draw(times: int) -> None:
         for _ in range(times):

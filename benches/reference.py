@@ -1,10 +1,10 @@
-"""Private-FedLinUCB as the field's research code writes it: the slow side of `fastfed bench`.
+"""Private-FedLinUCB in the style of the papers' research code: the reference of `fastfed bench`.
 
-Zhou-Chowdhury 2024, Algorithm 1 (eager) with Algorithm 2 or 5, in a Python loop over rounds and
-silos: contexts from a NumPy generator per silo and round, one `np.linalg.inv` per silo and round,
-scores vectorised over the actions, a rank-one `np.outer` update; Gaussian tree noise, or a vector
-sum with one scalar binomial per coordinate of a data point. Nothing here is slower than that style
-makes it. Times mean something only with BLAS at one thread
+This is Algorithm 1 (eager) of Zhou and Chowdhury (2024) with Algorithm 2 or 5, as a Python loop
+over rounds and silos. Each round of a silo draws contexts from a NumPy generator, calls
+`np.linalg.inv` once, scores all actions in one vectorised step and updates by `np.outer`. Noise is
+Gaussian on a tree, or a vector sum with one scalar binomial per coordinate of a data point. The
+code does no unneeded work beyond this style. Times are meaningful only if BLAS uses one thread
 (OPENBLAS_NUM_THREADS=1 in the environment, before NumPy is imported).
 """
 
@@ -18,8 +18,8 @@ from typing import TypedDict
 import numpy as np
 
 Draw = Callable[[int], tuple[np.ndarray, np.ndarray]]
-Statistics = list[np.ndarray]  # of each silo, over the current batch
-# From k and the batch statistics (W, U) to the synchronised covariance (d, d) and bias (d,).
+Statistics = list[np.ndarray]  # one sum for each silo, over the current batch
+# Maps k and the batch statistics (W, U) to the synchronised covariance (d, d) and bias (d,).
 Release = Callable[[int, Statistics, Statistics], tuple[np.ndarray, np.ndarray]]
 Record = Callable[[np.ndarray, float], None]
 
@@ -48,10 +48,11 @@ def private_fedlinucb_sphere(
     reward_std: float = 0.5,
     seed: int,
 ) -> Result:
-    """Synthetic instance of Zhou-Chowdhury 2024, Section 6, with fresh contexts in every round.
+    """Run the synthetic instance of Zhou-Chowdhury 2024, Section 6, with new contexts each round.
 
-    Actions are (u, 1) / sqrt 2 with u uniform on the (dimension - 1)-sphere, theta* is of the same
-    form, rewards are Gaussian about <x, theta*>. Parameters as in `private_fedlinucb_pool`.
+    Actions are (u, 1) / sqrt 2 with u uniform on the unit sphere of R^(dimension - 1). theta* has
+    the same form. Rewards are Gaussian with mean <x, theta*>. The parameters are those of
+    `private_fedlinucb_pool`.
     """
     environment, mechanism = np.random.default_rng(seed).spawn(2)
     tree = _SiloTree(silos, _levels(horizon, batch_size), dimension, noise_std, mechanism)
@@ -86,16 +87,16 @@ def vector_fedlinucb_sphere(
     reward_std: float = 0.5,
     seed: int,
 ) -> Result:
-    """The instance of `private_fedlinucb_sphere` under the vector sum (Algorithms 5 to 7).
+    """Run the instance of `private_fedlinucb_sphere` with vector sums (Algorithms 5 to 7).
 
     A node sums its n data points with g = max(ceil(2 sqrt n), d, 4) and
-    b = ceil(vector_scale g^2 ln(d^2 / delta)^2 / (epsilon^2 n)), the published code's constants:
-    no composition over nodes, so the run as a whole is not (epsilon, delta)-private. Rewards are
-    not clipped to the range that the protocol assumes.
+    b = ceil(vector_scale g^2 ln(d^2 / delta)^2 / (epsilon^2 n)), the published code's constants.
+    These constants ignore the composition over nodes, so the whole run is not (epsilon,
+    delta)-private. Rewards are not clipped to the range that the protocol assumes.
 
-    The time goes into encodings, and a data point is encoded once for every node above it that is
-    released: over K = horizon / batch_size releases, sum_{k <= K} lowbit(k) / K times on average,
-    whatever the batch size. That is 3 at K = 16 and 4.76 at K = 400.
+    Most of the time is spent on encoding. A data point is encoded once for every released node that
+    contains it: with K = horizon / batch_size releases, sum_{k <= K} lowbit(k) / K times on
+    average, for every batch size. This is 3 at K = 16 and 4.76 at K = 400.
     """
     environment, mechanism = np.random.default_rng(seed).spawn(2)
     tree = _VectorTree(
@@ -138,15 +139,15 @@ def private_fedlinucb_pool(
     reward_std: float = 0.0,
     seed: int,
 ) -> Result:
-    """Finite query pools: in each round a silo meets a uniform query of its own block.
+    """Run on a finite pool: in each round a silo gets a uniformly drawn query of its block.
 
     Query q has the actions rows[starts[q]:starts[q + 1]] of the (n, d) array and their expected
     rewards in means (n,); silo i owns the queries silo_starts[i]:silo_starts[i + 1].
 
     `noise_std` is the standard deviation of each bias entry and of each entry of the square matrix
-    A whose (A + A') / 2 is added to a covariance node; `regularizer` is lambda, and the radius is
-    the published code's, times `radius_multiplier`. `reward_std` 0 gives the expected rewards
-    themselves, as that code does on real data. Raises FloatingPointError if noise makes a squared
+    A whose (A + A') / 2 is added to a covariance node; `regularizer` is lambda. The radius is
+    the published code's radius times `radius_multiplier`. With `reward_std` 0, rewards equal their
+    means, as in the published code on real data. Raises FloatingPointError if noise makes a squared
     width negative.
     """
     environment, mechanism = np.random.default_rng(seed).spawn(2)
@@ -174,6 +175,7 @@ def private_fedlinucb_pool(
 
 
 def _sphere(environment: np.random.Generator, dimension: int, actions: int) -> Draw:
+    """Draw theta*; return a function that draws contexts and expected rewards."""
     v = environment.normal(size=dimension - 1)
     theta = np.append(v / np.linalg.norm(v), 1.0) / math.sqrt(2)
 
@@ -188,16 +190,17 @@ def _sphere(environment: np.random.Generator, dimension: int, actions: int) -> D
 
 
 def _levels(horizon: int, batch_size: int) -> int:
+    """Return the number of levels of the tree."""
     return max(horizon // batch_size, 1).bit_length()
 
 
 def _level(k: int) -> int:
-    """The level of the node released at synchronisation k, which covers 2^level batches."""
+    """Return the level of the node released at synchronisation k; it covers 2^level batches."""
     return (k & -k).bit_length() - 1
 
 
 class _SiloTree:
-    """Algorithm 2: raw p-sums of each silo, and per level the noisy sum over silos."""
+    """Algorithm 2: the raw partial sums of each silo, and the noisy sums over silos."""
 
     def __init__(
         self,
@@ -232,9 +235,9 @@ class _SiloTree:
 
 
 class _VectorTree:
-    """Algorithm 5: each node is a vector sum (Algorithm 6, L = 1) over the data points below it.
+    """Algorithm 5: each node is a vector sum (Algorithm 6, L = 1) of the data points below it.
 
-    A data point holds the d coordinates of y x and the d (d + 1) / 2 of x x' with i <= j.
+    A data point has the d coordinates of y x and the d (d + 1) / 2 of x x' with i <= j.
     """
 
     def __init__(
@@ -255,7 +258,7 @@ class _VectorTree:
         self.mechanism = mechanism
         self.upper = np.triu_indices(dimension)
         self.noisy = np.zeros((levels, dimension + len(self.upper[0])))
-        # Kept to the end: a node higher up may still need all of them.
+        # All data points are stored, since a node at a higher level may need them again.
         self.points: list[np.ndarray] = []
 
     def record(self, x: np.ndarray, reward: float) -> None:
@@ -263,7 +266,7 @@ class _VectorTree:
         self.points.append(np.concatenate((reward * x, x[rows] * x[columns])))
 
     def release(self, k: int, W: Statistics, U: Statistics) -> tuple[np.ndarray, np.ndarray]:
-        """The batch statistics are not used: the data points are encoded anew at every level."""
+        """Encode the data points of the new node; the batch statistics W and U are not used."""
         level = _level(k)
         first = (k - 2**level) * self.points_per_batch
         self.noisy[level] = self.vector_sum(self.points[first:])
@@ -276,10 +279,7 @@ class _VectorTree:
         return cov, total[:d]
 
     def vector_sum(self, points: list[np.ndarray]) -> np.ndarray:
-        """The unbiased noisy sum (Algorithms 6 and 7).
-
-        The bits of a coordinate are counted, not written out.
-        """
+        """Return the unbiased noisy sum (Algorithms 6 and 7), from counts of bits."""
         n = len(points)
         g, b = self.parameters(n)
         ones = np.zeros(self.noisy.shape[1])
@@ -288,18 +288,18 @@ class _VectorTree:
         return (ones - n * b / 4) / g - n
 
     def encode(self, point: np.ndarray, g: int, b: int) -> list[int]:
-        """How many ones a data point sends, coordinate by coordinate (Algorithm 6 lines 3-6)."""
+        """Return the number of ones for each coordinate of a data point (Algorithm 6)."""
         return [self.randomize(x + 1.0, g, b) for x in point]
 
     def randomize(self, w: float, g: int, b: int) -> int:
-        """The scalar randomizer, w in [0, 2] (Algorithm 7 lines 3-7)."""
+        """Return the number of ones for w in [0, 2] (Algorithm 7, the scalar randomizer)."""
         scaled = w * g
         down = math.floor(scaled)
         up = self.mechanism.random() < scaled - down
         return int(down + up + self.mechanism.binomial(b, 0.25))
 
     def parameters(self, n: int) -> tuple[int, int]:
-        """Grid g and number of noise bits b per data point and coordinate, for n data points."""
+        """Return grid g and number b of noise bits per coordinate, for n data points."""
         d = self.dimension
         g = max(math.ceil(2 * math.sqrt(n)), d, 4)
         log = math.log(d * d / self.delta)
@@ -321,10 +321,10 @@ def _private_fedlinucb(
     reward_std: float,
     environment: np.random.Generator,
 ) -> Result:
-    """Algorithm 1; `draw(i)` makes a round's contexts and expected rewards.
+    """Run Algorithm 1. `draw(i)` returns contexts and expected rewards of one round of silo i.
 
-    `release` turns the statistics of a batch into synchronised totals; `record`, if there is one,
-    is given every action played and its reward, in order of rounds and then silos.
+    `release` turns the statistics of a batch into synchronised totals. `record`, if it is given, is
+    called with each chosen action and its reward, in order of rounds and then silos.
     """
     d = dimension
     ridge = regularizer * np.eye(d)
@@ -333,14 +333,14 @@ def _private_fedlinucb(
     U = [np.zeros(d) for _ in range(silos)]
     regret = np.zeros(horizon)
     data_seconds = 0.0
-    began = time.process_time()
+    start = time.process_time()
     with np.errstate(invalid="raise"):
         for t in range(1, horizon + 1):
             beta = radius_multiplier * _radius(t, silos, d, regularizer, failure_probability)
             for i in range(silos):
-                before = time.process_time()
+                draw_start = time.process_time()
                 contexts, means = draw(i)
-                data_seconds += time.process_time() - before
+                data_seconds += time.process_time() - draw_start
 
                 inverse = np.linalg.inv(ridge + W_syn + W[i])
                 estimate = inverse @ (U_syn + U[i])
@@ -362,14 +362,14 @@ def _private_fedlinucb(
     return {
         "group_regret": np.cumsum(regret),
         "data_seconds": data_seconds,
-        "total_seconds": time.process_time() - began,
+        "total_seconds": time.process_time() - start,
     }
 
 
 def _radius(
     t: int, silos: int, dimension: int, regularizer: float, failure_probability: float
 ) -> float:
-    """The radius of the published code, which is not that of Lemma C.4."""
+    """Return the radius of the published code, which differs from the radius of Lemma C.4."""
     growth = dimension * math.log(1 + t * silos / (dimension * regularizer))
     return math.sqrt(regularizer * dimension) + REWARD_SCALE * math.sqrt(
         growth - math.log(failure_probability)

@@ -1,11 +1,11 @@
-"""LinUCB of a single agent and its private kin as the field's research code writes them.
+"""LinUCB of a single agent, private and not private, in the style of the papers' research code.
 
-Chowdhury-Zhou 2022, Algorithm 1 over one fixed set of actions: a Python loop over rounds, one
-`np.linalg.inv` per release, scores vectorised over the actions in every round, a rank-one
-`np.outer` for each user; Gaussian noise per user or per tree node, or noise bits per user, drawn
-for all coordinates of a data point in one call. Nothing here is slower than that style makes it: a
-shuffler's permutation, which no sum shows, is left out, and so are rewards of actions not played.
-Times mean something only with BLAS at one thread, as in `reference.py`.
+This is Algorithm 1 of Chowdhury and Zhou (2022) on one fixed set of actions: a Python loop over
+rounds, one `np.linalg.inv` per release, scores vectorised over the actions, and one `np.outer` for
+each user. Noise is Gaussian per user or per tree node, or noise bits per user, drawn for all
+coordinates of a data point in one call. The code does no unneeded work: it omits the shuffler's
+permutation, which does not change sums, and the rewards of actions that are not chosen. Times are
+meaningful only if BLAS uses one thread, as in `reference.py`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Released = tuple[np.ndarray, np.ndarray]  # the covariance (d, d) and the bias (
 
 
 class Sums(Protocol):
-    """What becomes of the users' data: the protocol of one system."""
+    """Adds up users' data, with the noise of one protocol."""
 
     def add(self, x: np.ndarray, reward: float) -> None:
-        """One user's data point."""
+        """Add one user's data point."""
 
     def release(self) -> Released:
-        """All users so far, at the end of a batch."""
+        """Return the sums over all users so far, at the end of a batch."""
 
 
 class PlainSums:
-    """No privacy."""
+    """Sums without noise."""
 
     def __init__(self, dimension: int) -> None:
         self.cov = np.zeros((dimension, dimension))
@@ -66,7 +66,7 @@ class _Noise:
 
 
 class NoisySums(PlainSums):
-    """Every user adds noise: local privacy, and its amplification by shuffling (Algorithms 2-4)."""
+    """Sums to which every user adds noise: local privacy or shuffling (Algorithms 2-4)."""
 
     def __init__(
         self, dimension: int, bias_std: float, cov_std: float, mechanism: np.random.Generator
@@ -81,7 +81,7 @@ class NoisySums(PlainSums):
 
 
 class TreeSums(PlainSums):
-    """A trusted agent (Appendix F): each tree node's noise is drawn once, when it is finished."""
+    """Sums of a trusted agent (Appendix F): noise is drawn when a tree node is complete."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class TreeSums(PlainSums):
     def release(self) -> Released:
         self.releases += 1
         level = (self.releases & -self.releases).bit_length() - 1
-        # The nodes below are part of the new one: the prefix no longer has them.
+        # The new node replaces all nodes below it in the prefix sum.
         self.node_cov[:level] = 0.0
         self.node_bias[:level] = 0.0
         self.node_cov[level], self.node_bias[level] = self.noise.draw()
@@ -108,11 +108,11 @@ class TreeSums(PlainSums):
 
 
 class BitSums:
-    """The vector sum (Algorithms 5-7): every user rounds at random and adds noise bits.
+    """Vector sums (Algorithms 5-7): every user rounds at random and adds noise bits.
 
-    A data point holds the d coordinates of y x, with `g[0]` levels a unit, and the d (d + 1) / 2 of
-    x x' with i >= j, with `g[1]`; each gets Bin(b, 1/4) ones more. Bits are counted, not written
-    out.
+    A data point has d coordinates of y x, with `g[0]` levels per unit, and d (d + 1) / 2
+    coordinates of x x' with i >= j, with `g[1]` levels per unit. Each coordinate gets Bin(b, 1/4)
+    additional ones. The code counts bits instead of storing them.
     """
 
     def __init__(
@@ -156,17 +156,17 @@ def linucb_fixed_set(
 ) -> Result:
     """Algorithm 1 over the rows of `contexts` (K, d), with Bernoulli rewards about `means` (K,).
 
-    V = regularizer I + what `sums` has released; the score is <x, V^-1 u> + width ||x||_{V^-1}.
-    The inverse is made once per release and the scores once per round, as each user is served. A
-    last batch that the horizon cuts short is played and never released. Raises FloatingPointError
-    if noise makes a squared width negative.
+    V is regularizer I plus the released covariance; u is the released bias. The score is
+    <x, V^-1 u> + width ||x||_{V^-1}. The inverse is computed once per release, the scores once per
+    round. A last batch that the horizon cuts short is simulated, but not released.
+    Raises FloatingPointError if noise makes a squared width negative.
     """
     d = contexts.shape[1]
     environment = np.random.default_rng(seed)
     ridge = regularizer * np.eye(d)
     best = means.max()
     regret = np.zeros(horizon)
-    began = time.process_time()
+    start = time.process_time()
     inverse: np.ndarray = np.linalg.inv(ridge)
     estimate: np.ndarray = np.zeros(d)
     with np.errstate(invalid="raise"):
@@ -184,6 +184,6 @@ def linucb_fixed_set(
                 estimate = inverse @ bias
     return {
         "group_regret": np.cumsum(regret),
-        "data_seconds": 0.0,  # the set is there before the first round
-        "total_seconds": time.process_time() - began,
+        "data_seconds": 0.0,  # contexts are known before the first round
+        "total_seconds": time.process_time() - start,
     }

@@ -1,6 +1,6 @@
-"""Cases of `fastfed bench` by other code with the plan's numbers.
+"""Run cases of `fastfed bench` with the reference programs and the numbers of the plan.
 
-It is the papers' style of code, and where all is by default a competent NumPy loop.
+The reference is code in the style of the papers. For default curves it is a competent NumPy loop.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from fastfed.simulation.experiment import Experiment
 
 
 def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
-    """(microseconds per agent-round, the part spent on contexts) of the reference."""
+    """Return the reference's microseconds per agent-round, and the part spent on contexts."""
     environment = experiment.environment
     if experiment.curves[0].label.startswith("default"):
         return competent_microseconds(experiment), 0.0
     agent = isinstance(environment, FixedSet)
     result = agent_reference(experiment) if agent else federated_reference(experiment)
-    each = 1e6 / experiment.agent_rounds([0])
-    return each * result["total_seconds"], each * result["data_seconds"]
+    scale = 1e6 / experiment.agent_rounds([0])
+    return scale * result["total_seconds"], scale * result["data_seconds"]
 
 
 def competent_microseconds(experiment: Experiment) -> float:
-    """Microseconds per agent-round of a competent NumPy loop."""
+    """Return the microseconds per agent-round of a competent NumPy loop."""
     environment, plan = experiment.environment, check_plan(experiment.curves[0].system.plan)
     if isinstance(environment, LetorPool):
         return numpy_float32.pool_microseconds(
@@ -43,14 +43,14 @@ def competent_microseconds(experiment: Experiment) -> float:
             environment.means,
             rounds=experiment.horizon,
         )
-    opened = environment.open(experiment.seed, 0, 1)
-    assert isinstance(opened, environments.Environment)
-    rows, means = opened.round(0, 0)
+    environment_run = environment.open(experiment.seed, 0, 1)
+    assert isinstance(environment_run, environments.Environment)
+    rows, means = environment_run.round(0, 0)
     return numpy_float32.fixed_set_microseconds(plan, rows, means, rounds=experiment.horizon)
 
 
 def federated_reference(experiment: Experiment, seed: int = 0) -> reference.Result:
-    """The reference's run of a federation."""
+    """Run the reference of a federation."""
     system = experiment.curves[0].system
     assert isinstance(system, System)
     plan = check_plan(system.plan)
@@ -77,10 +77,10 @@ def federated_reference(experiment: Experiment, seed: int = 0) -> reference.Resu
 
 
 def agent_reference(experiment: Experiment, seed: int = 0) -> reference.Result:
-    """The reference's run of a single agent: the set, ridge, width and noise of the experiment."""
-    opened = experiment.environment.open(experiment.seed, seed, 1)
-    assert isinstance(opened, environments.Environment)
-    contexts, means = opened.round(0, 0)
+    """Run the reference of a single agent, with the experiment's set, ridge, width and noise."""
+    environment_run = experiment.environment.open(experiment.seed, seed, 1)
+    assert isinstance(environment_run, environments.Environment)
+    contexts, means = environment_run.round(0, 0)
     plan = check_plan(experiment.curves[0].system.plan)
     return reference_agent.linucb_fixed_set(
         contexts.astype(np.float64),
@@ -95,7 +95,7 @@ def agent_reference(experiment: Experiment, seed: int = 0) -> reference.Result:
 
 
 def agent_sums(plan: Plan, mechanism: np.random.Generator) -> reference_agent.Sums:
-    """The reference's protocol for the noise of a plan."""
+    """Return the reference's object that adds up users' data with the noise of a plan."""
     d = plan.dimension
     if plan.encoding is not None:
         noise_bits = plan.encoding.noise_bits[0]

@@ -257,7 +257,7 @@ def filled(rows: Any) -> Iterator[list[str]]:
 
 
 class DamagedCsv(Exception):
-    """Raised for text that is no CSV: the number of the line, and the problem."""
+    """Text is not valid CSV; the exception holds the line number and the problem."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(problem)

@@ -41,8 +41,11 @@ from typing import Any
 import msgspec
 
 YEAR = 365.25 * 86400
-EXIT, ANSWER = 5.0, 10.0  # seconds: to end after SIGTERM, and to answer a member under flood
-SETTLE = 4.0  # seconds that statuses have to follow a change: a few questions to the hub
+EXIT, ANSWER = (
+    5.0,
+    10.0,
+)  # seconds: allowed time to end after SIGTERM, and to answer a member during a flood
+SETTLE = 4.0  # seconds until a status must show a change: a few polls of the hub
 GIVE_UP = 110.0  # seconds after the last fault and closing date: a minute of `unheard`, and more
 LINEAR = 'protocol = "{}"\nhorizon = 100\nbatch_size = 20\nepsilon = 1.0\ndelta = 1e-6\n'
 ROBIN = """algorithm = "robin"\nhorizon = 126\nepsilon = 2.0\ndelta = 1e-5\ninitial_phases = 2
@@ -116,12 +119,12 @@ class Journal:
             self.file.flush()
 
     def action(self, kind: str, **more: Any) -> None:
-        """Record a fault, or what a person does after a fault."""
+        """Record a fault, or a person's action after a fault."""
         self.actions[kind] += 1
         self.write("action", kind=kind, **more)
 
     def check(self, kind: str, holds: bool, **more: Any) -> bool:
-        """Count a check of an invariant, and write what violates it."""
+        """Count a check of an invariant, and record a violation."""
         self.checks[kind] += 1
         if not holds:
             self.violations[kind] += 1
@@ -175,7 +178,7 @@ def free_port() -> int:
 
 
 class Proxy:
-    """Pass connections on to the hub, badly while ``mode`` says so; read reports in plaintext."""
+    """A proxy to the hub that disturbs connections by its ``mode`` and reads plaintext reports."""
 
     def __init__(self, port: int, seen: Callable[[bytes], None], seed: float) -> None:
         self.hub, self.seen, self.rng, self.mode = port, seen, random.Random(seed), ""
@@ -318,7 +321,7 @@ def flood(
 
 
 class Party:
-    """One party: its folder, its process, and what is wrong with it."""
+    """One party: its folder, its process, and its current faults."""
 
     def __init__(self, plan: Plan, name: str, role: str) -> None:
         self.plan, self.name, self.role = plan, name, role
@@ -329,7 +332,7 @@ class Party:
             False  # whether it runs; whether it ever had an old state
         )
         self.clock_moved, self.healed, self.backups = False, 0.0, []
-        self.lock = threading.RLock()  # of the application, against restores
+        self.lock = threading.RLock()  # saved by the application, to compare after restores
         self.acked: dict[str, list[Any]] = {}  # id -> [when decided, reward, when rewarded]
         self.spent, self.recovering, self.started = 0.0, 0.0, 0.0
 
@@ -346,7 +349,7 @@ class Party:
             self.mounted = str(self.folder)
 
     def unmount(self) -> None:
-        """Take the small disk away, keeping its files if the plan's folder is kept."""
+        """Unmount the small disk; copy its files to the folder if the plan's folder is kept."""
         if self.mounted:
             kept = self.folder.with_name(f"{self.name}.kept")
             for path in self.folder.glob("*"):
@@ -461,7 +464,7 @@ class Party:
                 self.plan.note(bytes(value) if isinstance(value, bytes) else b"", self.name)
 
     def restore(self, rng: random.Random) -> str:
-        """Put an old state back, with the ledger that is there; return which."""
+        """Restore an old state, but not the ledger; return which state."""
         at, source = rng.choice(self.backups[-4:])
         with self.lock:
             self.kill()
@@ -523,7 +526,7 @@ class Plan:
         return done.stdout if not done.returncode else ""
 
     def check(self, kind: str, holds: bool, **more: Any) -> bool:
-        """As the journal's, of this plan."""
+        """Call the journal's `check` with the name of this plan."""
         self.bad += not holds
         return self.journal.check(kind, holds, plan=self.title, **more)
 
@@ -573,7 +576,7 @@ class Plan:
             party.options = [*dial, "--every", "0.7"]
 
     def note(self, body: bytes, where: str) -> None:
-        """Note the bytes of a report, on the wire or in a store: one for each silo and release."""
+        """Note a report seen on the wire or in a store; each silo must have one per release."""
         with suppress(msgspec.DecodeError, ValueError, TypeError):
             parts = msgspec.msgpack.decode(body)
             if not isinstance(parts, list) or len(parts) != 7:
@@ -601,7 +604,7 @@ class Plan:
     # ---- what runs beside the faults ----
 
     def application(self, silo: Party) -> None:
-        """Decide and reward, as a silo's own software does."""
+        """Request decisions and report rewards, as a silo's application does."""
         rng = random.Random(f"{self.journal.seed}/{self.title}/{silo.name}")
         while not self.ended:
             time.sleep(rng.uniform(0.1, 0.8))
@@ -612,7 +615,7 @@ class Plan:
                     if self.reward(silo, one, reward)[0] == 200:
                         silo.acked[one][1:] = reward, time.monotonic()
                     else:
-                        silo.acked.pop(one)  # it may have been taken or not
+                        silo.acked.pop(one)  # the party may or may not have accepted the reward
                     continue
                 body = {"subject": f"patient {rng.randrange(10**6)}"}
                 if self.kind != "fed-svt":
@@ -622,13 +625,13 @@ class Plan:
                     silo.acked[answer["id"]] = [time.monotonic(), None, None]
 
     def reward(self, silo: Party, one: str, reward: float) -> tuple[int, Any]:
-        """Reward a decision, or tell losses of all experts."""
+        """Report the reward of a decision, or the losses of all experts."""
         if self.kind == "fed-svt":
             return silo.ask("losses", id=one, losses=[reward] * 3)
         return silo.ask("reward", id=one, reward=reward)
 
     def watch(self) -> None:
-        """Query the status of all parties each second, and measure how long each is silent."""
+        """Query the status of all parties each second; measure how long each does not answer."""
         while not self.ended:
             began = time.monotonic()
             code, said = self.hub_status()
@@ -637,7 +640,7 @@ class Plan:
                 code, said = silo.ask("status", 1.5)
                 now[silo.name] = said if code == 200 else None
             for party in self.parties:
-                # A helper has no status: it has started after some seconds, as far as one can see.
+                # A helper has no status: assume that it has started after some seconds.
                 slow = party.role == "helper" and time.monotonic() - party.started > 20
                 party.answered |= slow or (bool(now.get(party.name)) and party.started < began)
             self.statuses = now
@@ -676,14 +679,14 @@ class Plan:
     def named(self, now: dict[str, Any]) -> bool:
         """Return whether a running party's status names what the release waits for.
 
-        Where some party is at fault one of these must be named: by others, or by itself.
+        If parties are at fault, some status must name one of them.
         """
         clock = time.monotonic()
         causes = {
-            # In the plan the helper has the name of its role.
+            # The plan refers to the helper by its role.
             p.role if p.role == "helper" else p.name
             for p in self.parties
-            # One that was just mended still starts, or has not been heard yet.
+            # A party that was just repaired may still be starting, or has sent no message yet.
             if p.fault or not p.running or clock - max(p.healed, p.started) < 10.0
         }
         for name, said in now.items():
@@ -696,7 +699,7 @@ class Plan:
             if any((said or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
                 return True
             if name == "hub" and state not in (None, "open") and (who or state == "helper"):
-                return True  # the hub lacks what these have not sent
+                return True  # the hub waits for messages of these parties
             away = not now["hub"] or self.hub.fault
             if name != "hub" and away and (state == "hub" or "hub" in who):
                 return True
@@ -707,17 +710,17 @@ class Plan:
         waits = (said or {}).get("waits") or {}
         if name in causes or causes & set(waits.get("who") or ()):
             return True
-        # A clock that is wrong is seen by whoever compares it with its own.
+        # Any party that compares clocks may report a wrong clock.
         return bool((said or {}).get("clock_off"))
 
     # ---- faults ----
 
     def later(self, seconds: float, what: Callable[[], Any]) -> None:
-        """Do something in some seconds."""
+        """Schedule a call after some seconds."""
         self.events.append((time.monotonic() + seconds, what))
 
     def fault(self) -> None:
-        """Draw one fault and what mends it."""
+        """Draw one fault, apply it, and schedule its repair."""
         rng, well = self.rng, [p for p in self.parties if not p.fault and p.running]
         if rng.random() < 0.12 and not self.proxy.mode:
             self.proxy.mode = rng.choice(["drop", "delay", "half", "cut"])
@@ -763,7 +766,7 @@ class Plan:
         self.journal.action(f"{kind} {party.role}", plan=self.title, who=party.name, **more)
 
     def mend(self, party: Party) -> None:
-        """Do what the pages tell a person to do after a fault."""
+        """Act after a fault as the documentation tells a person to act."""
         party.signal(signal.SIGCONT)
         (party.folder / "filler").unlink(missing_ok=True)
         if "clock" in party.fault:
@@ -819,7 +822,9 @@ class Plan:
                 party.recovering = party.recovering or time.monotonic() + self.rng.uniform(1, 4)
                 if time.monotonic() > party.recovering and not party.fault:
                     self.journal.action("recover", plan=self.title, who=party.name)
-                    if not self.cli("deploy", "recover", party.name):  # may be the ceiling
+                    if not self.cli(
+                        "deploy", "recover", party.name
+                    ):  # the ceiling may be the reason
                         more = ("--epsilon", "20", "--delta", "1e-6")
                         self.cli("deploy", "join", party.name, "plan", *more)
                     party.recovering = time.monotonic() + 6
@@ -857,7 +862,7 @@ class Plan:
                 self.finish(outcome == "completed")
             self.journal.plans[outcome] += 1
             self.journal.write("end", plan=self.title, outcome=outcome, said=self.statuses)
-        except Exception as problem:  # a mistake of this script: say it, clean up, go on
+        except Exception as problem:  # an error of this script: report it, clean up, continue
             self.check("script", False, problem=repr(problem))
             raise
         finally:
@@ -968,7 +973,7 @@ class Plan:
             if not party.restored:
                 text = self.cli("ledger", "verify", party.name)
                 self.check("ledger verify", bool(text), who=party.name)
-            party.backup()  # looks at the reports once more
+            party.backup()  # check the reports once more
 
     def remembered(self, silo: Party) -> None:
         """Check that the silo knows every acknowledged decision and reward."""
@@ -991,7 +996,7 @@ class Plan:
 
 
 def lane(journal: Journal, numbers: Iterator[int]) -> None:
-    """Run one plan after the other while there is time for another."""
+    """Run plans one after the other until the time is over."""
     for i, number in enumerate(numbers):
         if journal.stop.is_set() or (i > 0 and journal.until - time.monotonic() < 110):
             return
@@ -999,7 +1004,7 @@ def lane(journal: Journal, numbers: Iterator[int]) -> None:
 
 
 def main() -> int:
-    """Run until the time is over; 1 if anything was violated."""
+    """Run all lanes until the time is over; return 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(description="Federations of processes under random faults.")
     parser.add_argument("--seconds", type=float, default=300.0, help="total time")
     parser.add_argument("--seed", type=int, default=0)
@@ -1015,7 +1020,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: journal.stop.set())
     lanes = [
-        # Each lane has numbers of its own, so that the seed alone decides on plans.
+        # Each lane has separate plan numbers, so that plans depend only on the seed.
         threading.Thread(target=lane, args=(journal, itertools.count(at, args.lanes)))
         for at in range(args.lanes)
     ]

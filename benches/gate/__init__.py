@@ -1,4 +1,4 @@
-"""The gate: whether head is slower than a base commit, measured side by side on this machine.
+"""The speed gate: measure on this machine whether the checkout is slower than a base commit.
 
-``scripts/gate [BASE]`` runs it; CONTRIBUTING (Speed) says what it decides and how.
+``scripts/gate [BASE]`` runs the gate; CONTRIBUTING (Speed) describes its decisions.
 """

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from gate import builds
-from gate.compare import Found, play
+from gate.compare import Results, measure
 from gate.statistic import EQUAL, LIMIT, SLOWER
 from gate.workloads import GROUPS
 
@@ -19,31 +19,36 @@ from gate.workloads import GROUPS
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gate", description=__doc__)
     parser.add_argument("base", nargs="?", help="a commit (default: where HEAD left main)")
-    parser.add_argument("--only", action="append", help="workloads whose name has this in it")
-    parser.add_argument("--group", action="append", choices=[*GROUPS], help="these alone (all)")
+    parser.add_argument(
+        "--only", action="append", help="only workloads whose name contains this text"
+    )
+    parser.add_argument(
+        "--group", action="append", choices=[*GROUPS], help="only these groups (default: all)"
+    )
     parser.add_argument("--limit", type=float, default=LIMIT, help=f"ratio allowed ({LIMIT})")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--tree", type=Path, help="a tree to compare instead of the checkout")
     return parser.parse_args()
 
 
-def failures(found: Found) -> list[str]:
-    """A sentence for each reason to refuse head."""
-    said = [f"{name}: {why}" for name, why in found.lost.items()]
-    for row in found.rows:
+def failures(results: Results) -> list[str]:
+    """Return one sentence for each reason to refuse the checkout."""
+    sentences = [f"{name}: {why}" for name, why in results.lost.items()]
+    for row in results.rows:
         c = row.comparison
         if c.last_verdict == SLOWER:
-            said.append(
+            sentences.append(
                 f"{row.name}: {c.ratio:.2f} times base's time ({c.low:.2f} to {c.high:.2f})"
             )
         elif row.waits:
-            said.append(f"{row.name}: waits where base does not, in every run")
-    return said
+            sentences.append(f"{row.name}: waits where base does not, in every run")
+    return sentences
 
 
-def table(found: Found) -> str:
+def table(results: Results) -> str:
+    """Return a text table of times and ratios, one line for each workload."""
     lines = [f"{'workload':46}{'base us':>10}{'head us':>10}{'ratio':>7}  interval       verdict"]
-    for row in found.rows:
+    for row in results.rows:
         c = row.comparison
         sides = "".join(f"{row.microseconds(side):>10.4g}" for side in ("base", "head"))
         word = "" if c.last_verdict == EQUAL else c.last_verdict
@@ -54,7 +59,8 @@ def table(found: Found) -> str:
     return "\n".join(lines)
 
 
-def figures(found: Found) -> dict[str, object]:
+def figures(results: Results) -> dict[str, object]:
+    """Return all results as a JSON object."""
     rows = {
         row.name: {
             "ratio": (c := row.comparison).ratio,
@@ -66,50 +72,52 @@ def figures(found: Found) -> dict[str, object]:
             "base_microseconds": row.microseconds("base"),
             "head_microseconds": row.microseconds("head"),
         }
-        for row in found.rows
+        for row in results.rows
     }
-    return {"rows": rows, "new": found.new, "lost": found.lost, "failures": failures(found)}
+    return {"rows": rows, "new": results.new, "lost": results.lost, "failures": failures(results)}
 
 
 def main() -> int:
-    said = arguments()
+    options = arguments()
     started = time.monotonic()
 
-    def heard(text: str) -> None:
+    def report_progress(text: str) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    own = builds.CACHE / "trees" / f"head-{os.getpid()}"
+    head_folder = builds.CACHE / "trees" / f"head-{os.getpid()}"
     try:
-        revision = said.base or builds.default_base()
+        revision = options.base or builds.default_base()
         trees = []
         for name, tree in (
             (revision, builds.base_tree(revision)),
-            ("head", said.tree or builds.head_tree(own)),
+            ("head", options.tree or builds.head_tree(head_folder)),
         ):
-            path, fresh = builds.compiled(tree)
-            heard(f"{name}: {'compiled' if fresh else 'compiled before'}")
+            path, is_new = builds.compiled(tree)
+            report_progress(f"{name}: {'compiled' if is_new else 'compiled before'}")
             trees.append(path)
-        wanted = said.only or [""]
-        chosen = lambda name: any(part in name for part in wanted)  # noqa: E731
-        found = play(*trees, chosen, said.group or GROUPS, said.limit, heard)
+        name_parts = options.only or [""]
+        is_selected = lambda name: any(part in name for part in name_parts)  # noqa: E731
+        results = measure(
+            *trees, is_selected, options.group or GROUPS, options.limit, report_progress
+        )
     except builds.BuildError as error:
         print(error, file=sys.stderr)
         return 2
     finally:
-        shutil.rmtree(own, ignore_errors=True)
-    print(table(found))
-    for name, why in found.new.items():
+        shutil.rmtree(head_folder, ignore_errors=True)
+    print(table(results))
+    for name, why in results.new.items():
         print(f"not in base: {name} ({why})")
-    if said.json:
-        said.json.write_text(json.dumps(figures(found), indent=2) + "\n")
-    bad = failures(found)
-    for line in bad:
+    if options.json:
+        options.json.write_text(json.dumps(figures(results), indent=2) + "\n")
+    reasons = failures(results)
+    for line in reasons:
         print(f"FAILED {line}")
-    if not found.rows:
+    if not results.rows:
         print("FAILED: nothing was compared")
         return 2
-    heard(f"{len(found.rows)} workloads compared, {len(bad)} failed")
-    return bool(bad)
+    report_progress(f"{len(results.rows)} workloads compared, {len(reasons)} failed")
+    return bool(reasons)
 
 
 if __name__ == "__main__":

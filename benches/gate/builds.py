@@ -1,8 +1,10 @@
-"""Trees of head and base with a compiled core each, kept in build/gate/ between runs.
+"""Make the source trees of head and base with compiled cores, and cache them in build/gate/.
 
-The core is compiled from what a tree holds, by this Python and this compiler, and kept by a digest
-of all that; so a base is compiled once, and not at all where it differs from head in Python alone.
-A tree of the base is an archive of its commit: nothing is left in .git, as a `git worktree` would.
+*Head* is the checkout with its uncommitted changes; *base* is the commit to compare with. The
+*core* of a tree is its compiled kernels. Compiled cores are cached under a digest of their sources,
+of this Python and of the compiler. So the core of a base is compiled once, and not at all if head
+and base differ only in Python. The tree of base is made by `git archive`, which, unlike
+`git worktree`, leaves nothing in .git.
 """
 
 from __future__ import annotations
@@ -19,60 +21,61 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "gate"
-#: What the compiled core is made of, besides fastfed/_kernels.
+#: Files that the compiled core depends on, besides fastfed/_kernels.
 SOURCES = ("setup.py", "pyproject.toml")
 
 
 class BuildError(Exception):
-    """A tree that cannot be had, or does not compile."""
+    """A tree cannot be made from git, or does not compile."""
 
 
 def git(*words: str, root: Path = ROOT) -> str:
-    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
-    if done.returncode:
-        raise BuildError(f"git {' '.join(words)}: {done.stderr.strip()}")
-    return done.stdout.strip()
+    """Run a git command and return its output; raise BuildError if it fails."""
+    process = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+    if process.returncode:
+        raise BuildError(f"git {' '.join(words)}: {process.stderr.strip()}")
+    return process.stdout.strip()
 
 
 def default_base(root: Path = ROOT) -> str:
-    """Where head left main; the commit before head, where head is main's."""
+    """Return the commit at which HEAD branched off main; if HEAD is on main, its parent."""
     for name in ("origin/main", "main"):
         try:
-            found = git("merge-base", "HEAD", name, root=root)
+            branch_point = git("merge-base", "HEAD", name, root=root)
         except BuildError:
             continue
-        if found != git("rev-parse", "HEAD", root=root):
-            return found
+        if branch_point != git("rev-parse", "HEAD", root=root):
+            return branch_point
     return git("rev-parse", "HEAD^", root=root)
 
 
 def base_tree(revision: str, root: Path = ROOT, cache: Path = CACHE) -> Path:
-    """The tree of a commit."""
+    """Return the folder of a commit's files; extract it from git if it is not cached."""
     commit = git("rev-parse", "--verify", revision + "^{commit}", root=root)
     tree = cache / "trees" / commit
     if not tree.is_dir():
-        part = tree.with_name(f"{commit}.{os.getpid()}")
-        part.mkdir(parents=True)
+        unfinished = tree.with_name(f"{commit}.{os.getpid()}")
+        unfinished.mkdir(parents=True)
         archive = subprocess.run(
             ["git", "archive", commit], cwd=root, check=True, stdout=subprocess.PIPE
         )
-        subprocess.run(["tar", "-x", "-C", str(part)], input=archive.stdout, check=True)
-        settle(part, tree)
+        subprocess.run(["tar", "-x", "-C", str(unfinished)], input=archive.stdout, check=True)
+        settle(unfinished, tree)
     return tree
 
 
-def settle(part: Path, target: Path) -> None:
-    """Give a finished folder its name, unless another run was first."""
+def settle(unfinished: Path, target: Path) -> None:
+    """Rename a finished folder to its final name, unless a concurrent run has done so already."""
     try:
-        part.rename(target)
+        unfinished.rename(target)
     except OSError:
         if not target.is_dir():
             raise
-        shutil.rmtree(part)
+        shutil.rmtree(unfinished)
 
 
 def head_tree(tree: Path, root: Path = ROOT) -> Path:
-    """A copy of the checkout as it stands, with what has not been committed."""
+    """Copy the checkout, including uncommitted changes, to ``tree``, and return ``tree``."""
     shutil.rmtree(tree, ignore_errors=True)
     listed = git("ls-files", "--cached", "--others", "--exclude-standard", "-z", root=root)
     for path in filter(None, listed.split("\0")):
@@ -84,43 +87,46 @@ def head_tree(tree: Path, root: Path = ROOT) -> Path:
 
 
 def digest(tree: Path) -> str:
-    """Digest of the core's sources and of what compiles them."""
+    """Return a digest of the core's sources, this Python, the compiler and its flags."""
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     version = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True)
-    said = [sys.version, platform.machine(), compiler, version.stdout]
-    said += [os.environ.get(name, "") for name in ("CFLAGS", "LDFLAGS", "FASTFED_BUILD")]
-    whole = hashlib.sha256(repr(said).encode())
+    parts = [sys.version, platform.machine(), compiler, version.stdout]
+    parts += [os.environ.get(name, "") for name in ("CFLAGS", "LDFLAGS", "FASTFED_BUILD")]
+    hasher = hashlib.sha256(repr(parts).encode())
     kernels = tree / "fastfed" / "_kernels"
     files = [p for p in kernels.rglob("*") if p.suffix in (".pyx", ".pxd", ".h")]
-    # The .c files beside the .pyx are made by Cython.
+    # The .c files next to the .pyx files are generated by Cython.
     files += [p for p in kernels.rglob("*.c") if p.parent != kernels]
     for path in sorted([*files, *(tree / name for name in SOURCES)]):
-        whole.update(f"{path.relative_to(tree)}\0".encode() + path.read_bytes() + b"\0")
-    return whole.hexdigest()[:24]
+        hasher.update(f"{path.relative_to(tree)}\0".encode() + path.read_bytes() + b"\0")
+    return hasher.hexdigest()[:24]
 
 
 def compiled(tree: Path, cache: Path = CACHE) -> tuple[Path, bool]:
-    """The tree with its compiled core; whether it had to be compiled."""
-    kept = cache / "cores" / digest(tree)
-    fresh = not kept.is_dir()
-    if fresh:
-        done = subprocess.run(
+    """Add the compiled core to a tree.
+
+    Returns the tree, and True if the core had to be compiled because it was not cached.
+    """
+    cached = cache / "cores" / digest(tree)
+    needs_build = not cached.is_dir()
+    if needs_build:
+        build = subprocess.run(
             [sys.executable, "setup.py", "build_ext", "--inplace"],
             cwd=tree, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")},
         )  # fmt: skip
-        if done.returncode:
-            raise BuildError(f"{tree} does not compile:\n{done.stdout[-4000:]}")
-        part = kept.with_name(f"{kept.name}.{os.getpid()}")
+        if build.returncode:
+            raise BuildError(f"{tree} does not compile:\n{build.stdout[-4000:]}")
+        unfinished = cached.with_name(f"{cached.name}.{os.getpid()}")
         for path in tree.glob("fastfed/**/*.so"):
-            target = part / path.relative_to(tree)
+            target = unfinished / path.relative_to(tree)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
-        settle(part, kept)
-    for path in kept.glob("fastfed/**/*.so"):
-        target = tree / path.relative_to(kept)
-        # A file of its own: another run may have the one there loaded.
-        own = target.with_name(f".{os.getpid()}.{target.name}")
-        shutil.copy2(path, own)
-        own.replace(target)
-    return tree, fresh
+        settle(unfinished, cached)
+    for path in cached.glob("fastfed/**/*.so"):
+        target = tree / path.relative_to(cached)
+        # Write a new file: a concurrent run may have loaded the existing one.
+        copy = target.with_name(f".{os.getpid()}.{target.name}")
+        shutil.copy2(path, copy)
+        copy.replace(target)
+    return tree, needs_build

@@ -1,11 +1,11 @@
-"""What pairs of timings prove: the median ratio, its confidence interval, and the verdict.
+"""Compute a verdict from pairs of timings: the median ratio and its confidence interval.
 
-Times on a shared machine have no distribution that could be relied on: they have a least value, a
-long tail, and levels that last for seconds. So nothing is assumed but this: head and base, timed
-in turn within a hundredth of a second, meet the same machine. Then each block of base, head, head,
-base tells one ratio, ratios above and below their median are equally likely whatever the noise,
-and the order statistics of the ratios are a confidence interval of that median (the sign test
-turned round), for any distribution.
+No model fits times on a shared machine: they have a least value, a long tail, and levels that last
+for seconds. So the only assumption is that head and base run under the same conditions if they are
+timed alternately within a hundredth of a second. Each block of timings (base, head, head, base)
+gives one ratio. For any distribution, a ratio is above or below the median with equal
+probabilities. So order statistics of the ratios bound the median with known probability (the sign
+test, inverted).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: A median ratio above this is slower. Half way, in logarithms, between 1 and 1.3.
+#: Head is slower if the median ratio is above this: about sqrt(1.3), the middle of 1 and 1.3.
 LIMIT = 1.15
-#: How often an interval may miss the median, both sides together.
+#: Probability that an interval misses the median, above or below.
 ALPHA = 0.001
 
 SLOWER, FASTER, EQUAL, OPEN = "slower", "faster", "as fast", "open"
@@ -25,7 +25,7 @@ SLOWER, FASTER, EQUAL, OPEN = "slower", "faster", "as fast", "open"
 
 @dataclass(frozen=True)
 class Block:
-    """Times of one block, base, head, head, base, for the same work: processor and wall time."""
+    """Processor and wall times of one block: base, head, head, base, each for the same work."""
 
     base: tuple[float, float]
     head: tuple[float, float]
@@ -34,28 +34,28 @@ class Block:
 
     @property
     def ratio(self) -> float:
-        """Processor time of head by that of base; the lesser of two was disturbed less."""
+        """Head's processor time over base's; of two timings the smaller was disturbed less."""
         return min(self.head) / min(self.base)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The median ratio of some blocks, and an interval that holds it with 1 - ALPHA."""
+    """The median ratio of all blocks, and its confidence interval of level 1 - ALPHA."""
 
     ratio: float
     low: float
     high: float
     blocks: int
-    #: The medians of each pair of processes.
+    #: The median ratio of each pair of processes.
     pairs: tuple[float, ...]
     limit: float = LIMIT
 
     @property
     def verdict(self) -> str:
-        """What is proven; OPEN where more blocks are needed.
+        """The verdict that the blocks prove; OPEN if more blocks are needed.
 
-        Where a process has its memory changes times too, for as long as it lives, and blocks of
-        one pair have that in common. So slower is only what is in each pair of processes.
+        The memory layout of a process changes its times while it runs, so blocks of one pair of
+        processes are not independent. So head is slower only if it is slower in every pair.
         """
         if self.low > self.limit and min(self.pairs) > self.limit:
             return SLOWER
@@ -65,17 +65,17 @@ class Comparison:
 
     @property
     def last_verdict(self) -> str:
-        """The verdict when there will be no more blocks: the median decides what is open."""
+        """The verdict if no more blocks follow: if it is open, the median decides."""
         if self.verdict != OPEN:
             return self.verdict
         return SLOWER if self.ratio > self.limit else EQUAL
 
 
 def misses(n: int, alpha: float = ALPHA) -> int:
-    """The largest k where fewer than k of n fair coins show heads with probability <= alpha / 2.
+    """Return the largest k such that P(fewer than k heads in n fair coins) <= alpha / 2.
 
-    Then the k-th least and the k-th largest of n values hold their median between them with
-    probability 1 - alpha at least. 0: so few values hold it with no such certainty.
+    The median then lies between the k-th smallest and the k-th largest of n values with
+    probability at least 1 - alpha. If k is 0, n values are too few for any such interval.
     """
     below, k = 0, 0
     while k < n // 2:
@@ -87,29 +87,30 @@ def misses(n: int, alpha: float = ALPHA) -> int:
 
 
 def interval(values: Sequence[float], alpha: float = ALPHA) -> tuple[float, float]:
-    """A confidence interval of the median of what the values are drawn from."""
+    """Return a confidence interval of the median of the distribution of the values."""
     ordered, k = sorted(values), misses(len(values), alpha)
     return (ordered[k - 1], ordered[-k]) if k else (0.0, math.inf)
 
 
 def compare(pairs: Sequence[Sequence[Block]], limit: float = LIMIT) -> Comparison:
-    """What the blocks of some pairs of processes say."""
-    each = [[block.ratio for block in blocks] for blocks in pairs if blocks]
-    ratios = [ratio for blocks in each for ratio in blocks]
+    """Compare head with base by the blocks of some pairs of processes."""
+    ratios_by_pair = [[block.ratio for block in blocks] for blocks in pairs if blocks]
+    ratios = [ratio for blocks in ratios_by_pair for ratio in blocks]
     low, high = interval(ratios)
-    medians = tuple(statistics.median(blocks) for blocks in each)
+    medians = tuple(statistics.median(blocks) for blocks in ratios_by_pair)
     return Comparison(statistics.median(ratios), low, high, len(ratios), medians, limit)
 
 
 def waits(pairs: Sequence[Sequence[Block]], limit: float = LIMIT) -> bool:
-    """Whether head waits where base does not: wall time that processor time does not show.
+    """Return True if head waits (for a lock, a file, ...) and base does not.
 
-    On a busy machine many runs wait for the processor. Head waits by itself only if none of its
-    runs went through at once, and base's did so often that chance would not leave them all to base
-    (a hypergeometric probability) but once in a hundred of ALPHA.
+    A run that waits has more wall time than processor time. On a busy machine many runs wait for
+    the processor. So head is said to wait only if every run of head waited, and so many runs of
+    base did not wait that chance explains it with probability below ALPHA / 100
+    (hypergeometric distribution).
     """
-    blocks = [block for one in pairs for block in one]
-    at_once = [
+    blocks = [block for pair in pairs for block in pair]
+    runs_without_wait = [
         sum(
             wall <= limit * taken
             for b in blocks
@@ -117,5 +118,8 @@ def waits(pairs: Sequence[Sequence[Block]], limit: float = LIMIT) -> bool:
         )
         for side in ("base", "head")
     ]
-    n, seen = 2 * len(blocks), at_once[0]
-    return not at_once[1] and math.comb(n, seen) / math.comb(2 * n, seen) < ALPHA / 100
+    n, base_without_wait = 2 * len(blocks), runs_without_wait[0]
+    return (
+        not runs_without_wait[1]
+        and math.comb(n, base_without_wait) / math.comb(2 * n, base_without_wait) < ALPHA / 100
+    )

@@ -1,8 +1,8 @@
-"""Whether the gate is right on this machine, now: `python -m gate.trials` from benches/.
+"""Test the gate on this machine: run `python -m gate.trials` in benches/.
 
-Head against itself must pass every time; head with a planted slowdown, a wasted loop that makes one
-part take about 1.3 times as long, must fail every time, and for that part. Plants are edits of a
-copy of the checkout; nothing of the kind is in the package.
+The gate must pass every time if head is compared with itself. It must fail every time if head has a
+planted slowdown (a wasted loop that makes one workload take about 1.3 times as long), and it must
+name this workload. Slowdowns are planted in a copy of the checkout, never in the package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gate import builds
 
 @dataclass(frozen=True)
 class Plant:
-    """A wasted loop: where it goes, and a workload that it makes 1.3 times as slow."""
+    """A wasted loop: an edit of one file, and a workload that it makes 1.3 times as slow."""
 
     file: str
     before: str
@@ -33,7 +33,7 @@ class Plant:
 
 
 PLANTS = {
-    # Some of the products of the matrix with x are made again.
+    # Compute some products of the matrix with x twice.
     "kernel": Plant(
         "fastfed/_kernels/src/ff_linalg.c",
         "        scratch[i] = dot(inverse + i * d, x, d);\n    double scale",
@@ -43,7 +43,7 @@ PLANTS = {
         "        scratch[i] = dot(inverse + i * d, x, d);\n    }\n    double scale",
         "kernel sherman_morrison d=57",
     ),
-    # Some of the normals of fresh contexts are drawn again.
+    # Draw some normals of fresh contexts twice.
     "contexts": Plant(
         "fastfed/_kernels/src/ff_environment.c",
         "        ff_normals_f32(&s, k * free, p.normals);\n    /* One pass for the sums",
@@ -51,7 +51,7 @@ PLANTS = {
         "        ff_normals_f32(&s, k * free * 3 / 5, p.normals);\n    /* One pass for the sums",
         "bench sphere-k100-d10-ldp",
     ),
-    # An empty loop in Python.
+    # Run an empty loop in Python.
     "python": Plant(
         "fastfed/experts/baselines.py",
         "        kernels.to_weights(np.exp(weights, out=weights))\n",
@@ -63,7 +63,7 @@ PLANTS = {
 
 
 def planted(plant: Plant, tree: Path) -> Path:
-    """A copy of the checkout with a wasted loop."""
+    """Copy the checkout to ``tree``, plant a wasted loop there, and return ``tree``."""
     builds.head_tree(tree)
     file = tree / plant.file
     text = file.read_text()
@@ -74,42 +74,44 @@ def planted(plant: Plant, tree: Path) -> Path:
 
 
 def run(tree: Path | None, extra: list[str]) -> tuple[int, float, dict[str, Any]]:
-    """One run of the gate against HEAD's own tree: exit status, seconds, figures."""
+    """Compare a tree, or the checkout, with HEAD; return exit status, seconds and results."""
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "figures.json"
-        command = [sys.executable, "-m", "gate", "HEAD", "--json", str(found), *extra]
+        json_file = Path(folder) / "figures.json"
+        command = [sys.executable, "-m", "gate", "HEAD", "--json", str(json_file), *extra]
         if tree is not None:
             command += ["--tree", str(tree)]
         start = time.monotonic()
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if not found.exists():
-            sys.exit(done.stderr)
-        return done.returncode, time.monotonic() - start, json.loads(found.read_text())
+        process = subprocess.run(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        if not json_file.exists():
+            sys.exit(process.stderr)
+        return process.returncode, time.monotonic() - start, json.loads(json_file.read_text())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gate.trials", description=__doc__)
     parser.add_argument("--runs", type=int, default=10, help="runs of each kind (10)")
     parser.add_argument("--kind", action="append", choices=["itself", *PLANTS], help="only these")
-    parser.add_argument("--only", action="append", default=[], help="handed to the gate")
-    parser.add_argument("--group", action="append", default=[], help="handed to the gate")
-    said = parser.parse_args()
-    extra = [word for name in said.only for word in ("--only", name)]
-    extra += [word for name in said.group for word in ("--group", name)]
-    right = True
-    for kind in said.kind or ["itself", *PLANTS]:
+    parser.add_argument("--only", action="append", default=[], help="passed to the gate")
+    parser.add_argument("--group", action="append", default=[], help="passed to the gate")
+    options = parser.parse_args()
+    extra = [word for name in options.only for word in ("--only", name)]
+    extra += [word for name in options.group for word in ("--group", name)]
+    all_right = True
+    for kind in options.kind or ["itself", *PLANTS]:
         plant = PLANTS.get(kind)
         tree = builds.CACHE / "trees" / f"planted-{kind}-{os.getpid()}"
         if plant is not None:
             planted(plant, tree)
-        good = 0
-        for turn in range(said.runs):
-            status, seconds, found = run(tree if plant else None, extra)
-            failed = [line.rsplit(": ", 1)[0] for line in found["failures"]]
-            named = plant is None or plant.workload in failed
-            good += status == (plant is not None) and named
-            ratios = sorted(row["ratio"] for row in found["rows"].values())
-            ratio = found["rows"][plant.workload]["ratio"] if plant else ratios[-1]
+        right_runs = 0
+        for turn in range(options.runs):
+            status, seconds, results = run(tree if plant else None, extra)
+            failed = [line.rsplit(": ", 1)[0] for line in results["failures"]]
+            is_named = plant is None or plant.workload in failed
+            right_runs += status == (plant is not None) and is_named
+            ratios = sorted(row["ratio"] for row in results["rows"].values())
+            ratio = results["rows"][plant.workload]["ratio"] if plant else ratios[-1]
             print(
                 f"{kind} {turn + 1}: {'failed' if status else 'passed'} in {seconds:.0f} s; "
                 f"ratio {ratio:.3f} ({'planted' if plant else 'the largest'}); "
@@ -117,9 +119,9 @@ def main() -> int:
                 flush=True,
             )
         shutil.rmtree(tree, ignore_errors=True)
-        print(f"{kind}: right {good} of {said.runs}", flush=True)
-        right = right and good == said.runs
-    return not right
+        print(f"{kind}: right {right_runs} of {options.runs}", flush=True)
+        all_right = all_right and right_runs == options.runs
+    return not all_right
 
 
 if __name__ == "__main__":

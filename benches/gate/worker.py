@@ -1,8 +1,9 @@
-"""One process of one side: makes workloads and times them, as it is told line by line.
+"""A worker process: prepare and time workloads with the fastfed of one tree.
 
-A line of JSON asks, one answers: {"names": GROUPS} for what this side knows, {"name": N,
-"loops": L, "runs": R} for R times L calls, in nanoseconds of processor and wall time. What fails
-answers {"error": ...}.
+Each line of standard input is a request in JSON, and each line of output is its answer.
+{"names": GROUPS} returns the names of the workloads in these groups. {"name": N, "loops": L,
+"runs": R} calls workload N L times in each of R timings, and returns processor and wall time of
+each timing, in nanoseconds. If a request fails, the answer is {"error": ...}.
 """
 
 from __future__ import annotations
@@ -22,40 +23,42 @@ import numpy as np
 from gate import workloads
 
 
-def room() -> list[np.ndarray]:
-    """Arrays of any size, to be kept: those made next lie anywhere within a page and a line.
+def random_allocations() -> list[np.ndarray]:
+    """Allocate and return arrays of random sizes, so that later arrays have random addresses.
 
-    Where they lie makes equal code differ by up to a fifth, and hangs on the length of a tree's
-    name: it would be the same in all processes of a side. Small arrays come from blocks of their
-    own size, so some of each are taken.
+    The position of arrays in pages and cache lines makes times of identical code differ by up to a
+    fifth. Without this function it would depend on the length of the tree's path, and would be the
+    same in all processes of a side. The caller keeps a reference to the arrays. Small arrays are
+    allocated from pools by size, so some arrays of each size are allocated.
     """
-    draw = random.SystemRandom()
-    kept = [np.empty(draw.randrange(1 << 10, 1 << 14), np.uint8)]
+    rng = random.SystemRandom()
+    arrays = [np.empty(rng.randrange(1 << 10, 1 << 14), np.uint8)]
     for size in range(16, 1 << 10, 16):
-        kept += [np.empty(size, np.uint8) for _ in range(draw.randrange(8))]
-    return kept
+        arrays += [np.empty(size, np.uint8) for _ in range(rng.randrange(8))]
+    return arrays
 
 
 class Worker:
-    """The workloads that this process has made."""
+    """Prepares workloads, caches them, and times them on request."""
 
     def __init__(self) -> None:
-        self.made: dict[str, Callable[[], object]] = {}
-        self.between: list[object] = []
+        self.calls: dict[str, Callable[[], object]] = {}
+        self.allocations: list[object] = []
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        if "names" in asked:
-            return {"names": workloads.names(asked["names"])}
-        name, loops = asked["name"], asked["loops"]
-        if name not in self.made:
-            self.between.append(room())
-            self.made[name] = workloads.make(name)
-            self.made[name]()  # the first call fills caches that all others find
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to one request."""
+        if "names" in request:
+            return {"names": workloads.names(request["names"])}
+        name, loops = request["name"], request["loops"]
+        if name not in self.calls:
+            self.allocations.append(random_allocations())
+            self.calls[name] = workloads.make(name)
+            self.calls[name]()  # the first call fills caches that later calls use
             gc.collect()
-        call = self.made[name]
-        call()  # the other process has had the caches
+        call = self.calls[name]
+        call()  # warm the processor's caches, which the other process has used
         times = []
-        for _ in range(asked.get("runs", 1)):
+        for _ in range(request.get("runs", 1)):
             wall, cpu = time.perf_counter_ns(), time.process_time_ns()
             for _ in range(loops):
                 call()
@@ -68,18 +71,18 @@ def main() -> None:
     import fastfed
 
     if not Path(fastfed.__file__).resolve().is_relative_to(tree):
-        sys.exit(f"fastfed was found at {fastfed.__file__}, not in {tree}")
-    # What is printed by a workload must not be taken for an answer.
+        sys.exit(f"fastfed was imported from {fastfed.__file__}, not from {tree}")
+    # Redirect standard output: text that a workload prints must not be read as an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     gc.disable()
     worker = Worker()
     for line in sys.stdin:
         try:
-            found = worker.answer(json.loads(line))
+            answer = worker.answer(json.loads(line))
         except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(found), file=answers, flush=True)
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

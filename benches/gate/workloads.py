@@ -1,7 +1,7 @@
-"""What is timed: every algorithm, the main benches, what users run, and every public kernel.
+"""The workloads that are timed: all algorithms, the main benches, users' runs, public kernels.
 
-Head's copy of this file describes the work to both sides, so it uses only names that earlier
-versions have too; what a side cannot make is named and left out.
+Both sides use head's copy of this file, so it uses only names that exist in earlier versions, too.
+A workload that a side cannot prepare is reported and left out.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ Call = Callable[[], object]
 
 # ---- every algorithm ----------------------------------------------------------------------------
 
-#: What has to be said where a curve may say it; all else is by default.
+#: Values of keys without a default, for algorithms that have these keys.
 REQUIRED = {"epsilon": 1.0, "delta": 1e-5, "graph": "ring", "initial_phases": 2, "diversity": 0.01}
-#: Needed instead of these: what the algorithm asks for.
-OWN: dict[str, dict[str, Any]] = {
-    "linucb-jdp": {"release": "tree"},  # the default of both sides, or of one alone
+#: Values of keys for single algorithms; they replace `REQUIRED`.
+BY_ALGORITHM: dict[str, dict[str, Any]] = {
+    "linucb-jdp": {
+        "release": "tree"
+    },  # fixed here, since the default may differ between base and head
     "linucb-sdp-amp": {"epsilon": 0.2, "delta": 0.1},
     "linucb-sdp-vec": {"epsilon": 0.2, "delta": 0.1},
     "robin": {"epsilon": 2.0},
 }
-#: A protocol after every round with one draw for the noise of all silos.
+#: Synchronise after every round, with one draw for the noise of all silos.
 DRAWN_ONCE = "silo-ldp-drawn-once"
-#: Runs classes of a user's own.
+#: Algorithms without a workload: "policy" runs a class that a user wrote.
 NOT_TIMED = ("policy",)
 
 
 def system_names() -> list[str]:
-    """`ALGORITHM` or `ALGORITHM/PROTOCOL` of all that is registered, and one draw for all noise."""
+    """Return `ALGORITHM` or `ALGORITHM/PROTOCOL` of all algorithms, and `DRAWN_ONCE`."""
     from fastfed.protocols.protocol import PROTOCOLS
     from fastfed.simulation.systems import ALGORITHMS
 
@@ -50,21 +52,21 @@ def system_names() -> list[str]:
 
 
 def federated(protocols: dict[str, Any]) -> list[str]:
-    """The protocols of a federation's silos."""
+    """Return the names of the protocols in which silos send the messages."""
     return [n for n, p in protocols.items() if n != "none" and p.senders == "silos"]
 
 
 def system(name: str) -> Call:
-    """A run of an algorithm at a small size, every key at its default."""
+    """Prepare a run of an algorithm at a small size, with defaults of all optional keys."""
     from fastfed.environments import FixedSet, RealizableLosses, Sphere, StochasticLosses
     from fastfed.experts import ALGORITHMS as EXPERTS
     from fastfed.simulation import dispatch
     from fastfed.simulation.systems import ALGORITHMS
 
     algorithm, _, protocol = name.partition("/")
-    known = ALGORITHMS[algorithm].config.__struct_fields__
-    keys = {**REQUIRED, **OWN.get(algorithm, {})}
-    keys = {key: value for key, value in keys.items() if key in known}
+    known_keys = ALGORITHMS[algorithm].config.__struct_fields__
+    keys = {**REQUIRED, **BY_ALGORITHM.get(algorithm, {})}
+    keys = {key: value for key, value in keys.items() if key in known_keys}
     if protocol:
         keys["protocol"] = protocol
     if protocol == DRAWN_ONCE:
@@ -79,43 +81,43 @@ def system(name: str) -> Call:
     elif algorithm.startswith("linucb"):
         environment, horizon, silos = FixedSet(basis_actions=True), 2000, 1
     e = experiment(environment, {"algorithm": algorithm, **keys}, horizon=horizon, silos=silos)
-    opened, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
-    return lambda: dispatch.run(opened, plans, e.checkpoints)
+    environment_run, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
+    return lambda: dispatch.run(environment_run, plans, e.checkpoints)
 
 
-# ---- sizes at which work that should not grow did ------------------------------------------------
+# ---- sizes at which earlier versions were too slow ----------------------------------------------
 
 
 def ring() -> Call:
-    """A hundred silos in a ring, from the spec on: the graph is a part of the work."""
+    """Prepare a run of 100 silos in a ring; the time includes making the graph from the spec."""
     from fastfed.environments import Gap
     from fastfed.simulation import dispatch
 
     keys = {"algorithm": "feducb-decentralized", "graph": "ring", "private": False}
-    # So low a threshold that every silo asks.
+    # With this low threshold, every silo requests a synchronisation.
     keys |= {"communication": 1e-3, "lazy": False}
 
-    def play() -> None:
+    def simulate() -> None:
         e = experiment(Gap(dimension=5, actions=10), keys, horizon=100, silos=100)
         dispatch.run(e.environment.open(0, 0, 100), [e.curves[0].system.plan], e.checkpoints)
 
-    return play
+    return simulate
 
 
 def private_determinant() -> Call:
-    """A private trigger in a hundred dimensions, which few rounds bring near its threshold."""
+    """Prepare a run with a private trigger and d = 100, which is rarely near its threshold."""
     from fastfed.environments import Gap
     from fastfed.simulation import dispatch
 
     keys = {"algorithm": "feducb", "schedule": "private-determinant", "epsilon": 1.0}
     keys |= {"delta": 1e-5, "lazy": False}
     e = experiment(Gap(dimension=100, actions=20), keys, horizon=100, silos=4)
-    opened, plans = e.environment.open(0, 0, 4), [e.curves[0].system.plan]
-    return lambda: dispatch.run(opened, plans, e.checkpoints)
+    environment_run, plans = e.environment.open(0, 0, 4), [e.curves[0].system.plan]
+    return lambda: dispatch.run(environment_run, plans, e.checkpoints)
 
 
 def experiment(environment: Any, keys: dict[str, Any], **sizes: int) -> Any:
-    """One curve at a size."""
+    """Return an experiment with one curve and the given sizes."""
     from fastfed.simulation.experiment import make_experiment
 
     curves = [{"label": "a", **keys}]
@@ -129,62 +131,63 @@ SIZES = {"ring M=100": ring, "private-determinant d=100": private_determinant}
 
 # ---- the rows of `fastfed bench` ----------------------------------------------------------------
 
-#: Queries of a pool: what is timed is a round, and large pools take seconds to make.
+#: Queries of a pool. Only rounds are timed, and large pools would take seconds to make.
 QUERIES = 20
-#: The same sizes with another number of queries.
+#: Cases that differ from a timed case only in the number of queries.
 LEFT_OUT = ("letor-d57-q16000",)
 
 
 def case_names() -> list[str]:
+    """Return the names of the timed cases of `fastfed bench`."""
     from fastfed.simulation import bench
 
     return [case.name for case in bench.CASES if case.name not in LEFT_OUT]
 
 
 def case(name: str) -> Call:
-    """A row of `fastfed bench`, with fewer rounds, silos and queries."""
+    """Prepare a case of `fastfed bench`, with fewer rounds, silos and queries."""
     from fastfed.simulation import bench, compiled
 
-    (found,) = (each for each in bench.CASES if each.name == name)
+    (case,) = (each for each in bench.CASES if each.name == name)
     sizes = [part for part in name.split("-") if part[0] in "kd" and part[1:].isdigit()]
     numbers = [int(part[1:]) for part in sizes]
     if name.startswith("letor"):
         close = {"close": True} if "close" in name else {}
         pool = partial(bench.LetorPool, numbers[0], 5 * QUERIES, **close)
-        found = replace(found, environment=pool)
+        case = replace(case, environment=pool)
     elif name.startswith("pool"):
-        found = replace(found, environment=lambda: bench.SyntheticPool(*numbers, QUERIES))
-    # Some milliseconds, so that a call's own costs do not hide those of its rounds.
-    rounds, silos = 50, found.silos
+        case = replace(case, environment=lambda: bench.SyntheticPool(*numbers, QUERIES))
+    # Run for some milliseconds, so that the overhead of the call is small.
+    rounds, silos = 50, case.silos
     if silos == 1:
-        rounds = found.rounds // 10
+        rounds = case.rounds // 10
     elif numbers[-1] < 20:
         rounds = 200
     elif numbers[-1] >= 100:
         silos = 1
-    small = replace(found, rounds=rounds, silos=silos)
+    small = replace(case, rounds=rounds, silos=silos)
     e, _ = bench.experiments_of(small)
-    opened, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
-    return lambda: compiled.run(opened, plans, e.checkpoints, rounds_per_call=e.horizon)
+    environment_run, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
+    return lambda: compiled.run(environment_run, plans, e.checkpoints, rounds_per_call=e.horizon)
 
 
 # ---- what users run -----------------------------------------------------------------------------
 
-#: Specs in examples/, and rows of `scripts/bench opponents`, which run defaults.
+#: SPECS: the folder of example specs. ROWS: rows of `scripts/bench opponents`, with default keys.
 SPECS = Path(__file__).parents[2] / "examples"
 ROWS = ("set d=2", "set d=10", "set d=50", "set d=200", "sphere d=10", "letor d=57 q=60")
 EXPERT_ROWS = ("hedge", "follow-the-leader", "fed-svt")
 
 
 def user_names() -> list[str]:
-    """`NAME.toml`, and rows by their names; with `plain` by the largest bound, without a sieve."""
+    """Return file names of specs and names of rows; rows named `plain` have no sieve."""
     sieves = [f"{row}{plain}" for row in ROWS for plain in ("", " plain")]
     experts = [f"{row} m={silos}" for row in EXPERT_ROWS for silos in (1, 10)]
     return [*(path.name for path in sorted(SPECS.glob("*.toml"))), *sieves, *experts]
 
 
 def user(name: str) -> Call:
-    """One replicate of a spec or a row, with fewer rounds."""
+    """Prepare one replicate of a spec or a row, with fewer rounds."""
     from fastfed.simulation import dispatch
 
     if name.endswith(".toml"):
@@ -196,8 +199,8 @@ def user(name: str) -> Call:
 
         (row,) = (row for row in opponents.rows() if row.name == name)
         e = replace(row, rounds=row.rounds // 10).experiment
-    opened, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
-    return lambda: [dispatch.run(opened, [plan], e.checkpoints) for plan in plans]
+    environment_run, plans = e.environment.open(0, 0, e.silos), [c.system.plan for c in e.curves]
+    return lambda: [dispatch.run(environment_run, [plan], e.checkpoints) for plan in plans]
 
 
 # ---- public kernels -----------------------------------------------------------------------------
@@ -206,23 +209,23 @@ DIMENSIONS = (10, 57)
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that begins with a cache line, as arrays of both sides then do."""
-    room = np.empty(array.nbytes + 64, np.uint8)
-    first = -room.ctypes.data % 64
-    found = room[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
-    found[...] = array
-    return found
+    """Return a copy that starts at a cache line, so that arrays of both sides are aligned alike."""
+    buffer = np.empty(array.nbytes + 64, np.uint8)
+    first = -buffer.ctypes.data % 64
+    copy = buffer[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def kernel_calls(d: int, trusted: bool) -> dict[str, Call]:
-    """Every function of `fastfed.kernels` at d dimensions and K = 100, by its name."""
+    """Return name -> call for every function of `fastfed.kernels`, with d features and K = 100."""
     from fastfed import kernels
 
-    draw = np.random.default_rng(0)
-    actions = (draw.normal(size=(100, d)) / np.sqrt(d)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    actions = (rng.normal(size=(100, d)) / np.sqrt(d)).astype(np.float32)
     v = actions.astype(float).T @ actions + 5.0 * np.eye(d)
     factor = kernels.inverse_factor(v)
-    theta, x = draw.normal(size=d) / d, actions[0].astype(float) / 8.0
+    theta, x = rng.normal(size=d) / d, actions[0].astype(float) / 8.0
     actions, v, factor, theta = map(aligned, (actions, v, factor, theta))
     rows, rewards = aligned(np.tile(x, (10, 1))), aligned(np.full(10, 0.1))
     gram, bias, inverse = aligned(v), aligned(np.zeros(d)), aligned(np.linalg.inv(v))
@@ -245,7 +248,7 @@ def kernel_calls(d: int, trusted: bool) -> dict[str, Call]:
 
 
 def kernel_names() -> list[str]:
-    """`NAME d=D`, and with checked values too (`checked`) at the smaller size."""
+    """Return `NAME d=D` of all kernels, and `NAME d=10 checked` of those that can check values."""
     names = kernel_calls(2, True)
     return [
         *(f"{name} d={d}" for d in DIMENSIONS for name in names),
@@ -254,6 +257,7 @@ def kernel_names() -> list[str]:
 
 
 def kernel(name: str) -> Call:
+    """Prepare the call of one kernel by its workload name."""
     function, size, *checked = name.split()
     return kernel_calls(int(size.removeprefix("d=")), not checked)[function]
 
@@ -270,11 +274,11 @@ GROUPS = {
 
 
 def names(groups: Iterable[str] = GROUPS) -> list[str]:
-    """The workloads of some groups that this side knows, as `GROUP NAME`."""
+    """Return the names of this side's workloads in some groups, as `GROUP NAME`."""
     return [f"{group} {name}" for group in groups for name in GROUPS[group][0]()]
 
 
 def make(name: str) -> Call:
-    """The work itself, made ready: what is not timed is done."""
+    """Prepare a workload: do all work that is not timed, and return the timed call."""
     group, _, rest = name.partition(" ")
     return GROUPS[group][1](rest)

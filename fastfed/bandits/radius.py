@@ -403,9 +403,12 @@ def own_regret(plan: Plan) -> float:
 
 
 def _direct_in_batches(plan: Plan) -> bool:
-    """Return True if the proof of `direct_regret_bound` covers the plan, apart from conditions."""
-    # Without lazy updates, and without a release in every round, actions depend on raw data of the
-    # current batch.
+    """Return True if the kind of plan is covered by the proof of `direct_regret_bound`.
+
+    The conditions on rewards and contexts are not checked.
+    """
+    # If updates are not lazy and there is no release in every round, actions depend on raw data of
+    # the current batch, which the proof does not allow.
     uses_batch = plan.batch_size > 0 and plan.releases < plan.horizon and not plan.lazy
     unsupported = plan.trigger is not None or plan.policy != "ucb"
     return plan.radius.direct and not uses_batch and not unsupported

@@ -60,7 +60,7 @@ class Panel:
     styles: tuple[dict[str, Any], ...]
     names: tuple[str, ...]  # labels without the parts that all curves of the panel share
     looks: tuple[str, ...]  # labels without the keys of the facet
-    others: tuple[CurveResult, ...] = ()  # curves of which only the range is drawn
+    others: tuple[CurveResult, ...] = ()  # further curves; only the range of their values is drawn
 
 
 def split_label(label: str) -> tuple[str, dict[str, str]]:

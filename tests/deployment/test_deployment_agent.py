@@ -1,4 +1,4 @@
-"""PrivateLinUCB: a private agent for one service, in one folder."""
+"""Tests of PrivateLinUCB, a private agent for one service whose state is one folder."""
 
 from __future__ import annotations
 
@@ -83,12 +83,17 @@ def test_an_agent_learns_by_releases_and_spends_its_budget(tmp_path: Path, clock
     assert certificate.status == "proven" and certificate.exact.epsilon <= 1.0 + 1e-9
     assert certificate.unit == "user" and certificate.relation == "replace"
     late = agent.select(rounds_of(1)[0][0], subject="late")
-    assert not late.learns and late.model == 4  # after the last release it only acts
+    assert (
+        not late.learns and late.model == 4
+    )  # after the last release the agent chooses actions, but does not learn
     agent.close()
 
 
 def test_the_agent_is_its_two_parties_with_the_same_messages(tmp_path: Path, clock: Clock) -> None:
-    """The oracle: silo and hub of a copy of the folder, whose messages the test carries."""
+    """Compare the agent with a silo and a hub that have a copy of the folder.
+
+    The test passes messages between this silo and this hub.
+    """
     opened(tmp_path / "a", clock, **SETTINGS).close()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     agent = opened(tmp_path / "a", clock)
@@ -143,12 +148,12 @@ def test_decisions_are_kept_across_restarts_and_rewarded_in_any_order(
 def test_the_service_releases_by_itself_when_a_period_is_over(tmp_path: Path, clock: Clock) -> None:
     agent = opened(tmp_path / "shop", clock, **SETTINGS)
     serve(agent, rounds_of(10))
-    clock.now = START + 250  # two periods, without a call in between
+    clock.now = START + 250  # two periods pass without a call
     agent.select(rounds_of(1)[0][0], subject="next")
     assert agent.releases == 2
     agent.close()
     clock.now = START + 10_000
-    late = PrivateLinUCB(tmp_path / "shop")  # by the clock of the machine the plan has not begun
+    late = PrivateLinUCB(tmp_path / "shop")  # by the machine's clock, the plan has not begun
     assert late.releases == 2
     late.close()
 
@@ -275,7 +280,7 @@ def test_no_answered_decision_or_reward_is_lost_by_kills(tmp_path: Path) -> None
     assert decided <= set(party.decisions) and rewarded <= decided
     assert len(decided) > 20 and len(rewarded) > 5
     for name in rewarded:
-        agent.observe(name, 1.0)  # it has this reward already
+        agent.observe(name, 1.0)  # the agent has this reward already
         with pytest.raises(InputError):
             agent.observe(name, 0.0)
     agent.close()

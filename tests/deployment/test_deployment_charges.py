@@ -1,4 +1,4 @@
-"""What a ledger charges for the first releases of a plan, against independent computations."""
+"""Compare the ledger's charges for the first releases of a plan with independent computations."""
 
 import math
 
@@ -79,7 +79,7 @@ def test_the_first_releases_are_charged_for_the_noise_that_runs(name, protocol):
     unit = joint_sensitivity("replace", layout, bias_std=bias, cov_std=off)
     true = unit**2 * squares(plan.plan)
     charged = totals(plan)[0]
-    # Never below, and above by roundings alone.
+    # The charge is never too small, and too large only by rounding errors.
     assert (charged >= true).all(), charged / true - 1.0
     assert (charged <= true * (1.0 + 1e-7)).all(), charged / true - 1.0
     assert charge_of(plan.executed, b"", "d", -1).mu2 == pytest.approx(charged[-1], rel=1e-12)
@@ -87,7 +87,7 @@ def test_the_first_releases_are_charged_for_the_noise_that_runs(name, protocol):
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_a_late_record_costs_the_first_releases_no_more_than_is_charged(name):
-    """Leaf j is left for leaf j': the worst pairs are a replacement, or two zero-outs."""
+    """A record moves from leaf j to leaf j'. The worst case is a replacement or two zero-outs."""
     plan = federation.deployed("silo-ldp", **RELEASES[name])
     rows, (event,) = noise_rows(plan.plan), released(plan.plan)
     layout = "iid" if event.stds[1] == event.stds[2] else "goe2"
@@ -132,7 +132,7 @@ def test_the_first_private_means_are_charged_no_less_than_their_exact_compositio
         parts = msgspec.structs.replace(event._first, releases=k).parts()
         for delta in (1e-6, 1e-4):
             epsilon = gaussian_epsilon(math.sqrt(charged[k - 1]), delta - told[k - 1])
-            # The certificate's bound is above the truth by 10^-4 of it at most.
+            # The certificate's bound is at most a relative 10^-4 above the exact value.
             assert epsilon >= composed_epsilon(parts, delta) * (1.0 - 2e-4)
 
 

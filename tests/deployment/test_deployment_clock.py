@@ -1,4 +1,4 @@
-"""A clock that jumps closes nothing on one reading."""
+"""Tests that a clock that jumps closes no leaf because of a single wrong reading."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_a_clock_that_was_set_is_believed_after_a_while():
     assert clock() == pytest.approx(hands.wall)
     hands.wait(BELIEVED * 1e-5)
     assert clock() == pytest.approx(hands.wall + 3600.0) and clock.off == 0.0
-    # It goes on from there.
+    # The clock continues from there.
     hands.wait(5.0)
     assert clock() == pytest.approx(hands.wall + 3600.0)
 
@@ -81,7 +81,7 @@ def test_small_steps_are_those_of_a_clock_that_is_kept_right():
 
 
 def test_one_glitch_does_not_end_a_silos_learning():
-    """Ten years ahead for one tick sealed all remaining releases."""
+    """Regression test: a clock ten years ahead for one tick once sealed all remaining releases."""
     plan, hands = deployed(), Hands()
     hands.wall = federation.START + 10.0
     ledger = Ledger(":memory:")
@@ -113,8 +113,8 @@ def test_a_process_has_a_steady_clock_by_default():
 
 def hear(clock, hands, off=0.0, name="hub", took=0.0):
     """Let a party answer whose clock is off by ``off`` seconds."""
-    asked = clock() + max(clock.ahead, 0.0)
-    said = ClockReading(name, hands.wall + off, asked)
+    asked_at = clock() + max(clock.ahead, 0.0)
+    said = ClockReading(name, hands.wall + off, asked_at)
     hands.wait(took)
     clock.add_reading(said)
 
@@ -132,7 +132,7 @@ def test_a_clock_that_is_set_right_is_believed_at_once_where_the_others_agree():
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0, 86_400.0])
 def test_clocks_that_are_all_set_at_once_are_believed_after_a_while(step):
-    """A time server that was wrong: parties say the time that they doubt, and none must wait."""
+    """A wrong time server is corrected: no party may wait forever."""
     hands = [Hands(), Hands()]
     clocks = [each.clock() for each in hands]
     for k in range(200):
@@ -147,7 +147,7 @@ def test_clocks_that_are_all_set_at_once_are_believed_after_a_while(step):
 
 
 def test_a_glitch_within_wide_bounds_is_not_believed():
-    """The answer took an hour, so another clock may well show what this one shows for a moment."""
+    """The answer took an hour, so the wide bounds on the other clock cannot confirm the glitch."""
     hands = Hands()
     clock = hands.clock()
     hear(clock, hands, took=3600.0)
@@ -187,7 +187,7 @@ def test_small_differences_are_those_of_any_two_clocks():
 
 
 def test_how_long_a_message_takes_does_not_count():
-    """Couriers may carry messages once an hour."""
+    """A courier may deliver messages only once an hour."""
     hands = Hands()
     clock = hands.clock()
     for _ in range(3):
@@ -201,7 +201,7 @@ def test_how_long_a_message_takes_does_not_count():
 
 
 def test_an_old_message_that_comes_again_changes_nothing():
-    """Also if the other clock was wrong when it was sent."""
+    """This holds even if the sender's clock was wrong when it sent the message."""
     hands = Hands()
     clock = hands.clock()
     old = ClockReading("hub", hands.wall - 900.0, clock())
@@ -227,13 +227,13 @@ def test_what_was_said_before_a_clock_was_set_back_does_not_count():
     hands = Hands()
     hands.off = 3600.0
     clock = hands.clock()
-    asked = clock()
+    asked_at = clock()
     hands.off = 0.0
     hands.wait(5.0)
     clock()
     hands.wait(BELIEVED)
     assert clock() == hands.wall
-    clock.add_reading(ClockReading("hub", hands.wall - 3600.0, asked))
+    clock.add_reading(ClockReading("hub", hands.wall - 3600.0, asked_at))
     assert clock() == hands.wall and clock.off == 0.0
 
 
@@ -305,7 +305,7 @@ def test_a_hub_that_starts_with_a_clock_years_ahead_leaves_nobody_out():
     for name in ("silo0", "silo1"):
         deployment.processes[name].reward(deployment.processes[name].decide(ROWS).id, 0.5)
     for _ in range(28):
-        # The silos ask every five seconds, until before the end of the grace period.
+        # The silos poll every five seconds, until shortly before the end of the grace period.
         deployment.now += 5.0
         deployment.settle()
     assert deployment.now > START + 100.0 and not hub.party.sets
@@ -319,7 +319,7 @@ def test_a_hub_whose_clock_is_behind_says_so():
     deployment = clocked(hub=-900.0)
     deployment.now = START + 100.0
     deployment.settle()
-    # Silos count by the hub's clock, too, and say whose clock they wait for.
+    # Silos also use the hub's clock, and their status names the clock that they wait for.
     for name, who in (("hub", list(deployment.plan.silos)), ("silo1", ["hub"])):
         waits = deployment.processes[name].status()["waits"]
         assert (waits["state"], waits["since"], waits["who"]) == ("clock", START + 100.0, who)
@@ -353,7 +353,7 @@ def test_a_time_that_no_clock_can_show_is_refused(time):
 
 
 def test_a_message_that_is_refused_because_clocks_differ_says_so():
-    """A silo that was put back, on a machine whose clock is behind, learns why it is refused."""
+    """A restored silo on a machine whose clock is behind is told why its message is refused."""
     deployment = clocked()
     silo = deployment.processes["silo0"]
     silo.clock = SteadyClock(lambda: deployment.now - 900.0, lambda: deployment.now)
@@ -365,7 +365,7 @@ def test_a_message_that_is_refused_because_clocks_differ_says_so():
 
 
 def test_a_hub_whose_clock_is_behind_loses_no_record():
-    """Its time may delay the close of a leaf; a silo's own clock decides that a record counts."""
+    """The hub's time may delay the close of a leaf; the silo's clock decides if a record counts."""
     deployment = clocked(hub=-900.0)
     silo = deployment.processes["silo0"]
     deployment.now = START + 50.0

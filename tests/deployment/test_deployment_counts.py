@@ -58,11 +58,11 @@ def test_noise_bits_have_the_law_of_coins_that_show_one_in_four(trials):
     drawn = [quarter_binomial(trials) for _ in range(4000)]
     counts = np.bincount(drawn, minlength=trials + 1)
     wanted = 4000 * stats.binom.pmf(np.arange(trials + 1), trials, 0.25)
-    kept = wanted > 5.0
-    rest = 4000 - counts[kept].sum(), 4000 - wanted[kept].sum()
-    actual = (counts[kept] - wanted[kept]) ** 2 / wanted[kept]
+    is_large = wanted > 5.0
+    rest = 4000 - counts[is_large].sum(), 4000 - wanted[is_large].sum()
+    actual = (counts[is_large] - wanted[is_large]) ** 2 / wanted[is_large]
     chi = actual.sum() + ((rest[0] - rest[1]) ** 2 / rest[1] if rest[1] > 1e-9 else 0.0)
-    assert chi < stats.chi2.ppf(1 - 1e-6, kept.sum())
+    assert chi < stats.chi2.ppf(1 - 1e-6, is_large.sum())
 
 
 def test_many_noise_bits_have_the_mean_and_variance_of_theirs():
@@ -86,7 +86,7 @@ def test_the_same_records_have_the_same_counts_in_whatever_order_and_leaf_of_a_n
 
 
 def test_other_records_of_the_same_sum_have_other_noise():
-    """Their counts differ by roundings: the same noise would show them."""
+    """Counts differ only by random rounding: with equal noise, the difference would show it."""
     plan = deployed(BITS).plan
     a, b, c = 0.5, 0.25, 0.125
     first = [record(1, 1, a, a, a, a, a), record(2, 1, c, c, c, c, c)]
@@ -117,7 +117,7 @@ def test_roundings_are_unbiased_and_of_one_level():
     for i in range(500):
         noise = sealed(f"{i}")
         full = row(plan, 1, [record(1, 1, *point)], noise)
-        # What is left without the noise of the same key.
+        # The counts after subtracting the noise of the same key.
         drawn.append(
             full - noise.binomials(0, 1, 5, plan.points_of(1) * plan.encoding.noise_bits[0])
         )
@@ -153,7 +153,7 @@ def test_charges_are_those_of_the_certificate_and_within_what_was_asked_for(name
 
 
 def test_a_late_record_is_accounted_for_in_every_node_that_it_may_change():
-    """From leaf j to leaf j' of a tree: two zero-outs, or one replacement, level by level."""
+    """A record moves from leaf j to leaf j' of a tree: a replacement or two zero-outs per level."""
     plan = deployed(BITS, batches=7).plan
     (event,) = released(plan)
     replace, zero = (joint_sensitivity(r, "iid", 2) for r in ("replace", "zero-out"))
@@ -168,12 +168,12 @@ def test_a_late_record_is_accounted_for_in_every_node_that_it_may_change():
                 nodes += [Node(event.counted(level), norm)] * len(there)
             worst = max(worst, VectorSumAccount(nodes, 5).epsilon(1e-6))
     assert worst <= late_epsilon(event) * (1.0 + 1e-9)
-    # The last leaf is in few nodes; but for those the bound is attained.
+    # Late leaves are in few nodes. For all other leaves the bound is attained.
     assert worst > 0.9 * late_epsilon(event)
 
 
 def test_the_worst_moves_of_a_late_record_are_within_the_bound_by_their_privacy_losses():
-    """Exact composition of the binomials themselves, for records that move as far as they can."""
+    """Compose the exact binomials for records that move as far as possible."""
     pytest.importorskip("dp_accounting")
     plan = deployed(BITS, batches=3).plan
     (event,) = released(plan)
@@ -187,7 +187,7 @@ def test_the_worst_moves_of_a_late_record_are_within_the_bound_by_their_privacy_
 
 
 def test_a_plan_in_which_being_late_costs_more_is_refused():
-    """Of one feature replacing may cost less than leaving one batch and entering another."""
+    """With one feature, replacing may cost less than leaving one batch and entering another."""
     with pytest.raises(InputError, match="comes late costs more"):
         plans.compile_plan(federation.spec(BITS, dimension=1))
 
@@ -310,7 +310,7 @@ def test_invariants_hold_over_many_schedules(name):
 
 
 class Redrawn(SiloParty):
-    """Noise bits of the operating system, drawn anew whenever a report is made."""
+    """A planted fault: noise bits from the operating system, redrawn for each report."""
 
     def report(self, release):
         self._noise = SystemNoise()

@@ -1,4 +1,4 @@
-"""A disk that is really full, or read-only: nothing is lost, and the federation goes on."""
+"""Tests with a full or a read-only disk: nothing is lost, and the federation continues."""
 
 import os
 import sqlite3
@@ -46,7 +46,7 @@ def disk(tmp_path):
 
 
 class OnDisk(federation.Federation):
-    """A federation of which silo0, its ledger and the hub are on one disk."""
+    """A federation in which silo0, its ledger and the hub use one disk."""
 
     def __init__(self, plan, place):
         super().__init__(plan)
@@ -80,7 +80,7 @@ class OnDisk(federation.Federation):
                     mail += self.processes[to].handle(data)[1]
 
     def fill(self):
-        """Use all that is left of the disk, to the last byte."""
+        """Fill the disk to the last byte."""
         with open(self.place / "filler", "ab", buffering=0) as file:
             for size in (4096, 1):
                 with suppress(OSError):
@@ -105,11 +105,11 @@ def period(made, release, full=False):
 
 @pytest.fixture
 def calm():
-    made = federation.Federation(federation.deployed())
-    made.settle()
+    deployment = federation.Federation(federation.deployed())
+    deployment.settle()
     for release in (1, 2, 3):
-        period(made, release)
-    return made
+        period(deployment, release)
+    return deployment
 
 
 def thetas(made):
@@ -117,62 +117,68 @@ def thetas(made):
 
 
 def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, calm):
-    made = OnDisk(calm.plan, disk)
-    made.settle()
-    period(made, 1)
+    deployment = OnDisk(calm.plan, disk)
+    deployment.settle()
+    period(deployment, 1)
     for release in (2, 3):
-        period(made, release, full=True)
-        silo, hub = made.processes["silo0"].party, made.processes["hub"].party
+        period(deployment, release, full=True)
+        silo, hub = deployment.processes["silo0"].party, deployment.processes["hub"].party
         reports = len(hub.reports)
         assert release not in hub.broadcasts and release not in silo.sealed
         refused = 0
         for _ in range(60):
             try:
-                made.processes["silo0"].decide(ROWS)
+                deployment.processes["silo0"].decide(ROWS)
             except FULL:
                 refused += 1
         assert refused > 10
-        made.settle()
+        deployment.settle()
         assert len(hub.reports) == reports and release not in silo.broadcasts
-        made.free()
-        made.settle()
+        deployment.free()
+        deployment.settle()
         assert release in hub.broadcasts and silo.model.release == release
-    assert thetas(made) == thetas(calm)
-    # What was kept on disk is what they know: nothing more, and nothing less.
-    known = made.processes["hub"].party.broadcasts, set(made.processes["silo0"].party.ended)
-    made.close()
-    made.reopen()
-    again = made.processes["hub"].party.broadcasts, set(made.processes["silo0"].party.ended)
+    assert thetas(deployment) == thetas(calm)
+    # After a restart, the parties know exactly what they wrote to disk.
+    known = (
+        deployment.processes["hub"].party.broadcasts,
+        set(deployment.processes["silo0"].party.ended),
+    )
+    deployment.close()
+    deployment.reopen()
+    again = (
+        deployment.processes["hub"].party.broadcasts,
+        set(deployment.processes["silo0"].party.ended),
+    )
     assert known == again == (calm.processes["hub"].party.broadcasts, known[1])
-    assert [c.release for c in made.ledgers["silo0"].charges("records")] == [1, 2, 3]
+    assert [c.release for c in deployment.ledgers["silo0"].charges("records")] == [1, 2, 3]
 
 
 def test_a_disk_that_is_read_only_is_not_opened_and_later_goes_on(disk, calm):
-    made = OnDisk(calm.plan, disk)
-    made.settle()
-    period(made, 1)
-    made.close()
+    deployment = OnDisk(calm.plan, disk)
+    deployment.settle()
+    period(deployment, 1)
+    deployment.close()
     assert mounted("-o", "remount,ro", str(disk))
     with pytest.raises((OSError, sqlite3.OperationalError), match=r"(?i)read.?only"):
-        made.reopen()
+        deployment.reopen()
     assert mounted("-o", "remount,rw", str(disk))
-    made.reopen()
-    made.settle()
+    deployment.reopen()
+    deployment.settle()
     for release in (2, 3):
-        period(made, release)
-    assert thetas(made) == thetas(calm)
+        period(deployment, release)
+    assert thetas(deployment) == thetas(calm)
 
 
 def test_a_charge_that_a_full_disk_refuses_can_be_made_later(disk):
-    """At any size of what is left, also where the commit fails."""
+    """Try every amount of free space, including amounts at which only the commit fails."""
     charge = federation.Charge("records", bytes(32), 1, 1e-4, 0.0, bytes(32))
     failed = 0
     for left in range(0, 40960, 4096):
         ledger = Ledger(str(disk / f"ledger{left}"))
         ledger.set_ceiling("records", 1.0, 1e-6)
-        made = OnDisk.__new__(OnDisk)
-        made.place = disk
-        made.fill()
+        deployment = OnDisk.__new__(OnDisk)
+        deployment.place = disk
+        deployment.fill()
         os.truncate(disk / "filler", max(0, os.path.getsize(disk / "filler") - left))
         for release in range(1, 40):
             try:
@@ -180,7 +186,7 @@ def test_a_charge_that_a_full_disk_refuses_can_be_made_later(disk):
             except FULL:
                 failed += 1
                 break
-        made.free()
+        deployment.free()
         ledger.charge(charge._replace(release=release))
         assert [c.release for c in ledger.charges("records")] == list(range(1, release + 1))
         ledger.close()
@@ -190,18 +196,18 @@ def test_a_charge_that_a_full_disk_refuses_can_be_made_later(disk):
 
 
 def test_a_hub_whose_disk_is_full_says_so(disk):
-    made = OnDisk(federation.deployed(), disk)
-    app = HubApp(made.processes["hub"])
-    made.fill()
+    deployment = OnDisk(federation.deployed(), disk)
+    app = HubApp(deployment.processes["hub"])
+    deployment.fill()
     codes = []
-    for process in made.processes.values():
+    for process in deployment.processes.values():
         for message in process.tick() if process.party.name != "silo0" else ():
             codes.append(asked(app, body=message.data))
     assert codes and all(code == 503 and b"nothing was kept" in said for code, said in codes)
-    assert not made.processes["hub"].party.joined
-    made.free()
-    made.settle()
-    assert made.processes["hub"].party.joined == set(made.plan.silos)
+    assert not deployment.processes["hub"].party.joined
+    deployment.free()
+    deployment.settle()
+    assert deployment.processes["hub"].party.joined == set(deployment.plan.silos)
 
 
 @pytest.mark.parametrize("name", ["a", "hub"])
@@ -212,24 +218,24 @@ def test_a_party_on_a_full_disk_says_so_when_it_starts(name, disk, tmp_path):
     with open(disk / "filler", "ab", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
-    found = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli,
         ["serve", str(disk / name)]
         if name == "hub"
         else ["silo", str(disk / name), "--hub", "http://127.0.0.1:9"],
     )
-    assert found.exit_code == 1 and "make room on the disk" in found.output
+    assert result.exit_code == 1 and "make room on the disk" in result.output
 
 
 def test_every_damaged_page_of_a_ledger_or_a_state_is_a_sentence(tmp_path):
-    """Only a page that is not read may be damaged unseen; nothing raises an error of SQLite."""
-    made = Ledger(str(tmp_path / "ledger"))
-    made.set_ceiling("records", 1.0, 1e-6)
+    """Damage of a page that is read is reported in one sentence, never as an SQLite error."""
+    ledger = Ledger(str(tmp_path / "ledger"))
+    ledger.set_ceiling("records", 1.0, 1e-6)
     store = SqliteStore(str(tmp_path / "state"))
     plan = federation.deployed()
     hub = Hub(plan, federation.secret("hub"))
     Process(hub, store)
-    for each in (made, store):
+    for each in (ledger, store):
         each.close()
     refused = 0
     for name in ("ledger", "state"):

@@ -1,4 +1,4 @@
-"""What comes in from outside: redirects, bad requests, and values that must not leave."""
+"""Tests of input from outside: redirects, bad requests, and values that must not be quoted."""
 
 import gzip
 import http.client
@@ -58,7 +58,7 @@ def serving(server):
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers as its server says, and notes what it was asked."""
+    """An HTTP handler that gives its server's answer and records the requests."""
 
     def answer(self):
         self.server.asked.append((self.command, self.path))
@@ -223,7 +223,7 @@ def test_a_person_is_one_however_a_name_is_composed():
     second = answers(process, "/decide", {"actions": ROWS, "subject": apart})
     assert (first["learns"], second["learns"]) == (True, False)
     party = process.party
-    # What was kept before there was a form: the digest of the text as it is.
+    # Earlier versions stored the digest of the unchanged text.
     from fastfed.deployment.seal import keyed_digest
 
     plain = keyed_digest(party._secret, b"fastfed subject", composed.encode())[:16]
@@ -379,13 +379,13 @@ def test_many_columns_are_read_in_time(tmp_path):
     )
     begin = time.process_time()
     assert len(cases(source_of({"file": "a.csv"}, tmp_path), PLAN.document.schema)) == 1
-    # Each name was counted among all of them once, which takes 16 seconds for so many.
+    # An earlier version compared each name with all names, which takes 16 seconds here.
     assert time.process_time() - begin < 5.0
 
 
 # ---- values that must not leave ------------------------------------------------------------------
 
-#: A cell, and a number, that stand nowhere else.
+#: A text and a number that occur nowhere else.
 NAME, NUMBER = "Quillfeather HIV-positive", "918273645.5"
 GOOD = ["63", "1", "m", "0"]
 HEAD = "age,pain,sex,num"
@@ -425,7 +425,7 @@ MORE = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_that_do_not_fit_are_told_without_their_values(name, tmp_path):
-    told = 0
+    count_told = 0
     for suffix in ("csv", "csv.gz"):
         file, raw = tmp_path / f"a.{suffix}", TABLES[name].encode("latin-1")
         file.write_bytes(gzip.compress(raw) if suffix == "csv.gz" else raw)
@@ -438,8 +438,8 @@ def test_tables_that_do_not_fit_are_told_without_their_values(name, tmp_path):
                     problems = [str(error)]
                 for problem in problems:
                     clean(problem)
-                told += len(problems)
-    assert told
+                count_told += len(problems)
+    assert count_told
     plan = tmp_path / "plan"
     STRICT.save(plan)
     (tmp_path / "source.toml").write_text('file = "a.csv"\n')
@@ -497,11 +497,11 @@ def test_errors_in_a_row_of_a_query_do_not_quote_it(query, tmp_path):
         base.commit()
     source = {"database": "e.sqlite", "query": query}
     try:
-        told = surveyed(source_of(source, tmp_path), STRICT.document.schema)[1]
+        complaints = surveyed(source_of(source, tmp_path), STRICT.document.schema)[1]
     except InputError as error:
-        told = [str(error)]
-    assert told
-    for each in told:
+        complaints = [str(error)]
+    assert complaints
+    for each in complaints:
         clean(each)
 
 
@@ -534,32 +534,32 @@ BAD = [NAME, f"{NAME}\n", float(NUMBER), [NAME], {NAME: NUMBER}, [[float(NUMBER)
 def test_requests_are_answered_without_their_values():
     records, rows = silo(PLAN), federation.Federation(federation.deployed()).processes["silo0"]
     good = {"age": 63, "pain": 1, "sex": "m"}
-    asked = [
+    command = [
         ("/decide", {"record": good | {name: bad}, "subject": "ada"})
         for name in good
         for bad in BAD
     ]
-    asked += [
+    command += [
         ("/decide", {"record": good, key: bad}) for key in ("subject", "among") for bad in BAD
     ]
-    asked += [("/decide", {"record": bad}) for bad in BAD]
-    asked += [
+    command += [("/decide", {"record": bad}) for bad in BAD]
+    command += [
         ("/decide", {"record": good | {NAME: 1}}),
         ("/decide", {"record": good, "actions": [[1.0]]}),
     ]
-    asked += [("/decide", {"record": good, "among": ["well", NAME]})]
-    asked += [(path, {"id": bad}) for path in ("/cancel", "/outcome", "/reward") for bad in BAD]
+    command += [("/decide", {"record": good, "among": ["well", NAME]})]
+    command += [(path, {"id": bad}) for path in ("/cancel", "/outcome", "/reward") for bad in BAD]
     known = records.decide(record=good, subject="ada").id
-    asked += [("/outcome", {"id": known, "outcome": bad}) for bad in BAD]
-    told = 0
-    for path, given in asked:
+    command += [("/outcome", {"id": known, "outcome": bad}) for bad in BAD]
+    count_told = 0
+    for path, given in command:
         try:
             # The number is within what a plan clips, and a decision is made.
             clean(json.dumps(answers(records, path, given)))
         except InputError as error:
-            told += 1
+            count_told += 1
             clean(str(error))
-    assert told > len(asked) / 2
+    assert count_told > len(command) / 2
     decision_id = answers(rows, "/decide", {"actions": ROWS})["id"]
     for given in (
         *({"actions": bad} for bad in BAD),
@@ -581,7 +581,7 @@ def test_requests_are_answered_without_their_values():
 
 
 def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
-    """Through every line that a silo writes or serves while it learns from planted values."""
+    """Check every line that a silo writes or serves while it learns from planted values."""
     plan = deployed(columns=[AGE, PAIN, SEX | {"no": ["f", NAME]}], reward=SCORE)
     process = silo(plan)
     (tmp_path / "a.csv").write_text(
@@ -642,10 +642,10 @@ def test_the_status_of_a_silo_of_robin_does_not_show_its_own_estimate():
     assert process.party.model.theta.any()
     status = answers(process, "/status", {})
     assert status["theta"] is None
-    own = [f"{v:.6f}"[:7] for v in process.party.model.theta if v]
+    theta_texts = [f"{v:.6f}"[:7] for v in process.party.model.theta if v]
     text = json.dumps(status) + prometheus("silo", silo_numbers(process))
     text += prometheus("hub", hub_numbers(deployment.processes["hub"].party, deployment.now))
-    assert own and not any(value in text for value in own)
+    assert theta_texts and not any(value in text for value in theta_texts)
     deployment.now += 2.0
     deployment.settle()
     assert process.party.model.release == 1

@@ -1,4 +1,4 @@
-"""Hostile envelopes: refused at the door, at once, and nothing is changed (see envelopes.py)."""
+"""Tests that hostile envelopes are refused at once and change nothing (see envelopes.py)."""
 
 import os
 import re
@@ -65,7 +65,7 @@ def test_a_party_that_fails_otherwise_is_found_out(fresh, monkeypatch):
 
 
 def test_a_leave_with_something_in_it_is_refused(fresh):
-    """A member's own signature, and another body than that of the kind."""
+    """The signature of a member is valid, but the body is not empty."""
     plain = wire.Envelope(wire.VERSION, fresh.plan.digest, "leave", "silo2", 0, b"\xc3")
     signature = fresh.keys["silo2"].sign(plain.signed_part())
     data = msgspec.structs.replace(plain, signature=signature).as_bytes()

@@ -1,4 +1,4 @@
-"""fed-dp-ope-stoch at real silos: losses in their own places, weights, charges, planted faults."""
+"""Tests of deployed fed-dp-ope-stoch: places of losses, weights, charges, planted faults."""
 
 import math
 import sqlite3
@@ -214,13 +214,13 @@ def played(plan, late=None, last=LOSSES, made=None):
 
 
 def test_a_loss_enters_its_own_place_or_none():
-    """One that comes in a later period is one that never comes, in every report."""
+    """A loss that arrives in a later period has the same effect as a loss that never arrives."""
     plan = plan_of()
     never, after = (played(plan, late) for late in (99, 1))
     assert never.processes["hub"].party.reports == after.processes["hub"].party.reports
     silo = after.processes["silo1"].party
     assert [e.why for e in silo.ended.values()].count("late") == 1
-    # In its own place it moves the report of its own period, by one loss at most, and no other.
+    # In its place, a loss changes only the report of its period, by at most one loss.
     here = played(plan).processes["hub"].party.reports
     gone = never.processes["hub"].party.reports
     moved = {key for key in here if here[key] != gone[key]}
@@ -331,7 +331,7 @@ def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_weights()
 
 
 class Unordered:
-    """A silo that takes its losses in another order whenever it makes a report."""
+    """A planted fault: a silo that orders its losses differently for each report."""
 
     def report(self, release):
         self._noise = SystemNoise()

@@ -1,4 +1,4 @@
-"""A silo's last model as JSON: what is in it, and the command with a running silo and without."""
+"""Tests of `deploy export`: the JSON of a silo's last model, of a running or a stopped silo."""
 
 import json
 import threading
@@ -49,7 +49,7 @@ def test_a_model_is_that_of_the_last_broadcast(protocol):
     covariance = np.zeros((2, 2))
     covariance[np.triu_indices(2)] = values[2:]
     covariance = np.triu(covariance) + np.triu(covariance, 1).T
-    # V is the covariance with something positive on its diagonal, and theta solves it.
+    # V is the covariance plus a positive diagonal, and theta solves V theta = u.
     added = gram - covariance
     np.testing.assert_allclose(added, added[0, 0] * np.eye(2), atol=1e-9 * np.abs(gram).max())
     assert added[0, 0] > 0 and np.linalg.eigvalsh(gram)[0] > 0
@@ -85,7 +85,7 @@ def test_the_command_exports_from_a_running_silo_and_from_its_folder(tmp_path):
         command = ["deploy", "export", folder, *more]
         return CliRunner().invoke(cli, command)
 
-    # Nobody answers at the socket: a copy of the state is read, whoever has it.
+    # Nobody answers at the socket, so the command reads a copy of the state.
     assert exported().exit_code == 2 and "no model yet" in exported().output
     socket = tmp_path / "silo0" / folders.SOCKET
     with Application(silo, socket) as application:
@@ -103,7 +103,7 @@ def test_the_command_exports_from_a_running_silo_and_from_its_folder(tmp_path):
     assert stopped.exit_code == 0
     assert json.loads(stopped.output) == json.loads(output.read_text())
     assert json.loads(stopped.output) == folders.export_model(folder)
-    # To look at a model opens no ledger.
+    # Export does not open the ledger.
     assert not (tmp_path / "silo0" / folders.LEDGER).exists()
     refused = exported(folder=str(tmp_path / "hub"))
     assert refused.exit_code == 2 and "not the folder of a silo" in refused.output

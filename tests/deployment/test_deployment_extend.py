@@ -1,4 +1,4 @@
-"""Plans that continue others: the start, the account of both, the ledger, and the commands."""
+"""Tests of plans that continue a plan: start model, joint account, ledger and commands."""
 
 import json
 import math
@@ -89,7 +89,7 @@ def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
     assert silo.decide(rows, new.now)[1].action == old.select(rows)[0]
     play(new, 1)
     assert silo.model.release == 1
-    # What the new plan alone would play, by its own sums.
+    # The choice that the new plan would make from its own sums only.
     body = plan.wire.body(plan.wire.read(silo.broadcasts[1]), wire.Broadcast)
     alone = type(silo.model)(plan.plan)
     alone.adopt(np.frombuffer(body.values, dtype="<f8").astype(float), 1)
@@ -200,7 +200,7 @@ HELP = {key: text for key, text in federation.party("helper").items() if key != 
     ],
 )
 def test_a_plan_may_go_on_under_another_protocol(protocol, before, system, more):
-    """What the earlier spec said, and the new protocol has no use for, is left out."""
+    """Keys of the earlier spec that the new protocol does not have are left out."""
     shared = {"name": "tests", "least": 3 if protocol == "secure-sum" else 2} | before
     deployment = first(protocol, federation=shared)
     spec = {**SPEC, "system": {**SYSTEM, **system}}
@@ -331,7 +331,7 @@ def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_no
         check_room(ledger, "records", plan, (both * (1 - 1e-6), 1e-6))
     with pytest.raises(InputError, match="no ceiling is set"):
         check_room(ledger, "others", plan)
-    # Half of it is charged already, and counts once.
+    # Half of the plan is charged already; this half must not be counted twice.
     ledger.set_ceiling("records", both * (1 + 1e-6), 1e-6)
     new = play(second(deployment, plan), 1)
     assert len(ledger.charges("records")) == 5 and new.processes["silo0"].party.sealed
@@ -409,7 +409,7 @@ def test_commands_extend_and_join(home):
 def test_join_refuses_what_does_not_belong_together(home):
     fresh = run("extend", home / "silo0", home / "more.toml", home / "plan3", "--fresh")
     assert fresh.exit_code == 0 and "was requested" in fresh.output
-    # A ledger with too little left: nothing of the plan is written.
+    # The ledger has too little budget left: nothing of the plan is written.
     little = ("--epsilon", 0.4, "--delta", 1e-6)
     refused = run("join", home / "s", home / "plan3", "--extends", home / "silo0", *little)
     assert refused.exit_code == 2 and "more than the ceiling 0.4" in words(refused)
@@ -446,8 +446,8 @@ def test_one_ledger_holds_the_ceiling_of_several_folders(home):
 def test_leave_and_recover_are_commands(home):
     stopped = run("recover", home / "silo1")
     assert stopped.exit_code == 2 and "does not run" in stopped.output
-    left = run("leave", home / "silo1")
-    assert left.exit_code == 0 and json.loads(left.output)["stopped"] == "the silo has left"
+    result = run("leave", home / "silo1")
+    assert result.exit_code == 0 and json.loads(result.output)["stopped"] == "the silo has left"
     process = folders.opened(home / "silo1")
     assert process.party.leave_reason
     process.store.close()
@@ -470,7 +470,7 @@ def test_recover_asks_the_silo_that_runs(home, monkeypatch):
         assert (
             json.loads(result.output)["lost"] == [] and "1" in json.loads(result.output)["without"]
         )
-        # The plan of a silo that runs can be continued, too.
+        # The plan of a running silo can be continued, too.
         assert last_broadcast(home / "silo0")[1] == process.party.broadcasts[1]
         left = run("leave", home / "silo0")
         assert json.loads(left.output)["stopped"] == "the silo has left"

@@ -1,4 +1,4 @@
-"""Flower as the network: mail of hub and nodes, couriers' sockets, Apps, and real processes."""
+"""Tests of Flower as the network: messages, couriers' sockets, Apps and real processes."""
 
 import http.client
 import os
@@ -39,11 +39,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def silence(text):
-    """Takes a line, and forgets it."""
+    """Ignore a log line."""
 
 
 class Nodes:
-    """A federation whose parties are behind nodes of a network that drops, repeats and kills."""
+    """A federation behind Flower nodes, with lost and repeated messages and killed parties."""
 
     def __init__(self, plan, seed=0, faults=0.0):
         self.made = federation.Federation(plan)
@@ -60,10 +60,10 @@ class Nodes:
         old, plan, key = self.made.processes[name], self.plan, federation.secret(name)
         store, clock = MemoryStore(list(old.store.writes())), lambda: self.made.now
         if name in plan.silos:
-            made = SiloProcess(SiloParty(plan, name, key, old.ledger), store, old.ledger, clock)
+            process = SiloProcess(SiloParty(plan, name, key, old.ledger), store, old.ledger, clock)
         else:
-            made = Process((Hub if name == "hub" else Helper)(plan, key), store, None, clock)
-        self.made.processes[name] = made
+            process = Process((Hub if name == "hub" else Helper)(plan, key), store, None, clock)
+        self.made.processes[name] = process
         self.kills += 1
         if name == "hub":
             self.mail = self.opened()
@@ -77,10 +77,10 @@ class Nodes:
             return None
         if self.chance():
             flower.carried(self.made.processes[name], letters, silence)
-        made = flower.carried(self.made.processes[name], letters, silence)
+        answers = flower.carried(self.made.processes[name], letters, silence)
         if self.chance():
             self.kill(name)
-        return None if self.chance() else made
+        return None if self.chance() else answers
 
     def turn(self):
         """One look of the ServerApp at its nodes."""
@@ -101,7 +101,7 @@ class Nodes:
 
 
 def learn(made, plan, release):
-    """One decision and its reward at each silo, just before a release closes."""
+    """Make one decision and its reward at each silo, just before the period of a release ends."""
     made.now = plan.document.calendar.closes[release - 1] - 1.0
     for name in plan.silos:
         silo = made.processes[name]
@@ -113,21 +113,21 @@ def learn(made, plan, release):
 @pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum", federation.MASKED_BITS])
 def test_whatever_happens_to_mail_and_processes_the_model_is_that_of_a_calm_run(protocol, faults):
     plan = federation.deployed(protocol)
-    nodes, calm = Nodes(plan, 7, faults), federation.Federation(plan)
+    nodes, undisturbed = Nodes(plan, 7, faults), federation.Federation(plan)
     for release in (1, 2, 3):
-        for each in (nodes.made, calm):
+        for each in (nodes.made, undisturbed):
             learn(each, plan, release)
-        calm.settle()
-        wanted = calm.processes["silo0"].party.model
+        undisturbed.settle()
+        wanted = undisturbed.processes["silo0"].party.model
         assert wanted.release == release
         for _ in range(1000):
             nodes.turn()
-            found = [nodes.made.processes[name].party.model for name in plan.silos]
-            if all(model.release == release for model in found):
+            models = [nodes.made.processes[name].party.model for name in plan.silos]
+            if all(model.release == release for model in models):
                 break
-        assert all(model.release == release for model in found)
-        assert all(model.theta.tolist() == wanted.theta.tolist() for model in found)
-    hub, other = (each.processes["hub"].party for each in (nodes.made, calm))
+        assert all(model.release == release for model in models)
+        assert all(model.theta.tolist() == wanted.theta.tolist() for model in models)
+    hub, other = (each.processes["hub"].party for each in (nodes.made, undisturbed))
     assert hub.broadcasts == other.broadcasts and not hub.alarms
     assert not any("digest" in text for text in nodes.told)
     assert nodes.kills > 10 if faults else nodes.kills == 0
@@ -146,7 +146,7 @@ def test_a_calm_release_takes_two_messages_to_each_node():
 
 
 def test_a_silo_that_is_started_for_each_message_would_seal_nothing():
-    """Why a ClientApp is a courier: each start asks the hub first, and must hear its answer."""
+    """After each start a silo must first get an answer of the hub, so a ClientApp is a courier."""
     plan = federation.deployed()
     nodes = Nodes(plan)
     learn(nodes.made, plan, 1)
@@ -171,12 +171,12 @@ def test_a_broadcast_goes_at_once_and_receipts_with_the_next_question():
 
 
 def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
-    """It brings rubbish, another plan's messages, and what a silo has said."""
-    plan, told = federation.deployed(), []
-    nodes, calm = Nodes(plan), federation.Federation(plan)
+    """The node sends garbage, messages of a different plan, and copies of a silo's messages."""
+    plan, messages = federation.deployed(), []
+    nodes, undisturbed = Nodes(plan), federation.Federation(plan)
     other = Nodes(federation.deployed(dimension=3))
     thief, seen = 99, []
-    nodes.told = told
+    nodes.told = messages
     nodes.mail = nodes.opened()
     take = nodes.mail.incoming
 
@@ -192,29 +192,29 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
     answered = nodes.answered
     nodes.answered = lambda name, letters: [] if name == "thief" else answered(name, letters)
     for release in (1, 2):
-        for each in (nodes.made, calm):
+        for each in (nodes.made, undisturbed):
             learn(each, plan, release)
-        calm.settle()
+        undisturbed.settle()
         for _ in range(6):
             nodes.turn()
     for name in plan.silos:
-        found, wanted = (each.processes[name].party.model for each in (nodes.made, calm))
-        assert found.release == wanted.release == 2
-        assert found.theta.tolist() == wanted.theta.tolist()
+        models, wanted = (each.processes[name].party.model for each in (nodes.made, undisturbed))
+        assert models.release == wanted.release == 2
+        assert models.theta.tolist() == wanted.theta.tolist()
     hub = nodes.made.processes["hub"].party
-    assert hub.broadcasts == calm.processes["hub"].party.broadcasts and not hub.alarms
-    assert seen and any(text.startswith("node 99") for text in told)
-    assert not any(re.search(r"\d\.\d", text) for text in told)
+    assert hub.broadcasts == undisturbed.processes["hub"].party.broadcasts and not hub.alarms
+    assert seen and any(text.startswith("node 99") for text in messages)
+    assert not any(re.search(r"\d\.\d", text) for text in messages)
 
 
 def test_a_full_disk_ends_no_run():
-    plan, told = federation.deployed(), []
+    plan, messages = federation.deployed(), []
     nodes = Nodes(plan)
-    nodes.mail = flower.Mail(nodes.made.processes["hub"], 1.0, 5.0, told.append)
+    nodes.mail = flower.Mail(nodes.made.processes["hub"], 1.0, 5.0, messages.append)
     store = nodes.made.processes["hub"].store
     write, store.write = store.write, full
     nodes.turn()
-    assert set(told) == {f"node {i}: database or disk is full" for i in (1, 2, 3)}
+    assert set(messages) == {f"node {i}: database or disk is full" for i in (1, 2, 3)}
     assert not nodes.made.processes["hub"].party.joined
     store.write = write
     nodes.turn()
@@ -222,7 +222,7 @@ def test_a_full_disk_ends_no_run():
 
 
 def full(_):
-    """What a store does where there is no room."""
+    """Raise the error of a store on a full disk."""
     raise sqlite3.OperationalError("database or disk is full")
 
 
@@ -236,21 +236,21 @@ def test_only_a_hub_has_mail():
 
 def waiting(stack, process, path, say=silence):
     """Serve couriers of a process in a thread, until the stack is left."""
-    made = stack.enter_context(flower.Courier(process, path, say))
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    stack.callback(made.shutdown)
+    courier = stack.enter_context(flower.Courier(process, path, say))
+    threading.Thread(target=courier.serve_forever, daemon=True).start()
+    stack.callback(courier.shutdown)
 
 
 def test_a_socket_carries_messages_and_nothing_else(tmp_path):
-    made, path, said = federation.Federation(federation.deployed()), tmp_path / "a.sock", []
-    silo, hub = made.processes["silo0"], made.processes["hub"]
+    deployment, path, said = federation.Federation(federation.deployed()), tmp_path / "a.sock", []
+    silo, hub = deployment.processes["silo0"], deployment.processes["hub"]
     with ExitStack() as stack:
         waiting(stack, silo, path, said.append)
         assert path.stat().st_mode & 0o777 == 0o660
         (question,) = flower.carry(path, [])
         answers = [message.data for message in hub.handle(question)[1]]
         back = flower.carry(path, answers)
-        assert {made.plan.wire.read(data).kind for data in back} == {"join"}
+        assert {deployment.plan.wire.read(data).kind for data in back} == {"join"}
         before = list(silo.store.writes())
         assert flower.carry(path, [b"rubbish"]) and "rubbish" not in str(said)
         assert len(said) == 1 and list(silo.store.writes()) == before
@@ -275,10 +275,10 @@ def posted(path, body, where="/carry"):
     connection.sock = socket.socket(socket.AF_UNIX)
     connection.sock.connect(str(path))
     connection.request("POST", where, body)
-    found = connection.getresponse()
-    made = found.status, found.read()
+    response = connection.getresponse()
+    answer = response.status, response.read()
     connection.close()
-    return made
+    return answer
 
 
 def test_where_a_socket_can_be(tmp_path):
@@ -386,28 +386,29 @@ def test_apps_of_flower_carry_a_federation(protocol, faults, tmp_path):
     for key in ("run_id", "node_id", "task_id"):
         setattr(identity, key, 1)
     plan = federation.deployed(protocol)
-    made, calm = federation.Federation(plan), federation.Federation(plan)
+    deployment, undisturbed = federation.Federation(plan), federation.Federation(plan)
     parties = [*plan.silos, *(["helper"] if plan.shared else [])]
     with ExitStack() as stack:
         for number, name in enumerate(parties):
-            waiting(stack, made.processes[name], tmp_path / f"{number}.sock")
+            waiting(stack, deployment.processes[name], tmp_path / f"{number}.sock")
         nodes = {7 + i: tmp_path / f"{i}.sock" for i in range(len(parties))}
         nodes[99] = tmp_path / "nobody.sock"
-        grid, stop, told = FakeGrid(nodes, faults), threading.Event(), []
-        mail = flower.Mail(made.processes["hub"], 0.01, 0.1, told.append)
+        grid, stop, messages = FakeGrid(nodes, faults), threading.Event(), []
+        mail = flower.Mail(deployment.processes["hub"], 0.01, 0.1, messages.append)
         serving = threading.Thread(target=flower.serve, args=(grid, mail, stop, 0.001))
         serving.start()
         try:
             for release in (1, 2):
-                for each in (made, calm):
+                for each in (deployment, undisturbed):
                     learn(each, plan, release)
-                calm.settle()
+                undisturbed.settle()
                 until = time.time() + 20
                 while (
                     time.time() < until
                     and serving.is_alive()
                     and any(
-                        made.processes[name].party.model.release < release for name in plan.silos
+                        deployment.processes[name].party.model.release < release
+                        for name in plan.silos
                     )
                 ):
                     time.sleep(0.01)
@@ -415,14 +416,14 @@ def test_apps_of_flower_carry_a_federation(protocol, faults, tmp_path):
             stop.set()
             serving.join()
     for name in plan.silos:
-        found, wanted = (each.processes[name].party for each in (made, calm))
+        found, wanted = (each.processes[name].party for each in (deployment, undisturbed))
         assert found.model.release == 2
         assert found.model.theta.tolist() == wanted.model.theta.tolist()
         # Byte for byte what left the silo.
         assert set(found.sealed.values()) <= set(grid.letters[7 + plan.silos.index(name)])
-    assert "node 99: its party did not answer" in told
+    assert "node 99: its party did not answer" in messages
     if plan.shared:
-        answers = made.processes["helper"].party.answers
+        answers = deployment.processes["helper"].party.answers
         assert sorted(answers) == [1, 2] and set(answers.values()) <= set(grid.letters[10])
 
 
@@ -506,12 +507,12 @@ class Network:
         """Start a run, once the SuperLink answers."""
         command = [self.bin / "flwr", "run", self.home / "app"]
         while True:
-            made = subprocess.run(
+            process = subprocess.run(
                 command, env=self.variables("cli"), capture_output=True, text=True
             )
-            if made.returncode == 0:
+            if process.returncode == 0:
                 return
-            assert time.time() < until, made.stderr
+            assert time.time() < until, process.stderr
             time.sleep(1.0)
 
     def apps(self, kind, port):
@@ -576,12 +577,12 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
         for patient in range(demo.PATIENTS):
             for i, client in enumerate(clients):
                 rows = demo.rows_of(i, patient)
-                made = demo.insist(lambda c=client, r=rows: c.call("decide", actions=r), close)
-                given = {"id": made["id"], "reward": demo.reward_of(rows, made["action"])}
+                decision = demo.insist(lambda c=client, r=rows: c.call("decide", actions=r), close)
+                request = {"id": decision["id"], "reward": demo.reward_of(rows, decision["action"])}
                 if (i, patient) == (1, 1):
                     network.again("silo east")
-                demo.insist(lambda c=client, g=given: c.call("reward", **g), close)
-                actions[i, patient] = made["action"]
+                demo.insist(lambda c=client, g=request: c.call("reward", **g), close)
+                actions[i, patient] = decision["action"]
         assert time.time() < close
         network.run(until)
         network.kill_app("flwr-clientapp", network.ports["south"], until)
@@ -602,5 +603,5 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
         found = waits(lambda status: status["model"] == 1 and not status["stopped"])
     finally:
         network.stop()
-    calm = demo.theta_without_failures(tmp_path, plan, actions)
-    assert len(actions) == 9 and all(status["theta"] == calm for status in found)
+    undisturbed = demo.theta_without_failures(tmp_path, plan, actions)
+    assert len(actions) == 9 and all(status["theta"] == undisturbed for status in found)

@@ -89,11 +89,11 @@ def group(lies=False, influence=None, bias=None, protocol="silo-ldp", releases=4
 
 def test_a_silo_that_lies_is_named_and_its_harm_is_capped():
     """The most that passes the door, in every release; regret of the four others."""
-    calm, deployment = group()
+    undisturbed, deployment = group()
     assert not deployment.processes["hub"].party.alarms
     harmed, _ = group(lies=True)
     capped, deployment = group(lies=True, influence=0.5)
-    assert calm < 60 and harmed > 2 * calm and calm < capped < 0.7 * harmed
+    assert undisturbed < 60 and harmed > 2 * undisturbed and undisturbed < capped < 0.7 * harmed
     status = deployment.processes["hub"].party.status()
     assert status["capped"] == {"silo4": [1, 2, 3, 4]}
     assert len(status["alarms"]) == 4
@@ -101,7 +101,9 @@ def test_a_silo_that_lies_is_named_and_its_harm_is_capped():
     moves = status["moves"]
     assert moves["silo4"] == max(moves.values()) > 1.0 and len(moves) == SILOS
     untouched, deployment = group(influence=0.5)
-    assert untouched < 1.5 * calm and deployment.processes["hub"].party.status()["capped"] == {}
+    assert (
+        untouched < 1.5 * undisturbed and deployment.processes["hub"].party.status()["capped"] == {}
+    )
 
 
 @pytest.mark.parametrize(("protocol", "bias"), [("silo-ldp", -1000.0), ("central", -64_000.0)])

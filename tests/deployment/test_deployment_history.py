@@ -71,8 +71,8 @@ def state_of(process):
 
 
 def test_calls_of_many_threads_share_a_sync():
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, store := Slow())
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, store := Slow())
     store.syncs.clear()
     with ThreadPoolExecutor(16) as pool:
         decisions = list(pool.map(lambda k: silo.decide(ROWS, f"p{k}"), range(64)))
@@ -84,16 +84,16 @@ def test_calls_of_many_threads_share_a_sync():
 
 
 def test_one_person_in_many_calls_at_once_is_learned_from_once():
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, Slow())
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, Slow())
     with ThreadPoolExecutor(8) as pool:
         decisions = list(pool.map(lambda _: silo.decide(ROWS, "ada"), range(8)))
     assert sum(decision.learns for decision in decisions) == 1
 
 
 def test_two_rewards_of_a_decision_at_once_are_one_and_a_refusal():
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, Slow())
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, Slow())
     decision = silo.decide(ROWS)
 
     def told(reward):
@@ -118,8 +118,8 @@ def test_a_full_disk_changes_nothing_and_later_calls_go_on():
                 raise OSError(28, "no space left on device")
             return super().append(writes)
 
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, store := Failing())
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, store := Failing())
     first = silo.decide(ROWS, "ada")
     before, store.fails = state_of(silo), True
     with ThreadPoolExecutor(8) as pool:
@@ -134,23 +134,23 @@ def test_a_full_disk_changes_nothing_and_later_calls_go_on():
 
 def test_a_tick_waits_for_calls_in_flight_and_calls_wait_for_it():
     """A leaf that is closed has all records that were promised to it, and none after."""
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, Slow())
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, Slow())
     decisions = [silo.decide(ROWS, f"p{k}") for k in range(12)]
     with ThreadPoolExecutor(16) as pool:
         rewards = [pool.submit(silo.reward, d.id, 0.5) for d in decisions]
         ticks = [pool.submit(silo.tick) for _ in range(4)]
         for one in (*rewards, *ticks):
             one.result()
-    again = silo_of(made, MemoryStore(list(silo.store.writes())))
+    again = silo_of(deployment, MemoryStore(list(silo.store.writes())))
     assert state_of(again) == state_of(silo)
 
 
 def test_experts_take_their_places_one_after_the_other():
     from test_deployment_experts import plan_of as deployed
 
-    made = federation.Federation(deployed())
-    silo = made.processes["silo0"]
+    deployment = federation.Federation(deployed())
+    silo = deployment.processes["silo0"]
     silo.store.sync = lambda: time.sleep(0.01)
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda _: silo.decide(), range(40)))
@@ -164,13 +164,13 @@ def test_experts_take_their_places_one_after_the_other():
 
 
 def test_a_decision_that_is_asked_for_again_is_the_same(tmp_path):
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, SqliteStore(str(tmp_path / "s")))
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, SqliteStore(str(tmp_path / "s")))
     request = {"actions": ROWS, "subject": "ada", "id": "00112233445566ff"}
     first = answers(silo, "/decide", request)
     assert first["learns"] and answers(silo, "/decide", request) == first
     silo.close()
-    silo = silo_of(made, SqliteStore(str(tmp_path / "s")))
+    silo = silo_of(deployment, SqliteStore(str(tmp_path / "s")))
     assert answers(silo, "/decide", request) == first and silo.party.decisions.count == 1
     for other in ({"subject": "eve"}, {"actions": [[0.5, 0.1], [0.5, 0.1]]}, {"subject": None}):
         with pytest.raises(InputError, match="another person or offer"):
@@ -182,17 +182,17 @@ def test_a_decision_that_is_asked_for_again_is_the_same(tmp_path):
 
 
 def test_many_are_answered_one_by_one():
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, store := Slow())
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, store := Slow())
     store.syncs.clear()
     offers = [{"actions": ROWS, "subject": f"p{k}"} for k in range(50)]
     offers[7] = {"actions": [[0.5]]}
     offers[9] = {"actions": ROWS, "subjekt": "x"}
     offers[11] = "no object"
-    found = answers(silo, "/decide_many", {"decisions": offers})["decisions"]
-    assert [k for k, one in enumerate(found) if "error" in one] == [7, 9, 11]
-    assert "subject" in found[9]["error"] and len(store.syncs) == 1
-    rewards = [{"id": one["id"], "reward": 0.5} for one in found if "id" in one]
+    decisions = answers(silo, "/decide_many", {"decisions": offers})["decisions"]
+    assert [k for k, one in enumerate(decisions) if "error" in one] == [7, 9, 11]
+    assert "subject" in decisions[9]["error"] and len(store.syncs) == 1
+    rewards = [{"id": one["id"], "reward": 0.5} for one in decisions if "id" in one]
     rewards[0] = {"id": "none", "reward": 0.5}
     rewards[1]["reward"] = "high"
     told = answers(silo, "/reward_many", {"rewards": rewards})["rewards"]
@@ -204,18 +204,18 @@ def test_many_are_answered_one_by_one():
 
 
 def test_clients_use_a_silo_that_restarts(tmp_path):
-    made = federation.Federation(federation.deployed())
+    deployment = federation.Federation(federation.deployed())
     path = tmp_path / "s"
     rows = np.array(ROWS)
     with Client(path, wait=20.0) as client:
-        with serving(Application(silo_of(made, store := MemoryStore()), path)):
+        with serving(Application(silo_of(deployment, store := MemoryStore()), path)):
             decision = client.decide(rows, "ada")
             assert decision.learns and len(decision.id) == 16
         done = []
         thread = threading.Thread(target=lambda: done.append(client.reward(decision.id, 0.5)))
         thread.start()
         time.sleep(0.3)
-        silo = silo_of(made, MemoryStore(list(store.writes())))
+        silo = silo_of(deployment, MemoryStore(list(store.writes())))
         with serving(Application(silo, path)):
             thread.join(10)
             assert done == [None] and silo.party.ended[decision.id].reward == 0.5
@@ -225,8 +225,8 @@ def test_clients_use_a_silo_that_restarts(tmp_path):
 
             async def used():
                 async with AsyncClient(path) as clients:
-                    found = await asyncio.gather(*(clients.decide(rows, k) for k in range(30)))
-                    await asyncio.gather(*(clients.reward(one.id, 0.5) for one in found))
+                    decisions = await asyncio.gather(*(clients.decide(rows, k) for k in range(30)))
+                    await asyncio.gather(*(clients.reward(one.id, 0.5) for one in decisions))
                     await clients.cancel((await clients.decide(rows)).id)
                     return await clients.status()
 
@@ -236,8 +236,8 @@ def test_clients_use_a_silo_that_restarts(tmp_path):
 
 def test_a_call_that_waited_for_a_refused_message_is_answered(tmp_path, monkeypatch):
     """The next sync is planned even if the message, for which the call waited, was refused."""
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, Slow())
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, Slow())
     silo.store.seconds = 0.5
 
     def refused(data, now):
@@ -259,16 +259,16 @@ def test_a_call_that_waited_for_a_refused_message_is_answered(tmp_path, monkeypa
 
 def test_a_server_that_is_closed_before_it_serves_returns_at_once(tmp_path):
     """A signal may end a silo before the thread of its server has started."""
-    made = federation.Federation(federation.deployed())
-    with Application(silo_of(made, MemoryStore()), tmp_path / "s") as application:
+    deployment = federation.Federation(federation.deployed())
+    with Application(silo_of(deployment, MemoryStore()), tmp_path / "s") as application:
         pass
     application.serve_forever()
 
 
 def test_a_call_after_the_files_are_closed_is_answered_by_the_next_process(tmp_path):
-    made = federation.Federation(federation.deployed())
+    deployment = federation.Federation(federation.deployed())
     path, client = tmp_path / "s", Client(tmp_path / "s", wait=20.0)
-    silo = silo_of(made, SqliteStore(str(tmp_path / "state")))
+    silo = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
     with serving(Application(silo, path)):
         assert client.decide(ROWS, "ada").learns
         silo.close()
@@ -279,7 +279,7 @@ def test_a_call_after_the_files_are_closed_is_answered_by_the_next_process(tmp_p
             time.sleep(0.3)
             assert not waiting.done()
             Path(path).unlink()
-            again = silo_of(made, SqliteStore(str(tmp_path / "state")))
+            again = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
             with serving(Application(again, path)):
                 assert waiting.result(20).learns and again.party.decisions.count == 2
     again.close()
@@ -293,54 +293,54 @@ def test_a_restart_from_a_snapshot_is_a_restart_from_all_writes(kind, tmp_path, 
     monkeypatch.setattr(process_module, "SNAPSHOT_EVERY", 7)
     from test_deployment_membership import plan_of
 
-    made = federation.Federation(plan_of(kind))
-    silo = silo_of(made, store := SqliteStore(str(tmp_path / "s")))
+    deployment = federation.Federation(plan_of(kind))
+    silo = silo_of(deployment, store := SqliteStore(str(tmp_path / "s")))
     rng = random.Random(5)
     for k in range(60):
-        made.now += 20.0
+        deployment.now += 20.0
         decision = silo.decide([[rng.random() / 2, 0.1], [0.2, rng.random() / 2]], f"p{k % 40}")
         if rng.random() < 0.8:
             silo.reward(decision.id, rng.random())
     assert silo._covered.position.number > 60
-    everything, full = state_of(silo), silo_of(made, MemoryStore(list(store.writes())))
+    everything, full = state_of(silo), silo_of(deployment, MemoryStore(list(store.writes())))
     assert state_of(full) == everything
     store.close()
-    again = silo_of(made, SqliteStore(str(tmp_path / "s")))
+    again = silo_of(deployment, SqliteStore(str(tmp_path / "s")))
     assert again._covered.position.number > 60 and state_of(again) == everything
     assert [again.party.report(k) for k in (1, 2)] == [full.party.report(k) for k in (1, 2)]
     again.close()
-    last = silo_of(made, SqliteStore(str(tmp_path / "s")))
+    last = silo_of(deployment, SqliteStore(str(tmp_path / "s")))
     assert last._covered.position == last.store.position and state_of(last) == everything
     last.close()
 
 
 def test_a_snapshot_that_is_not_this_silos_is_not_used(tmp_path):
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, store := SqliteStore(str(tmp_path / "s")))
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, store := SqliteStore(str(tmp_path / "s")))
     for k in range(5):
         silo.reward(silo.decide(ROWS, f"p{k}").id, 0.5)
     silo.close()
-    everything = state_of(silo_of(made, store := SqliteStore(str(tmp_path / "s"))))
+    everything = state_of(silo_of(deployment, store := SqliteStore(str(tmp_path / "s"))))
     for name in ("state", "leaf 0"):
         value = bytearray(store.snapshot()[name])
         value[-1] ^= 1
         whole = dict(store.snapshot())
         store.save_snapshot({name: bytes(value)})
-        again = silo_of(made, store)
+        again = silo_of(deployment, store)
         assert again._covered.position.number == 0 and state_of(again) == everything
         store.save_snapshot(whole)
     store._db.execute("DELETE FROM writes WHERE kind = 'plan'")
     with pytest.raises(InputError, match=r"differs from its snapshot"):
-        silo_of(made, store)
+        silo_of(deployment, store)
     store.close()
 
 
 def test_a_log_of_an_earlier_version_knows_its_persons():
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, MemoryStore())
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, MemoryStore())
     silo.reward(silo.decide(ROWS, "ada").id, 0.5)
     old = [w for w in silo.store.writes() if w.kind not in ("subject", "subjects")]
-    again = silo_of(made, MemoryStore(old))
+    again = silo_of(deployment, MemoryStore(old))
     assert not again.decide(ROWS, "ada").learns and again.decide(ROWS, "eve").learns
     assert Write("subjects", "", b"written") in list(again.store.writes())
 
@@ -369,16 +369,16 @@ class OnDisk(federation.Federation):
 
 
 def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(tmp_path):
-    calm = federation.Federation(federation.deployed())
-    made = OnDisk(calm.plan, tmp_path)
+    undisturbed = federation.Federation(federation.deployed())
+    deployment = OnDisk(undisturbed.plan, tmp_path)
     rng = random.Random(11)
     marks = [rng.random() / 3 for _ in range(200)]
-    for world in (calm, made):
+    for world in (undisturbed, deployment):
         world.settle()
-    closes = made.plan.document.calendar.closes
+    closes = deployment.plan.document.calendar.closes
     kept = []
     for release in (1, 2, 3):
-        for world in (calm, made):
+        for world in (undisturbed, deployment):
             world.now = closes[release - 1] - 10.0
             for name in world.plan.silos:
                 process = world.processes[name]
@@ -387,22 +387,22 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(tmp_pa
                     process.reward(process.decide(rows).id, 0.375)
             world.now += 10.0
             world.settle()
-        silo = made.processes["silo0"]
+        silo = deployment.processes["silo0"]
         if release == 2:
             # Records of release 1 are old enough, those of release 2 are not.
-            keep, erased_id = made.now - (closes[0] + 1.0), next(iter(silo.party.decisions))
+            keep, erased_id = deployment.now - (closes[0] + 1.0), next(iter(silo.party.decisions))
             kept.append(silo.erase(keep))
             for k, mark in enumerate(marks[:120]):
                 stored = np.float64(mark).tobytes()
                 assert bool(files_with(tmp_path, stored)) == (k >= 60), (k, mark)
             silo.close()
-            made.reopen()
-            made.settle()
+            deployment.reopen()
+            deployment.settle()
     assert kept == [60]
-    for name in made.plan.silos:
-        ours, theirs = made.processes[name].party, calm.processes[name].party
+    for name in deployment.plan.silos:
+        ours, theirs = deployment.processes[name].party, undisturbed.processes[name].party
         assert ours.model.release == 3 and (ours.model.theta == theirs.model.theta).all()
-    silo = made.processes["silo0"]
+    silo = deployment.processes["silo0"]
     assert kept == [60] and silo.store.erased > 100
     first = erased_id
     for again in (lambda: silo.reward(first, 0.5), lambda: silo.cancel(first)):
@@ -414,19 +414,19 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(tmp_pa
 def lived(folder, erases):
     """A federation in which silo0 has 80 records of each release; the size of its file."""
     folder.mkdir()
-    made = OnDisk(federation.deployed(), folder)
-    made.settle()
-    for close in made.plan.document.calendar.closes:
-        made.now = close - 10.0
-        for name in made.plan.silos:
-            process = made.processes[name]
+    deployment = OnDisk(federation.deployed(), folder)
+    deployment.settle()
+    for close in deployment.plan.document.calendar.closes:
+        deployment.now = close - 10.0
+        for name in deployment.plan.silos:
+            process = deployment.processes[name]
             for _ in range(80 if name == "silo0" else 1):
                 process.reward(process.decide(ROWS).id, 0.375)
-        made.now += 10.0
-        made.settle()
+        deployment.now += 10.0
+        deployment.settle()
         if erases:
-            erases(made)
-    made.processes["silo0"].close()
+            erases(deployment)
+    deployment.processes["silo0"].close()
     return (folder / "state").stat().st_size
 
 
@@ -436,9 +436,9 @@ def test_the_file_uses_the_room_of_erased_records_again(tmp_path):
 
 
 def test_calls_go_on_while_records_are_erased(tmp_path):
-    made = OnDisk(federation.deployed(), tmp_path)
-    made.settle()
-    silo, stop, failed = made.processes["silo0"], threading.Event(), []
+    deployment = OnDisk(federation.deployed(), tmp_path)
+    deployment.settle()
+    silo, stop, failed = deployment.processes["silo0"], threading.Event(), []
 
     def calls():
         while not stop.is_set():
@@ -452,9 +452,9 @@ def test_calls_go_on_while_records_are_erased(tmp_path):
     for thread in threads:
         thread.start()
     erased = 0
-    for close in made.plan.document.calendar.closes:
-        made.now = float(close)
-        made.settle()
+    for close in deployment.plan.document.calendar.closes:
+        deployment.now = float(close)
+        deployment.settle()
         for _ in range(10):
             erased += silo.erase(-1.0)
             time.sleep(0.02)
@@ -522,12 +522,12 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(tmp_path):
 
 
 def test_an_overdue_decision_ends_when_its_record_is_erased():
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, MemoryStore())
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, MemoryStore())
     overdue, known = silo.decide(ROWS, "ada"), silo.decide(ROWS, "eve")
     silo.reward(known.id, 0.5)
-    deadline = made.plan.document.calendar.reward_deadline
-    made.now += deadline + 100.0
+    deadline = deployment.plan.document.calendar.reward_deadline
+    deployment.now += deadline + 100.0
     fresh = silo.decide(ROWS, "bob")
     assert silo.erase(50.0) == 0 and silo.party.ended[overdue.id].why == "expired"
     # A late reward is dropped, as without erasing; the known one waits for its release.
@@ -539,11 +539,11 @@ def test_an_overdue_decision_ends_when_its_record_is_erased():
 def test_records_that_a_later_release_rounds_again_are_not_erased():
     from test_deployment_membership import plan_of
 
-    made = federation.Federation(plan_of("shuffle-vector"))
-    silo = made.processes["silo0"]
+    deployment = federation.Federation(plan_of("shuffle-vector"))
+    silo = deployment.processes["silo0"]
     silo.reward(silo.decide([[0.5, 0.1]]).id, 0.5)
-    made.now = made.plan.document.calendar.closes[0] + 1.0
-    made.settle()
+    deployment.now = deployment.plan.document.calendar.closes[0] + 1.0
+    deployment.settle()
     assert silo.party.model.release >= 1 and silo.erase(-1.0) == 0
 
 

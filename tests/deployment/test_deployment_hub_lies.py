@@ -1,4 +1,4 @@
-"""A hub that lies about open periods or tells silos different things; a restored helper."""
+"""Tests of a hub that lies about open periods or sends silos different broadcasts."""
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ def signed(made, release, body):
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", federation.MASKS])
 def test_nothing_that_a_hub_says_of_an_open_period_is_taken(protocol):
-    """It could make a silo send its session, and then seal a second row under the same mask."""
+    """Such a message could make a silo send its session, and later seal a second row, same mask."""
     deployment = running(protocol)
     silo = deployment.processes["silo0"]
     deployment.now = federation.START + 10.0
@@ -52,7 +52,7 @@ def test_nothing_that_a_hub_says_of_an_open_period_is_taken(protocol):
     with pytest.raises(Refused, match="still open here"):
         silo.handle(federation.news(deployment.plan, broadcast))
     assert silo.party.status() == before and not silo.party.lost and not silo.party.sessions.sent
-    # The same is taken once the period has closed here.
+    # After the period has closed, the silo accepts the same message.
     deployment.now = float(deployment.plan.document.calendar.closes[0])
     silo.handle(signed(deployment, 0, wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)))
     assert silo.party.lost == {1: bytes(32)}
@@ -70,7 +70,7 @@ def test_a_session_is_durable_before_it_is_sent_also_for_a_lost_report():
 
 
 def test_a_row_is_sealed_only_with_the_session_that_it_belongs_to():
-    """A list of sessions that was taken for other sums stops the silo, and nothing is sealed."""
+    """If the sums have changed since the list of sessions, the silo stops and seals nothing."""
     deployment = running(federation.MASKS)
     silo = deployment.processes["silo0"]
     served(deployment, 1)
@@ -82,7 +82,7 @@ def test_a_row_is_sealed_only_with_the_session_that_it_belongs_to():
     sessions = wire.Sessions((own, *(bytes([i]) * 32 for i in (1, 2))))
     for write in silo.party.handle(signed(deployment, 1, sessions), deployment.now).writes:
         silo.party.fold(write)
-    # A fault, or a state put together of two backups: one record more than the session hides.
+    # The state has one record more than the session covers, for example from two backups.
     silo.party._leaf_sums[0] += 1.0
     step = silo.party.tick(deployment.now)
     assert "changed after its session was sent" in step.problem
@@ -102,7 +102,7 @@ def test_a_set_that_silos_did_not_report_for_is_refused():
     broadcast = signed(deployment, 1, Broadcast(wire.packed(np.zeros(5)), entries, b""))
     with pytest.raises(Refused, match="reports that no silo signed"):
         silo.handle(signed(deployment, 1, wire.News(broadcast, ())))
-    # Words of silos about other reports, and of one silo for another, do not help.
+    # Signed statements about different reports, or of a different silo, are not accepted.
     silo1 = Identity(federation.secret("silo1"))
     word = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"1" * 32, 0, b""))
     other = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"2" * 32, 0, b""))
@@ -130,7 +130,7 @@ def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
         if actual.release == 1:
             said = msgspec.structs.replace(said, values=wire.packed(np.ones(5)))
         else:
-            # It has to follow the one that silo0 has.
+            # The broadcast has to follow the last broadcast of silo0.
             said = msgspec.structs.replace(said, before=wire.digest(liar[actual.release - 1]))
         liar[actual.release] = signed(deployment, actual.release, said)
         return signed(deployment, actual.release, wire.News(liar[actual.release], body.seen))
@@ -175,13 +175,13 @@ def test_a_restored_helper_gets_its_own_answers_again_and_goes_on():
 
 
 def test_a_second_set_of_a_restored_helper_is_seen():
-    """A hub that keeps the first answer to itself, and has the helper restored."""
+    """The hub hides the helper's first answer, and the helper is restored."""
     deployment = running("secure-sum")
     backup = list(deployment.processes["helper"].store.writes())
     period(deployment, 1)
     hub, first = deployment.processes["hub"].party, deployment.processes["helper"].party.answers[1]
     helper = restored(deployment, backup)
-    # The lying hub asks again, in the name of another set: here by a helper that needs no more.
+    # The lying hub requests a second set from the restored helper.
     entries = deployment.plan.wire.body(deployment.plan.wire.read(first), Opened).entries
     second = deployment.plan.wire.signed(
         Identity(federation.secret("helper")),
@@ -193,10 +193,10 @@ def test_a_second_set_of_a_restored_helper_is_seen():
         helper.store.write(write)
         helper.party.fold(write)
     assert helper.party.answers[1] == second != first
-    # The true answer comes back: the helper sees that it has opened two sets.
+    # The first answer is sent back: the helper notices that it has opened two sets.
     step = helper.party.handle(first, deployment.now)
     assert "opened two sets of release 1" in step.problem
-    # And whatever it opens next names the second answer, which no silo has.
+    # The helper's next answer names its second answer, which no silo has.
     served(deployment, 2)
     hub.answers[1] = second
     deployment.settle()
@@ -213,10 +213,10 @@ def test_a_helper_takes_its_own_answers_in_order_alone():
     helper = restored(deployment, backup).party
     with pytest.raises(Refused, match="next answer must be of release 1"):
         helper.handle(answers[2], deployment.now)
-    own = Identity(federation.secret("helper"))
+    identity = Identity(federation.secret("helper"))
     first = deployment.plan.wire.body(deployment.plan.wire.read(answers[1]), Opened)
     odd = deployment.plan.wire.signed(
-        own, "helper", 1, msgspec.structs.replace(first, before=bytes(32))
+        identity, "helper", 1, msgspec.structs.replace(first, before=bytes(32))
     )
     step = helper.handle(odd, deployment.now)
     assert "does not follow its last one" in step.problem and not helper.answers
@@ -231,7 +231,7 @@ def test_a_helper_takes_its_own_answers_in_order_alone():
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum", federation.MASKS])
 def test_whoever_holds_the_hubs_port_reads_no_sums(protocol):
-    """The hub decrypts what it is sent; another local user on its port cannot."""
+    """Only the hub can decrypt reports; a different local user on its port cannot."""
     deployment = running(protocol)
     served(deployment, 1)
     deployment.settle()

@@ -1,4 +1,4 @@
-"""A hub that is put back to an old state gets from the silos what it has lost, and goes on."""
+"""Tests of a restored hub: silos send it what it has lost, and the plan continues."""
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ def schedules(protocol, seeds, calendar=CALENDAR, **keys):
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
 def test_invariants_hold_when_the_hub_is_put_back(protocol):
-    """Both runs and what silos hold: one set, one broadcast and one report of each release."""
+    """Despite the restore, a release has one set, one broadcast and one report per silo."""
     worlds = schedules(protocol, range(3000, 3024))
     assert sum(world.hub_restores for world in worlds) > 100
     assert sum(world.behind for world in worlds) > 3
@@ -61,7 +61,7 @@ def test_invariants_hold_over_many_schedules(protocol):
 
 
 class Forgetting(Hub):
-    """Opens what it can at once, whatever silos say that they have."""
+    """A planted fault: a hub that opens sets at once and ignores the silos' broadcasts."""
 
     def _silos_could_join(self, now):
         return True
@@ -71,7 +71,7 @@ class Forgetting(Hub):
 
 
 def test_a_hub_that_does_not_listen_is_caught():
-    """The fault that the waiting is there for: a second set of a release."""
+    """Without waiting for the silos, a restored hub opens a second set of a release."""
     lines = []
     for seed in range(3000, 3060):
         try:
@@ -119,13 +119,13 @@ def test_a_hub_gets_all_releases_back_bit_for_bit_and_goes_on(protocol, empty):
     for name in deployment.plan.silos:
         party = deployment.processes[name].party
         assert party.model.release == 3 and not party.stopped
-        # Nothing was sent or paid for twice.
+        # Nothing was sent or charged twice.
         assert [c.release for c in deployment.ledgers[name].charges("records")] == [1, 2, 3]
     Process(Hub(deployment.plan, federation.secret("hub")), MemoryStore(list(again.store.writes())))
 
 
 def straggling():
-    """A first set without silo2, whose report came too late; and the hub's log before that set."""
+    """Return a federation whose first set lacks silo2, and the hub's log before that set."""
     deployment = started()
     hub, away = deployment.processes["hub"], deployment.processes.pop("silo2")
     period(deployment, 1, ["silo0", "silo1"])
@@ -142,10 +142,10 @@ def straggling():
 
 
 def test_the_set_that_was_opened_is_opened_again_and_no_other():
-    """All three could report by now; the broadcast that silos have is of two."""
+    """All three silos have reports by now, but the broadcast that silos have is of two reports."""
     deployment, backup, sent = straggling()
     again = put_back(deployment, backup)
-    # Time alone opens nothing before the silos are heard.
+    # The hub opens no set before silos have contacted it, however long it waits.
     assert again.tick() == () and not again.party.sets
     deployment.settle()
     assert again.party.broadcasts == {1: sent}
@@ -155,7 +155,7 @@ def test_the_set_that_was_opened_is_opened_again_and_no_other():
 
 
 def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
-    """Those who know were not heard within the grace period, and another set was opened."""
+    """Silos with the broadcast did not contact the hub in time, and it opened a different set."""
     deployment, backup, sent = straggling()
     away = {name: deployment.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
     reports = [away[name].party.sealed[1] for name in ("silo0", "silo1")]
@@ -165,7 +165,7 @@ def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
     silo2 = away["silo2"]
     late = silo2.party.report(1)
     again.tick()
-    # While nobody is heard no time passes: it may be the hub that is cut off.
+    # The grace period starts with the first silo's message: the hub itself may be cut off.
     deployment.now += 1000.0
     for index, data in ((0, reports[0]), (2, late)):
         again.handle(federation.seen(deployment.plan, index, data))
@@ -196,18 +196,18 @@ def test_only_the_hubs_own_broadcasts_remind_it():
     for sender, message in [("silo1", "itself, got silo1"), ("hub", "not that of hub")]:
         with pytest.raises(Refused, match=message):
             fresh.handle(plan.wire.signed(silo, sender, 1, body), deployment.now)
-    own = Identity(federation.secret("hub"))
+    identity = Identity(federation.secret("hub"))
     for release in (0, 5):
         with pytest.raises(Refused, match="one of hub itself"):
-            fresh.handle(plan.wire.signed(own, "hub", release, body), deployment.now)
+            fresh.handle(plan.wire.signed(identity, "hub", release, body), deployment.now)
     bad = msgspec.structs.replace(body, entries=body.entries[::-1])
     with pytest.raises(Refused, match="different silos in order"):
-        fresh.handle(plan.wire.signed(own, "hub", 1, bad), deployment.now)
+        fresh.handle(plan.wire.signed(identity, "hub", 1, bad), deployment.now)
     assert not fresh._lost_broadcasts and not fresh.handle(sent, deployment.now).writes
     assert fresh._lost_broadcasts
     # Without the reports it waits, and opens nothing else.
     assert fresh.tick(deployment.now + 1e6) == wire_step()
-    # Known, it changes nothing.
+    # A broadcast that the hub has already changes nothing.
     step, _ = hub.handle(sent)
     assert step == wire_step() and not hub.party._lost_broadcasts
 
@@ -228,19 +228,19 @@ def test_a_silo_sends_what_the_hub_lacks_and_nothing_else():
         return [deployment.plan.wire.read(m.data).kind for m in silo.tick()]
 
     assert kinds() == ["join"]
-    own = Identity(federation.secret("hub"))
+    identity = Identity(federation.secret("hub"))
     receipt = wire.Receipt(0, ((1, wire.digest(hub.reports[1, 0])),), silo.party._nonce)
-    silo.handle(deployment.plan.wire.signed(own, "hub", 1, receipt))
+    silo.handle(deployment.plan.wire.signed(identity, "hub", 1, receipt))
     sent = silo.tick()
     assert kinds() == ["seen", "report", "broadcast", "join"]
     assert [m.data for m in sent[1:3]] == [hub.reports[2, 0], hub.broadcasts[2]]
-    # What it had seen when it reported.
+    # The broadcast that the silo had when it reported.
     body = deployment.plan.wire.body(deployment.plan.wire.read(sent[0].data), wire.Seen)
     assert body == wire.Seen(wire.digest(hub.reports[2, 0]), 1, wire.digest(hub.broadcasts[1]))
 
 
 def test_sessions_that_a_hub_has_lost_are_told_again():
-    """One silo tells late, and by then the hub was put back to before it knew the others."""
+    """One silo sends its session late, after the hub was restored and lost the other sessions."""
     deployment = started(federation.MASKS)
     hub, away = deployment.processes["hub"], deployment.processes.pop("silo2")
     backup = list(hub.store.writes())[:1]
@@ -273,7 +273,7 @@ def test_a_report_that_was_lost_is_sent_again_though_the_budget_is_spent():
 
 
 def test_a_new_report_leaves_once():
-    """It is not confirmed yet when the same tick asks what is not confirmed."""
+    """A new report is unconfirmed in the tick that sends it, but is not sent a second time."""
     deployment = started()
     deployment.now = 1100.0
     sent = [m.data for m in deployment.processes["silo0"].tick()]
@@ -312,22 +312,22 @@ def test_a_hub_asks_the_helper_which_set_it_has_opened():
 
 def test_a_restored_hub_asks_the_helper_in_the_answer_to_its_join():
     """Over HTTP the helper receives only answers to its messages, so the question is one."""
-    made = started("secure-sum")
-    hub = made.processes["hub"]
+    deployment = started("secure-sum")
+    hub = deployment.processes["hub"]
     backup = list(hub.store.writes())
-    period(made, 1)
-    again = put_back(made, backup)
+    period(deployment, 1)
+    again = put_back(deployment, backup)
     # Nobody has the broadcast: the hub was lost before it could send it.
-    for name in made.plan.silos:
-        silo = made.processes[name]
+    for name in deployment.plan.silos:
+        silo = deployment.processes[name]
         writes = [w for w in silo.store.writes() if w.kind != "broadcast"]
-        made.add(SiloProcess(
-            SiloParty(made.plan, name, federation.secret(name), silo.ledger),
-            MemoryStore(writes), silo.ledger, lambda: made.now,
+        deployment.add(SiloProcess(
+            SiloParty(deployment.plan, name, federation.secret(name), silo.ledger),
+            MemoryStore(writes), silo.ledger, lambda: deployment.now,
         ))  # fmt: skip
     for _ in range(8):
-        for name in (*made.plan.silos, "helper"):
-            process = made.processes[name]
+        for name in (*deployment.plan.silos, "helper"):
+            process = deployment.processes[name]
             mail = list(process.tick())
             while mail:
                 _, answers = again.handle(mail.pop(0).data)
@@ -335,4 +335,4 @@ def test_a_restored_hub_asks_the_helper_in_the_answer_to_its_join():
                     if answer.to == name:
                         mail += process.handle(answer.data)[1]
     assert again.party.broadcasts.keys() == {1} and not again.party.alarms
-    assert {made.processes[name].party.model.release for name in made.plan.silos} == {1}
+    assert {deployment.processes[name].party.model.release for name in deployment.plan.silos} == {1}

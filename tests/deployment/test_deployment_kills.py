@@ -1,4 +1,4 @@
-"""Real processes that are killed at random times: the model of an undisturbed run, bit for bit."""
+"""Kill real processes at random times; the model must equal an undisturbed run's, bit for bit."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ KILLS = int(os.environ.get("FASTFED_KILLS", "25"))
 
 
 class Killer(threading.Thread):
-    """Kills one process after another, whatever it is doing, and starts it again."""
+    """A thread that kills random processes at random times and restarts them."""
 
     def __init__(self, children, gap, seed):
         super().__init__(daemon=True)
@@ -75,11 +75,11 @@ def killed(home, protocol, hidden, seed):
                         lambda c=client, r=rows: c.call("decide", actions=r), close
                     )
                     actions[i, patient] = decision["action"]
-                    given = {
+                    request = {
                         "id": decision["id"],
                         "reward": demo.reward_of(rows, decision["action"]),
                     }
-                    demo.insist(lambda c=client, g=given: c.call("reward", **g), close)
+                    demo.insist(lambda c=client, g=request: c.call("reward", **g), close)
             if time.time() >= close:
                 raise InputError(demo.TOO_BUSY)
         killer.join(KILLS * gap)
@@ -103,7 +103,7 @@ def test_processes_that_are_killed_end_with_the_model_of_a_calm_run(protocol, hi
         home = tmp_path / str(attempt)
         home.mkdir()
         try:
-            thetas, calm, counts = killed(home, protocol, hidden, attempt)
+            thetas, undisturbed, counts = killed(home, protocol, hidden, attempt)
             break
         except InputError as error:
             # The calendar is real time: a machine that is too busy proves nothing.
@@ -112,8 +112,8 @@ def test_processes_that_are_killed_end_with_the_model_of_a_calm_run(protocol, hi
     else:
         pytest.fail(demo.TOO_BUSY)
     print(f"{protocol}: killed {counts}")
-    assert sum(counts.values()) == KILLS and np.any(calm)
-    assert all(theta == calm for theta in thetas)
+    assert sum(counts.values()) == KILLS and np.any(undisturbed)
+    assert all(theta == undisturbed for theta in thetas)
     for name in ("hub", *demo.SILOS):
         command = [sys.executable, "-m", "fastfed", "ledger", "verify", str(home / name)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """Deployed federations with sealed noise have the distribution of the simulated plan.
 
-Every run has other secrets behind its noise. What is released over the same records is compared
-with what the step objects release under seeds: Kolmogorov-Smirnov of each number, a chi-square test
+The noise of each run has different secrets. The releases over the same records are compared with
+the releases of the step objects with seeds: Kolmogorov-Smirnov of each number, a chi-square test
 of the bins of all numbers of a release, and the ratio of their variances. So are whole runs, in
 which releases choose actions. With one seed their bits are the same (test_deployment_simulator.py).
 """
@@ -37,9 +37,9 @@ CASES = {
     "shuffle-vector": ("shuffle-vector", {}),
     "shuffle-vector by masks": (MASKED_BITS, {}),
 }
-#: Bins of a chi-square test, of one chance each under the simulated law.
+#: Number of bins of a chi-square test; the bins are equally likely in simulations.
 BINS = 12
-#: The one row that is offered, so that records do not depend on what is released, and rewards.
+#: The only row that is offered, so that records do not depend on releases; and the rewards.
 ROW, REWARDS = [[0.6, -0.3]], (0.25, 1.0)
 
 
@@ -49,12 +49,14 @@ def plan_of(case):
 
 
 def with_secrets(made, run):
-    """Seal the noise of all parties by secrets of this run."""
+    """Give all parties secrets that depend on the number of the run."""
     plan = made.plan
     for name in (*plan.silos, "hub"):
         party = made.processes[name].party
-        own = keyed_digest(b"law" + bytes(29), b"tests", name.encode(), run.to_bytes(4, "big"))
-        party._sealing = SealedNoise(own, plan.digest, name)
+        secret_of_run = keyed_digest(
+            b"law" + bytes(29), b"tests", name.encode(), run.to_bytes(4, "big")
+        )
+        party._sealing = SealedNoise(secret_of_run, plan.digest, name)
         if name != "hub":
             party._noise = party._sealing.source
         elif plan.plan.protocol.noise_by == "server":
@@ -102,7 +104,7 @@ def simulated_once(plan, run):
 def problems(case, runs, change=lambda values: values, deployed=deployed_once):
     """Return by name the p-values that are too small for the number of comparisons.
 
-    change: is applied to what is deployed, in standard deviations from its mean.
+    ``change`` is applied to the deployed releases, in standard deviations from their mean.
     """
     plan = plan_of(case)
     actual = np.array([deployed(plan, run) for run in range(runs)])
@@ -112,11 +114,11 @@ def problems(case, runs, change=lambda values: values, deployed=deployed_once):
     tests = {}
     for k, i in np.ndindex(actual.shape[1:]):
         tests[f"release {k + 1}, entry {i}"] = stats.ks_2samp(actual[:, k, i], wanted[:, k, i])[1]
-    # What a release adds to the one before: noise that nodes share must cancel alike.
+    # Differences of successive releases: noise of shared nodes must cancel in the same way.
     for i in range(actual.shape[2]):
         added = [np.diff(each[:, :, i], axis=1)[:, 0] for each in (actual, wanted)]
         tests[f"added to entry {i}"] = stats.ks_2samp(*added)[1]
-    # Entries have independent noise, and so have different runs.
+    # Noise is independent between entries and between runs.
     for k in range(actual.shape[1]):
         both = [((each[:, k] - centre[k]) / scale[k]).ravel() for each in (actual, wanted)]
         tests[f"bins of release {k + 1}"] = chi_square(*both)
@@ -155,8 +157,8 @@ def test_many_deployed_federations_have_the_law_of_the_simulated_plan(case):
 def test_other_noise_is_found_out(factor):
     """Planted: the noise of deployed federations is smaller or larger than the plan's.
 
-    The draws depend on the plan's digest, and so on versions of the libraries: with 40 runs, the
-    oldest ones gave bins that did not differ enough.
+    The draws depend on the plan's digest, and so on versions of the libraries. With only 40 runs,
+    the bins did not differ enough with the oldest versions.
     """
     actual = problems("silo-ldp", 120, lambda z: factor * z)
     assert any("variance" in name for name in actual) and any("bins" in name for name in actual)

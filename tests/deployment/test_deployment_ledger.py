@@ -1,4 +1,4 @@
-"""Which ledger a silo charges: identity, chain and extensions; looks that change nothing."""
+"""Tests of the ledger: identity, chain, extensions, and commands that only read."""
 
 import hashlib
 import json
@@ -113,10 +113,10 @@ def test_without_the_parents_folder_its_charges_must_be_in_the_ledger(home):
     assert refused.exit_code == 2 and "no charge of the plan that this one continues" in words(
         refused
     )
-    own = home / "silo0" / folders.LEDGER
-    refused = run(*joined, "--ledger", own)
+    ledger_path = home / "silo0" / folders.LEDGER
+    refused = run(*joined, "--ledger", ledger_path)
     assert refused.exit_code == 2 and 'dataset "records"' in words(refused)
-    assert run(*joined, "--ledger", own, "--dataset", "people").exit_code == 0
+    assert run(*joined, "--ledger", ledger_path, "--dataset", "people").exit_code == 0
 
 
 def test_a_second_ledger_is_said_by_the_officer_and_shown(home):
@@ -128,7 +128,7 @@ def test_a_second_ledger_is_said_by_the_officer_and_shown(home):
     digest = plans.load(home / "plan2").digest.hex()
     (line,) = json.loads(run("ledger", "show", home / "fresh.sqlite").output)
     assert line["second_ledger_of_plans"] == [digest] and line["spent_epsilon"] == 0.0
-    # It is in the chain: taken out, the ledger does not open any more.
+    # The entry is in the chain: if it is removed, the ledger cannot be opened.
     db = sqlite3.connect(home / "fresh.sqlite")
     db.execute("DELETE FROM writes WHERE kind = 'second ledger'")
     db.commit()
@@ -222,7 +222,7 @@ def test_a_report_that_was_sealed_must_be_in_the_ledger(home):
     ("factor", "holds"), [(1.0 - 1e-6, False), (1.0, True), (1.0 + 1e-6, True)]
 )
 def test_a_ceiling_is_a_ceiling_to_a_millionth(factor, holds, home):
-    """Of a charge, of a ceiling below what was spent, and of a plan that continues another."""
+    """Check a charge, a ceiling below the spent budget, and a plan that continues a plan."""
     cost = Charge("records", b"plan", 1, 0.03, 1e-8)
     exact = epsilon_of_charges([cost], 1e-6)
     ledger = Ledger(":memory:")
@@ -341,7 +341,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize("running", [False, True, "killed"])
 def test_looking_makes_and_changes_no_file(home, running):
-    """Of a party that was stopped, that runs, and that was killed with its log half written."""
+    """Check a stopped party, a running party, and a party killed while it wrote its log."""
     process = folders.opened(home / "silo0")
     entries = tuple(wire.Entry(i, bytes(32)) for i in (0, 1))
     body = wire.Broadcast(wire.packed(np.array([1.0, 2.0, 3.0, 0.5, 4.0])), entries, b"")

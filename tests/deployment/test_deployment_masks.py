@@ -1,4 +1,4 @@
-"""Secure sums under pairwise masks: no third party, and every silo in each release."""
+"""Tests of secure sums by pairwise masks, without a third party."""
 
 import re
 from functools import partial
@@ -53,7 +53,7 @@ def test_masks_are_those_of_one_release_of_one_plan_and_of_the_sessions():
     drawn = [masks_of(p, 0).at(k, 5, s).tobytes() for p, k, s in places]
     assert len(set(drawn)) == 8
     assert masks_of(plan, 0).at(2, 5, second).tobytes() == drawn[3]
-    # A pair's mask is of its own two sessions alone, and words of a shorter row are the first ones.
+    # The mask of a pair depends only on its two sessions; a shorter row has the first words.
     third = masks_of(plan, 1).at(1, 5, first) - masks_of(plan, 1).at(1, 5, second)
     assert third.tobytes() != bytes(40)
     assert masks_of(plan, 0).at(2, 9, second)[:5].tobytes() == drawn[3]
@@ -196,7 +196,7 @@ def reborn(made):
     heard = made.processes["hub"].party.sessions
     old = tuple(heard[1, i] for i in range(3))
     assert session != old[0]
-    # The old list is not this silo's; with one that is, it reports once more.
+    # The old list does not hold this silo's session. With a new list, the silo reports again.
     assert not say(wire.Sessions(old)) and not process.party.sealed
     say(wire.Sessions((session, *old[1:])))
     process.tick()
@@ -204,7 +204,7 @@ def reborn(made):
 
 
 class Reused(PairMasks):
-    """Masks of key and release alone."""
+    """A planted fault: masks that depend only on key and release."""
 
     def at(self, release, size, sessions):
         return super().at(release, size, (bytes(32),) * 3)
@@ -219,7 +219,7 @@ def test_a_silo_that_has_lost_everything_has_other_masks_for_a_second_report(mas
     plan, words = deployment.plan, []
     for data in (deployment.processes["hub"].party.reports[1, 0], reborn(deployment)):
         words.append(plan.wire.words(federation.opened_report(plan, data), "it"))
-    # Under one mask the difference is that of records and two shares of noise.
+    # With equal masks, the difference is the difference of the records plus two shares of noise.
     gap = np.abs((words[0] - words[1]).view(np.int64).astype(np.float64))
     assert (gap.max() > 2**57) == (masks is PairMasks)
 
@@ -313,7 +313,7 @@ def test_a_silo_that_is_put_back_recovers_the_same_report_under_the_same_masks()
 
 
 def test_a_silo_that_is_put_back_makes_no_second_row_under_a_mask():
-    """Its ledger is not put back; where its records are lost the federation may wait for ever."""
+    """The ledger is not restored. If records are lost, the plan may wait forever."""
     restores = 0
     for seed in range(200, 212):
         world = World(deployed(MASKS), seed, restore=0.5)
@@ -326,7 +326,7 @@ def test_a_silo_that_is_put_back_makes_no_second_row_under_a_mask():
 
 
 class Redrawn(SiloParty):
-    """Noise of the operating system under the same masks."""
+    """A planted fault: redrawn noise with the same masks."""
 
     def report(self, release):
         self._noise = SystemNoise()
@@ -334,14 +334,14 @@ class Redrawn(SiloParty):
 
 
 class Unmasked(SiloParty):
-    """A row without masks: the sum of all does not decode."""
+    """A planted fault: a report without masks, so that the sum does not decode."""
 
     def _secure_report(self, release, row):
         return self.encrypt_report(release, row)
 
 
 class Opener(Hub):
-    """Opens a release without the silos that are late."""
+    """A planted fault: a hub that opens a release without late silos."""
 
     def _open_next_set(self, release, now):
         came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
@@ -353,7 +353,7 @@ class Opener(Hub):
 
 FAULTS = {
     "redrawn noise": ({"kinds": {"silo": Redrawn}}, "invariant [12]"),
-    # A session that is forgotten is told a second time, before any report is.
+    # A lost session is sent a second time, before any report.
     "no fsync": ({"forget": True, "kill": 0.1}, "invariant [12]"),
     "charge after seal": ({"reverse": True}, "invariant 5"),
     "a set that is too small": ({"kinds": {"hub": Opener}}, "invariant 4"),

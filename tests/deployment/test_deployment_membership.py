@@ -1,8 +1,8 @@
-"""Who is in a leaf depends on that person and the calendar alone.
+"""Tests that the leaf of a person depends only on this person and on the calendar.
 
-One person is moved to each other period, removed or inserted, where far more people come than a
-batch has rounds. Strangers must stay where they are, and what leaves must cost no more than the
-certificate states.
+One person is moved to every different period, removed or inserted, while far more people come than
+a batch has rounds. All other persons must stay in their leaves, and the released sums must cost no
+more than the certificate states.
 """
 
 import math
@@ -54,7 +54,7 @@ def record(person):
 def worlds(extra):
     """Return who takes part in each period, without and with one more person."""
     people = [(k, PEOPLE * k + i) for k in range(1, PERIODS + 1) for i in range(PEOPLE)]
-    # The one person comes first in the period, where a count would displace most.
+    # The person comes first in the period: a limit on counts would displace the most people.
     return sorted([*people, *(((extra, 0),) if extra else ())])
 
 
@@ -120,7 +120,7 @@ def test_one_person_moves_nobody_else_between_releases(kind):
 
 
 def test_a_silo_stops_learning_where_its_sums_would_stop_being_exact():
-    """The last limit on a count: it is in the conditions of the certificate."""
+    """This is the only limit on a count; the certificate states it as a condition."""
     plan = federation.deployed(batches=1, batch=1, system={"batch_size": 1})
     assert plan.plan.room == kinds.ROOM and kinds.COUNTED in plan.certificate.conditions
     silo = silo_of(plan, "silo0", federation.secret("silo0"), Ledger(":memory:"))

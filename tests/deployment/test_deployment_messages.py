@@ -1,4 +1,4 @@
-"""Envelopes and plan files: what is refused at the door, and what one spelling means."""
+"""Tests of envelopes and plan files: which are refused, and that encodings are unique."""
 
 import math
 
@@ -82,7 +82,7 @@ def test_another_spelling_of_a_message_is_refused():
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_spoiled_bytes_are_refused_and_nothing_else_happens(data):
-    """Whatever bytes come: Refused or InputError, and the hub's state stays as it was."""
+    """Any bytes give Refused or InputError, and do not change the hub's state."""
     hub = Hub(PLAN, federation.secret("hub"))
     message = bytearray(report())
     for _ in range(data.draw(st.integers(1, 4))):
@@ -273,11 +273,11 @@ def test_a_plan_whose_choices_do_not_give_its_numbers_is_refused(fields, message
 
 
 def test_numbers_of_another_linear_algebra_are_executed_as_they_are_stored():
-    """Within the stated rounding; the certificate is derived from the executed numbers."""
+    """Numbers may differ by the stated rounding; the certificate is computed from them."""
     std, most = PLAN.document.numbers["noise_std.bias"], codec.ROUNDING
     for factor, accepted in ((1 + 0.99 * most, True), (1 + 1.01 * most, False)):
         data = resealed(PLAN.document, numbers=numbers(noise_std__bias=std * factor))
-        # Noise of another size is another account, whose epsilon the same numbers must state.
+        # Different noise has a different account, and the certificate must state its epsilon.
         with pytest.raises(InputError, match="certified" if accepted else "noise_std.bias"):
             plans.load(data)
     radius = PLAN.document.numbers["radius.base"] * (1 + 0.99 * most)
@@ -290,7 +290,7 @@ def test_numbers_of_another_linear_algebra_are_executed_as_they_are_stored():
 
 
 def test_no_sentence_is_stored():
-    """Whoever compiles a plan writes no text but names, units and codes."""
+    """The only free texts of a plan are names, units and codes."""
     texts = {"tests", "silo0", "silo1", "silo2", "hub", "x0", "x1", PLAN.document.algorithm}
     texts |= {v for v in PLAN.document.keys.values() if isinstance(v, str)}
     collected, left = set(), [msgspec.msgpack.decode(plans.spelled(PLAN.document))]
@@ -299,7 +299,7 @@ def test_no_sentence_is_stored():
         if isinstance(value, str):
             collected.add(value)
         elif isinstance(value, list | dict):
-            # Keys of tables are names of ours.
+            # Keys of tables are fixed names.
             left += value.values() if isinstance(value, dict) else value
     assert collected - texts <= {""}
 

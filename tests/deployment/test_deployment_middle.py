@@ -1,4 +1,4 @@
-"""TLS that must fail, and a man in the middle whose certificate is accepted all the same."""
+"""Tests of TLS connections that must fail, and of a man in the middle with a valid certificate."""
 
 import random
 import re
@@ -32,7 +32,7 @@ def made_files(folder, **keys):
 
 
 def test_certificates_that_are_not_the_hubs_are_refused(tmp_path):
-    """Expired, not valid yet, of another authority, for another address: nothing is sent."""
+    """Nothing is sent if the certificate is expired, not yet valid, of another issuer or host."""
     deployment = federation.Federation(federation.deployed())
     ours = made_files(tmp_path / "ours")
     wrong = {
@@ -58,7 +58,7 @@ def test_certificates_that_are_not_the_hubs_are_refused(tmp_path):
 
 
 class Middle:
-    """Ends TLS with a certificate that silos accept, and does what it likes with what it reads."""
+    """A man in the middle with a certificate that silos accept; it changes and drops messages."""
 
     WAYS = ("through", "flip", "flip answer", "drop", "drop answer", "late", "repeat", "swap",
             "swap answer", "old answer", "nothing", "junk")  # fmt: skip
@@ -132,7 +132,7 @@ class Middle:
                 return status, self.flipped(body)
             return 200, msgspec.msgpack.encode([self.flipped(each) for each in inside])
         if way in ("swap answer", "old answer"):
-            # Another silo's answer, or one of before; 200 makes an error look like an answer.
+            # Send the answer to a different silo or an earlier one; 200 makes an error look valid.
             return 200, self.random.choice(self.answers)
         if way == "drop answer":
             return 504, b""
@@ -147,7 +147,7 @@ class Middle:
 )
 def test_a_man_in_the_middle_changes_nothing_and_nothing_is_lost(protocol, tmp_path):
     plan = federation.deployed(protocol)
-    deployment, calm = federation.Federation(plan), federation.Federation(plan)
+    deployment, undisturbed = federation.Federation(plan), federation.Federation(plan)
     hub, sent = deployment.processes["hub"], set()
     files = certificates(tmp_path)
     with (
@@ -156,15 +156,15 @@ def test_a_man_in_the_middle_changes_nothing_and_nothing_is_lost(protocol, tmp_p
     ):
         others = [process for name, process in deployment.processes.items() if name != "hub"]
         dialers = [Dialer(process, middle.url, files[0]) for process in others]
-        calm.settle()
+        undisturbed.settle()
         for close in plan.document.calendar.closes[:2]:
-            for each in (deployment, calm):
+            for each in (deployment, undisturbed):
                 each.now = close - 1.0
                 for name in plan.silos:
                     silo = each.processes[name]
                     silo.reward(silo.decide(ROWS).id, 0.5)
                 each.now += 1.0
-            calm.settle()
+            undisturbed.settle()
             middle.calm = False
             for _ in range(9):
                 for dialer in dialers:
@@ -174,15 +174,18 @@ def test_a_man_in_the_middle_changes_nothing_and_nothing_is_lost(protocol, tmp_p
                 for dialer in dialers:
                     dialer.round()
         sent |= set(middle.sent)
-    # Whatever the hub keeps is what a party sent, or the hub made.
+    # The hub stores only messages that parties sent or that it made.
     party = hub.party
     assert {*party.reports.values(), *party.answers.values()} <= sent
-    wanted = calm.processes["hub"].party
+    wanted = undisturbed.processes["hub"].party
     assert party.broadcasts == wanted.broadcasts and party.reports == wanted.reports
     assert party.broadcasts.keys() == {1, 2} and not party.alarms
     for name in plan.silos:
         silo_party = deployment.processes[name].party
         assert not silo_party.alarms and not silo_party.lost and not silo_party.stopped
         assert silo_party.model.release == 2
-        assert silo_party.model.theta.tolist() == calm.processes[name].party.model.theta.tolist()
+        assert (
+            silo_party.model.theta.tolist()
+            == undisturbed.processes[name].party.model.theta.tolist()
+        )
     assert min(middle.did[way] for way in Middle.WAYS) > 2

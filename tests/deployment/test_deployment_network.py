@@ -93,26 +93,26 @@ def certificates(folder, address="127.0.0.1", days=(-1, 1)):
         names = [
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, issuer)
         ]
-        found = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1])
-        found = found.public_key(key.public_key()).serial_number(x509.random_serial_number())
-        found = found.not_valid_before(now + (days[0] - ca) * day)
-        found = found.not_valid_after(now + (days[1] + 2 * ca) * day)
-        found = found.add_extension(x509.BasicConstraints(ca, None), True)
-        # Python 3.13 and later ask for these.
-        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        builder = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1])
+        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now + (days[0] - ca) * day)
+        builder = builder.not_valid_after(now + (days[1] + 2 * ca) * day)
+        builder = builder.add_extension(x509.BasicConstraints(ca, None), True)
+        # Python 3.13 and later require these extensions.
+        key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         theirs = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        found = found.add_extension(own, False).add_extension(theirs, False)
+        builder = builder.add_extension(key_identifier, False).add_extension(theirs, False)
         usage = dict.fromkeys(
             ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
              "encipher_only", "decipher_only"), False,
         )  # fmt: skip
-        found = found.add_extension(
+        builder = builder.add_extension(
             x509.KeyUsage(digital_signature=True, key_cert_sign=ca, crl_sign=ca, **usage), True
         )
         if not ca:
             local = x509.IPAddress(ipaddress.ip_address(address))
-            found = found.add_extension(x509.SubjectAlternativeName([local]), False)
-        return found.sign(signer, hashes.SHA256()).public_bytes(pem)
+            builder = builder.add_extension(x509.SubjectAlternativeName([local]), False)
+        return builder.sign(signer, hashes.SHA256()).public_bytes(pem)
 
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in "ab")
     (folder / "ca.pem").write_bytes(made("ca", "ca", authority, authority, True))
@@ -154,49 +154,49 @@ class Listening:
 def test_a_federation_over_tls_comes_to_the_model_of_one_in_memory(protocol, tmp_path):
     ca, cert, key = certificates(tmp_path)
     plan = federation.deployed(protocol)
-    made, calm = federation.Federation(plan), federation.Federation(plan)
-    hub = made.processes["hub"]
+    deployment, undisturbed = federation.Federation(plan), federation.Federation(plan)
+    hub = deployment.processes["hub"]
     with Listening(hub, ssl_certfile=cert, ssl_keyfile=key) as listening:
         url = f"https://127.0.0.1:{listening.port}"
-        others = [p for name, p in made.processes.items() if name != "hub"]
+        others = [p for name, p in deployment.processes.items() if name != "hub"]
         dialers = [Dialer(process, url, ca) for process in others]
         stranger = Dialer(others[0], url)
         assert "cannot be reached" in stranger.round()
         for _ in range(2):
             assert not any([dialer.round() for dialer in dialers])
-        calm.settle()
+        undisturbed.settle()
         for close in plan.document.calendar.closes[:2]:
-            for each in (made, calm):
+            for each in (deployment, undisturbed):
                 each.now = close - 1.0
                 for name in plan.silos:
                     silo = each.processes[name]
                     silo.reward(silo.decide(ROWS).id, 0.5)
                 each.now += 1.0
-            calm.settle()
+            undisturbed.settle()
             for _ in range(4):
                 assert not any([dialer.round() for dialer in dialers])
     for name in plan.silos:
-        found, wanted = (each.processes[name].party.model for each in (made, calm))
-        assert found.release == wanted.release == 2
-        assert found.theta.tolist() == wanted.theta.tolist()
+        models, wanted = (each.processes[name].party.model for each in (deployment, undisturbed))
+        assert models.release == wanted.release == 2
+        assert models.theta.tolist() == wanted.theta.tolist()
 
 
 def test_addresses_without_tls_are_of_this_machine_alone():
     plan = federation.deployed()
-    made = federation.Federation(plan)
+    deployment = federation.Federation(plan)
     with pytest.raises(InputError, match="https://"):
-        Dialer(made.processes["silo0"], "http://hub.example.org")
+        Dialer(deployment.processes["silo0"], "http://hub.example.org")
     with pytest.raises(InputError, match="needs a certificate"):
-        serve(made.processes["hub"], "0.0.0.0", 8443)
+        serve(deployment.processes["hub"], "0.0.0.0", 8443)
     with pytest.raises(InputError, match="not the hub"):
-        serve(made.processes["silo0"], "127.0.0.1", 8443)
-    trouble = Dialer(made.processes["silo0"], "http://127.0.0.1:9").round()
+        serve(deployment.processes["silo0"], "127.0.0.1", 8443)
+    trouble = Dialer(deployment.processes["silo0"], "http://127.0.0.1:9").round()
     assert "cannot be reached" in trouble
 
 
 def test_an_application_talks_through_a_socket_of_its_own(tmp_path):
-    made = federation.Federation(federation.deployed())
-    silo, path = made.processes["silo0"], tmp_path / "silo.sock"
+    deployment = federation.Federation(federation.deployed())
+    silo, path = deployment.processes["silo0"], tmp_path / "silo.sock"
     path.write_text("left behind")
     with Application(silo, path) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
@@ -261,22 +261,22 @@ def test_a_client_says_what_it_cannot_send_or_reach(tmp_path):
 @pytest.mark.parametrize("files", [("no", None), ("no", "no")])
 def test_certificates_that_are_none(files, tmp_path):
     pytest.importorskip("uvicorn")
-    made, path = federation.Federation(federation.deployed()), tmp_path / "no"
+    deployment, path = federation.Federation(federation.deployed()), tmp_path / "no"
     path.write_text("no certificate")
     cert, key = (str(tmp_path / file) if file else None for file in files)
     with pytest.raises(InputError, match="must be PEM files of a certificate"):
-        serve(made.processes["hub"], "0.0.0.0", 8443, cert, key)
+        serve(deployment.processes["hub"], "0.0.0.0", 8443, cert, key)
     with pytest.raises(InputError, match="must be PEM files of a certificate"):
-        Dialer(made.processes["silo0"], "https://127.0.0.1:9", cert)
+        Dialer(deployment.processes["silo0"], "https://127.0.0.1:9", cert)
 
 
 def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
-    """SQLite's own error of a full disk, by its limit of pages: the silo says it, and goes on."""
-    made = federation.Federation(federation.deployed())
-    made.settle()
-    old, hub = made.processes["silo0"], made.processes["hub"]
+    """SQLite reports a full disk because of a page limit: the silo reports it and continues."""
+    deployment = federation.Federation(federation.deployed())
+    deployment.settle()
+    old, hub = deployment.processes["silo0"], deployment.processes["hub"]
     store = SqliteStore(str(tmp_path / "state.sqlite"))
-    silo = SiloProcess(old.party, store, old.ledger, lambda: made.now)
+    silo = SiloProcess(old.party, store, old.ledger, lambda: deployment.now)
     dialer, said, stop = Dialer(silo, "http://127.0.0.1:9"), [], threading.Event()
     dialer._post = lambda data: [m.data for m in hub.handle(data)[1] if m.to == "silo0"]
 
@@ -290,7 +290,7 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
         with pytest.raises(OSError, match="nothing was kept: database or disk is full"):
             for _ in range(100):
                 client.call("decide", actions=ROWS, subject="x" * 100)
-        made.now = made.plan.document.calendar.closes[0] + 0.0
+        deployment.now = deployment.plan.document.calendar.closes[0] + 0.0
 
         def hears(text):
             said.append(text)
@@ -359,10 +359,10 @@ def test_a_dialer_says_when_the_hub_is_back():
     dialer.process = None
 
     def one():
-        found = trouble.pop(0)
+        failure = trouble.pop(0)
         if not trouble:
             stop.set()
-        return found
+        return failure
 
     dialer.round = one
     dialer.run(stop, 0.0, said.append)
@@ -375,15 +375,15 @@ def test_a_dialer_says_when_the_hub_is_back():
 def test_commands_plan_join_and_show(tmp_path):
     run = CliRunner().invoke
     spec, plan = toml(tmp_path), str(tmp_path / "plan")
-    found = run(cli, ["deploy", "new", spec, plan])
-    assert found.exit_code == 0 and "proven" in found.output
-    assert load(plan).digest.hex() in found.output
+    result = run(cli, ["deploy", "new", spec, plan])
+    assert result.exit_code == 0 and "proven" in result.output
+    assert load(plan).digest.hex() in result.output
     with pytest.raises(InputError, match="never replaced"):
         run(cli, ["deploy", "new", spec, plan], catch_exceptions=False, standalone_mode=False)
-    found = run(
+    result = run(
         cli, ["deploy", "join", str(tmp_path / "a"), plan, "--epsilon", "1", "--delta", "1e-6"]
     )
-    assert found.exit_code == 0 and found.output.startswith("a agrees to plan")
+    assert result.exit_code == 0 and result.output.startswith("a agrees to plan")
     assert load(tmp_path / "a" / "plan").signatures.keys() == {"a"}
     with pytest.raises(InputError, match="needs a ceiling"):
         run(
@@ -402,10 +402,10 @@ def test_commands_plan_join_and_show(tmp_path):
             "ledger": folders.remembered(tmp_path / "a").identity.hex(),
         }
     ]
-    found = run(cli, ["ledger", "verify", str(tmp_path / "a")])
-    assert found.exit_code == 0 and found.output.startswith("a: no state yet")
-    made = run(cli, ["deploy", "keys", str(tmp_path / "d")])
-    assert made.exit_code == 0 and made.output.startswith('sign = "')
+    result = run(cli, ["ledger", "verify", str(tmp_path / "a")])
+    assert result.exit_code == 0 and result.output.startswith("a: no state yet")
+    keys_result = run(cli, ["deploy", "keys", str(tmp_path / "d")])
+    assert keys_result.exit_code == 0 and keys_result.output.startswith('sign = "')
     with pytest.raises(InputError, match="no party"):
         run(
             cli, ["deploy", "join", str(tmp_path / "d"), plan],
@@ -416,7 +416,7 @@ def test_commands_plan_join_and_show(tmp_path):
 
 
 def test_a_ceiling_is_set_before_anything_is_printed(tmp_path, monkeypatch):
-    """Whoever pipes the output to `head -1` closes it early."""
+    """The ceiling is stored even if the output is closed early, as by `head -1`."""
     spec, plan = toml(tmp_path), tmp_path / "plan"
     compile_plan(Path(spec).read_text()).save(plan)
 
@@ -425,8 +425,8 @@ def test_a_ceiling_is_set_before_anything_is_printed(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fastfed.cli.deploy.click.echo", closed)
     ceiling = ["--epsilon", "1", "--delta", "1e-6"]
-    found = CliRunner().invoke(cli, ["deploy", "join", str(tmp_path / "a"), str(plan), *ceiling])
-    assert found.exit_code == 1
+    result = CliRunner().invoke(cli, ["deploy", "join", str(tmp_path / "a"), str(plan), *ceiling])
+    assert result.exit_code == 1
     ledger = Ledger(str(tmp_path / "a" / folders.LEDGER))
     assert ledger.ceiling("records") == (1.0, 1e-6)
 
@@ -438,9 +438,11 @@ def test_the_spec_of_the_page_compiles():
     assert [silo["name"] for silo in spec["silos"]] == ["north"]
     spec["silos"] = federation.spec()["silos"]
     spec["hub"] = federation.spec()["hub"]
-    found = compile_plan(spec)
-    assert found.plan.releases == 20 and found.certificate.status == "proven"
-    assert found.document.calendar.closes[0] - found.document.calendar.start == 7 * 86400
+    loaded_plan = compile_plan(spec)
+    assert loaded_plan.plan.releases == 20 and loaded_plan.certificate.status == "proven"
+    assert (
+        loaded_plan.document.calendar.closes[0] - loaded_plan.document.calendar.start == 7 * 86400
+    )
 
 
 CHILD = """
@@ -455,7 +457,7 @@ while True:
 
 
 def test_what_was_answered_survives_kill_9(tmp_path):
-    """A process that decides and learns as fast as it can, killed three times."""
+    """Kill a process three times while it makes decisions as fast as it can."""
     spec, plan = toml(tmp_path), tmp_path / "plan"
     compile_plan(Path(spec).read_text()).save(plan)
     folders.countersign(tmp_path / "a", plan)
@@ -487,17 +489,17 @@ def test_hub_and_silo_run_as_commands(tmp_path):
     )
     try:
         client, until = Client(tmp_path / "a" / "silo.sock"), time.time() + 60
-        made = insist(lambda: client.call("decide", actions=ROWS), until)
+        decision = insist(lambda: client.call("decide", actions=ROWS), until)
         # The calendar begins in years: nothing is learned yet.
-        assert made["learns"] is False and made["model"] == 0
+        assert decision["learns"] is False and decision["model"] == 0
         while time.time() < until:
-            found = CliRunner().invoke(cli, ["deploy", "status", url])
-            if found.exit_code == 0 and json.loads(found.output)["joined"]:
+            result = CliRunner().invoke(cli, ["deploy", "status", url])
+            if result.exit_code == 0 and json.loads(result.output)["joined"]:
                 break
             time.sleep(0.1)
-        assert json.loads(found.output)["joined"] == ["a"]
-        found = CliRunner().invoke(cli, ["ledger", "verify", str(tmp_path / "a")])
-        assert found.exit_code == 0 and "chain and sums as they should be" in found.output
+        assert json.loads(result.output)["joined"] == ["a"]
+        result = CliRunner().invoke(cli, ["ledger", "verify", str(tmp_path / "a")])
+        assert result.exit_code == 0 and "chain and sums as they should be" in result.output
         silo.terminate()
         assert silo.wait(20) == 0
     finally:
@@ -513,15 +515,17 @@ def test_help_does_not_load_what_deployments_need():
         "try: cli(['deploy', '--help'])\nexcept SystemExit: pass\n"
         "print([m for m in ('scipy', 'cryptography', 'uvicorn') if m in sys.modules])"
     )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert made.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow
 def test_the_demonstration_ends_with_the_model_of_a_calm_run(tmp_path):
-    """Processes that are killed: SIGKILL of silos and hub, in the middle of what they do."""
+    """The demonstration kills silos and hub at arbitrary moments."""
     from fastfed.deployment import demo
 
-    found = demo.run(tmp_path, lambda text: None)
-    assert found["same"] and found["kills"] == 3 * demo.RELEASES + 1  # and a backup is put back
-    assert found["released"] == demo.RELEASES and found["decisions"] == 36
+    report = demo.run(tmp_path, lambda text: None)
+    assert report["same"] and report["kills"] == 3 * demo.RELEASES + 1  # and a backup is put back
+    assert report["released"] == demo.RELEASES and report["decisions"] == 36

@@ -48,18 +48,18 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def played(releases=1):
-    made = federation.Federation(federation.deployed())
-    made.settle()
-    for close in made.plan.document.calendar.closes[:releases]:
-        made.now = close - 1.0
-        for name in made.plan.silos:
-            silo = made.processes[name]
+    deployment = federation.Federation(federation.deployed())
+    deployment.settle()
+    for close in deployment.plan.document.calendar.closes[:releases]:
+        deployment.now = close - 1.0
+        for name in deployment.plan.silos:
+            silo = deployment.processes[name]
             silo.reward(silo.decide(ROWS).id, 1.5)
             silo.reward(silo.decide([[1.0, 1.0]]).id, 0.5)
             silo.decide(ROWS)
-        made.now += 1.0
-        made.settle()
-    return made
+        deployment.now += 1.0
+        deployment.settle()
+    return deployment
 
 
 # ---- metrics -------------------------------------------------------------------------------------
@@ -67,38 +67,38 @@ def played(releases=1):
 
 def read(text):
     """Return names and values of Prometheus text, whose every line is one of three kinds."""
-    found = {}
+    metrics = {}
     for line in text.splitlines():
         match = re.fullmatch(r"([a-z_]+) ([0-9.e+-]+)", line)
         assert match or re.fullmatch(r"# (HELP|TYPE) [a-z_]+ .+", line), line
         if match:
-            found[match[1]] = float(match[2])
-    return found
+            metrics[match[1]] = float(match[2])
+    return metrics
 
 
 def test_a_silo_counts_what_it_does_and_says_what_is_left():
-    made = played()
-    silo = made.processes["silo0"]
-    found = read(prometheus("silo", silo_numbers(silo)))
-    spent = made.ledgers["silo0"].epsilon("records")
+    deployment = played()
+    silo = deployment.processes["silo0"]
+    metrics = read(prometheus("silo", silo_numbers(silo)))
+    spent = deployment.ledgers["silo0"].epsilon("records")
     wanted = {
         "released": 1, "releases_total": 4, "releases_waited_for": 0, "reports_sealed": 1,
         "decisions": 3, "open_decisions": 1, "clipped_rewards": 1, "clipped_features": 1,
         "stopped": 0, "reports_lost": 0, "epsilon_ceiling": 1.0,
     }  # fmt: skip
     for name, value in wanted.items():
-        assert found[f"fastfed_silo_{name}"] == value, name
-    assert found["fastfed_silo_epsilon_spent"] == pytest.approx(spent)
-    assert found["fastfed_silo_epsilon_left"] == pytest.approx(1.0 - spent) and 0.3 < spent < 1
+        assert metrics[f"fastfed_silo_{name}"] == value, name
+    assert metrics["fastfed_silo_epsilon_spent"] == pytest.approx(spent)
+    assert metrics["fastfed_silo_epsilon_left"] == pytest.approx(1.0 - spent) and 0.3 < spent < 1
     # A silo that has sealed and waits for the others.
-    away = [made.processes.pop(name) for name in ("silo1", "silo2")]
-    made.now = made.plan.document.calendar.closes[1] + 0.0
-    made.settle()
+    away = [deployment.processes.pop(name) for name in ("silo1", "silo2")]
+    deployment.now = deployment.plan.document.calendar.closes[1] + 0.0
+    deployment.settle()
     assert silo_numbers(silo)["releases_waited_for"] == 1 and len(away) == 2
-    hub = hub_numbers(made.processes["hub"].party, made.now)
+    hub = hub_numbers(deployment.processes["hub"].party, deployment.now)
     assert (hub["silos_waited_for"], hub["released"], hub["alarms"]) == (2, 1, 0)
     # Before a release closes nobody is late.
-    early = hub_numbers(made.processes["hub"].party, made.now - 1.0)
+    early = hub_numbers(deployment.processes["hub"].party, deployment.now - 1.0)
     assert early["silos_waited_for"] == 0
     silo.leave()
     assert silo_numbers(silo)["stopped"] == 1
@@ -106,20 +106,20 @@ def test_a_silo_counts_what_it_does_and_says_what_is_left():
 
 
 def test_a_restarted_silo_counts_the_same():
-    made = played()
-    before = silo_numbers(made.processes["silo0"])
+    deployment = played()
+    before = silo_numbers(deployment.processes["silo0"])
     from fastfed.deployment.process import SiloProcess
     from fastfed.deployment.silo import SiloParty
 
-    old = made.processes["silo0"]
-    party = SiloParty(made.plan, "silo0", federation.secret("silo0"), old.ledger)
-    again = SiloProcess(party, old.store, old.ledger, lambda: made.now)
+    old = deployment.processes["silo0"]
+    party = SiloParty(deployment.plan, "silo0", federation.secret("silo0"), old.ledger)
+    again = SiloProcess(party, old.store, old.ledger, lambda: deployment.now)
     assert silo_numbers(again) == before
 
 
 def test_metrics_are_served_to_this_machine_alone():
-    made = played()
-    server = Metrics(made.processes["silo0"], 0)
+    deployment = played()
+    server = Metrics(deployment.processes["silo0"], 0)
     server.start()
     assert server.server_address[0] == "127.0.0.1"
 
@@ -132,15 +132,15 @@ def test_metrics_are_served_to_this_machine_alone():
     status, text = got()
     assert status == 200 and read(text)["fastfed_silo_released"] == 1
     assert got("/status")[0] == got("/")[0] == 404
-    # A page in a browser that has another name point to this machine.
+    # DNS rebinding: a web page whose host name points to this machine.
     assert got(host="evil.example.org")[0] == 404
     assert got(method="POST")[0] == 405
     server.shutdown()
     server.server_close()
     with pytest.raises(InputError, match="those of a silo"):
-        Metrics(made.processes["hub"], 0)
+        Metrics(deployment.processes["hub"], 0)
     with pytest.raises(InputError, match="port"):
-        Metrics(made.processes["silo0"], 70000)
+        Metrics(deployment.processes["silo0"], 70000)
 
 
 # ---- logs ----------------------------------------------------------------------------------------
@@ -151,15 +151,15 @@ def lines(stream):
 
 
 def test_a_log_says_what_happened_and_no_values():
-    made, stream = played(0), io.StringIO()
-    silo = made.processes["silo0"]
+    deployment, stream = played(0), io.StringIO()
+    silo = deployment.processes["silo0"]
     log = JsonLog(stream, "silo0", lambda: 1000.0)
     log.look(silo)
     assert lines(stream) == []
-    made.now = made.plan.document.calendar.closes[0] - 1.0
+    deployment.now = deployment.plan.document.calendar.closes[0] - 1.0
     silo.reward(silo.decide([[0.1234, 0.5678]]).id, 0.8765)
-    made.now += 1.0
-    made.settle()
+    deployment.now += 1.0
+    deployment.settle()
     for _ in range(2):
         log.look(silo)
     log("the hub answered 400: report 2 of north has entry 3 beyond what 213 allows: -1042.5e3")
@@ -168,12 +168,12 @@ def test_a_log_says_what_happened_and_no_values():
     log("release 3 is more than the ceiling of the budget allows")
     silo.leave()
     log.look(silo)
-    found = lines(stream)
-    assert [line["event"] for line in found] == [
+    log_lines = lines(stream)
+    assert [line["event"] for line in log_lines] == [
         "sealed", "released", "refused", "unreachable", "reached", "problem", "stopped",
     ]  # fmt: skip
-    assert {line["time"] for line in found} == {"1970-01-01T00:16:40Z"}
-    assert {line["party"] for line in found} == {"silo0"} and found[0]["value"] == 1
+    assert {line["time"] for line in log_lines} == {"1970-01-01T00:16:40Z"}
+    assert {line["party"] for line in log_lines} == {"silo0"} and log_lines[0]["value"] == 1
     text = stream.getvalue()
     for number in ("1042", "213", "0.1234", "0.5678", "0.8765", "8765"):
         assert number not in text
@@ -188,9 +188,9 @@ def test_numbers_of_any_kind_are_masked(value):
 def test_the_hub_logs_what_it_refuses_and_of_an_exception_the_type_alone():
     import asyncio
 
-    made, stream = played(), io.StringIO()
+    deployment, stream = played(), io.StringIO()
     log = JsonLog(stream, "hub")
-    app = HubApp(made.processes["hub"], log)
+    app = HubApp(deployment.processes["hub"], log)
     sent = []
 
     async def receive():
@@ -206,10 +206,10 @@ def test_the_hub_logs_what_it_refuses_and_of_an_exception_the_type_alone():
         raise ValueError("patient 4711")
     except ValueError:
         logger.exception("failed with 4711")
-    found = lines(stream)
-    assert found[0]["event"] == "message" and found[0]["status"] == 400
-    assert {"event": "released", "value": 1}.items() <= found[1].items()
-    assert found[-1]["exception"] == "ValueError" and "4711" not in stream.getvalue()
+    log_lines = lines(stream)
+    assert log_lines[0]["event"] == "message" and log_lines[0]["status"] == 400
+    assert {"event": "released", "value": 1}.items() <= log_lines[1].items()
+    assert log_lines[-1]["exception"] == "ValueError" and "4711" not in stream.getvalue()
 
 
 # ---- TLS -----------------------------------------------------------------------------------------
@@ -230,25 +230,25 @@ class Authority:
         subject, issuer = (
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, self.name)
         )
-        made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer)
-        made = made.public_key(key.public_key()).serial_number(x509.random_serial_number())
-        made = made.not_valid_before(now + start * DAY).not_valid_after(now + end * DAY)
-        made = made.add_extension(x509.BasicConstraints(ca, None), True)
-        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        made = made.add_extension(own, False)
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer)
+        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now + start * DAY).not_valid_after(now + end * DAY)
+        builder = builder.add_extension(x509.BasicConstraints(ca, None), True)
+        key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        builder = builder.add_extension(key_identifier, False)
         theirs = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        made = made.add_extension(theirs, False)
+        builder = builder.add_extension(theirs, False)
         usage = dict.fromkeys(
             ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
              "encipher_only", "decipher_only"), False,
         )  # fmt: skip
-        made = made.add_extension(
+        builder = builder.add_extension(
             x509.KeyUsage(digital_signature=True, key_cert_sign=ca, crl_sign=ca, **usage), True
         )
         if not ca:
             local = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            made = made.add_extension(x509.SubjectAlternativeName([local]), False)
-        return made.sign(self.key, hashes.SHA256())
+            builder = builder.add_extension(x509.SubjectAlternativeName([local]), False)
+        return builder.sign(self.key, hashes.SHA256())
 
     def _written(self, name, certificate):
         path = self.folder / f"{self.name}-{name}.pem"
@@ -282,8 +282,8 @@ class Running(Listening):
 
 def test_the_hub_serves_who_has_a_valid_certificate_of_the_consortium_and_nobody_else(authorities):
     ours, theirs = authorities
-    made = federation.Federation(federation.deployed())
-    hub, silo = made.processes["hub"], made.processes["silo0"]
+    deployment = federation.Federation(federation.deployed())
+    hub, silo = deployment.processes["hub"], deployment.processes["silo0"]
     good = ours.pair("silo0")
     with Running(hub, *ours.pair("hub"), ours.file) as running:
         for refused in (
@@ -297,39 +297,39 @@ def test_the_hub_serves_who_has_a_valid_certificate_of_the_consortium_and_nobody
             assert not hub.party.joined
         assert Dialer(silo, running.url, ours.file, *good).round() == ""
         assert hub.party.joined == {"silo0"}
-        # Status and metrics ask for one, too.
+        # Status and metrics require a client certificate, too.
         run = CliRunner().invoke
         command = ["deploy", "status", running.url, "--ca", ours.file]
         assert run(cli, command).exit_code == 1
-        found = run(cli, [*command, "--cert", good[0], "--key", good[1]])
-        assert json.loads(found.output)["joined"] == ["silo0"]
-        # Under mutual TLS, too, a silo accepts a hub of its own authority alone.
-        other = made.processes["silo1"]
+        result = run(cli, [*command, "--cert", good[0], "--key", good[1]])
+        assert json.loads(result.output)["joined"] == ["silo0"]
+        # With mutual TLS, a silo still accepts only a hub certified by the silo's authority.
+        other = deployment.processes["silo1"]
         assert "cannot be reached" in Dialer(other, running.url, theirs.file, *good).round()
 
 
 @pytest.mark.parametrize("hub", ["late", "early", "foreign", "another name"])
 def test_a_silo_refuses_a_hub_whose_certificate_is_not_as_it_should_be(hub, authorities):
     ours, theirs = authorities
-    made = federation.Federation(federation.deployed())
+    deployment = federation.Federation(federation.deployed())
     pair = {
         "late": lambda: ours.pair("hub", -3, -2),
         "early": lambda: ours.pair("hub", 2, 3),
         "foreign": lambda: theirs.pair("hub"),
         "another name": lambda: ours.pair("hub"),
     }[hub]()
-    with Running(made.processes["hub"], *pair) as running:
+    with Running(deployment.processes["hub"], *pair) as running:
         name = "localhost" if hub == "another name" else "127.0.0.1"
         url = f"https://{name}:{running.port}"
-        trouble = Dialer(made.processes["silo0"], url, ours.file).round()
+        trouble = Dialer(deployment.processes["silo0"], url, ours.file).round()
         assert "CERTIFICATE_VERIFY_FAILED" in trouble
-        assert not made.processes["hub"].party.joined
+        assert not deployment.processes["hub"].party.joined
 
 
 def test_mutual_tls_needs_tls():
-    made = federation.Federation(federation.deployed())
+    deployment = federation.Federation(federation.deployed())
     with pytest.raises(InputError, match="client_ca needs a certificate"):
-        serve(made.processes["hub"], "127.0.0.1", 8443, client_ca="ca.pem")
+        serve(deployment.processes["hub"], "127.0.0.1", 8443, client_ca="ca.pem")
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -363,8 +363,8 @@ def test_processes_log_lines_of_json_and_serve_metrics(tmp_path):
             each.terminate()
         said = [each.communicate()[1] for each in running]
     assert numbers["fastfed_silo_released"] == 4 and numbers["fastfed_silo_epsilon_spent"] > 0.9
-    found = [[json.loads(line) for line in each.splitlines()] for each in said]
-    assert {"sealed", "released"} <= {line["event"] for line in found[0]}
-    assert {"released"} <= {line["event"] for line in found[1]}
-    assert {line["party"] for line in found[0]} == {"silo0"}
+    log_lines = [[json.loads(line) for line in each.splitlines()] for each in said]
+    assert {"sealed", "released"} <= {line["event"] for line in log_lines[0]}
+    assert {"released"} <= {line["event"] for line in log_lines[1]}
+    assert {line["party"] for line in log_lines[0]} == {"silo0"}
     assert np.isfinite(list(numbers.values())).all()

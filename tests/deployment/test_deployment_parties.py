@@ -77,7 +77,7 @@ def test_a_record_never_enters_a_leaf_that_is_closed_even_if_the_clock_goes_back
 
 
 def test_a_charged_leaf_is_closed_though_its_report_is_not_sealed_yet():
-    """A silo is killed between charge and seal, and its clock goes back before it is again up."""
+    """A silo is killed between charge and seal, and its clock goes back before it restarts."""
     deployment = running()
     silo = deployment.processes["silo0"]
     deployment.now = 1050.0
@@ -110,7 +110,7 @@ def test_rewards_after_the_deadline_and_after_the_end_enter_no_leaf():
 
 
 def test_everybody_within_the_calendar_is_learned_from():
-    """Also more people than a batch has rounds: a count would let one displace another."""
+    """More people come than a batch has rounds; a limit would let one person displace another."""
     deployment = running()
     silo = deployment.processes["silo0"]
     for now, learns in ((990.0, False), (1010.0, True), (1110.0, True), (1400.0, False)):
@@ -192,7 +192,7 @@ def test_a_silo_seals_nothing_beyond_its_ceiling_and_goes_on_when_it_is_raised()
         deployment.settle()
     # A node costs .55 of epsilon here: the second one is too much, and so is all that follows.
     assert list(silo.party.sealed) == [1]
-    # It only asks what the hub has, so that it hears of models and sends again what was lost.
+    # The silo still polls the hub, to receive models and to resend lost reports.
     assert [deployment.plan.wire.read(m.data).kind for m in silo.tick()] == ["join"]
     assert "more than the ceiling" in silo.problem
     tight.set_ceiling("records", 1.0, 1e-6)
@@ -379,18 +379,18 @@ def test_one_recovery_gives_up_the_reports_that_the_hub_has_and_those_that_the_l
 
 
 def test_a_silo_that_is_put_back_to_one_backup_twice_pays_for_each_time_that_reports_have_left():
-    """A reward that is told again after each restore enters a leaf each time: three in all."""
+    """A reward is reported again after each restore, and enters a leaf each time: three in all."""
     deployment = running()
     deployment.ledgers["silo0"].set_ceiling("records", 9.0, 1e-6)
     deployment.now = deployment.plan.document.calendar.closes[0] - 10.0
     decision = deployment.processes["silo0"].decide(ROWS).id
     backup = list(deployment.processes["silo0"].store.writes())
-    told = []
+    messages = []
     for release, reward in ((1, 0.5), (2, 0.6), (3, 0.7)):
         silo = deployment.processes["silo0"]
         deployment.now = deployment.plan.document.calendar.closes[release - 1] - 1.0
         silo.reward(decision, reward)
-        told.append(leaves(silo))
+        messages.append(leaves(silo))
         deployment.now += 1.0
         deployment.settle()
         assert release in silo.party.sealed
@@ -400,12 +400,12 @@ def test_a_silo_that_is_put_back_to_one_backup_twice_pays_for_each_time_that_rep
             assert sorted(silo.party.lost) == list(range(1, release + 1))
             silo.recover()
             deployment.settle()
-            # Recovered again without a report since: nothing is paid for again.
+            # A second recovery without a report in between: nothing is charged again.
             silo = restored(deployment, "silo0", backup)
             deployment.settle()
             silo.recover()
             deployment.settle()
-    assert told == [[1], [2], [3]]
+    assert messages == [[1], [2], [3]]
     charged = [c.release for c in silo.ledger.charges("records")]
     assert charged == [-2, -1, 1, 2, 3]
     whole = charge_of(deployment.plan.plan, deployment.plan.digest, "records", -1)
@@ -469,7 +469,7 @@ def test_a_broadcast_that_cannot_be_true_is_not_acted_on(change, message):
 
 
 def test_a_log_whose_sums_are_others_is_refused():
-    """Reading the log redoes every sum."""
+    """When the log is read, every sum is computed again."""
     deployment = running("central")
     for release in (1, 2):
         served(deployment, release)
@@ -500,7 +500,7 @@ def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
     )
     assert hub.broadcasts.keys() == helper.party.answers.keys() == {1}
     words = plan.wire.words(federation.opened_report(plan, hub.reports[1, 0]), "it")
-    # The row itself is small; a share of it is anywhere.
+    # The row is small, but a share of the row is uniformly random.
     assert (words > 2**58).any() and (words < 2**64 - 2**58).any()
     entries = tuple(wire.entry_of(i, hub.reports[1, i]) for i in range(3))
     shares = tuple(
@@ -533,7 +533,7 @@ def test_a_release_of_a_secure_sum_waits_for_every_silo():
 
 
 def test_a_restored_silo_at_its_ceiling_decides_says_what_it_needs_and_can_leave():
-    """Recovery charges the plan once more: there was no room, no decision, and no way out."""
+    """Recovery charges the plan again; an earlier version was stuck at its ceiling."""
     deployment = running()
     backup = list(deployment.processes["silo0"].store.writes())
     served(deployment, 1)

@@ -1,4 +1,4 @@
-"""Syncs that overlap: what is answered is durable, also after a power cut or a failed sync."""
+"""Tests of overlapping syncs: answered calls survive power cuts and failed syncs."""
 
 import errno
 import os
@@ -60,8 +60,8 @@ class Held:
 
 @pytest.fixture
 def silo(tmp_path):
-    made = federation.Federation(federation.deployed())
-    silo = silo_of(made, SqliteStore(str(tmp_path / "state")))
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
     yield silo
     with suppress(OSError):
         silo.close()
@@ -69,12 +69,12 @@ def silo(tmp_path):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Make an application take each disk for a slow one, also while a test holds no sync."""
+    """Make an application treat every disk as slow, even while the test delays no sync."""
     monkeypatch.setattr(Application, "fast", 0.0)
 
 
 def test_a_call_waits_for_a_sync_that_began_after_its_commit(silo, tmp_path, monkeypatch, slow):
-    """Whichever sync ends first; and no one sees a decision before it is durable."""
+    """This holds in any order of syncs. A decision is not visible before it is durable."""
     path, ids = tmp_path / "s", [f"{k:016x}" for k in range(3)]
     with serving(Application(silo, path)), ThreadPoolExecutor(8) as pool:
         held = Held(monkeypatch)
@@ -132,7 +132,7 @@ def test_calls_in_a_process_share_a_sync_only_if_it_begins_later(silo, monkeypat
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, monkeypatch, slow):
-    """No later sync makes it good, until the next process has read the file."""
+    """A later sync does not repair the failure; only a new process that reads the file does."""
     path, ids = tmp_path / "s", [f"{k:016x}" for k in range(3)]
     known = silo.decide(ROWS, "known", id="f" * 16)
     before = state_of(silo)
@@ -171,10 +171,10 @@ def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, m
         assert silo.decide(ROWS, "known", id="f" * 16) == known
         monkeypatch.undo()
     silo.close()
-    made = federation.Federation(silo.party.deployed)
-    again = silo_of(made, SqliteStore(str(tmp_path / "state")))
-    found = [again.decide(ROWS, f"p{k}", id=ids[k]) for k in range(3)]
-    assert all(one.learns for one in found) and again.party.decisions.count == 4
+    deployment = federation.Federation(silo.party.deployed)
+    again = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
+    decisions = [again.decide(ROWS, f"p{k}", id=ids[k]) for k in range(3)]
+    assert all(one.learns for one in decisions) and again.party.decisions.count == 4
     again.close()
 
 
@@ -190,7 +190,7 @@ def test_a_snapshot_covers_only_what_is_durable(silo, monkeypatch):
         calls[0].result(10)
         covered = silo._covered.position
         assert covered.number == silo.store._durable < silo.store.position.number
-        # A restart from this snapshot, and the writes that another sync would have saved.
+        # Restart from this snapshot and from the writes that one more sync would have saved.
         copy = MemoryStore(list(SqliteStore.read(silo.store.path).writes()))
         copy.save_snapshot(silo.store.snapshot())
         copy_state = state_of(silo_of(federation.Federation(silo.party.deployed), copy))
@@ -374,7 +374,7 @@ def applied(content, kind, offset, data):
 
 
 class Disk:
-    """What a disk holds for certain of each file, and what a power cut may lose or keep."""
+    """A model of a disk: synced content of each file, and writes that a power cut may lose."""
 
     def __init__(self, database):
         self.durable = {1: bytearray(database), 2: bytearray()}
@@ -447,7 +447,7 @@ def lost(tmp_path, before, events, moments):
 )
 @pytest.mark.parametrize("fault", ["", "unsynced", "joined"])
 def test_a_power_cut_loses_nothing_that_was_answered(fault, tmp_path):
-    """With the writes that no sync covers lost, kept or torn; also while the log starts again."""
+    """Unsynced writes are lost, kept or torn, also while the log restarts at its beginning."""
     _, before, events = recorded(tmp_path, fault, 1.0)
     gone, answered, tries = lost(tmp_path, before, events, 25)
     kinds = [(kind, file) for kind, file, *_ in events]

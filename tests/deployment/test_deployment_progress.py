@@ -1,4 +1,4 @@
-"""What every party waits for: each row of the table is reached, and the page shows them all."""
+"""Tests of what parties wait for: each state is reached, and docs/deployment.md lists it."""
 
 from pathlib import Path
 
@@ -261,7 +261,7 @@ def test_every_row_is_reached_and_the_page_has_it():
 
 
 def test_a_restored_helper_stops_nothing_in_silence():
-    """It was refused for ever while every field of the status said that all was well."""
+    """Regression test: the helper was refused forever, but no field of the status showed it."""
     deployment = running("secure-sum")
     backup = list(deployment.processes["helper"].store.writes())
     period(deployment, 1)

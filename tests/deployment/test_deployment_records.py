@@ -24,8 +24,8 @@ from fastfed.deployment.schema import Schema
 
 
 def test_a_record_becomes_scaled_and_one_hot_features():
-    found = context({"age": "35", "pain": 2.0, "sex": "f"})
-    assert found == [-0.5, 0.0, 1.0, 0.0, -1.0]
+    features = context({"age": "35", "pain": 2.0, "sex": "f"})
+    assert features == [-0.5, 0.0, 1.0, 0.0, -1.0]
     assert context({"age": 80, "pain": "none", "sex": "m"})[:1] == [1.0]
     other = [AGE | {"to": [0, 1]}, SEX | {"to": [0, 2]}]
     assert context({"age": 35.0, "sex": "m"}, *other) == [0.25, 2.0]
@@ -89,7 +89,7 @@ def test_the_norm_by_default_is_the_largest_that_a_row_can_have():
         ACTIONS | {"constant": 0.5},
         ACTIONS | {"features": [[1, 2], [0, -1]], "shared": 3.0},
     ):
-        made = schema(*columns, actions=actions)
+        made_schema = schema(*columns, actions=actions)
         largest = 0.0
         for _ in range(200):
             record = {
@@ -97,7 +97,7 @@ def test_the_norm_by_default_is_the_largest_that_a_row_can_have():
                 "pain": rng.choice([None, 1, 2]),
                 "sex": "m",
             }
-            rows, _ = made.offer(None, record, None)
+            rows, _ = made_schema.offer(None, record, None)
             largest = max(largest, float(np.linalg.norm(rows, axis=1).max()))
         assert 0.999 < largest <= 1.0 + 1e-12
 
@@ -156,10 +156,10 @@ def test_what_a_spec_may_not_declare(changes, message):
 
 
 def test_columns_with_a_kind_need_actions_and_reward():
-    made = spec()
+    spec_dict = spec()
     for key, message in (("actions", "need the table actions"), ("reward", "the table reward")):
         with pytest.raises(InputError, match=message):
-            plans.compile_plan({k: v for k, v in made.items() if k != key})
+            plans.compile_plan({k: v for k, v in spec_dict.items() if k != key})
 
 
 # ---- plan files ----------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ def test_columns_with_a_kind_need_actions_and_reward():
 def test_a_plan_of_records_is_saved_and_verified(tmp_path):
     plan = deployed()
     plan.save(tmp_path / "plan")
-    found = plans.load(tmp_path / "plan")
-    assert found.digest == plan.digest and found.document.schema == plan.document.schema
-    assert [c.name for c in found.document.schema.columns][:2] == ["ill: age", "ill: pain=1"]
+    loaded_plan = plans.load(tmp_path / "plan")
+    assert loaded_plan.digest == plan.digest and loaded_plan.document.schema == plan.document.schema
+    assert [c.name for c in loaded_plan.document.schema.columns][:2] == ["ill: age", "ill: pain=1"]
     assert deployed(columns=[AGE | {"high": 81}, PAIN, SEX]).digest != plan.digest
 
 
@@ -206,19 +206,19 @@ def test_a_plan_of_raw_rows_is_spelled_as_before():
 
 
 def test_a_record_is_decided_and_its_outcome_becomes_the_reward():
-    made = silo(deployed())
+    silo_party = silo(deployed())
     record = {"age": 63, "pain": "2", "sex": "m"}
-    first = made.decide(record=record, subject="a")
+    first = silo_party.decide(record=record, subject="a")
     assert (first.action, first.name) == (0, "ill") and first.learns
-    only = made.decide(record=record, among=["well"])
+    only = silo_party.decide(record=record, among=["well"])
     assert (only.action, only.name, only.propensity) == (1, "well", 1.0)
-    made.outcome(first.id, "0")
-    made.outcome(only.id, 0)
-    assert [e.reward for e in made.party.ended.values()] == [0.0, 1.0]
+    silo_party.outcome(first.id, "0")
+    silo_party.outcome(only.id, 0)
+    assert [e.reward for e in silo_party.party.ended.values()] == [0.0, 1.0]
     with pytest.raises(InputError, match="takes record, not actions"):
-        made.decide([[0.0] * 10])
+        silo_party.decide([[0.0] * 10])
     with pytest.raises(InputError, match='outcome "num" must be one of 0, 1'):
-        made.outcome(first.id, 7)
+        silo_party.outcome(first.id, 7)
     raw = silo(federation.deployed())
     with pytest.raises(InputError, match="decide takes actions"):
         raw.decide(record=record)
@@ -229,8 +229,8 @@ def test_a_record_is_decided_and_its_outcome_becomes_the_reward():
 def test_the_row_of_a_record_is_the_one_that_is_learned_from():
     plan = deployed()
     record = {"age": 63, "pain": "2", "sex": "m"}
-    made = silo(plan)
-    made.reward(made.decide(record=record).id, 1.0)
+    silo_party = silo(plan)
+    silo_party.reward(silo_party.decide(record=record).id, 1.0)
     raw = msgspec.structs.replace(
         plan.document, schema=Schema(plan.document.schema.columns, plan.document.schema.norm)
     )
@@ -239,17 +239,17 @@ def test_the_row_of_a_record_is_the_one_that_is_learned_from():
         plan.document.schema.records.context(record), [0, 1]
     )
     by_hand.reward(by_hand.decide(rows).id, 1.0)
-    assert np.array_equal(made.party._leaf_sums, by_hand.party._leaf_sums)
-    assert made.party._leaf_sums[0].any()
+    assert np.array_equal(silo_party.party._leaf_sums, by_hand.party._leaf_sums)
+    assert silo_party.party._leaf_sums[0].any()
 
 
 def test_the_socket_takes_records_and_outcomes(tmp_path):
     with Application(made := silo(deployed()), tmp_path / "s") as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
         client = Client(tmp_path / "s")
-        found = client.call("decide", record={"age": 63, "pain": 2, "sex": "m"}, subject="a")
-        assert found["name"] == "ill" and found["action"] == 0
-        assert client.call("outcome", id=found["id"], outcome="1")["open_decisions"] == 0
+        decision = client.call("decide", record={"age": 63, "pain": 2, "sex": "m"}, subject="a")
+        assert decision["name"] == "ill" and decision["action"] == 0
+        assert client.call("outcome", id=decision["id"], outcome="1")["open_decisions"] == 0
         with pytest.raises(InputError, match='column "sex" is missing'):
             client.call("decide", record={"age": 63, "pain": 2})
         application.shutdown()
@@ -257,10 +257,10 @@ def test_the_socket_takes_records_and_outcomes(tmp_path):
 
 
 def test_an_exported_model_says_how_rows_are_made():
-    made = federation.Federation(deployed())
-    made.settle()
-    made.now = made.plan.document.calendar.closes[0]
-    made.settle()
-    found = json.loads(json.dumps(model_of(made.processes["silo0"].party)))
-    assert found["schema"]["records"]["actions"]["names"] == ["ill", "well"]
-    assert found["schema"]["records"]["columns"][0]["unit"] == "years"
+    deployment = federation.Federation(deployed())
+    deployment.settle()
+    deployment.now = deployment.plan.document.calendar.closes[0]
+    deployment.settle()
+    model = json.loads(json.dumps(model_of(deployment.processes["silo0"].party)))
+    assert model["schema"]["records"]["actions"]["names"] == ["ill", "well"]
+    assert model["schema"]["records"]["columns"][0]["unit"] == "years"

@@ -1,7 +1,7 @@
-"""Every refusal of a message: it is raised, and the receiver's state is what it was.
+"""Tests of every refusal of a message: it is raised and does not change the receiver's state.
 
-The lines of `raise Refused` and `raise InputError` on the way of a message are counted: each must
-have been reached by one of the messages here.
+The test lists all lines with `raise Refused` or `raise InputError` in functions that handle
+messages. Some message here must reach each of these lines.
 """
 
 import ast
@@ -214,10 +214,10 @@ def to_silo(protocol):
 
 
 def to_helper():
-    made = MADE["secure-sum"]
-    plan, hub_party = made.plan, made.processes["hub"].party
+    deployment = MADE["secure-sum"]
+    plan, hub_party = deployment.plan, deployment.processes["hub"].party
     # Reports of the second release, which the helper has not been asked for.
-    data = [made.processes[name].party.report(2) for name in plan.silos]
+    data = [deployment.processes[name].party.report(2) for name in plan.silos]
     reports = [plan.wire.body(plan.wire.read(each), Report) for each in data]
     entries = tuple(wire.entry_of(i, each) for i, each in enumerate(data))
     shares = tuple(each.sealed for each in reports)
@@ -279,7 +279,7 @@ def others():
     spoiled = np.array([most[0], most[1], -most[2], most[3], -most[4]]) * 0.99
 
     class Unstable(silo.SiloParty):
-        """A model that no broadcast can be acted on by."""
+        """A model that cannot use any broadcast."""
 
     unstable = Unstable(plan, "silo0", federation.secret("silo0"), model.ledger)
 

@@ -119,12 +119,12 @@ def test_the_command_prints_a_table_or_json(tables, tmp_path):
     arguments = ["deploy", "rehearse", str(file)]
     for name, table in tables.items():
         arguments += ["--table", f"{name}={table}"]
-    found = CliRunner().invoke(cli, [*arguments, "--folder", str(tmp_path / "out")])
-    assert found.exit_code == 0, found.output
-    assert "proven: epsilon 2 at delta 1e-06 for one user" in found.output
+    result = CliRunner().invoke(cli, [*arguments, "--folder", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "proven: epsilon 2 at delta 1e-06 for one user" in result.output
     assert (tmp_path / "out" / "hub" / "state.sqlite").exists()
-    found = CliRunner().invoke(cli, [*arguments, "--json"])
-    answer = json.loads(found.stdout)
+    result = CliRunner().invoke(cli, [*arguments, "--json"])
+    answer = json.loads(result.stdout)
     assert answer["silos"].keys() == tables.keys() and answer["releases"] == 10
     assert all(math.isfinite(one["mean_reward"]) for one in answer["silos"].values())
 
@@ -147,5 +147,5 @@ def test_what_does_not_fit_is_a_sentence(tables, tmp_path):
     file = tmp_path / "spec.toml"
     file.write_text(spec())
     for wrong in ("north", "=x.csv", "a="):
-        found = CliRunner().invoke(cli, ["deploy", "rehearse", str(file), "--table", wrong])
-        assert found.exit_code == 2 and "north=north.csv" in found.output
+        result = CliRunner().invoke(cli, ["deploy", "rehearse", str(file), "--table", wrong])
+        assert result.exit_code == 2 and "north=north.csv" in result.output

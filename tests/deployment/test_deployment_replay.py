@@ -181,9 +181,9 @@ def test_silos_of_unequal_size_keep_all_their_patients(tmp_path):
     for name, count in sizes.items():
         source = table_of(tmp_path, count, delay=50.0)
         records = cases(source, plan.document.schema)
-        told = survey(plan, source, records)
-        assert told["learned"] == told["rows"] == count
-        assert told["caps"] == [5, 5, 5, 5] and sum(told["periods"]) == count
+        complaints = survey(plan, source, records)
+        assert complaints["learned"] == complaints["rows"] == count
+        assert complaints["caps"] == [5, 5, 5, 5] and sum(complaints["periods"]) == count
         replays[name] = Replay(deployment.processes[name], source, records)
     deployment.settle()
     for now in range(1000, 1401, 5):
@@ -205,8 +205,12 @@ def test_silos_of_unequal_size_keep_all_their_patients(tmp_path):
 
 def test_rows_beyond_what_radii_count_on_are_learned_from_and_reported(tmp_path):
     source = table_of(tmp_path, 30)
-    told = survey(OPEN, source, actual := cases(source, OPEN.document.schema))
-    assert told["learned"] == 30 and told["beyond_cap"] == 10 and told["dropped"] == 0
+    complaints = survey(OPEN, source, actual := cases(source, OPEN.document.schema))
+    assert (
+        complaints["learned"] == 30
+        and complaints["beyond_cap"] == 10
+        and complaints["dropped"] == 0
+    )
     now = [0.0]
     process = silo(OPEN, clock=lambda: now[0])
     replay = Replay(process, source, actual)
@@ -234,7 +238,7 @@ def test_dates_of_a_file_are_mapped_to_the_calendar(tmp_path):
     table = dates | {"file": "late.csv", "time_format": "%d.%m.%Y"}
     survey, problems = surveyed(source_of(table, tmp_path), OPEN.document.schema)
     assert problems == ['late.csv, line 2: column "known" must not be before "came"']
-    # An outcome that never became known is none.
+    # An outcome that never becomes known is not counted.
     assert [case.outcome for case in survey] == [None]
 
 
@@ -245,7 +249,7 @@ def test_a_replay_that_was_killed_goes_on_where_it_was(tmp_path):
     Replay(first, source, records).act(now[0])
     before = dict(first.party.decisions)
     assert 0 < len(first.party.ended) < len(before) < 15
-    # Killed, and back after some patients should have come.
+    # The process is killed, and restarts after the times of some patients have passed.
     now[0] = 1250.0
     again = silo(OPEN, store=store, clock=lambda: now[0])
     replay = Replay(again, source, records)
@@ -336,7 +340,7 @@ def test_the_command_says_whether_a_table_fits_before_anything_is_decided(tmp_pa
         file.write("\r\n63,9,m,0,,")
     result = CliRunner().invoke(cli, check)
     assert result.exit_code == 1 and '15.csv, line 17: column "pain"' in result.output
-    # A silo does not start with it.
+    # A silo refuses to start with this table.
     home = tmp_path / "north"
     keys = {name: folders.make_keys(tmp_path / name) for name in ("north", "hub")}
     silos = [{"name": "north", **keys["north"]}]

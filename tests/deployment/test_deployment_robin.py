@@ -140,7 +140,7 @@ def test_the_last_model_is_played_until_the_next_plan_has_one():
     new.now = closes[0] - 1.0
     for name in plan.silos:
         decision = new.processes[name].decide(rows)
-        # Greedily, also once there are records of its own: they are reported and not played.
+        # The silo chooses greedily by the model even if it has records; records are only reported.
         assert decision.action == wanted and decision.learns
         new.processes[name].reward(decision.id, 0.9)
         assert new.processes[name].decide(rows).action == wanted
@@ -172,7 +172,7 @@ def test_of_exponential_mechanisms_the_symmetric_pair_costs_most():
     ("count", "e", "told"), [(1, 0.5, 1e-9), (7, 0.3, 1e-6), (200, 0.05, 1e-8)]
 )
 def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, told):
-    """Against the exact profile of the responses, by its own sums, at every epsilon of a grid."""
+    """Compare with the exact privacy profile of the responses, at every epsilon of a grid."""
     mu, true = charges.of_responses(count, e, told), 1.0 / (1.0 + math.exp(-e))
     normal = NormalDist()
 
@@ -191,7 +191,7 @@ def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, told):
 
     grid = np.linspace(-1.0, min(count * e, 4.0), 201)
     assert all(responses(x) <= gaussian(x, mu) + 1e-12 for x in grid)
-    # One that is a hundredth less private would not stand for them.
+    # A mechanism that is 1 % less private would not dominate them.
     assert any(responses(x) > gaussian(x, 0.99 * mu) for x in grid)
 
 
@@ -202,9 +202,9 @@ def test_charges_cover_what_the_certificate_proves_at_every_delta(dimension):
     (mu2, told), parts = charges.totals_of_means(event)[-1], event._first.parts()
     for delta in (1e-6, 1e-5, 1e-3):
         charged = gaussian_epsilon(math.sqrt(mu2), delta - told)
-        # The certificate's bound is above the truth by 10^-4 of it at most.
+        # The certificate's bound is at most a relative 10^-4 above the exact value.
         assert charged >= composed_epsilon(parts, delta) * (1.0 - 2e-4)
-    # Asked for less, so that the ledger holds what the spec says; no less than it must be.
+    # The mechanism's epsilon is lowered so that the ledger meets the spec, but not further.
     assert 0.98 < charges.epsilon_of_means(event) <= 1.0
     assert event.exact() > (0.75 if dimension == 2 else 0.9)
 
@@ -313,7 +313,7 @@ def test_a_silo_that_is_missing_counts_as_an_estimate_of_0():
 
 
 def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
-    """A door that asked for the size would tell of it; the mean cuts what is beyond its range."""
+    """Refusing large estimates would reveal their size; the private mean clips them instead."""
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
     deployment = reported(plan, [[0.5, 0.2]])
@@ -362,20 +362,20 @@ def test_any_schedule_of_kills_and_restores_ends_in_one_model():
 
 
 def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_models():
-    """Silos are away for 200 seconds at most: the hub that was put back waits for them."""
+    """Silos are away for at most 200 seconds, and the restored hub waits for them."""
     worlds = exchanges.schedules_with_the_hub_put_back(spec(), range(16), KINDS)
     assert sum(w.hub_restores for w in worlds) > 15 and sum(w.behind for w in worlds) > 3
 
 
 class Twice:
-    """A silo that lets what becomes known late into a phase that is sealed."""
+    """A planted fault: a silo that adds late rewards to a sealed phase."""
 
     def _open_leaf(self, now):
         return max(1, self.deployed.document.calendar.period(now) - 1)
 
 
 class Whimsical:
-    """A silo whose estimate is another one whenever it is made."""
+    """A planted fault: a silo whose estimate changes each time it is computed."""
 
     def report(self, release):
         d = self.plan.dimension

@@ -1,7 +1,7 @@
-"""Seeded schedules of lost, repeated, late and reordered messages, of kills and of backups.
+"""Tests with random schedules of lost, repeated, late and reordered messages, kills and backups.
 
-The scheduler kills a party between any two of its writes and messages, and checks the invariants of
-docs/deployment.md at each of them. Faults that are planted must be caught.
+The scheduler may kill a party between any two writes or messages. After each write and message it
+checks the invariants of docs/deployment.md. It must detect planted faults.
 """
 
 import os
@@ -98,9 +98,9 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
     assert thetas[0] == thetas[1]
 
 
-#: A hub put back whose grace ran out unheard, whose helper alone knew the set, whose helper was
-#: killed before it opened one, silos that gave up too many reports, and a hub that heard of the
-#: helper's second set before its first.
+#: Seeds of faults that were fixed: a restored hub that no silo reached in its grace period, whose
+#: helper alone knew the set, or whose helper was killed before it opened a set; silos that gave up
+#: too many reports; a hub that was told of the helper's second set before the first.
 FOUND = (26615, 35896, 301648, 52317, 96124)
 
 
@@ -116,14 +116,14 @@ def test_schedules_that_have_found_something(seed):
 
 @pytest.mark.parametrize("fault", [fault for fault in PLANTED if fault != "nothing"])
 def test_planted_faults_are_caught(fault):
-    """In one of a few schedules at least; the parties as they are pass all of them, see below."""
+    """At least one of a few schedules detects the fault; correct parties pass all schedules."""
     seed, complaint = planted(fault, range(100))
     assert seed is not None, f"{fault} was not caught: {complaint}"
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hub_that_names_two_sets_sees_one_opened(seed):
-    """The helper opens the first and says so: the plan stops at worst; nothing is seen twice."""
+    """The helper opens only the first set and reports it, so the plan stops at worst."""
     world = World(
         deployed("shuffle-vector", **schedules_of_all.FEWER, batches=2, batch=3),
         seed,
@@ -135,7 +135,7 @@ def test_a_hub_that_names_two_sets_sees_one_opened(seed):
         assert re.search(r"alarm|come to its end", str(violation))
     assert any(len(named) == 2 for named in world.named.values())
     assert any("a second set" in alarm for alarm in world.parties["helper"].alarms)
-    # Whatever else the hub named: every answer of the helper is about one set.
+    # All answers of the helper are about one set, whatever sets the hub named.
     assert len(world.sets) <= len(world.named)
     assert all(len(entries) >= world.plan.document.least for entries in world.sets.values())
 

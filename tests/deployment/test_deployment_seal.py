@@ -1,4 +1,4 @@
-"""Sealed noise, the ledger and the store: what makes an act durable and done once."""
+"""Tests of sealed noise, the ledger and the store: writes are durable and happen once."""
 
 import math
 import os
@@ -38,7 +38,7 @@ def drawn(node=1, sums=b"sums", silo=0, secret=SECRET, plan=DIGEST, owner="silo0
 def test_the_same_sums_have_the_same_noise_to_any_precision():
     first, again = drawn(), drawn()
     assert np.array_equal(first.values, again.values)
-    # Further bits do not depend on the order of questions.
+    # Further bits do not depend on the order of requests.
     late, early = first.interval(3, 300), first.interval(0, 100)
     assert again.interval(0, 100) == early and again.interval(3, 300) == late
 
@@ -139,7 +139,7 @@ def test_replacing_costs_at_least_sqrt_2_times_zeroing_out(layout, ratio):
 
 @pytest.mark.parametrize("release", ["tree", "toeplitz", "factorised", "honaker"])
 def test_a_record_that_comes_late_costs_no_more_than_the_certificate_says(release):
-    """Leaf j without z, leaf j' with z': in units of the noise, against the plan's own mu."""
+    """Remove z from leaf j and add z' to leaf j'; compare the shift with the plan's mu."""
     plan = federation.deployed(system={"batch_size": 5, "release": release}, batches=7).plan
     rng = np.random.default_rng(1)
     size, d = plan.releases, plan.dimension
@@ -188,7 +188,7 @@ def test_charges_of_all_releases_are_the_plan_and_none_is_negative(protocol, bat
 
 
 def test_a_plan_that_ends_early_has_cost_what_a_shorter_one_would():
-    """Of k releases, what a plan of k releases with the same noise costs."""
+    """The first k releases cost as much as a plan with k releases and equal noise."""
     plan = federation.deployed(batches=7).plan
     spent = [sum(charge_of(plan, DIGEST, "d", k).mu2 for k in range(1, n + 1)) for n in range(1, 8)]
     nodes = [n.bit_length() for n in range(1, 8)]

@@ -1,4 +1,4 @@
-"""Deployed parties against the step objects: the same rows and seeds, the same bits."""
+"""Tests that deployed parties and step objects give the same bits with the same rows and seeds."""
 
 import numpy as np
 import pytest
@@ -104,15 +104,15 @@ def test_with_sealed_noise_a_second_federation_makes_the_same_bytes(protocol):
     first, again, other = logs
     assert first == again
     same = {key for key, data in first.items() if other[key] == data}
-    # Nodes, or rows of the factor, that hide the third leaf of silo1 have other noise; later
+    # Nodes (or rows of the factor) that contain the third leaf of silo1 have different noise; later
     # actions depend on what was released, so only releases before the third are compared.
     assert {key for key in first if key[0] <= 2} <= same
     assert (3, 1) not in same
-    # Under masks the others' reports go with silo1's session.
+    # With masks, the reports of the other silos depend on silo1's session.
     assert {(3, 0), (3, 2)} <= same or plan.masked
     change = [np.frombuffer(federation.opened_report(plan, log[3, 1])) for log in (first, other)]
     if protocol == "silo-ldp":
-        # Independent noise, not the difference of the records.
+        # The difference must be that of independent noise, not that of the records.
         assert np.abs(change[0] - change[1]).max() > 1.0
     if protocol == "central":
         assert np.abs(change[0] - change[1]).max() <= 0.5

@@ -81,66 +81,66 @@ def shown(made, name, **more):
 
 
 def running(protocol="silo-ldp", **keys):
-    made = federation.Federation(deployed(protocol, **keys))
-    made.settle()
-    return made
+    deployment = federation.Federation(deployed(protocol, **keys))
+    deployment.settle()
+    return deployment
 
 
 # ---- what the page says --------------------------------------------------------------------------
 
 
 def test_the_page_of_a_hub_says_who_is_waited_for_and_since_when():
-    made = running()
-    period(made, 1)
-    made.processes.pop("silo2")
-    served(made, 2, ["silo0", "silo1"])
-    made.settle()
-    closed, made.now = made.now, made.now + 40.0
-    text = shown(made, "hub")
+    deployment = running()
+    period(deployment, 1)
+    deployment.processes.pop("silo2")
+    served(deployment, 2, ["silo0", "silo1"])
+    deployment.settle()
+    closed, deployment.now = deployment.now, deployment.now + 40.0
+    text = shown(deployment, "hub")
     row = WAITS["hub"]["reports"]
     assert f"Waits for {row.what} For: silo2 Since: {observe.utc(closed)} (40 s ago)" in text
     assert f"What to do: {row.do}" in text and "1 of 4 releases are out" in text
     assert f"The next was due {observe.utc(closed)} (40 s ago)" in text
-    assert made.plan.digest.hex() in text and 'hub of "tests"' in text
+    assert deployment.plan.digest.hex() in text and 'hub of "tests"' in text
     assert "silo0 release 2 40 s ago" in text and "silo2 release 1 2 min ago" in text
     assert "status proven" in text and "Something is wrong" not in text
 
 
 def test_the_page_of_a_hub_names_its_helper_and_capped_reports():
-    made = running("secure-sum")
-    period(made, 1)
-    assert "helper (helper) sum 1 0 s ago" in shown(made, "hub")
+    deployment = running("secure-sum")
+    period(deployment, 1)
+    assert "helper (helper) sum 1 0 s ago" in shown(deployment, "hub")
     capped = running(federation={"name": "tests", "least": 2, "influence": 0.01})
     period(capped, 1)
     hub = capped.processes["hub"].party
     hub.capped["silo1"] = {1, 2}
     assert re.search(r"silo1 release 1 0 s ago 2 ", shown(capped, "hub"))
-    assert "Capped" not in shown(made, "hub")
+    assert "Capped" not in shown(deployment, "hub")
 
 
 def test_a_hub_that_was_started_again_has_no_contact_yet():
-    made = running()
-    period(made, 1)
-    hub = made.processes["hub"].party
-    again = type(hub)(made.plan, federation.secret("hub"))
-    for write in made.processes["hub"].store.writes():
+    deployment = running()
+    period(deployment, 1)
+    hub = deployment.processes["hub"].party
+    again = type(hub)(deployment.plan, federation.secret("hub"))
+    for write in deployment.processes["hub"].store.writes():
         again.fold(write)
     assert again.contacts == {} and again.last_reports() == hub.last_reports()
-    assert hub.last_reports() == dict.fromkeys(made.plan.silos, 1)
-    assert set(hub.contacts) >= set(made.plan.silos)
+    assert hub.last_reports() == dict.fromkeys(deployment.plan.silos, 1)
+    assert set(hub.contacts) >= set(deployment.plan.silos)
 
 
 def test_the_page_of_a_silo_says_what_is_spent_and_what_it_did():
-    made = running()
-    silo = made.processes["silo0"]
-    served(made, 1)
-    made.now -= 5.0
+    deployment = running()
+    silo = deployment.processes["silo0"]
+    served(deployment, 1)
+    deployment.now -= 5.0
     silo.reward(silo.decide([[1.0, 1.0]]).id, 1.5)
     silo.decide(ROWS)
-    made.now += 5.0
-    made.settle()
-    spent = made.ledgers["silo0"].epsilon("records")
-    text = shown(made, "silo0", per_minute=12.34)
+    deployment.now += 5.0
+    deployment.settle()
+    spent = deployment.ledgers["silo0"].epsilon("records")
+    text = shown(deployment, "silo0", per_minute=12.34)
     for part in (
         'silo0, silo of "tests"',
         f"epsilon {spent:.4g} spent of 1, at delta 1e-06",
@@ -152,39 +152,39 @@ def test_the_page_of_a_silo_says_what_is_spent_and_what_it_did():
         "1 of 4 releases are out The next is due",
     ):
         assert part in text, part
-    assert "Decisions a minute not known yet" in shown(made, "silo0")
+    assert "Decisions a minute not known yet" in shown(deployment, "silo0")
     width = re.findall(r'<rect width="([0-9.]+)"', html_of(facts_of(silo)))
     assert width == ["100", "25.00", "100", f"{100 * spent:.2f}"]
 
 
 def test_the_page_names_what_is_wrong():
-    made = running()
-    silo, hub = made.processes["silo0"], made.processes["hub"]
+    deployment = running()
+    silo, hub = deployment.processes["silo0"], deployment.processes["hub"]
     silo.problem = "release 2 is more than the ceiling of the budget allows"
     hub.party.fold(Write("alarm", "two reports", b"silo1 has sent two reports"))
     hub.party.fold(Write("ended", "", b"entry 3 beyond what 213 allows: -1042.5"))
-    assert f"Something is wrong {silo.problem}" in shown(made, "silo0")
-    text = shown(made, "hub")
+    assert f"Something is wrong {silo.problem}" in shown(deployment, "silo0")
+    text = shown(deployment, "hub")
     # The reason of an end may quote a sum.
     assert "two reports entry # beyond what # allows: #" in text and "1042" not in text
     silo.leave()
-    assert "Something is wrong the silo has left" in shown(made, "silo0")
+    assert "Something is wrong the silo has left" in shown(deployment, "silo0")
 
 
 def test_a_page_says_that_a_clock_is_ignored():
-    made = running()
+    deployment = running()
     for name in ("hub", "silo1"):
-        process = made.processes[name]
-        process.clock = type("Off", (), {"off": 99.0, "__call__": lambda self: made.now})()
-        assert "this machine's clock is ignored" in shown(made, name)
+        process = deployment.processes[name]
+        process.clock = type("Off", (), {"off": 99.0, "__call__": lambda self: deployment.now})()
+        assert "this machine's clock is ignored" in shown(deployment, name)
 
 
 def test_when_all_releases_are_out_nothing_is_due():
-    made = running()
+    deployment = running()
     for release in range(1, 5):
-        period(made, release)
+        period(deployment, release)
     for name in ("hub", "silo1"):
-        text = shown(made, name)
+        text = shown(deployment, name)
         assert "All releases are out What to do: " in text and "4 of 4 releases" in text
         assert "The next" not in text
 
@@ -206,13 +206,13 @@ HOSTILE = "</p><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&lt;\u20
 def test_texts_from_outside_are_escaped():
     # The title of a plan has no control characters; alarms and the like may have any.
     title = HOSTILE[: HOSTILE.index("\u202e")]
-    made = running(federation={"name": title, "least": 2})
-    made.now += 110.0
-    facts = facts_of(made.processes["hub"])
-    assert facts["federation"] == title and facts["waits"]["who"] == list(made.plan.silos)
+    deployment = running(federation={"name": title, "least": 2})
+    deployment.now += 110.0
+    facts = facts_of(deployment.processes["hub"])
+    assert facts["federation"] == title and facts["waits"]["who"] == list(deployment.plan.silos)
     facts["silos"][0]["name"] = facts["waits"]["who"][0] = HOSTILE
     facts |= {"troubles": [HOSTILE], "certificate": HOSTILE}
-    silo = facts_of(made.processes["silo0"]) | {"party": HOSTILE, "troubles": [HOSTILE]}
+    silo = facts_of(deployment.processes["silo0"]) | {"party": HOSTILE, "troubles": [HOSTILE]}
     silo["budget"]["dataset"] = HOSTILE
     for each in (facts, silo):
         page = html_of(each)
@@ -237,13 +237,13 @@ def clean(text, ids):
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum", "shuffle-vector"])
 def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
-    """Neither the page, nor the text, nor the log has one, whatever happens."""
-    made, ids, stream = running(protocol), [], io.StringIO()
-    logs = {name: PlainLog(stream, name, lambda: made.now) for name in made.processes}
+    """No value of a record appears on the page, in the text or in the log, in any state."""
+    deployment, ids, stream = running(protocol), [], io.StringIO()
+    logs = {name: PlainLog(stream, name, lambda: deployment.now) for name in deployment.processes}
     states = set()
 
     def look():
-        for name, process in made.processes.items():
+        for name, process in deployment.processes.items():
             facts = facts_of(process)
             states.add((facts["kind"], facts["waits"]["state"]))
             if facts["kind"] != "helper":
@@ -255,24 +255,24 @@ def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
 
     look()
     for release in (1, 2):
-        made.now = made.plan.document.calendar.closes[release - 1] - 5.0
-        for name in made.plan.silos:
-            silo = made.processes[name]
+        deployment.now = deployment.plan.document.calendar.closes[release - 1] - 5.0
+        for name in deployment.plan.silos:
+            silo = deployment.processes[name]
             ids.append(silo.decide(FEATURES, f"{SUBJECT} {release} {name}").id)
             look()
             silo.reward(ids[-1], REWARD)
             ids.append(silo.decide(FEATURES).id)
             look()
-        made.now += 5.0
-        away = made.processes.pop("silo2")
-        made.settle()
-        made.now += 45.0
+        deployment.now += 5.0
+        away = deployment.processes.pop("silo2")
+        deployment.settle()
+        deployment.now += 45.0
         look()
-        made.add(away)
-        made.settle()
+        deployment.add(away)
+        deployment.settle()
         look()
-    made.processes["silo2"].cancel(ids[-1])
-    made.processes["silo1"].leave()
+    deployment.processes["silo2"].cancel(ids[-1])
+    deployment.processes["silo1"].leave()
     look()
     clean(stream.getvalue(), ids)
     assert "waiting for" in stream.getvalue() and "release 1 is out" in stream.getvalue()
@@ -302,9 +302,9 @@ def asked(server, path="/", method="GET", host=None, body=None):
 
 @pytest.mark.parametrize("name", ["hub", "silo0"])
 def test_the_page_is_served_to_this_machine_alone_and_changes_nothing(name):
-    made = running()
-    period(made, 1)
-    process = made.processes[name]
+    deployment = running()
+    period(deployment, 1)
+    process = deployment.processes[name]
     before = list(process.store.writes())
     with serving(process) as server:
         assert server.server_address[0] == "127.0.0.1"
@@ -333,15 +333,15 @@ def test_the_page_is_served_to_this_machine_alone_and_changes_nothing(name):
         for method in ("POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"):
             status, headers, _ = asked(server, "/", method, body=b"{}")
             assert (status, headers["allow"]) == (405, "GET"), method
-        # A page in a browser that has another name point to this machine.
+        # DNS rebinding: a web page whose host name points to this machine.
         assert asked(server, host="evil.example.org")[0] == 404
         assert asked(server, host="localhost:9100")[0] == 200
     assert list(process.store.writes()) == before
 
 
 def test_many_connections_that_send_nothing_do_not_stop_the_page():
-    made = running()
-    with serving(made.processes["silo0"]) as server:
+    deployment = running()
+    with serving(deployment.processes["silo0"]) as server:
         held = [socket.create_connection(("127.0.0.1", server.server_port), 10) for _ in range(100)]
         begin = time.monotonic()
         assert asked(server)[0] == 200 and time.monotonic() - begin < 5.0
@@ -351,20 +351,20 @@ def test_many_connections_that_send_nothing_do_not_stop_the_page():
 
 
 def test_a_page_is_of_a_hub_or_a_silo_and_needs_a_free_port():
-    made = running("secure-sum")
+    deployment = running("secure-sum")
     with pytest.raises(InputError, match="of a hub or a silo"):
-        StatusPage(made.processes["helper"], 0)
+        StatusPage(deployment.processes["helper"], 0)
     with (
-        serving(made.processes["hub"]) as server,
+        serving(deployment.processes["hub"]) as server,
         pytest.raises(InputError, match=f"port {server.server_port} .*: choose another"),
     ):
-        StatusPage(made.processes["silo0"], server.server_port)
+        StatusPage(deployment.processes["silo0"], server.server_port)
 
 
 def test_the_pace_of_decisions_is_that_of_the_last_minutes(monkeypatch):
-    made, now = running(), [1000.0]
+    deployment, now = running(), [1000.0]
     monkeypatch.setattr(status_page.time, "monotonic", lambda: now[0])
-    silo = made.processes["silo0"]
+    silo = deployment.processes["silo0"]
     silo.decide(ROWS)
     with serving(silo) as server:
         server.shutdown()
@@ -390,10 +390,10 @@ def test_the_page_fits_a_phone_and_loads_nothing_else():
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no browser")
-    made = running(federation={"name": "x" * 200, "least": 2})
-    period(made, 1)
+    deployment = running(federation={"name": "x" * 200, "least": 2})
+    period(deployment, 1)
     for name in ("hub", "silo0"):
-        with serving(made.processes[name]) as server, playwright.sync_playwright() as play:
+        with serving(deployment.processes[name]) as server, playwright.sync_playwright() as play:
             started = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
             for width in (390, 1280):
                 page = started.new_page(viewport={"width": width, "height": 800})
@@ -441,12 +441,12 @@ def files(folder):
 
 def status(folder, *options, code=0):
     before = files(Path(folder)) if Path(folder).is_dir() else {}
-    found = CliRunner().invoke(cli, ["deploy", "status", str(folder), *options])
-    assert found.exit_code == code, (found.output, found.exception)
+    result = CliRunner().invoke(cli, ["deploy", "status", str(folder), *options])
+    assert result.exit_code == code, (result.output, result.exception)
     if before:
         assert files(Path(folder)) == before
-    assert max(map(len, found.stdout.split("\n"))) <= WIDTH or options
-    return found.stdout if code == 0 else str(found.exception or found.output)
+    assert max(map(len, result.stdout.split("\n"))) <= WIDTH or options
+    return result.stdout if code == 0 else str(result.exception or result.output)
 
 
 def test_status_of_folders_that_were_never_started(tmp_path):
@@ -507,9 +507,9 @@ def test_status_of_damaged_folders(tmp_path):
     for name in ("silo0", "silo1", "hub"):
         folders.opened(tmp_path / name).close()
     (tmp_path / "hub" / "state.sqlite").write_bytes(b"no database at all" * 100)
-    found = CliRunner().invoke(cli, ["deploy", "status", str(tmp_path / "hub")])
-    assert found.exit_code == 2 and "state.sqlite is no SQLite file" in found.output
-    # A ledger that is lost or damaged is a trouble: the rest is still shown.
+    result = CliRunner().invoke(cli, ["deploy", "status", str(tmp_path / "hub")])
+    assert result.exit_code == 2 and "state.sqlite is no SQLite file" in result.output
+    # A lost or damaged ledger is reported; everything else is still shown.
     ledger = tmp_path / "silo0" / "ledger.sqlite"
     ledger.write_bytes(b"no database at all" * 100)
     text = " ".join(status(tmp_path / "silo0").split())
@@ -521,10 +521,10 @@ def test_status_of_damaged_folders(tmp_path):
     assert "there is no ledger at" in text and "runs no" in text
     assert not list((tmp_path / "silo1").glob("ledger*"))
     (tmp_path / "empty").mkdir()
-    found = CliRunner().invoke(cli, ["deploy", "status", str(tmp_path / "empty")])
-    assert found.exit_code == 2 and "holds no plan; join one first" in found.output
-    found = CliRunner().invoke(cli, ["deploy", "status", str(tmp_path / "nothing")])
-    assert found.exit_code == 2 and "there is no folder" in found.output
+    result = CliRunner().invoke(cli, ["deploy", "status", str(tmp_path / "empty")])
+    assert result.exit_code == 2 and "holds no plan; join one first" in result.output
+    result = CliRunner().invoke(cli, ["deploy", "status", str(tmp_path / "nothing")])
+    assert result.exit_code == 2 and "there is no folder" in result.output
 
 
 def test_a_system_without_a_list_of_locks(tmp_path, monkeypatch):
@@ -545,9 +545,9 @@ def test_a_system_without_a_list_of_locks(tmp_path, monkeypatch):
 
 
 def test_a_plain_log_has_a_line_for_each_event():
-    made, stream = running(), io.StringIO()
-    hub = made.processes["hub"]
-    log = PlainLog(stream, "hub", lambda: made.now)
+    deployment, stream = running(), io.StringIO()
+    hub = deployment.processes["hub"]
+    log = PlainLog(stream, "hub", lambda: deployment.now)
     log.start(hub, page="http://127.0.0.1:9100/")
     log.event("listening", address="https://0.0.0.0:8443")
     log.look(hub)
@@ -558,39 +558,39 @@ def test_a_plain_log_has_a_line_for_each_event():
         stream.truncate()
         return text.splitlines()
 
-    digest = made.plan.digest.hex()
+    digest = deployment.plan.digest.hex()
     assert lines() == [
         f'hub of "tests"; plan {digest}, release 0 of 4',
         "the status page is http://127.0.0.1:9100/",
         "listening on https://0.0.0.0:8443",
     ]
-    period(made, 1)
+    period(deployment, 1)
     log.look(hub)
     log.look(hub)
     assert lines() == ["release 1 is out"]
-    away = [made.processes.pop(name) for name in ("silo1", "silo2")]
-    served(made, 2, ["silo0"])
-    made.settle()
-    since = observe.utc(made.now)
+    away = [deployment.processes.pop(name) for name in ("silo1", "silo2")]
+    served(deployment, 2, ["silo0"])
+    deployment.settle()
+    since = observe.utc(deployment.now)
     log.look(hub)
     # A wait that has just begun is ordinary.
     assert lines() == []
-    made.now += 31.0
+    deployment.now += 31.0
     log.look(hub)
     row = WAITS["hub"]["reports"]
     said = lines()
     assert said == [f"waiting for {row.what}: silo1, silo2, since {since}; what to do: {row.do}"]
-    made.add(away[0])
-    made.settle()
-    made.now += 10.0
+    deployment.add(away[0])
+    deployment.settle()
+    deployment.now += 10.0
     log.look(hub)
     # A change of a wait that was named less than a minute ago is named later.
     assert lines() == []
-    made.now += 51.0
+    deployment.now += 51.0
     log.look(hub)
     (line,) = lines()
     assert line.startswith(f"waiting for {WAITS['hub']['too-few'].what}: silo2, since {since}")
-    made.settle()
+    deployment.settle()
     log.look(hub)
     assert lines() == ["release 2 is out"]
     hub.party.fold(Write("alarm", "x", b"a hostile text 4711"))
@@ -600,11 +600,11 @@ def test_a_plain_log_has_a_line_for_each_event():
 
 
 def test_a_silo_says_what_it_seals_and_where_it_can_be_found():
-    made, stream = running(), io.StringIO()
-    silo = made.processes["silo0"]
-    log = PlainLog(stream, "silo0", lambda: made.now)
+    deployment, stream = running(), io.StringIO()
+    silo = deployment.processes["silo0"]
+    log = PlainLog(stream, "silo0", lambda: deployment.now)
     log.start(silo, socket="/data/silo.sock", hub="https://hub:8443")
-    period(made, 1)
+    period(deployment, 1)
     log.look(silo)
     log("the hub cannot be reached (timed out)")
     silo.leave()
@@ -620,11 +620,11 @@ def test_a_silo_says_what_it_seals_and_where_it_can_be_found():
 
 
 def test_a_log_that_cannot_be_written_or_read_stops_nothing(monkeypatch):
-    made, stream = running(), io.StringIO()
-    log = PlainLog(stream, "hub", lambda: made.now)
-    monkeypatch.setattr(made.processes["hub"].party, "waits", lambda now: 1 / 0)
+    deployment, stream = running(), io.StringIO()
+    log = PlainLog(stream, "hub", lambda: deployment.now)
+    monkeypatch.setattr(deployment.processes["hub"].party, "waits", lambda now: 1 / 0)
     for _ in range(3):
-        log.look(made.processes["hub"])
+        log.look(deployment.processes["hub"])
     (line,) = stream.getvalue().splitlines()
     assert line.startswith("program error, please report it: ZeroDivisionError in")
     stream.close()
@@ -633,17 +633,17 @@ def test_a_log_that_cannot_be_written_or_read_stops_nothing(monkeypatch):
 
 
 def test_a_full_disk_of_the_hub_is_a_line_a_minute(monkeypatch):
-    made, stream = running(), io.StringIO()
-    log = PlainLog(stream, "hub", lambda: made.now)
-    app = HubApp(made.processes["hub"], log)
+    deployment, stream = running(), io.StringIO()
+    log = PlainLog(stream, "hub", lambda: deployment.now)
+    app = HubApp(deployment.processes["hub"], log)
     monkeypatch.setattr(app, "answer", lambda data: (_ for _ in ()).throw(OSError(28, "disk full")))
     for _ in range(3):
         assert app._answer_logged(b"x")[0] == 503
     assert len(stream.getvalue().splitlines()) == 1 and "disk full" in stream.getvalue()
-    made.now += 61.0
+    deployment.now += 61.0
     app._answer_logged(b"x")
     assert len(stream.getvalue().splitlines()) == 2
-    # What strangers send is no line.
+    # Messages of strangers do not appear in the log.
     monkeypatch.undo()
     assert app._answer_logged(b"x")[0] == 400 and len(stream.getvalue().splitlines()) == 2
 
@@ -705,11 +705,13 @@ def test_commands_serve_pages_and_say_where(tmp_path):
 
 
 def test_the_dashboard_shows_metrics_that_exist():
-    made = running()
+    deployment = running()
     printed = {
         word
         for name in ("hub", "silo0")
-        for word in re.findall(r"^(fastfed_\w+) ", metrics_text(made.processes[name]), re.MULTILINE)
+        for word in re.findall(
+            r"^(fastfed_\w+) ", metrics_text(deployment.processes[name]), re.MULTILINE
+        )
     }
     board = json.loads((ROOT / "examples" / "deployment" / "grafana.json").read_text())
     queried = [

@@ -1,4 +1,4 @@
-"""Nothing that arrives ends or blocks a party, and a signal ends it within five seconds."""
+"""Tests that no input ends or blocks a party, and that a signal ends it within five seconds."""
 
 import logging
 import resource
@@ -115,11 +115,11 @@ def crowd(stack, port, count, context=None):
     for k in range(count):
         kind = kinds[k % len(kinds)]
         with suppress(OSError):
-            made = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
             if context is not None and kind not in ("idle", "handshake"):
-                made = stack.enter_context(context.wrap_socket(made))
-            made.sendall(UNFINISHED[kind])
-            found.append(made)
+                connection = stack.enter_context(context.wrap_socket(connection))
+            connection.sendall(UNFINISHED[kind])
+            found.append(connection)
     return found
 
 
@@ -272,12 +272,12 @@ def broken(*_, **__):
 
 
 def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_path, capfd, caplog):
-    made = federation.Federation(federation.deployed())
-    silo, hub = made.processes["silo0"], made.processes["hub"]
+    deployment = federation.Federation(federation.deployed())
+    silo, hub = deployment.processes["silo0"], deployment.processes["hub"]
     said, stop = [], threading.Event()
     (question,) = [message.data for message in silo.tick()]
     app = HubApp(hub)
-    # Which a hub of an earlier test has turned off; pytest before 9 hears nothing then.
+    # A hub of an earlier test disabled this logger; pytest before 9 then captures nothing.
     monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
     with monkeypatch.context() as change:
         change.setattr(type(hub.party), "handle", broken)
@@ -315,10 +315,10 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
 
 
 def dial(stack, path):
-    made = stack.enter_context(socket.socket(socket.AF_UNIX))
-    made.connect(str(path))
-    made.settimeout(10)
-    return made
+    connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+    connection.connect(str(path))
+    connection.settimeout(10)
+    return connection
 
 
 def closed(connection):
@@ -333,9 +333,9 @@ def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
         stack.enter_context(serving(application))
         held = []
         for k in range(300):
-            made = dial(stack, path)
-            made.sendall(list(UNFINISHED.values())[k % 3])
-            held.append(made)
+            connection = dial(stack, path)
+            connection.sendall(list(UNFINISHED.values())[k % 3])
+            held.append(connection)
         begin = time.monotonic()
         assert Client(path).call("decide", actions=ROWS, subject="ada")["learns"]
         assert time.monotonic() - begin < 5.0 and closed(held[0])
@@ -351,16 +351,16 @@ def test_a_request_that_drips_is_ended(kind, tmp_path, monkeypatch, capfd):
         if kind in ("metrics", "page"):
             of = Metrics if kind == "metrics" else StatusPage
             stack.enter_context(serving(server := of(silo, 0)))
-            made = stack.enter_context(socket.create_connection(server.server_address, 10))
+            connection = stack.enter_context(socket.create_connection(server.server_address, 10))
         else:
             of = {"application": Application, "courier": flower.Courier}[kind]
             stack.enter_context(serving(of(silo, path)))
-            made = dial(stack, path)
-        made.sendall(b"POST /status HTTP/1.1\r\n")
+            connection = dial(stack, path)
+        connection.sendall(b"POST /status HTTP/1.1\r\n")
         begin = time.monotonic()
         with suppress(OSError):
             while time.monotonic() - begin < 5.0:
-                made.sendall(b"x: y\r\n")
+                connection.sendall(b"x: y\r\n")
                 time.sleep(0.05)
         assert time.monotonic() - begin < 4.0
     assert "Traceback" not in capfd.readouterr().err
@@ -407,10 +407,10 @@ def test_a_signal_ends_a_silo_whatever_the_hub_does(kind, number, tmp_path):
         client = Client(tmp_path / "a" / "silo.sock")
         until(lambda: hub.dialled and client.call("status"))
         dial(stack, tmp_path / "a" / "silo.sock").sendall(b"POST /")
-        made = client.call("decide", actions=ROWS)
+        decision = client.call("decide", actions=ROWS)
         ends(silo, number)
     # Durable, and the files were closed.
-    assert made["id"] in folders.opened(tmp_path / "a").party.decisions
+    assert decision["id"] in folders.opened(tmp_path / "a").party.decisions
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -460,8 +460,8 @@ def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
         stack.callback(child.kill)
         if what == "serve":
             until(lambda: listens(port))
-            made = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
-            made.sendall(HEAD + b"content-length: 1\r\n\r\nx")
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+            connection.sendall(HEAD + b"content-length: 1\r\n\r\nx")
         until(lambda: (folder / "busy").exists())
         ends(child, signal.SIGTERM)
 
@@ -488,7 +488,7 @@ ELSEWHERE = LONG.replace(
 
 
 def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
-    """The system may give it to any thread, as it does where SIGCONT comes just before it."""
+    """The system may deliver a signal to any thread, for example right after SIGCONT."""
     parties(tmp_path)
     folder = tmp_path / "a"
     command = [
@@ -526,7 +526,7 @@ threading.Condition._acquire_restore = interrupted
 
 
 def test_a_signal_while_the_main_thread_acquires_a_lock_ends_a_party(tmp_path):
-    """An exception there would leave the lock released twice, and end the party with code 1."""
+    """An exception at this moment would release the lock twice and end the party with code 1."""
     parties(tmp_path)
     arguments = ["silo", str(tmp_path / "a"), "--hub", "http://[::1]:9"]
     command = [sys.executable, "-P", "-c", IN_A_LOCK, *arguments]

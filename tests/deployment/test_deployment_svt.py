@@ -127,7 +127,7 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
     plan, new = exchanges.gone_on(deployment, system)
     silo, hub = new.processes["silo0"].party, new.processes["hub"].party
     assert silo.model.theta.tolist() == old.tolist()
-    # Hub and silos agree on it, also where nobody would have chosen it.
+    # Hub and silos agree on the first expert, even if nobody would have chosen it.
     assert hub._server._expert == int(np.argmax(old)) == new.processes["silo0"].decide().action
     played(0, plan=plan, made=new)
     assert silo.model.release == plan.plan.releases
@@ -138,7 +138,7 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
 
 
 def played(late, last=LOSSES, plan=None, made=None):
-    """Return all releases; of silo1's first decision the losses come in period ``late``, from 0."""
+    """Return all releases; losses of silo1's first decision arrive in period ``late`` (from 0)."""
     plan = plan_of() if plan is None else plan
     made = federation.Federation(plan) if made is None else made
     made.settle()
@@ -169,7 +169,7 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
     keys = []
 
     class Watched(SparseHub):
-        """Notes what is hidden whenever a number is drawn."""
+        """Records the data that the noise hides, for each number that is drawn."""
 
         def _make_server(self, noise):
             drawn = []
@@ -207,7 +207,7 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
         keys[0] == keys[1]
         and len({deployment for _, _, deployment in keys[0]}) == len(keys[0]) >= 5
     )
-    # The first threshold is drawn before any loss is known; all else is of another history.
+    # The first threshold is drawn before any loss; all other noise depends on the history.
     assert keys[0][0] == keys[2][0]
     assert not {deployment for _, _, deployment in keys[0][1:]} & {
         deployment for _, _, deployment in keys[2]

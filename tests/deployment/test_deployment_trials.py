@@ -1,7 +1,7 @@
-"""Real processes on days and weeks, with little memory, twice in one folder, and with lost states.
+"""Tests of real processes over days and weeks, with little memory, shared folders or lost states.
 
-Days pass at once: every process reads the time from a file that a test writes, so that all clocks
-go on together, also those that count the seconds that pass.
+A test can skip days: every process reads wall time and monotonic time from a file that the test
+writes, so all clocks advance together.
 """
 
 import json
@@ -27,7 +27,7 @@ from fastfed.deployment.client import Client
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import compile_plan
 
-#: Seconds of this machine that anything may take to happen.
+#: Longest real time that a test waits for an event, in seconds.
 PATIENCE = 90.0
 DAY = 86_400
 
@@ -46,7 +46,7 @@ time.time, time.clock_gettime = passed(time.time), passed(time.clock_gettime)
 
 
 class Site:
-    """The folders of one plan, its processes, and the time that they see."""
+    """The folders and processes of one plan, and the file with their time."""
 
     def __init__(
         self, home: Path, monkeypatch, protocol="silo-ldp", releases=10, period=DAY, **more
@@ -109,7 +109,7 @@ class Site:
             child.stderr.close()
 
     def go_to(self, seconds):
-        """Let the time be so many seconds after the start of the calendar."""
+        """Set the time to some seconds after the start of the calendar."""
         self.shift = self.start + seconds - time.time()
         self.days.write_text(str(self.shift))
 
@@ -121,28 +121,28 @@ class Site:
         return Client(self.home / name / folders.SOCKET).call("status")
 
     def until(self, name, what):
-        """The status of a party, once it is so."""
+        """Wait until the status of a party meets a condition, and return it."""
         last = time.monotonic() + PATIENCE
-        found = None
+        status = None
         while time.monotonic() < last:
             with suppress(OSError, InputError):
-                found = self.status(name)
-                if what(found):
-                    return found
+                status = self.status(name)
+                if what(status):
+                    return status
             time.sleep(0.05)
-        pytest.fail(f"{name} is not so after {PATIENCE:.0f} s: {found}")
+        pytest.fail(f"{name} is not so after {PATIENCE:.0f} s: {status}")
 
     def patient(self, name):
-        """One patient of a silo, who is learned from."""
+        """Make one decision of a silo and report its reward."""
         client = Client(self.home / name / folders.SOCKET)
         last = time.time() + PATIENCE
         rows = [[0.1, 0.2, 0.3], [0.3, -0.2, 0.1]]
-        made = demo.insist(lambda: client.call("decide", actions=rows), last)
-        client.call("reward", id=made["id"], reward=0.5)
-        return made
+        decision = demo.insist(lambda: client.call("decide", actions=rows), last)
+        client.call("reward", id=decision["id"], reward=0.5)
+        return decision
 
     def day(self, number, *names):
-        """A day with one patient at each of these silos, and the end of its grace period."""
+        """Pass a day with one patient at each of these silos, and then its grace period."""
         self.go_to((number - 0.5) * self.period)
         for name in names:
             self.patient(name)
@@ -151,11 +151,11 @@ class Site:
 
 @contextmanager
 def site(tmp_path, monkeypatch, **keys):
-    made = Site(tmp_path, monkeypatch, **keys)
+    deployment = Site(tmp_path, monkeypatch, **keys)
     try:
-        yield made
+        yield deployment
     finally:
-        made.end(*list(made.children))
+        deployment.end(*list(deployment.children))
 
 
 def released(at_least):
@@ -199,7 +199,7 @@ def test_a_silo_that_was_away_for_a_week_is_back_with_the_next_release(tmp_path,
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["put back", "deleted"])
 def test_hub_and_helper_are_both_lost(lost, tmp_path, monkeypatch):
-    """Silos send again what both lack: the same sets are opened, and the plan goes on."""
+    """Silos send hub and helper the lost messages; the same sets are opened; the plan continues."""
     with site(tmp_path, monkeypatch, protocol="secure-sum", releases=4) as made:
         made.run("hub", "helper", *demo.SILOS)
         made.until("hub", lambda status: len(status["joined"]) == 4)
@@ -288,7 +288,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @contextmanager
 def group(kind, name, **limits):
-    """A control group of version 1 with these limits; skipped where none can be made."""
+    """Return a control group (cgroup v1) with these limits; skip the test if none exists."""
     folder = GROUPS / kind / f"fastfed_{os.getpid()}_{name}"
     try:
         folder.mkdir()
@@ -327,7 +327,7 @@ def test_parties_with_a_tenth_of_a_processor_are_slow_and_nothing_else(tmp_path,
 
 @pytest.mark.slow
 def test_a_party_that_is_killed_for_its_memory_goes_on_when_it_has_some(tmp_path, monkeypatch):
-    """Memory for half of what it needs: the kernel kills it, at its start or later."""
+    """With half of the needed memory, the kernel kills the party at its start or later."""
     with (
         group("memory", "small", limit_in_bytes=40 << 20) as small,
         site(tmp_path, monkeypatch) as made,

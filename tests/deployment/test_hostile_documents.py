@@ -1,7 +1,8 @@
-"""Hostile values in each field of each kind of plan file and message, found by reflection.
+"""Tests with hostile values in each field of each kind of plan file and message.
 
-A field that is added later is attacked too: the fields are those of the bytes. Each case must be an
-InputError, or a plan whose account is that of the executed numbers and equal to the honest one.
+The fields are found in the encoded bytes, so fields of later versions are tested, too. Each case
+must raise InputError, or give a plan whose account belongs to the executed numbers and equals the
+account of the honest plan.
 """
 
 import math
@@ -67,14 +68,14 @@ def check(plan, path, data):
         compiled_plan = plans.load(encoded([encoded(data), {}]))
     except InputError:
         return False
-    made = kinds.certified(compiled_plan.executed, compiled_plan.problem, compiled_plan.shared)
-    assert made.status == "proven" and made.exact == plan.certificate.exact, path
-    assert compiled_plan.certificate.model == made.model == plan.certificate.model, path
-    assert compiled_plan.certificate.conditions == made.conditions, path
+    certified = kinds.certified(compiled_plan.executed, compiled_plan.problem, compiled_plan.shared)
+    assert certified.status == "proven" and certified.exact == plan.certificate.exact, path
+    assert compiled_plan.certificate.model == certified.model == plan.certificate.model, path
+    assert compiled_plan.certificate.conditions == certified.conditions, path
     # Without the helper sums are under masks, and the conditions say so.
-    assert made.conditions == plan.certificate.conditions or compiled_plan.shared != plan.shared, (
-        path
-    )
+    assert (
+        certified.conditions == plan.certificate.conditions or compiled_plan.shared != plan.shared
+    ), path
     assert (
         compiled_plan.certificate.also == plan.certificate.also or compiled_plan.earlier is not None
     ), path
@@ -95,7 +96,7 @@ def test_no_hostile_value_in_a_plan_file_is_executed(kind, request):
 
 
 def test_every_field_of_a_document_is_attacked():
-    """By name, so that a field of a later version cannot be forgotten."""
+    """Compare the attacked fields by name with the fields of a document."""
     plain = msgspec.msgpack.decode(plans.spelled(federation_of_all.plan("silo-ldp").document))
     paths = set(leaves(plain))
     assert {(i,) for i in range(len(plain))} <= paths
@@ -155,7 +156,7 @@ def test_no_hostile_value_in_a_message_changes_a_party(kind):
                     step = party.handle(signed, deployment.now)
                 except InputError:
                     continue
-                # Known, repeated or asking again: nothing that a party folds but a note.
+                # The message is known, repeated or a poll: the party writes nothing but a note.
                 kinds_of = {getattr(write, "kind", "charge") for write in step.writes}
                 assert kinds_of <= {"alarm"}, (what, receiver, part, path, new)
                 accepted += 1

@@ -1,4 +1,4 @@
-"""Spoiled plan files are refused, or are what their certificate says (see plan_mutations.py)."""
+"""Tests that changed plan files are refused or have a true certificate (see plan_mutations.py)."""
 
 import contextlib
 import dataclasses
@@ -99,7 +99,7 @@ def plan_with(plan, /, **parts):
 
 
 def believed(kind, change, **parts):
-    """A file after a change, and the plan that a loader makes of it that compares no numbers.
+    """Return a changed file, and the plan of a loader that does not compare the numbers.
 
     `parts` are attributes of the plan; its certificate stays that of the honest file.
     """
@@ -126,7 +126,7 @@ def halved(kind):
 
 
 def objection(monkeypatch, data, plan):
-    """Return what the check says of a loader that returns this plan, or raises this exception."""
+    """Return the check's objection to a loader that returns this plan or raises this exception."""
 
     def load(given):
         if isinstance(plan, BaseException):
@@ -144,7 +144,7 @@ def objection(monkeypatch, data, plan):
 def test_half_of_the_noise_is_caught(monkeypatch, kind):
     data, plan = halved(kind)
     assert "noise_std.bias is" in objection(monkeypatch, data, plan)
-    # Without that comparison both accounts find it, each without the other.
+    # Without the comparison of numbers, each of the two accounts detects the change.
     monkeypatch.setattr(plan_mutations, "near", lambda *_: True)
     assert "is certified, the events give" in objection(monkeypatch, data, plan)
     monkeypatch.setattr(plan_mutations, "check_events", lambda plan: None)
@@ -166,8 +166,8 @@ def test_a_false_sentence_is_caught(monkeypatch, field):
 
 
 def test_a_dropped_condition_is_caught(monkeypatch):
-    kept = federation_of_all.plan("silo-ldp").certificate.conditions[:-1]
-    assert "says" in objection(monkeypatch, *honest_with("silo-ldp", conditions=kept))
+    conditions = federation_of_all.plan("silo-ldp").certificate.conditions[:-1]
+    assert "says" in objection(monkeypatch, *honest_with("silo-ldp", conditions=conditions))
 
 
 @pytest.mark.parametrize("kind", ["silo-ldp", "secure-sum", "robin", "fed-svt"])

@@ -1,4 +1,4 @@
-"""Known records are written as people write them, and both readers must give these records back."""
+"""Tests that both readers of tables recover known records from many spellings of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def word(rng: random.Random, text: str) -> str:
 
 
 def written(rng: random.Random) -> tuple[list[dict[str, Any]], bytes, dict[str, Any]]:
-    """Return records, a table that says them, and what its source declares."""
+    """Return records, a table with these records, and the declaration of the table's source."""
     delimiter = rng.choice(",;\t|")
     mark = "," if delimiter == ";" and rng.random() < 0.5 else "."
     names = {name: name for name in ("age", "dx", "smokes", "result", "who")}

@@ -54,7 +54,7 @@ def running(request, tmp_path):
     home = tmp_path / request.param
     shutil.copytree(RUNNING / request.param, home)
     for secret in home.glob(f"*/{folders.SECRET}"):
-        # What is kept in a repository has no such modes.
+        # A repository does not store these file modes.
         secret.chmod(0o400)
         secret.parent.chmod(0o700)
     return home
@@ -62,18 +62,18 @@ def running(request, tmp_path):
 
 def test_a_plan_and_a_model_of_an_earlier_version_say_the_same(running):
     plan = plans.load(running / "plan")
-    kept = json.loads((running / "model.json").read_text())
-    assert plan.digest.hex() == kept["plan"] and plan.certificate.status == "proven"
+    stored_model = json.loads((running / "model.json").read_text())
+    assert plan.digest.hex() == stored_model["plan"] and plan.certificate.status == "proven"
     document = json.loads(json.dumps(model_of(folders.read_party(running / "north").party)))
     assert (
-        document.keys() == kept.keys()
-        and document["certificate"].keys() == kept["certificate"].keys()
+        document.keys() == stored_model.keys()
+        and document["certificate"].keys() == stored_model["certificate"].keys()
     )
     # Wording may change, numbers may not.
     for key in ("format", "plan", "release", "releases", "schema", "theta", "V"):
-        assert document[key] == kept[key], key
+        assert document[key] == stored_model[key], key
     for key in ("unit", "relation", "claimed", "exact", "status", "noise_std"):
-        assert document["certificate"][key] == kept["certificate"][key], key
+        assert document["certificate"][key] == stored_model["certificate"][key], key
 
 
 def test_a_plan_of_an_earlier_version_has_the_ranking_of_then(running):
@@ -110,7 +110,7 @@ EARLIER = {
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "shuffle-vector", "secure-sum"])
 @pytest.mark.parametrize("name", EARLIER)
 def test_a_plan_file_with_the_keys_of_then_is_loaded(name, protocol):
-    """Its noise is that of then: factors did not saturate, and shuffles had other batches."""
+    """The plan has the noise of the earlier version, with unsaturated factors and other batches."""
     keys, ranking = EARLIER[name]
     vector = protocol == "shuffle-vector"
     batches = {"batch_size": "growing", "batch_first": 3, "batch_ratio": 1.2} if vector else {}
@@ -129,9 +129,9 @@ def test_a_plan_file_with_the_keys_of_then_is_loaded(name, protocol):
     assert loaded.plan.release_rounds == today.plan.release_rounds
     assert loaded.plan.noise_std == today.plan.noise_std
     assert loaded.certificate.exact == today.certificate.exact
-    # It is the file of then that all parties sign, not one of today.
+    # All parties sign the file of the earlier version, not a new file.
     assert loaded.document == changed and loaded.digest != today.digest
-    # A number too many is still one too many.
+    # An additional number is still refused.
     spoiled = msgspec.structs.replace(changed, numbers={**numbers, "radius.other": 1.0})
     with pytest.raises(InputError, match=r"radius\.other"):
         plans.load(msgspec.msgpack.encode([plans.spelled(spoiled), {}]))
@@ -146,7 +146,7 @@ def test_a_federation_of_an_earlier_version_goes_on(running):
         for process in parties.values():
             process.clock = lambda: now[0]
         assert parties["hub"].party.status()["released"] == 2
-        # A decision of before gets its reward now.
+        # A decision of the earlier version gets its reward now.
         now[0] = float(last) + 20.0
         parties["north"].reward((running / "open").read_text(), 0.5)
         for close in plan.document.calendar.closes[2:]:

@@ -2,9 +2,9 @@
 Faster Rates".
 
 The private shrinking dartboard, and limited updates for stochastic adversaries. Every random number
-is an argument. The paper has one client. Here a loss is the sum of those of m clients in the rounds
-since the last decision. Decisions are at t = N, 2 N, ... but not at 1, as in Algorithm 4 of Gao et
-al. (2024). With m = N = 1 it is the paper's algorithm.
+is an argument. The paper has one client. Here a loss is the sum of the losses of m clients in the
+rounds since the last decision. Decisions are at t = N, 2 N, ... but not at 1, as in Algorithm 4 of
+Gao et al. (2024). With m = N = 1 it is the paper's algorithm.
 
 The paper's symbols: T rounds, d experts, eta the step size, p the switching probability, K the
 switching budget, w_t the weights, P_t their distribution, z_t the coin (1: the expert stays).
@@ -29,7 +29,8 @@ class Run:
     coins: list[int] = field(default_factory=list)  # rounds in which a coin was thrown
     draws: list[int] = field(default_factory=list)  # rounds with a new draw, also of the same x
     laws: list[np.ndarray] = field(default_factory=list)  # (d,) of every draw
-    # Below rounding, the run is not determined: least distance of a uniform from an edge.
+    # Least distance of a uniform number from a decision boundary. If it is as small as rounding
+    # errors, the run is not determined.
     margin: float = inf
 
 
@@ -137,7 +138,7 @@ def dartboard_law(losses: np.ndarray, *, eta: float, p: float, K: int, N: int) -
 
 
 def experts_of(law: Law) -> Law:
-    """Return the same of the chosen experts: a draw of the same expert is not observed."""
+    """Return the distribution of the chosen experts; a draw of the same expert is not visible."""
     out: Law = {}
     for seen, chance in law.items():
         x = [seen[0]]

@@ -1,4 +1,4 @@
-"""Centred statistics with a public intercept, from their definition: entries, pairs, covariances.
+"""Oracle for centred statistics with a public intercept, computed from their definition.
 
 A record is (z, y) with row x = (z, c), c = 1 / sqrt(2 kappa), and adds x (y - r0) and x x^T to the
 sums. Every noisy entry is written out and divided by the standard deviation of its noise; the entry
@@ -194,9 +194,9 @@ def play(
     Returns
     -------
     tuple
-        Whether N >= -n I failed at a release, whether ||N Delta - h|| <= E did, whether an action
-        or the direction of the error broke the inequality, and the largest share of gamma that
-        ||lambda Delta + N Delta - h|| took.
+        True if N >= -n I failed at a release; True if ||N Delta - h|| <= E failed; True if an
+        action or the direction of the error violated the inequality; and the largest ratio of
+        ||lambda Delta + N Delta - h|| to gamma.
     """
     d, c = len(delta), release.constant
     reward_scale, anchor = 0.5, max(1.0, 0.1 * float(n.max()))
@@ -227,7 +227,7 @@ def play(
             far_out = np.sqrt(np.einsum("ni,ij,nj->n", x, inverse, x))
             return beta * far_out + gamma * np.linalg.norm(x @ inverse, axis=1)
 
-        # Actions, the error, and V error, where <x, error> is largest for its ||x||_{V^-1}.
+        # Test actions, the error, and V error: it maximises <x, error> / ||x||_{V^-1}.
         off = delta - estimate
         z, _ = random_records(release, length * 5, d - 1, rng)
         x = np.column_stack([z, np.full(len(z), c)])

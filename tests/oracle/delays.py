@@ -24,7 +24,7 @@ def delay_of(
     mean: float = 0.0,
     deadline: int | None = None,
 ) -> int | None:
-    """Return the delay that 64 uniform bits give, by inversion of the distribution; None: lost."""
+    """Return the delay for 64 uniform bits, by inverting the distribution; None if lost."""
     u = (bits >> 11) / 2.0**53
     if kind == "constant":
         delay = rounds
@@ -94,7 +94,7 @@ def simulate(
     Run
     """
     silos, horizon = len(arrivals), len(arrivals[0])
-    # Without noise the whole alpha is spent on event 3, in parts for silos with separate orders.
+    # Without noise, event 3 gets all of alpha; silos that learn alone share it equally.
     base = 2.0 * math.log((1.0 if lazy else float(silos)) / alpha)
     points: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(silos)]
     run = Run(np.zeros((silos, horizon), int), np.zeros((silos, horizon)), np.zeros(horizon))

@@ -1,6 +1,6 @@
 """Dvijotham, McMahan, Pillutla, Steinke & Thakurta (2024), buffered linear Toeplitz factors.
 
-Dense matrices, and sums over the definition: nothing is recursive.
+Matrices are dense and sums follow the definition; there is no recursion.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Factorised prefix sums from their definition, in fractions and by search: A = B C, A of ones."""
+"""Oracle for factorised prefix sums A = B C (A: lower triangle of ones), by definition."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def squared_sensitivity(matrix: ArrayLike, returning: int) -> float:
     """Return the largest change of C gamma by a user of this many leaves, over all sets of leaves
     and signs.
 
-    A record changes its leaf by a number in [-1, 1]; the square is convex, so the ends suffice. For
-    records that are vectors, inner products replace signs, and lie between them.
+    A record changes its leaf by a number in [-1, 1]. The square is convex, so -1 and 1 suffice. For
+    vector records, inner products in [-1, 1] take the place of products of signs.
     """
     c = encoder(matrix)
     size = len(c)

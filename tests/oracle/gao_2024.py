@@ -390,8 +390,9 @@ def eta_advanced(epsilon: float, delta: float, kappa: int) -> float:
 
 
 def eta_zcdp(epsilon: float, delta: float, kappa: int) -> float:
-    """Return eta with eps / 2 for all kappa: exponential mechanisms of range eta are eta^2/8-zCDP
-    each."""
+    """Return eta such that kappa exponential mechanisms together have epsilon / 2.
+
+    An exponential mechanism of range eta is eta^2/8-zCDP."""
     rho = (sqrt(log(1 / delta) + epsilon / 2) - sqrt(log(1 / delta))) ** 2
     return sqrt(8 * rho / kappa)
 

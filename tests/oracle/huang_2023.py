@@ -605,7 +605,7 @@ def theorem_c6_explicit(M: int, P: int, U: int, C_0: float, c2: float) -> float:
 
 
 def theorem_c6_mended(M: int, P: int, U: int, C_0: float, c2: float) -> float:
-    """Return the same with all initial rounds, each of regret up to 2, and P - U greedy phases
+    """Return the corrected line: initial rounds have regret up to 2, and P - U phases are greedy
     (E13)."""
     return 8 * C_0 * c2**2 * max(P - U, 0) + 2 * M * last_round(U)
 

@@ -1,4 +1,4 @@
-"""Own rounds: a federation whose silos share some rounds and keep the others (docs/own-rounds.md).
+"""Oracle for local ("own") rounds: silos share only some of their rounds (docs/own-rounds.md).
 
 Everything is written from that page, for all silos of all replicates at once. The action of a
 shared round is a function of its context and the public transcript, and its (x, y) enters the
@@ -49,8 +49,8 @@ def certain_rounds(horizon: int, until: int, fraction: float, secret: bool) -> n
 def release_rounds(shared: np.ndarray, first: int, ratio: float) -> list[int]:
     """Return the rounds of releases.
 
-    The first is after `first` shared rounds; each next one is after `ratio` as many. The last
-    shared round is always one.
+    The first release is after `first` shared rounds. Each later release is when the number of
+    shared rounds has grown by the factor `ratio`. The last shared round is always a release round.
     """
     counts = np.cumsum(shared)
     total = int(counts[-1])
@@ -265,7 +265,7 @@ def evidence(p: np.ndarray, q: np.ndarray, g: np.ndarray, u: np.ndarray) -> np.n
 def mixed(
     candidates: list[tuple[np.ndarray, np.ndarray]], g: np.ndarray, u: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the precision, its product with the mean (both with own data), and evidence weights
+    """Return the posterior precision, its product with the mean, and the evidence weights
     (.., n)."""
     actual = np.array([evidence(p, q, g, u) for p, q in candidates])
     weights = np.exp(actual - actual.max(axis=0))

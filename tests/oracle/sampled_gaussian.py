@@ -1,4 +1,4 @@
-"""One Gaussian release that a record enters by a secret coin: its exact privacy loss, by integrals.
+"""Exact privacy of a Gaussian release that a record enters by a secret coin, by integration.
 
 There are three distributions, in units of the noise. The record is absent, N(0, I); it is x and
 enters, N(a, I); or it is x' and enters, N(b, I). The observer sees P = (1 - p) N(0, I) + p N(a, I)
@@ -34,7 +34,7 @@ def divergence(
 
 
 def placed(length_a: float, length_b: float, angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a and b of these lengths, with this angle between them."""
+    """Return vectors a and b with these lengths and this angle between them."""
     a = np.array([length_a, 0.0])
     return a, length_b * np.array([math.cos(angle), math.sin(angle)])
 

@@ -1,16 +1,17 @@
-"""Federated LinUCB in batches of any lengths, by forced replay: statistics from their definitions.
+"""Federated LinUCB in batches of any lengths, by forced replay of recorded actions and rewards.
 
 After release k of the rounds n_1 < ... < n_K all silos hold the raw sums of all their rounds up to
-n_k and the noise of that prefix, whichever way it was made:
+n_k plus the noise of this prefix, which has one of four forms:
 
-- `factorised`: sum over givers of sum_{j <= k} B_kj z_j, for any lower triangular B;
+- `factorised`: sum_{j <= k} B_kj z_j for any lower triangular B, added over all parties that add
+  noise (*givers*);
 - `tree`: the draws of the nodes of the p-sum tree that make up the prefix;
 - `batches`: one draw for each batch, of its own strength;
 - `bits`: each batch's points in fixed point, with noise bits, shuffled once and added up.
 
-The direct radius with a bound tau on the norm, rewards less a centre beside a constant feature,
-and the sieve follow docs/radius.md and docs/centred.md. Everything is built
-anew in every round. Silos and actions count from 0, rounds, releases and draws from 1.
+The direct radius with a bound tau on the norm and the sieve follow docs/radius.md; centred rewards
+with a constant feature follow docs/centred.md. Everything is recomputed in every round.
+Silos and actions count from 0; rounds, releases and draws count from 1.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .vector_sum import fixed_point, lower_triangle, symmetric
 
 Pair = tuple[np.ndarray, np.ndarray]  # of the bias stream (d,), of the covariance stream (d, d)
 Points = dict[tuple[int, int], tuple[np.ndarray, float]]  # (x, y) by silo and round
-Draw = Callable[[int, int], Pair]  # giver, number
+Draw = Callable[[int, int], Pair]  # (giver, number of the draw)
 
 
 def _added(pairs: Sequence[tuple[float, Pair]]) -> Pair:
@@ -36,20 +37,20 @@ def _added(pairs: Sequence[tuple[float, Pair]]) -> Pair:
 
 
 def factorised(matrix: np.ndarray, givers: Sequence[int], draw: Draw, k: int) -> Pair:
-    """Return noise of prefix k: row k of B times the draws, for every giver."""
+    """Return the noise of prefix k: row k of B times the draws, added over all givers."""
     return _added(
         [(float(matrix[k - 1, j - 1]), draw(i, j)) for i in givers for j in range(1, k + 1)]
     )
 
 
 def tree(givers: Sequence[int], draw: Draw, k: int) -> Pair:
-    """Return noise of prefix k: a draw for each node, named by the release that completes it."""
+    """Return the noise of prefix k: one draw per node; a node has the number of its release."""
     nodes = [(k >> j) << j for j in range(k.bit_length()) if k >> j & 1]
     return _added([(1.0, draw(i, node)) for i in givers for node in nodes])
 
 
 def batches(scales: Sequence[float], givers: Sequence[int], draw: Draw, k: int) -> Pair:
-    """Return noise of k batches; the strength of the draws differs."""
+    """Return the noise of k batches; each batch may have a different standard deviation."""
     return _added([(scales[j - 1], draw(i, j)) for i in givers for j in range(1, k + 1)])
 
 
@@ -146,7 +147,7 @@ class Direct:
 
 @dataclass
 class Sieve:
-    """Of the actions that pass, the largest <x, theta_hat> + ranking w(x) is chosen.
+    """The sieve: choose the largest <x, theta_hat> + ranking w(x) among the actions that pass.
 
     The slack is `growth` max(1, C / g), or 1 if `growth` is 0. `times` multiplies it: a fault.
     """
@@ -168,7 +169,7 @@ class Sieve:
 
 @dataclass
 class Replay:
-    """What following the recorded actions gives; gaps are relative, as in zhou_chowdhury_2024.
+    """The result of a replay; gaps are relative, as in zhou_chowdhury_2024.
 
     `slacks` holds s by batch. `counted` is the largest regret of a round as a multiple of
     2 C ||a||_{A^-1}, by batch, with A = G + c I of the raw sums before the batch.
@@ -182,7 +183,7 @@ class Replay:
     slacks: list[float] = field(default_factory=list)
     widths: list[float] = field(default_factory=list)
     counted: list[float] = field(default_factory=list)
-    sieved: int = 0  # rounds in which another action than that of the largest score was chosen
+    sieved: int = 0  # rounds in which the chosen action does not have the largest score
     nearest_width: float = math.inf  # least (w(x) - |<x, theta_hat> - mean|) over all actions
 
 
@@ -206,9 +207,10 @@ def replay(
 ) -> Replay:
     """Follow actions and rewards (M, T) in batches that end after the rounds `ends`.
 
-    `noise(k)` is that of prefix k, None for exact sums. With `constant` > 0 it is the last feature
-    of what enters the sums, and `feature` bounds the others; `public`: its square's sum has no
-    noise. Rewards are clipped, then released less `centre`.
+    `noise(k)` is the noise of prefix k, None for exact sums. If `constant` > 0, rows in the sums
+    have this value as last feature, and `feature` bounds the norm of the other features. If
+    `public`, the sum of the squared constant has no noise. Rewards are clipped, and `centre` is
+    subtracted.
     """
     silos, horizon = actions.shape
     d = np.shape(contexts(1, 0))[1]
@@ -311,9 +313,9 @@ def regret_bound(
     until: int | None = None,
     unequal: bool = True,
 ) -> float:
-    """The bound on the regret of lazy play by round `until` (docs/radius.md), without a sieve.
+    """Bound the regret of lazy updates up to round `until` (docs/radius.md), without a sieve.
 
-    Bad batches are at most Lambda / ln 2: of unequal ones, so many of the longest.
+    There are at most Lambda / ln 2 bad batches; the bound assumes that the longest are bad.
     """
     until = horizon if until is None else until
     starts = [0, *(n for n in ends if n < horizon)]

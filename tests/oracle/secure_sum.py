@@ -106,7 +106,7 @@ def masses(n: int) -> list[Fraction]:
 
 
 def shifted_delta(n: int, shift: int, epsilon: float) -> float:
-    """Return the hockey-stick divergence of Bin(n, 1/2) and itself plus a shift, by fractions;
+    """Return the hockey-stick divergence of Bin(n, 1/2) and Bin(n, 1/2) + shift, in fractions;
     symmetric."""
     p, factor, total = masses(n), Fraction(math.exp(epsilon)), Fraction(0)
     for k in range(n + 1 + shift):

@@ -36,9 +36,10 @@ def slack(
 def row_width(
     rows: float, d: int, c: float, tau: float, scale: float, base: float, multiplier: float
 ) -> float:
-    """Return C of a silo alone: with V = c I + `rows` rows, its bonus is at most C ||x||_{V^-1}.
+    """Return C for a silo that learns alone: its bonus is at most C ||x||_{V^-1}.
 
-    The determinant of V is at most (c + rows / d)^d, and ||V^-1 x|| <= ||x||_{V^-1} / sqrt(c).
+    V is c I plus `rows` rows. Its determinant is at most (c + rows / d)^d, and
+    ||V^-1 x|| <= ||x||_{V^-1} / sqrt(c).
     """
     beta = scale * math.sqrt(base + d * math.log((c + rows / d) / c))
     return multiplier * (beta + tau * c / math.sqrt(c))

@@ -152,8 +152,7 @@ def vector_sum_counts(
     noise: np.ndarray,
     clamp: bool = True,
 ) -> np.ndarray:
-    """Return the same as `vector_sum` from the number of ones, which is all that the analyzer
-    uses."""
+    """Return the same sum as `vector_sum`, from the numbers of ones instead of all bits."""
     points, noise = checked(points, uniforms, noise, b)
     ones: np.ndarray = np.sum(fixed_point(points, g, L, uniforms, clamp) + noise, axis=0)
     return debias(ones, len(points), g, b, L, 1 / 4)

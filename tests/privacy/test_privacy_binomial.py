@@ -433,22 +433,23 @@ def test_account_detects_too_few_bits() -> None:
 
 
 def test_honest_fraction() -> None:
+    """With half of the silos honest, each silo adds twice the noise bits."""
     budget = Budget(1, 1e-3)
     all_honest = calibrate_vector_sum(budget, 40, 2500, 5)
-    half = calibrate_vector_sum(budget, 40, 2500, 5, honest_fraction=0.5)
-    assert half.exact() <= 1
-    assert half.counted(2) == half.users(2) // 2 * half.b[2]
-    for a, b in zip(all_honest.b, half.b, strict=True):
+    half_honest = calibrate_vector_sum(budget, 40, 2500, 5, honest_fraction=0.5)
+    assert half_honest.exact() <= 1
+    assert half_honest.counted(2) == half_honest.users(2) // 2 * half_honest.b[2]
+    for a, b in zip(all_honest.b, half_honest.b, strict=True):
         assert b == pytest.approx(2 * a, abs=3)
-    assert half.noise_stds["bias"] == pytest.approx(
+    assert half_honest.noise_stds["bias"] == pytest.approx(
         math.sqrt(2) * all_honest.noise_stds["bias"], rel=1e-3
     )
-    assert "fraction 0.5" in half.conditions()[0].text
-    assumed = msgspec.structs.replace(half, honest_fraction=1.0)
-    assert assumed.exact() < 0.75
-    none = msgspec.structs.replace(half, honest_fraction=1e-9)
-    assert none.exact() == math.inf
-    assert none.mu() == math.inf
+    assert "fraction 0.5" in half_honest.conditions()[0].text
+    overstated = msgspec.structs.replace(half_honest, honest_fraction=1.0)
+    assert overstated.exact() < 0.75
+    nobody_honest = msgspec.structs.replace(half_honest, honest_fraction=1e-9)
+    assert nobody_honest.exact() == math.inf
+    assert nobody_honest.mu() == math.inf
 
 
 def test_relation_zero_out_needs_fewer_bits() -> None:
