@@ -120,7 +120,7 @@ AGENTS = [
     Mistake(
         "alpha = 0.01 of other libraries",
         agent(lambda a: None, alpha=0.01),
-        ("LinUCB", "'alpha'"),
+        ("LinUCB", "radius_multiplier"),
         error=TypeError,
     ),
     Mistake(

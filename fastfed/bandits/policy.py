@@ -118,7 +118,7 @@ class LinUCB:
         **others: object,
     ) -> None:
         for name in others:
-            raise InputError(unknown_argument(name, _PARAMETERS))
+            raise TypeError(f"LinUCB: {unknown_argument(name, _PARAMETERS)}")
         self.dimension = integer("dimension", dimension, at_least=1)
         self.regularizer = number("regularizer", regularizer, above=0.0)
         self.failure_probability = number(

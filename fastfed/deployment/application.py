@@ -464,11 +464,15 @@ class Application:
         self._ended.wait()
 
     def server_close(self) -> None:
-        """Close the socket; a server that still runs ends soon, and closes it then."""
+        """End `serve_forever` within a second, and close the socket."""
         with self._starting:
             self._stop.set()
-            if self._ended.is_set():
-                self._socket.close()
+        # Without waiting for the event: a signal may not interrupt that (`until_signal`).
+        last = time.monotonic() + 1.0
+        while not self._ended.is_set() and time.monotonic() < last:
+            time.sleep(0.01)
+        if self._ended.is_set():
+            self._socket.close()
 
     # ---- connections -------------------------------------------------------------------------
 

@@ -127,9 +127,9 @@ def test_parameters_change_together_or_not_at_all():
     with pytest.raises(InputError, match="regularizer must be > 0"):
         agent.set_params(discount=0.5, regularizer=-1.0)
     assert agent.discount == 1.0
-    with pytest.raises(InputError, match='unknown argument "alpha"; here it is called radius_mult'):
+    with pytest.raises(TypeError, match='unknown argument "alpha"; here it is called radius_mult'):
         LinUCB(2, alpha=1.0)
-    with pytest.raises(InputError, match='did you mean "discount"'):
+    with pytest.raises(TypeError, match='did you mean "discount"'):
         LinUCB(2, discont=0.5)
 
 

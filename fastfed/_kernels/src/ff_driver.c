@@ -36,8 +36,8 @@ static int64_t status_of(const ff_run *run)
 FF_INLINE void learn(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, double y,
                      const ff_parts *p, ff_pending *pending)
 {
-    /* Silos that never send learn only for themselves. */
-    if (c->releases)
+    /* The model of a fixed set needs no sums, if they are never sent. */
+    if (!c->fixed || c->releases)
         ff_protocol_accumulate(run, c, silo, round, y, p, pending);
     if (ff_learns(c))
         ff_policy_learn(run, c, silo, y, p);
