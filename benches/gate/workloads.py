@@ -69,6 +69,8 @@ def system(name: str) -> Call:
     keys = {key: value for key, value in keys.items() if key in known_keys}
     if protocol:
         keys["protocol"] = protocol
+    if protocol == "user-bit":
+        keys |= {"protects": "reward", "delta": 0.0}
     if protocol == DRAWN_ONCE:
         keys |= {"protocol": "silo-ldp", "batch_size": 1, "noise_draws": "sum", "release": "tree"}
     environment: Any = Sphere(dimension=10, actions=100)
