@@ -31,7 +31,7 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL = {"L1": 32 << 10, "L2": 1 << 20, "L3": 32 << 20}
 #: LEAST: least seconds of one run. RUNS: number of runs.
 LEAST, RUNS = 0.002, 24
-#: Normals per call: so many that the overhead is small, so few that they stay in cache.
+#: Normals per call: enough that the overhead is small, and few enough to stay in cache.
 DRAWN = (4096, 16384)
 #: Largest buffer for the speed of memory, in bytes.
 LARGEST = 512 << 20

@@ -105,9 +105,9 @@ def waits(pairs: Sequence[Sequence[Block]], limit: float = LIMIT) -> bool:
     """Return True if head waits (for a lock, a file, ...) and base does not.
 
     A run that waits has more wall time than processor time. On a busy machine many runs wait for
-    the processor. So head is said to wait only if every run of head waited, and so many runs of
-    base did not wait that chance explains it with probability below ALPHA / 100
-    (hypergeometric distribution).
+    the processor. So the result is True only if every run of head waited, and chance explains the
+    number of runs of base that did not wait with probability below ALPHA / 100 (hypergeometric
+    distribution).
     """
     blocks = [block for pair in pairs for block in pair]
     runs_without_wait = [

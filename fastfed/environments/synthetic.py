@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import environments, rng
+from fastfed._kernels import driver, environments, rng
 from fastfed._random import INSTANCE, MAX_DIMENSION, instance_normals
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.environments.base import (
@@ -280,10 +280,11 @@ class FixedSet:
     def memory(self, silos: int, horizon: int, curves: int) -> int:
         """Return the bytes of a replicate.
 
-        Every silo has a copy of the actions and their means. In addition every curve may store five
-        float64 numbers for each action, if V changes in every round.
+        Every silo has a copy of the actions and their means. In addition every curve may have a
+        model of the actions in every silo, if V changes in every round (src/ff_fixed.h).
         """
-        return silos * (self.actions * (4 * self.dimension + 8 + 40 * curves) + 24)
+        model = 8 * driver.fixed_size(self.actions, self.dimension)
+        return silos * (self.actions * (4 * self.dimension + 8) + 24 + curves * model)
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""

@@ -187,7 +187,7 @@ FIRST = {
 }
 
 #: Keys of an identity that are separate tables in a spec, or do not appear in a spec.
-NOT_TOP = ("environment", "curves", "semantics", "accounts")
+NOT_TOP = ("environment", "curves", "semantics", "accounts", "revisions")
 
 #: Keys of [figure] that are separate tables, or sizes that were not simulated.
 NOT_OF_SPEC = (

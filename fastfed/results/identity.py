@@ -10,7 +10,7 @@ from typing import Any
 
 #: Keys of an identity whose values have an entry for each curve. The value of "curves" is a list,
 #: the other values are dicts with the curves' labels as keys.
-OF_CURVES = ("curves", "packages", "accounts")
+OF_CURVES = ("curves", "packages", "accounts", "revisions")
 
 
 def positions_in(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:

@@ -37,6 +37,7 @@ from fastfed.environments import (
     Adversary,
     Environment,
     EnvironmentSpec,
+    FixedSet,
     LossSpec,
     environment_from_spec,
 )
@@ -116,6 +117,22 @@ class Curve:
         by_the_lemma = self.keys.get("protocol") == "shuffle-amplified" and HIDING in conditions
         return 2 if by_the_lemma and self.keys.get("calibration") == "exact" else 1
 
+    @property
+    def revision(self) -> int:
+        """Version of what the curve simulates: 2 if fastfed chooses other actions than at first.
+
+        That is so for the direct radius with noise, whose f is smaller, and for silos that never
+        synchronise, if they have a sieve and fewer fixed actions than features (docs/radius.md).
+        """
+        plan, environment = self.system.plan, self.problem.environment
+        radius = getattr(plan, "radius", None)
+        if radius is not None and radius.direct and radius.floor.any():
+            return 2
+        is_small_set = isinstance(environment, FixedSet) and (
+            environment.actions < environment.dimension
+        )
+        return 2 if is_small_set and getattr(plan, "slack_by_round", False) else 1
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -190,9 +207,11 @@ class Experiment:
         # equal.
         packages = {c.label: c.packages for c in self.curves if c.packages}
         accounts = {c.label: c.account for c in self.curves if c.account > 1}
+        revisions = {c.label: c.revision for c in self.curves if c.revision > 1}
         return {
             **({"packages": packages} if packages else {}),
             **({"accounts": accounts} if accounts else {}),
+            **({"revisions": revisions} if revisions else {}),
             "semantics": SEMANTICS,
             "name": self.name,
             "environment": self.environment.describe(),

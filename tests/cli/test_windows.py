@@ -1,4 +1,4 @@
-"""Tables on terminals of 40 to 200 columns: no number is cut, and what is left out is named."""
+"""Tables on terminals of 40 to 200 columns: no number is cut, and missing columns are named."""
 
 from __future__ import annotations
 

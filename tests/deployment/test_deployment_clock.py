@@ -353,7 +353,7 @@ def test_a_time_that_no_clock_can_show_is_refused(time):
 
 
 def test_a_message_that_is_refused_because_clocks_differ_says_so():
-    """A restored silo on a machine whose clock is behind is told why its message is refused."""
+    """If the clock of a restored silo is behind, the refusal of its message gives the reason."""
     deployment = clocked()
     silo = deployment.processes["silo0"]
     silo.clock = SteadyClock(lambda: deployment.now - 900.0, lambda: deployment.now)

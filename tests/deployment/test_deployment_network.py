@@ -527,5 +527,5 @@ def test_the_demonstration_ends_with_the_model_of_a_calm_run(tmp_path):
     from fastfed.deployment import demo
 
     report = demo.run(tmp_path, lambda text: None)
-    assert report["same"] and report["kills"] == 3 * demo.RELEASES + 1  # and a backup is put back
+    assert report["same"] and report["kills"] == 3 * demo.RELEASES + 1  # and a restored backup
     assert report["released"] == demo.RELEASES and report["decisions"] == 36

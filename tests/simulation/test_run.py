@@ -146,6 +146,35 @@ def test_a_fixed_schedule_has_equal_counts_in_all_replicates(tmp_path):
     np.testing.assert_array_equal(curve.bits_down_counts, expected * 3 * 9 * 64)
 
 
+@pytest.mark.parametrize("protocol", ["central", "silo-ldp"])
+def test_stores_from_before_the_radius_changed_are_refused(protocol, tmp_path):
+    keys = {"epsilon": 1.0, "delta": 1e-5, "batch_size": 10, "protocol": protocol}
+    private = {"label": "a", "algorithm": "private-fedlinucb", **keys}
+    open_curve = {"label": "b", "algorithm": "fedlinucb", "batch_size": 10}
+    experiment = experiment_from_spec(spec(curve=[private, open_curve]))
+    assert experiment.identity()["revisions"] == {"a": 2}
+    assert "revisions" not in spec_text(experiment.identity(), 3, {})
+    old_identity = {k: v for k, v in experiment.identity().items() if k != "revisions"}
+    meta = {"identity": old_identity, "rounds": experiment.checkpoints.tolist(), "figure": {}}
+    with Store.create_or_resume(tmp_path, meta, run_module.curve_rows(experiment)):
+        pass
+    with pytest.raises(fastfed.InputError, match="different revisions"):
+        Store.done_in(tmp_path, experiment.identity())
+    by_lemma = experiment_from_spec(spec(curve=[{**private, "radius": "lemma-c2"}, open_curve]))
+    assert "revisions" not in by_lemma.identity()
+
+
+def test_fixed_sets_with_fewer_actions_than_features_have_a_new_identity():
+    def revisions(actions, **keys):
+        environment = {"kind": "fixed-set", "dimension": 6, "actions": actions}
+        curve = {"label": "a", "algorithm": "linucb", **keys}
+        experiment = experiment_from_spec(spec(environment=environment, silos=1, curve=[curve]))
+        return experiment.identity().get("revisions")
+
+    assert revisions(5) == {"a": 2}
+    assert revisions(6) is None and revisions(5, sieve=1.0) is None
+
+
 def test_results_with_more_noise_are_a_different_experiment(tmp_path):
     """Refuse stores from before a tighter account chose less noise; other stores stay valid."""
 

@@ -22,43 +22,34 @@
 #define STORE(p, value) (*(loose *)(p) = (value))
 
 /* widened(p): the WIDTH floats at p as doubles. all(x): WIDTH times x. fused(a, b, c): a b + c, and
- * less(a, b, c): c - a b, rounded once. larger(a, b): b where a is not larger. root_of(x): square
- * roots. reaches(a, b): a bit for each entry of a that is at least that of b. Compilers need more
- * instructions for these. Other processors compute the same bits, the fused ones slowly. */
+ * fused_less(a, b, c): c - a b, rounded once. larger(a, b): b where a is not larger. root_of(x):
+ * square roots. reaches(a, b): a bit for each entry of a that is at least that of b. Compilers need
+ * more instructions for these. Other processors compute the same bits, the fused ones slowly. */
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #if defined(__AVX512F__)
-FF_INLINE loose widened(const float *p) { return (loose)_mm512_cvtps_pd(_mm256_loadu_ps(p)); }
-FF_INLINE loose all(double x) { return (loose)_mm512_set1_pd(x); }
+#define OF(operation) _mm512_##operation
+typedef __m512d reals;
+#define FLOATS(p) _mm256_loadu_ps(p)
+#define BITS_NOT_BELOW(a, b) _mm512_cmp_pd_mask(a, b, _CMP_GE_OQ)
+#else
+#define OF(operation) _mm256_##operation
+typedef __m256d reals;
+#define FLOATS(p) _mm_loadu_ps(p)
+#define BITS_NOT_BELOW(a, b) (unsigned)_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_GE_OQ))
+#endif
+FF_INLINE loose widened(const float *p) { return (loose)OF(cvtps_pd)(FLOATS(p)); }
+FF_INLINE loose all(double x) { return (loose)OF(set1_pd)(x); }
 FF_INLINE loose fused(loose a, loose b, loose c)
 {
-    return (loose)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+    return (loose)OF(fmadd_pd)((reals)a, (reals)b, (reals)c);
 }
-FF_INLINE loose less(loose a, loose b, loose c)
+FF_INLINE loose fused_less(loose a, loose b, loose c)
 {
-    return (loose)_mm512_fnmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+    return (loose)OF(fnmadd_pd)((reals)a, (reals)b, (reals)c);
 }
-FF_INLINE loose larger(loose a, loose b) { return (loose)_mm512_max_pd((__m512d)a, (__m512d)b); }
-FF_INLINE loose root_of(loose x) { return (loose)_mm512_sqrt_pd((__m512d)x); }
-FF_INLINE unsigned reaches(loose a, loose b)
-{
-    return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_GE_OQ);
-}
-#elif defined(__AVX2__) && defined(__FMA__)
-FF_INLINE loose widened(const float *p) { return (loose)_mm256_cvtps_pd(_mm_loadu_ps(p)); }
-FF_INLINE loose all(double x) { return (loose)_mm256_set1_pd(x); }
-FF_INLINE loose fused(loose a, loose b, loose c)
-{
-    return (loose)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-}
-FF_INLINE loose less(loose a, loose b, loose c)
-{
-    return (loose)_mm256_fnmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-}
-FF_INLINE loose larger(loose a, loose b) { return (loose)_mm256_max_pd((__m256d)a, (__m256d)b); }
-FF_INLINE loose root_of(loose x) { return (loose)_mm256_sqrt_pd((__m256d)x); }
-FF_INLINE unsigned reaches(loose a, loose b)
-{
-    return (unsigned)_mm256_movemask_pd(_mm256_cmp_pd((__m256d)a, (__m256d)b, _CMP_GE_OQ));
-}
+FF_INLINE loose larger(loose a, loose b) { return (loose)OF(max_pd)((reals)a, (reals)b); }
+FF_INLINE loose root_of(loose x) { return (loose)OF(sqrt_pd)((reals)x); }
+FF_INLINE unsigned reaches(loose a, loose b) { return BITS_NOT_BELOW((reals)a, (reals)b); }
 #else
 #if defined(__GNUC__)
 #define ENTRY(x, i) ((x)[i])
@@ -77,7 +68,7 @@ FF_INLINE unsigned reaches(loose a, loose b)
 BY_ENTRIES(widened, (const float *p), (double)p[i])
 BY_ENTRIES(all, (double x), x)
 BY_ENTRIES(fused, (loose a, loose b, loose c), fma(ENTRY(a, i), ENTRY(b, i), ENTRY(c, i)))
-BY_ENTRIES(less, (loose a, loose b, loose c), fma(-ENTRY(a, i), ENTRY(b, i), ENTRY(c, i)))
+BY_ENTRIES(fused_less, (loose a, loose b, loose c), fma(-ENTRY(a, i), ENTRY(b, i), ENTRY(c, i)))
 BY_ENTRIES(larger, (loose a, loose b), ENTRY(a, i) > ENTRY(b, i) ? ENTRY(a, i) : ENTRY(b, i))
 BY_ENTRIES(root_of, (loose x), sqrt(ENTRY(x, i)))
 FF_INLINE unsigned reaches(loose a, loose b)
@@ -89,11 +80,8 @@ FF_INLINE unsigned reaches(loose a, loose b)
 }
 #endif
 
-/* The largest K with products of pairs of actions, which are faster then. */
-#ifndef PAIRS_UP_TO
-#define PAIRS_UP_TO(d) (2 * (d))
-#endif
-FF_INLINE int is_by_pairs(int64_t n, int64_t d) { return n <= PAIRS_UP_TO(d); }
+/* Return the largest K for which products of pairs of actions are faster than V^{-1}. */
+FF_INLINE int64_t pairs_up_to(int64_t d) { return 2 * d; }
 
 /* Numbers at the start of a model. */
 enum { MADE, ACTIONS, DIMENSION, CHOSEN, QUEUED, HEAD = 8 };
@@ -102,17 +90,18 @@ FF_INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 /* A model, cut into its arrays. */
 typedef struct {
-    int64_t n, np, d, dp;   /* K and d, and both padded */
-    int by_pairs;
-    double *mean;               /* (np): <x, theta>; -INFINITY past K */
-    double *width, *second;     /* (np): ||x||^2_{V^-1} and ||V^-1 x||^2 */
-    double *root, *second_root; /* (np): upper bounds on the square roots */
-    double *slope, *second_slope; /* (np): 1 / (2 root) when the root was computed last */
-    double *upper, *rank;       /* (np): scratch */
-    double *factor;             /* (np): factor of a row when it is learned (clipping) */
-    double *clipped;            /* (np): 1 if that counts as clipping */
-    double *weight;             /* (np): sum of the squared factors of a row that were learned */
-    double *z, *u;              /* (np): scratch */
+    int64_t n, np, d, dp; /* K, K padded, d, d padded */
+    int by_pairs;         /* 1: X V^-1 X' and X V^-2 X' are stored; 0: V^-1 */
+    /* Arrays by action, (np) each. */
+    double *mean;                 /* <x, theta>; -INFINITY past K */
+    double *width, *second;       /* ||x||^2_{V^-1} and ||V^-1 x||^2 */
+    double *root, *second_root;   /* upper bounds on the square roots */
+    double *slope, *second_slope; /* 1 / (2 root) when the root was computed last */
+    double *upper, *rank;         /* upper bounds on scores and rankings of this round */
+    double *factor;               /* clipping multiplies a row by it when the row is learned */
+    double *clipped;              /* 1 if that counts as clipping */
+    double *weight;               /* sum of the squared factors with which the row was learned */
+    double *z, *u;                /* what a data point changes, see ff_fixed_observe */
     /* by_pairs: products g = X V^-1 X' and h = X V^-2 X' (n, np), in which entries (k, j) with
      * j < k - k % LANES are not updated, and the queue: (QUEUE, np) each. */
     double *g, *h, *queue_z, *queue_u;
@@ -125,14 +114,16 @@ typedef struct {
 static int64_t size_of(int64_t n, int64_t d)
 {
     const int64_t np = padded(n), dp = padded(d);
-    return HEAD + 14 * np + (is_by_pairs(n, d) ? 2 * (n + QUEUE) * np : d * dp + 4 * dp + (d * np + 1) / 2);
+    const int64_t by_pairs = 2 * (n + QUEUE) * np, by_rows = d * dp + 4 * dp + (d * np + 1) / 2;
+    return HEAD + 14 * np + (n <= pairs_up_to(d) ? by_pairs : by_rows);
 }
 
 int64_t ff_fixed_size(int64_t actions, int64_t d)
 {
-    const int64_t pairs = PAIRS_UP_TO(d);
-    const int64_t all = size_of(actions, d), most = size_of(actions < pairs ? actions : pairs, d);
-    return padded(all > most ? all : most);
+    /* The model by pairs may be larger than that of more actions. */
+    const int64_t pairs = actions < pairs_up_to(d) ? actions : pairs_up_to(d);
+    const int64_t of_pairs = size_of(pairs, d), of_all = size_of(actions, d);
+    return padded(of_pairs > of_all ? of_pairs : of_all);
 }
 
 FF_INLINE parts cut(double *model)
@@ -142,7 +133,7 @@ FF_INLINE parts cut(double *model)
     m.d = (int64_t)model[DIMENSION];
     m.np = padded(m.n);
     m.dp = padded(m.d);
-    m.by_pairs = is_by_pairs(m.n, m.d);
+    m.by_pairs = m.n <= pairs_up_to(m.d);
     m.mean = model + HEAD;
     m.width = m.mean + m.np;
     m.second = m.width + m.np;
@@ -170,7 +161,7 @@ FF_INLINE parts cut(double *model)
     return m;
 }
 
-/* Compute the roots and slopes of actions a... */
+/* Compute the roots and slopes of LANES actions from a on. */
 FF_INLINE void compute_roots(const parts *m, int64_t a)
 {
     const loose zero = all(0.0), half = all(0.5), least = all(1e-150);
@@ -338,7 +329,7 @@ FF_INLINE int64_t first_reaching(const double *values, double limit, int64_t n)
     return 0;
 }
 
-/* Compute scores and rankings of actions a.. from the bounds on roots. */
+/* Bound the scores and rankings of LANES actions from a on, by the bounds on roots. */
 FF_INLINE void bound_lanes(const parts *m, factors f, int64_t a)
 {
     for (int64_t end = a + LANES; a < end; a += WIDTH) {
@@ -349,7 +340,7 @@ FF_INLINE void bound_lanes(const parts *m, factors f, int64_t a)
     }
 }
 
-/* Compute roots, scores and rankings of actions a.. exactly. */
+/* Compute the roots, scores and rankings of LANES actions from a on. */
 FF_INLINE void score_lanes(const parts *m, factors f, int64_t a)
 {
     compute_roots(m, a);
@@ -437,9 +428,9 @@ FF_INLINE void subtract_block(const parts *m, int64_t queued, int64_t k, const i
         for (int v = 0; v < VECTORS; v++) {
             const loose zs = LOAD(z + j + v * WIDTH), us = LOAD(u + j + v * WIDTH);
             for (int r = 0; r < rows; r++) {
-                g[r][v] = less(all(z[k + r]), zs, g[r][v]);
-                h[r][v] = less(all(z[k + r]), us, h[r][v]);
-                h[r][v] = less(all(u[k + r]), zs, h[r][v]);
+                g[r][v] = fused_less(all(z[k + r]), zs, g[r][v]);
+                h[r][v] = fused_less(all(z[k + r]), us, h[r][v]);
+                h[r][v] = fused_less(all(u[k + r]), zs, h[r][v]);
             }
         }
     }
@@ -468,12 +459,13 @@ static void read_products(const parts *m, int64_t k, int64_t queued)
     read_row(m->g, m, k, z);
     read_row(m->h, m, k, u);
     for (int64_t q = 0; q < queued; q++) {
-        const double *restrict of_z = m->queue_z + q * m->np, *restrict of_u = m->queue_u + q * m->np;
+        const double *restrict of_z = m->queue_z + q * m->np;
+        const double *restrict of_u = m->queue_u + q * m->np;
         const double by_z = of_z[k], by_u = of_u[k];
         for (int64_t a = 0; a < m->np; a += WIDTH) {
             const loose zs = LOAD(of_z + a);
-            STORE(z + a, less(all(by_z), zs, LOAD(z + a)));
-            STORE(u + a, less(all(by_u), zs, less(all(by_z), LOAD(of_u + a), LOAD(u + a))));
+            STORE(z + a, fused_less(all(by_z), zs, LOAD(z + a)));
+            STORE(u + a, fused_less(all(by_u), zs, fused_less(all(by_z), LOAD(of_u + a), LOAD(u + a))));
         }
     }
 }
@@ -529,7 +521,7 @@ FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
         for (int v = 0; v < vectors; v++) {
             const loose before = LOAD(row + v * WIDTH);
             sum[v] = fused(factor, before, sum[v]);
-            STORE(row + v * WIDTH, less(factor, along[v], before));
+            STORE(row + v * WIDTH, fused_less(factor, along[v], before));
         }
     }
     for (int v = 0; v < vectors; v++)
