@@ -17,6 +17,7 @@ import msgspec
 from fastfed._validate import InputError
 from fastfed.reporting.claims import STANDARD_ERRORS, final_regret, mean_and_error
 from fastfed.reporting.figure import Source, experiment_folders, read_source
+from fastfed.results.identity import OF_CURVES
 from fastfed.results.results import CurveResult
 
 #: Keys of an identity that must be equal for two runs to have the same users and rewards.
@@ -294,8 +295,10 @@ def _flat(identity: dict[str, Any]) -> dict[tuple[str | None, str], Any]:
             else:
                 flat[label, f"{prefix}{key}"] = value
 
-    add(None, "", {k: v for k, v in identity.items() if k != "curves"})
+    add(None, "", {k: v for k, v in identity.items() if k not in OF_CURVES})
     for curve in identity["curves"]:
+        of_curve = {k: identity.get(k, {}).get(curve["label"]) for k in OF_CURVES[1:]}
+        add(curve["label"], "", {k: v for k, v in of_curve.items() if v is not None})
         add(curve["label"], "", {k: v for k, v in curve.items() if k != "label"})
     return flat
 

@@ -42,6 +42,9 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Return a text that names the keys, or the first curve, in which two identities differ."""
     all_keys = {**before, **now}
     keys = [k for k in all_keys if before.get(k) != now.get(k)]
+    if "curves" in keys:
+        # Entries of curves differ if the curves do.
+        keys = [k for k in keys if k not in OF_CURVES[1:]]
     if keys != ["curves"]:
         return ", ".join(keys) or "keys"
     curves_now = {curve["label"]: curve for curve in now["curves"]}
