@@ -543,10 +543,13 @@ class Hub(Speaker):
         if len(active) < self.deployed.document.least:
             reason = f"fewer than {self.deployed.document.least} silos take part"
             return Step((Write("ended", "", reason.encode()),))
-        reporting = [i for i in range(self.plan.silos) if self._has_reported(release, i)]
-        members = [i for i in reporting if i not in self.left_silos]
         calendar = self.deployed.document.calendar
         grace_is_over = now >= calendar.closes[release - 1] + calendar.grace
+        sent = [i for i in active if (release, i) in self.reports and (release, i) in self.seen]
+        # Signatures are checked once all have reported, and not at each message before.
+        if sent != active and not grace_is_over:
+            return Step()
+        members = [i for i in sent if self._has_reported(release, i)]
         if len(members) < self.deployed.document.least or not (grace_is_over or members == active):
             return Step()
         entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in members)

@@ -522,6 +522,30 @@ def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
         helper.handle(plan.wire.signed(HUB, "hub", 3, Opened(entries, shares)))
 
 
+def test_the_signatures_that_a_hub_checks_grow_with_silos_and_not_with_their_square(monkeypatch):
+    checks, read = [], wire.Wire.read
+    monkeypatch.setattr(
+        wire.Wire, "read", lambda self, data, *kinds: checks.append(1) or read(self, data, *kinds)
+    )
+    numbers = []
+    for silos in (4, 16):
+        deployment = running(silos=silos)
+        served(deployment, 1)
+        hub = deployment.processes["hub"]
+        mail = [
+            data
+            for name in deployment.plan.silos
+            for to, data in deployment.processes[name].tick()
+            if to == "hub"
+        ]
+        checks.clear()
+        for data in mail:
+            hub.handle(data)
+        assert hub.party.broadcasts
+        numbers.append(len(checks))
+    assert numbers[1] < 6 * numbers[0]
+
+
 def test_a_release_of_a_secure_sum_waits_for_every_silo():
     deployment = running("secure-sum")
     deployment.processes.pop("silo2")
