@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import choice
-from fastfed.reporting.table import plus_minus
+from fastfed.reporting.text import plus_minus
 
 if TYPE_CHECKING:
     from fastfed.advice.successive_halving import Size

@@ -66,6 +66,8 @@ def print_table(
 def print_results(source: Source) -> None:
     """Print the table of results of an experiment, with its title and remarks."""
     from fastfed.reporting import table
+    from fastfed.reporting.sharing import sharing_sentence
+    from fastfed.reporting.text import wrapped
 
     if not sys.stdout.isatty():
         click.echo(table.as_text(source), nl=False)
@@ -74,15 +76,18 @@ def print_results(source: Source) -> None:
     click.echo(f"{source.setting}, {source.replicates}")
     for note in source.about_records:
         click.echo(note)
+    width = shutil.get_terminal_size().columns
+    for line in wrapped([sharing_sentence(source.results)], width):
+        click.echo(line)
     rows = table.table_rows(source)
-    columns = table.fitting_columns(rows, shutil.get_terminal_size().columns)
+    columns = table.fitting_columns(rows, width)
     print_table(
         [table.HEADINGS[i] for i in columns],
         [[row[i] for i in columns] for row in rows],
         [position for position, i in enumerate(columns) if i in table.RIGHT],
         wrapped=[0],
     )
-    missing = [heading for i, heading in enumerate(table.HEADINGS) if i not in columns]
+    missing = [table.HEADINGS[i] for i in table.used_columns(rows) if i not in columns]
     if missing:
         click.echo(f"not shown at this width: {', '.join(missing)}")
     for line in [*table.remarks(source), *table.claim_lines(source)]:

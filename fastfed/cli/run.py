@@ -222,8 +222,8 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
 def _print(comparison: Comparison) -> None:
     """Print the comparison of one experiment in two folders, as tables."""
     from fastfed.reporting.comparison import shown
-    from fastfed.reporting.table import plus_minus, sent, times
-    from fastfed.reporting.text import privacy_text
+    from fastfed.reporting.table import sent, times
+    from fastfed.reporting.text import plus_minus, privacy_text
 
     a, b = comparison.a, comparison.b
     click.secho(comparison.name, bold=True)

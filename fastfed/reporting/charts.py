@@ -19,6 +19,7 @@ from fastfed.reporting.figure import (
     DASHES,
     Source,
     ceiling,
+    divisor,
     regret,
     visible_bounds,
     y_axis,
@@ -34,7 +35,8 @@ from fastfed.reporting.panels import (
 )
 from fastfed.reporting.table import SIZES, sent
 from fastfed.reporting.text import privacy_text, spaced, wrapped
-from fastfed.results.results import CurveResult
+from fastfed.results.paired import baseline_of, regrets, shared_replicates
+from fastfed.results.results import CurveResult, standard_error
 
 Y_LABELS = {
     "cumulative": "group regret",
@@ -134,6 +136,7 @@ class Charts:
     panels: Sequence[Panel]
     styles: Sequence[dict[str, Any]]  # of every curve
     regret: Sequence[Chart]  # regret against rounds, one for each panel
+    difference: Sequence[Chart]  # regret minus that of the baseline; empty without a baseline
     final: Sequence[Chart]  # regret at the last round; empty for too few or too many curves
     sent: Sequence[Chart]  # regret against bytes sent, one for each panel; empty if no curve sends
 
@@ -146,6 +149,7 @@ def charts_of(source: Source) -> Charts:
         shown,
         styles,
         _regret_charts(source, shown),
+        _difference_charts(source, shown),
         _final_charts(source, styles),
         _sent_charts(source, shown),
     )
@@ -299,6 +303,46 @@ def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
         text = f"{look}:  {' | '.join(parts)}"
         texts.update({legend_entry(curve): text for curve, _ in members})
     return texts
+
+
+# ---- Regret minus that of the baseline -----------------------------------------------------------
+
+
+def _difference_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
+    """Return charts of paired differences to the baseline, for panels with such curves."""
+    return _share_y([c for panel in shown if (c := _difference_chart(source, panel)) is not None])
+
+
+def _difference_chart(source: Source, panel: Panel) -> Chart | None:
+    """Return the chart of one panel; None if no curve of it has a baseline."""
+    lines: list[Line] = []
+    edges: list[np.ndarray] = []
+    ends: list[End] = []
+    names: dict[str, None] = {}
+    for curve, name, style in zip(panel.curves, panel.names, panel.styles, strict=True):
+        baseline = baseline_of(source.results, curve)
+        replicates = shared_replicates((curve, baseline)) if baseline else []
+        if baseline is None or not replicates:
+            continue
+        names[baseline.label] = None
+        pair = [regrets(c, replicates) / divisor(source, c) for c in (curve, baseline)]
+        values = pair[0] - pair[1]
+        text = f"{symbols(curve.label)}:  {privacy_text(curve.certificate).short}"
+        mean, spread = values.mean(axis=0), 2.0 * standard_error(values)
+        lines.append(Line(text, curve.rounds, mean, style, spread))
+        ends.append(End(name, float(curve.rounds[-1]), float(mean[-1]), style["color"]))
+        edges += [mean - np.nan_to_num(spread), mean + np.nan_to_num(spread)]
+    if not lines:
+        return None
+    last, baselines = float(source.results.horizon), ", ".join(map(symbols, names))
+    style = {"color": COLOUR, "linestyle": "-"}
+    zero = Line(baselines, np.array([0.0, last]), np.zeros(2), style, bound=True)
+    ends.append(End(baselines, last, 0.0, COLOUR))
+    low, high = (f(0.0, *(float(f(edge)) for edge in edges)) for f in (min, max))
+    room = 0.05 * (high - low) or 1.0
+    y = Axis(f"{Y_LABELS[y_axis(source)]}, difference", low - room, high + room, amount_text)
+    x = Axis("round", 0.0, last, spaced, whole=True)
+    return Chart(panel.title, x, y, (*lines, zero), ends=tuple(ends))
 
 
 # ---- Regret against the bytes sent so far --------------------------------------------------------

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,14 +29,13 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, nearest, number, show
 from fastfed.reporting.text import shortfall, spaced
-from fastfed.results.results import CurveResult, Results
+from fastfed.results.paired import Difference, beyond, difference, mean_and_error, regrets
+from fastfed.results.results import Results
 
 KINDS = ("below", "near", "power", "spread")
 #: Keys that a kind requires, and that no other kind allows.
 REQUIRED_KEYS = {"near": ("within",), "power": ("of", "exponent")}
 KEYS = ("says", "tag", *KINDS, *(key for keys in REQUIRED_KEYS.values() for key in keys), "why")
-#: The margin of a verdict in standard errors, for many replicates.
-STANDARD_ERRORS = 2.0
 
 #: Tags, which say where a claim comes from. PAPER: a printed figure of a paper, simulated as
 #: printed. VARIANT: a theorem of a paper, or a figure simulated in a different way. OURS: no paper.
@@ -55,43 +53,6 @@ QUICK = "--quick: few rounds and replicates, a first look that says nothing abou
 
 #: Values of ``Difference.of``: the quantity that is compared.
 REGRET, SPREAD, EXPONENT = "regret", "spread", "exponent"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference ``first`` - ``second`` that a claim is judged on; NaN if it is unknown.
-
-    It is a difference of final regrets, or of the logarithms of the spreads of two groups (spread:
-    largest over smallest regret). For a claim of kind ``power`` it is the exponent; ``first`` is
-    then "exponent" and ``second`` is empty.
-    """
-
-    first: str
-    second: str
-    mean: float
-    stderr: float
-    first_regret: float = math.nan  # means over the replicates that both curves have
-    second_regret: float = math.nan
-    replicates: int = 0
-    of: str = REGRET
-
-    @property
-    def reach(self) -> float:
-        """The margin: ``mean`` is known up to this. NaN for fewer than two replicates."""
-        return beyond(self.replicates) * self.stderr
-
-    def to_builtins(self) -> dict[str, Any]:
-        """Return the difference as plain data, for JSON."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "mean": self.mean,
-            "stderr": self.stderr,
-            "first_regret": self.first_regret,
-            "second_regret": self.second_regret,
-            "replicates": self.replicates,
-            "of": self.of,
-        }
 
 
 @dataclass(frozen=True)
@@ -290,20 +251,6 @@ def labels_of(table: dict[str, Any]) -> list[str]:
 # ---- Verdicts ------------------------------------------------------------------------------------
 
 
-@cache
-def beyond(replicates: int) -> float:
-    """Return the margin of a verdict in standard errors, for a number of replicates.
-
-    This is Student's quantile at the level of two standard errors of a normal mean: 14 for two
-    replicates, 4.5 for three, 2.9 for five, 2.1 for 25. It is NaN for fewer than two.
-    """
-    if replicates < 2:
-        return math.nan
-    from scipy.special import ndtr, stdtrit
-
-    return float(stdtrit(replicates - 1, ndtr(STANDARD_ERRORS)))
-
-
 def per_silo(results: Results) -> bool:
     """Return True if claims compare regret divided by the number of silos of the curve."""
     return results.figure.get("y") == "per-silo"
@@ -433,31 +380,15 @@ def _shared(results: Results, labels: Sequence[str]) -> list[int]:
 
 def _finals(results: Results, label: str, replicates: Sequence[int]) -> np.ndarray:
     """Return the final regret of a curve in each of these replicates, per silo if `per_silo`."""
-    curve = results[label]
-    return final_regret(curve, replicates) / (curve.silos if per_silo(results) else 1)
-
-
-def final_regret(curve: CurveResult, replicates: Sequence[int]) -> np.ndarray:
-    """Return the final group regret of a curve in each of these replicates."""
-    final: np.ndarray = curve.group_regret[[curve.replicates.index(r) for r in replicates], -1]
-    return final
-
-
-def mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    """Return the mean and its standard error, which is NaN for a single value."""
-    stderr = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return float(values.mean()), float(stderr)
+    return regrets(results[label], replicates, per_silo(results))[:, -1]
 
 
 def _difference(results: Results, first: str, second: str) -> Difference:
     """Return the difference of the final regrets of two curves."""
-    shared = _shared(results, (first, second))
-    if not shared:
+    finished = {curve.label: curve for curve in results.curves}
+    if first not in finished or second not in finished:
         return Difference(first, second, math.nan, math.nan)
-    a, b = (_finals(results, label, shared) for label in (first, second))
-    return Difference(
-        first, second, *mean_and_error(a - b), float(a.mean()), float(b.mean()), len(shared)
-    )
+    return difference(finished[first], finished[second], per_silo(results))
 
 
 def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> Difference:

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from fastfed._validate import InputError
-from fastfed.reporting.claims import STANDARD_ERRORS, final_regret, mean_and_error
 from fastfed.reporting.figure import Source, experiment_folders, read_source
 from fastfed.results.identity import OF_CURVES
+from fastfed.results.paired import STANDARD_ERRORS, mean_and_error, regrets
 from fastfed.results.results import CurveResult
 
 #: Keys of an identity that must be equal for two runs to have the same users and rewards.
@@ -242,7 +242,7 @@ def _pair(a: CurveResult, b: CurveResult, *, paired: bool) -> CurvePair:
     shared = sorted(set(a.replicates) & set(b.replicates))
     if not shared:
         return CurvePair(a, b, math.nan, math.nan)
-    return CurvePair(a, b, *mean_and_error(final_regret(b, shared) - final_regret(a, shared)))
+    return CurvePair(a, b, *mean_and_error((regrets(b, shared) - regrets(a, shared))[:, -1]))
 
 
 def _privacy(curve: CurveResult) -> dict[str, Any]:

@@ -35,7 +35,7 @@ SIZES = ("quick", "all", "full")
 
 KEYS = (
     "id", "paper", "title", "says", "y", "colour", "dash", "facet", "log", "panels", "note", "long",
-    *SIZES, "size", "judged_from", "changed", "statement", "line",
+    *SIZES, "size", "judged_from", "changed", "statement", "line", "baseline",
 )  # fmt: skip
 _LISTS = ("panels", "note", "colour", "dash", "facet", "changed")
 #: Keys that a table of sizes may change.
@@ -85,6 +85,11 @@ def check_figure(
             expected = "a text or a list of texts" if key in _LISTS else "a text"
             raise InputError(f"figure.{key} must be {expected}, got {show(value)}")
     choice("figure.y", figure.get("y", AXES[0]), AXES)
+    if labels is not None and "baseline" in figure and figure["baseline"] not in labels:
+        raise InputError(
+            f"unknown curve {show(figure['baseline'])} in figure.baseline"
+            f"{nearest(figure['baseline'], labels)}"
+        )
     choice("figure.size", figure.get("size", SIZES[0]), SIZES)
     choice("figure.log", figure.get("log", LOGS[0]), LOGS)
 

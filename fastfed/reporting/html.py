@@ -54,6 +54,7 @@ a { color: var(--accent); text-underline-offset: 0.15em; }
 .uncovered { border-left: 0.25rem solid currentColor; padding-left: 0.75rem; }
 .quiet { color: var(--quiet); font-size: 0.9em; font-weight: 400; }
 .keep { white-space: nowrap; }
+.answer { max-width: 60rem; }
 .above { color: var(--quiet); font-size: 0.85rem; margin: 0 0 0.35rem; }
 section.experiment { margin-top: 4.5rem; padding-top: 2.5rem; border-top: 1px solid var(--line); }
 

@@ -19,6 +19,7 @@ from fastfed.reporting.figure import Source, in_memory
 from fastfed.reporting.html import Html, details, element, join
 from fastfed.reporting.panels import curve_styles, panels
 from fastfed.reporting.sections import full_certificate, legend_labels, mark, results_table
+from fastfed.reporting.sharing import sharing_sentence
 from fastfed.reporting.text import audit_sentences, calibration_sentences, certificate_sentences
 from fastfed.results.results import CurveResult, Results
 
@@ -40,8 +41,6 @@ CSS = """
 .fastfed dt { grid-column: 1; font-weight: 400; opacity: 0.75; }
 .fastfed dd { grid-column: 2; margin: 0; }
 """
-#: Columns of the table in terminals, which leaves out speed and messages.
-COLUMNS = range(text_table.HEADINGS.index("status") + 1)
 
 
 @dataclass(frozen=True)
@@ -100,10 +99,11 @@ def _table(results: Results) -> Html:
     source = in_memory(results)
     setting = element("p", f"{source.setting}, {source.replicates}", class_="quiet")
     notes = [element("p", note, role="note") for note in source.about_records]
+    answer = element("p", sentence) if (sentence := sharing_sentence(results)) else ""
     styles = curve_styles(results.curves, panels(source))
     # `legend_labels` puts a sample of the curve's line before each label.
     labels = legend_labels(results.curves, styles)
-    return join(setting, notes, results_table(source, labels))
+    return join(setting, notes, answer, results_table(source, labels))
 
 
 def _summary_html(summary: Summary) -> Html:
@@ -118,10 +118,13 @@ def _ruled(source: Source) -> RenderableType:
     """Return the table of results for a terminal."""
     from fastfed.reporting.text import ruled
 
+    rows = text_table.table_rows(source)
+    # Without speed and messages.
+    columns = [i for i in text_table.used_columns(rows) if i <= text_table.STATUS]
     return ruled(
-        [text_table.HEADINGS[i] for i in COLUMNS],
-        [[row[i] for i in COLUMNS] for row in text_table.table_rows(source)],
-        [i for i in COLUMNS if i in text_table.RIGHT],
+        [text_table.HEADINGS[i] for i in columns],
+        [[row[i] for i in columns] for row in rows],
+        [place for place, i in enumerate(columns) if i in text_table.RIGHT],
         source.title,
         f"{source.setting}, {source.replicates}",
     )

@@ -20,6 +20,7 @@ from fastfed.reporting.figure import (
 )
 from fastfed.reporting.html import Html, definitions, details, element, join, key, table
 from fastfed.reporting.panels import Panel
+from fastfed.reporting.sharing import sharing_sentence
 from fastfed.reporting.svg import chart_svg, names_fit
 from fastfed.reporting.text import pair_text, privacy_text, spaced, span, spec_text
 from fastfed.results.results import CurveResult
@@ -220,6 +221,8 @@ def experiment_section(source: Source, charts: Charts, level: int) -> Html:
         return element("p", "No replicate has run to its end yet.")
     names = legend_labels(curves, charts.styles)
     parts: list[Html] = []
+    if sentence := sharing_sentence(source.results):
+        parts.append(element("p", sentence, class_="answer"))
     if source.claims:
         parts += [element(heading, "Claims"), _claims(source)]
     parts += [element(heading, "Regret"), _plots(source, charts)]
@@ -297,6 +300,8 @@ def _plots(source: Source, charts: Charts) -> Html:
     caption += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
     blocks = [
         (_cards(charts.regret, f"{what} against rounds", charts.panels), caption),
+        (_cards(charts.difference, f"{what} minus that of the baseline, against rounds", ()),
+         f"{what} minus that of the baseline, replicate by replicate: below zero is better{band}."),
         (_cards(charts.final, f"{what} at the last round", ()),
          f"{what} at the last round, with two standard errors."),
         (_cards(charts.sent, f"{what} against bytes sent", charts.panels),
@@ -359,12 +364,10 @@ def legend_labels(curves: Sequence[CurveResult], styles: Sequence[dict[str, Any]
 
 def results_table(source: Source, names: Sequence[Html]) -> Html:
     """Return the table of results, with one row per curve, and the remarks below it."""
+    cells = text_table.table_rows(source)
     # The section "Run" has the speed.
-    columns = range(1, len(text_table.HEADINGS) - 1)
-    rows = [
-        [name, *(row[i] for i in columns)]
-        for name, row in zip(names, text_table.table_rows(source), strict=True)
-    ]
+    columns = [i for i in text_table.used_columns(cells) if 0 < i < text_table.SPEED]
+    rows = [[name, *(row[i] for i in columns)] for name, row in zip(names, cells, strict=True)]
     remarks = text_table.remarks(source, speed=False)
     for label, count, theorem, bound in synchronisation_bounds(source.results):
         by = f" ({theorem})" if theorem else ""
@@ -372,7 +375,12 @@ def results_table(source: Source, names: Sequence[Html]) -> Html:
             f"{label}: synchronisations {text_table.times(count)}, at most{by} {amount(bound)}"
         )
     return join(
-        table(text_table.HEADINGS[:-1], rows, label="Results", numbers=text_table.RIGHT),
+        table(
+            [text_table.HEADINGS[i] for i in (0, *columns)],
+            rows,
+            label="Results",
+            numbers=[place for place, i in enumerate((0, *columns)) if i in text_table.RIGHT],
+        ),
         [element("p", f"{line}.", class_="quiet") for line in remarks],
     )
 

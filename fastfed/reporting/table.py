@@ -27,42 +27,40 @@ from fastfed.reporting.claims import (
     UNDECIDED,
     UNPROVEN,
     Claim,
-    Difference,
     per_silo,
 )
 from fastfed.reporting.figure import Source
-from fastfed.reporting.text import privacy_text
+from fastfed.reporting.sharing import difference_cells, notes_on_curves, sharing_sentence
+from fastfed.reporting.text import fixed, magnitude, plus_minus, privacy_text
+from fastfed.results.paired import Difference, baseline_differences
 from fastfed.results.results import Columns, CurveResult, columns
 
 # ---- Results: one row per curve ------------------------------------------------------------------
 
-PER_SILO = "per silo"
-SYNCHRONISED = "synchronised"
-SENT = "sent"
 HEADINGS = (
     "curve",
     "group regret",
-    PER_SILO,
+    "difference",
+    "per silo",
     "claimed",
     "exact",
     "status",
-    SYNCHRONISED,
-    SENT,
+    "synchronised",
+    "sent",
     "agent-rounds/s",
 )
+#: The column that is left out if no curve has a baseline, and the columns of speed and status.
+DIFFERENCE, STATUS, SPEED = (HEADINGS.index(h) for h in ("difference", "status", "agent-rounds/s"))
 #: Columns of numbers, which are aligned to the right.
-RIGHT = (1, 2, 6, 7, 8)
+RIGHT = (1, 2, 3, 7, 8, 9)
 
 #: The columns by importance: on a narrow terminal the last ones are left out.
-BY_IMPORTANCE = (0, 1, 4, 5, 2, 3, 7, 6, 8)
+BY_IMPORTANCE = (0, 1, 5, 6, 2, 3, 4, 8, 7, 9)
 #: Characters to which a label may be wrapped, and between two columns.
 SHORTEST_LABEL, GAP = 12, 3
 
 #: Units of bytes, the largest first.
 SIZES = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-#: Relative standard errors below this are rounding errors of equal replicates.
-SAME = 1e-12
 
 EVENTS = {
     "indefinite": "V was not positive definite and was shifted until it was",
@@ -76,12 +74,15 @@ EVENTS = {
 def table_rows(source: Source) -> list[tuple[str, ...]]:
     """Return the row of every curve, with the columns of HEADINGS."""
     rows: list[tuple[str, ...]] = []
-    for curve in source.results.curves:
+    curves = source.results.curves
+    differences = difference_cells(source.results) or [""] * len(curves)
+    for curve, difference in zip(curves, differences, strict=True):
         privacy = privacy_text(curve.certificate)
         rows.append(
             (
                 curve.label,
                 _regret(curve, 1),
+                difference,
                 _regret(curve, curve.silos),
                 privacy.claimed,
                 privacy.exact,
@@ -94,22 +95,29 @@ def table_rows(source: Source) -> list[tuple[str, ...]]:
     return rows
 
 
-def fitting_columns(rows: Iterable[tuple[str, ...]], width: int) -> list[int]:
+def used_columns(rows: Iterable[tuple[str, ...]]) -> list[int]:
+    """Return the columns of a table: all, but the difference to a baseline only if there is one."""
+    has_baseline = any(row[DIFFERENCE] for row in rows)
+    return [i for i in range(len(HEADINGS)) if i != DIFFERENCE or has_baseline]
+
+
+def fitting_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
     """Return the columns that fit into ``width`` characters, in the order of HEADINGS.
 
     Labels may be wrapped, other cells may not. Curve and group regret are always returned.
     """
+    used = used_columns(rows)
     needed = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
     # As wide as a third of the table, a label is rarely wrapped.
     needed[0] = min(needed[0], max(SHORTEST_LABEL, width // 3))
     chosen = [0, 1]
     if needed[0] + needed[1] + 2 * GAP > width:
         needed[0] = SHORTEST_LABEL
-    used = sum(needed[i] + GAP for i in chosen)
+    taken = sum(needed[i] + GAP for i in chosen)
     for i in BY_IMPORTANCE[2:]:
-        if used + needed[i] + GAP <= width:
+        if i in used and taken + needed[i] + GAP <= width:
             chosen.append(i)
-            used += needed[i] + GAP
+            taken += needed[i] + GAP
     return sorted(chosen)
 
 
@@ -120,6 +128,13 @@ def remarks(source: Source, *, speed: bool = True) -> list[str]:
         "privacy as (epsilon, delta); synchronisations and bytes sent up and down in one "
         "replicate, on average" + ("; speed of one thread" if speed else "")
     ]
+    if any(baseline_differences(source.results)):
+        per = " per silo" if per_silo(source.results) else ""
+        lines.append(
+            f"difference: regret{per} minus that of the baseline, paired by replicate; a negative "
+            "difference is less regret"
+        )
+    lines += notes_on_curves(source.results)
     counts = {len(curve.replicates) for curve in source.results.curves}
     for curve in source.results.curves:
         if len(counts) > 1:
@@ -139,16 +154,20 @@ def as_text(source: Source) -> str:
 
     This is the file ``table.txt``.
     """
-    rows = [HEADINGS, *table_rows(source)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
+    all_rows = table_rows(source)
+    columns = used_columns(all_rows)
+    rows = [[row[i] for i in columns] for row in (HEADINGS, *all_rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [source.title, f"{source.setting}, {source.replicates}", ""]
+    if sentence := sharing_sentence(source.results):
+        lines += [sentence, ""]
     if source.about_records:
         lines += [*source.about_records, ""]
     heading_line = len(lines)
     for row in rows:
         cells = [
             cell.rjust(width) if i in RIGHT else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            for i, cell, width in zip(columns, row, widths, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
     lines.insert(heading_line + 1, "  ".join("-" * width for width in widths))
@@ -243,7 +262,10 @@ def as_csv(source: Source) -> str:
 
     Text that a spreadsheet would take for a formula begins with an apostrophe.
     """
-    return _as_csv(columns(source.results.curves, "summary")) if source.results.curves else ""
+    results = source.results
+    if not results.curves:
+        return ""
+    return _as_csv(columns(results.curves, "summary") | results.difference_columns())
 
 
 def curves_csv(source: Source) -> str:
@@ -273,19 +295,6 @@ def _regret(curve: CurveResult, divisor: int) -> str:
     return plus_minus(final["mean"], final["stderr"] if len(curve.replicates) > 1 else None)
 
 
-def plus_minus(mean: float, stderr: float | None) -> str:
-    """Format a mean and its standard error, with two digits of the error.
-
-    Without an error the mean has five digits.
-    """
-    if not stderr or not math.isfinite(stderr):
-        return _fixed(mean, 4 - _magnitude(mean))
-    if stderr < SAME * abs(mean):
-        return f"{_fixed(mean, 4 - _magnitude(mean))} ± 0"
-    decimals = 1 - _magnitude(stderr)
-    return f"{_fixed(mean, decimals)} ± {_fixed(stderr, decimals)}"
-
-
 def rate(per_second: float | None) -> str:
     """Format agent-rounds per second to three digits: 12.3 M."""
     if per_second is None:
@@ -298,7 +307,7 @@ def rate(per_second: float | None) -> str:
 
 def times(count: float) -> str:
     """Format a mean count: a whole number if all replicates agree, else such as 12.4 or 0.043."""
-    return str(count) if isinstance(count, int) else _fixed(count, max(1, 1 - _magnitude(count)))
+    return str(count) if isinstance(count, int) else fixed(count, max(1, 1 - magnitude(count)))
 
 
 def sent(count: float) -> str:
@@ -309,16 +318,6 @@ def sent(count: float) -> str:
             value = count / size
             return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.2g} {unit}"
     return f"{count:.0f} B" if count else "nothing"
-
-
-def _magnitude(value: float) -> int:
-    """Return the power of ten of the leading digit; 0 for 0."""
-    return math.floor(math.log10(abs(value))) if value else 0
-
-
-def _fixed(value: float, decimals: int) -> str:
-    """Format a number with 0 to 8 decimals."""
-    return f"{value:.{min(max(decimals, 0), 8)}f}"
 
 
 # ---- Claims of several figures, including figures that were left out -----------------------------

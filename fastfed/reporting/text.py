@@ -294,6 +294,35 @@ def span(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+# ---- Numbers -------------------------------------------------------------------------------------
+
+#: Relative standard errors below this are rounding errors of equal replicates.
+ROUNDING = 1e-12
+
+
+def plus_minus(mean: float, stderr: float | None) -> str:
+    """Format a mean and its standard error, with two digits of the error.
+
+    Without an error the mean has five digits.
+    """
+    if not stderr or not math.isfinite(stderr):
+        return fixed(mean, 4 - magnitude(mean))
+    if stderr < ROUNDING * abs(mean):
+        return f"{fixed(mean, 4 - magnitude(mean))} ± 0"
+    decimals = 1 - magnitude(stderr)
+    return f"{fixed(mean, decimals)} ± {fixed(stderr, decimals)}"
+
+
+def magnitude(value: float) -> int:
+    """Return the power of ten of the leading digit; 0 for 0."""
+    return math.floor(math.log10(abs(value))) if value else 0
+
+
+def fixed(value: float, decimals: int) -> str:
+    """Format a number with 0 to 8 decimals."""
+    return f"{value:.{min(max(decimals, 0), 8)}f}"
+
+
 # ---- Tables for terminals, by rich ---------------------------------------------------------------
 
 

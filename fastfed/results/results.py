@@ -12,6 +12,7 @@ import numpy as np
 
 from fastfed._display import Displayed, renderer
 from fastfed._validate import InputError, choice, listed, number, show
+from fastfed.results.paired import ALONE, baseline_differences, baseline_of, difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -405,7 +406,7 @@ class Results(Displayed):
         return replace(self, curves=curves)
 
     def paired_difference(
-        self, first: str, second: str, *, per_silo: bool = False
+        self, first: str, second: str | None = None, *, per_silo: bool = False
     ) -> tuple[float, float]:
         """Compare the final group regret of two curves, replicate by replicate.
 
@@ -414,8 +415,12 @@ class Results(Displayed):
 
         Parameters
         ----------
-        first, second : str
-            Labels of the curves.
+        first : str
+            Label of a curve.
+        second : str, optional
+            Label of the curve to compare with. By default the baseline: the curve that
+            ``figure.baseline`` of the spec names, or else the curve of silos that are alone
+            (``local-linucb``).
         per_silo : bool
             True to divide the regret of each curve by that curve's number of silos.
 
@@ -429,17 +434,18 @@ class Results(Displayed):
         ------
         UnknownCurve
             If no curve has one of the labels. It is a KeyError and an InputError.
+        InputError
+            If there is no ``second``, and the results have no baseline for the curve.
         """
-        pair = self[first], self[second]
-        shared = sorted(set(pair[0].replicates) & set(pair[1].replicates))
-        final_regrets = [
-            np.array([curve.group_regret[curve.replicates.index(r), -1] for r in shared])
-            / (curve.silos if per_silo else 1)
-            for curve in pair
-        ]
-        difference = final_regrets[0] - final_regrets[1]
-        stderr = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
-        return float(difference.mean()), float(stderr)
+        curve = self[first]
+        other = baseline_of(self, curve) if second is None else self[second]
+        if other is None:
+            raise InputError(
+                f"there is no baseline for {show(first)}: give a second label, or add a curve of "
+                f'algorithm "{ALONE}" to the spec'
+            )
+        found = difference(curve, other, per_silo)
+        return found.mean, found.stderr
 
     def plot(
         self,
@@ -545,7 +551,23 @@ class Results(Displayed):
         of_curves = columns(self.curves, level)
         rows = len(of_curves.get("label", []))
         constants: dict[str, Any] = {"experiment": self.experiment, "horizon": self.horizon}
-        return {name: [value] * rows for name, value in constants.items()} | of_curves
+        table = {name: [value] * rows for name, value in constants.items()} | of_curves
+        return table | self.difference_columns() if level == "summary" else table
+
+    def difference_columns(self) -> Columns:
+        """Return the columns of a summary that compare every curve with its baseline.
+
+        They are ``baseline`` (a label), ``difference_mean`` and ``difference_stderr``, and None for
+        curves without a baseline. If no curve has a baseline, there are no columns.
+        """
+        found = baseline_differences(self)
+        if not any(found):
+            return {}
+        return {
+            "baseline": [each and each.second for each in found],
+            "difference_mean": [each and each.mean for each in found],
+            "difference_stderr": [each and each.stderr for each in found],
+        }
 
     def to_builtins(self) -> dict[str, Any]:
         """Return all curves as plain data, which is the JSON of ``fastfed results``.
@@ -554,14 +576,23 @@ class Results(Displayed):
         -------
         dict
             "experiment", "horizon", "silos", and "curves", a list with a dict for each curve: final
-            regrets with standard errors, means at the checkpoints, messages, events, bounds and
-            the certificate.
+            regrets with standard errors, means at the checkpoints, messages, events, bounds, the
+            certificate, and "difference": its regret minus that of its baseline, with the standard
+            error, or None.
         """
+        differences = baseline_differences(self)
         return {
             "experiment": self.experiment,
             "horizon": self.horizon,
             "silos": self.silos,
-            "curves": [c.to_builtins() for c in self.curves],
+            "curves": [
+                {
+                    **curve.to_builtins(),
+                    "difference": found
+                    and {"baseline": found.second, "mean": found.mean, "stderr": found.stderr},
+                }
+                for curve, found in zip(self.curves, differences, strict=True)
+            ],
         }
 
 

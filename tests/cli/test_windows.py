@@ -77,15 +77,20 @@ def shown(columns: int, *words: str, term: str = "xterm") -> str:
 def test_no_cell_is_cut(folder, columns, term):
     whole = (folder / "table.txt").read_text()
     text = shown(columns, "results", str(folder), term=term)
-    _, table, rest = re.sub(" +\n", "\n", text).split("\n\n", 2)
+    head, table, rest = re.sub(" +\n", "\n", text).split("\n\n", 2)
+    assert max(map(len, head.splitlines()[2:])) <= columns and "sharing" in head
     assert max(map(len, table.splitlines())) <= columns
-    regrets = re.findall(r"[\d.]+ ± [\d.]+", whole)
-    assert len(regrets) >= 6
+    regrets = re.findall(r"[\d.]+ ± [\d.]+", whole.split("\n\n")[2])
+    assert len(regrets) == 8
     found = re.findall(r"[\d.]+ ± [\d.]+", table)
-    # Group regret always, and regret per silo where it fits.
-    assert found in (regrets[::2], regrets)
     missing = re.search("not shown at this width: (.*)", rest)
     left_out = missing[1].split(", ") if missing else []
+    # Group regret always, difference (of the two private curves) and regret per silo if they fit.
+    rows = [regrets[:3], regrets[3:6], [regrets[6], "", regrets[7]]]
+    fits = (True, "difference" not in left_out, "per silo" not in left_out)
+    assert found == [
+        cell for row in rows for cell, fit in zip(row, fits, strict=True) if cell and fit
+    ]
     assert set(left_out) < set(HEADINGS[2:])
     headings = " ".join(table.split("─")[0].split())
     assert all((heading in headings) != (heading in left_out) for heading in HEADINGS)

@@ -336,7 +336,10 @@ class TestRecords:
         mine = [row for row in rows if row["label"] == results.curves[1].label]
         kept = set(alone[0])
         assert [{k: v for k, v in row.items() if k in kept} for row in mine] == alone
-        assert set(mine[0]) - kept == {"experiment", "horizon"}
+        # A curve without the others has no baseline.
+        compared = {"baseline", "difference_mean", "difference_stderr"}
+        assert set(mine[0]) - kept - compared == {"experiment", "horizon"}
+        assert compared <= set(mine[0]) or level != "summary"
 
     def test_one_replicate_knows_no_error(self, results):
         curve = one_replicate(results.curves[0])

@@ -94,7 +94,7 @@ def test_source_takes_the_first_replicates(folder: Path, source: Source) -> None
 def test_text_table_has_the_numbers_of_the_results(source: Source) -> None:
     lines = table.as_text(source).splitlines()
     assert lines[0] == source.title
-    for curve, line in zip(source.results.curves, lines[5:], strict=False):
+    for curve, line in zip(source.results.curves, lines[7:], strict=False):
         assert line.startswith(curve.label)
         assert plus_minus(curve.mean[-1], curve.stderr[-1]) in line
         assert plus_minus(curve.mean[-1] / 4, curve.stderr[-1] / 4) in line
@@ -297,7 +297,7 @@ def test_what_was_sent_stands_in_table_and_csv(source: Source) -> None:
         assert int(row["bytes_down"]) == curve.bytes_down
         assert curve.bytes_curve[-1] == curve.bytes_sent
         assert len(curve.bytes_curve) == len(curve.rounds)
-    lines = table.as_text(source).splitlines()[5:]
+    lines = table.as_text(source).splitlines()[7:]
     # 60 / 20 releases of 9 entries of 8 bytes, 4 silos, both ways.
     assert " 3   1.7 kB" in lines[0] and 3 * 9 * 8 * 4 * 2 == 1728
     assert " 0  nothing" in lines[4]

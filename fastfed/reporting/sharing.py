@@ -1,0 +1,100 @@
+"""What results say: whether sharing pays against the baseline, and what a reader should know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastfed.reporting.text import plus_minus
+from fastfed.results.paired import ALONE, Difference, baseline_differences, difference
+from fastfed.results.results import Results
+
+#: Largest number of curves that the sentence names.
+NAMED = 8
+#: Above this epsilon a guarantee changes odds by a factor of more than 22 000.
+LARGE_EPSILON = 10.0
+#: The algorithm that plays uniformly random actions.
+CHANCE = "random"
+#: Verbs for a difference below, above and not distinguishable from zero, by whether the baseline
+#: are silos that share nothing.
+VERBS = {
+    True: ("sharing", "pays for", "does not pay for", "is undecided for"),
+    False: ("regret", "is lower for", "is higher for", "is undecided for"),
+}
+
+
+def sharing_sentence(results: Results) -> str:
+    """Return a sentence about which curves end below their baseline; "" without a baseline.
+
+    A difference counts if it is beyond two standard errors, more if replicates are few.
+    """
+    found = [each for each in baseline_differences(results) if each is not None]
+    baselines = {each.second: each.second_regret for each in found}
+    if not found:
+        return ""
+    alone = all(results[label].algorithm == ALONE for label in baselines)
+    named = " or ".join(f"{label} ({value:.4g})" for label, value in baselines.items())
+    if len(baselines) > 2:
+        named = "the baseline of the same size"
+    subject, *verbs = VERBS[alone]
+    of_all = f" of {len(found)} curves" if len(found) > NAMED else ""
+    clauses: list[str] = []
+    for verb, sign in zip(verbs, (-1, 1, 0), strict=True):
+        if group := [each for each in found if each.sign == sign]:
+            clauses.append(f"{'it' if clauses else subject} {verb} {_names(group, of_all)}")
+    text = f"Against {named}, {'; '.join(clauses)}"
+    few = max(each.replicates for each in found) < 2
+    return f"{text} (one replicate has no standard error)." if few else f"{text}."
+
+
+def _names(group: Sequence[Difference], of_all: str) -> str:
+    """Return the curves of a group with their differences, or how many there are."""
+    ordered = sorted(group, key=lambda each: each.mean)
+    if of_all:
+        return f"{len(group)}{of_all} (from {signed(ordered[0])} to {signed(ordered[-1])})"
+    names = [f"{each.first} ({signed(each)})" for each in ordered]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def signed(difference: Difference) -> str:
+    """Format a difference and its standard error, with its sign: -1870 ± 31."""
+    sign = "+" if difference.mean > 0.0 else ""
+    return sign + plus_minus(difference.mean, difference.stderr)
+
+
+def difference_cells(results: Results) -> list[str]:
+    """Return the difference of every curve to its baseline as text; "-" without a baseline.
+
+    Return an empty list if no curve has a baseline.
+    """
+    found = baseline_differences(results)
+    if not any(found):
+        return []
+    return ["-" if each is None else signed(each) for each in found]
+
+
+def notes_on_curves(results: Results) -> list[str]:
+    """Return notes on curves that protect hardly anybody, or are no better than chance."""
+    notes = []
+    exact = ((curve.label, curve.certificate["exact"] or {}) for curve in results.curves)
+    if loose := [name for name, pair in exact if pair.get("epsilon", 0.0) > LARGE_EPSILON]:
+        notes.append(
+            f"an epsilon above {LARGE_EPSILON:g} protects hardly anybody: {_listed(loose)}"
+        )
+    random = [curve for curve in results.curves if curve.algorithm == CHANCE]
+    useless = [
+        curve.label
+        for curve in results.curves
+        for chance in random
+        if curve.algorithm != CHANCE
+        and (curve.silos, curve.dimension) == (chance.silos, chance.dimension)
+        and difference(curve, chance).sign >= 0
+    ]
+    if useless:
+        notes.append(f"not better than random actions: {_listed(list(dict.fromkeys(useless)))}")
+    return notes
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """Return labels as a list, of which the first few are named."""
+    more = len(labels) - NAMED
+    return ", ".join(labels[:NAMED]) + (f" and {more} more" if more > 0 else "")

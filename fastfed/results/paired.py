@@ -1,0 +1,148 @@
+"""Differences of final regret between curves, replicate by replicate, and the baseline of a curve.
+
+All curves of an experiment have the same contexts and reward noise in a replicate. So a paired
+difference varies much less between replicates than the regret of each curve does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fastfed.results.results import CurveResult, Results
+
+#: The margin of a verdict in standard errors, for many replicates.
+STANDARD_ERRORS = 2.0
+#: The algorithm whose curve is the baseline by default: silos that share nothing.
+ALONE = "local-linucb"
+
+
+@cache
+def beyond(replicates: int) -> float:
+    """Return the margin of a verdict in standard errors, for a number of replicates.
+
+    This is Student's quantile at the level of two standard errors of a normal mean: 14 for two
+    replicates, 4.5 for three, 2.9 for five, 2.1 for 25. It is NaN for fewer than two.
+    """
+    if replicates < 2:
+        return math.nan
+    from scipy.special import ndtr, stdtrit
+
+    return float(stdtrit(replicates - 1, ndtr(STANDARD_ERRORS)))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference ``first`` - ``second`` of two curves; NaN if it is unknown.
+
+    It is a difference of final regrets, unless ``of`` names a different quantity.
+    """
+
+    first: str
+    second: str
+    mean: float
+    stderr: float
+    first_regret: float = math.nan  # means over the replicates that both curves have
+    second_regret: float = math.nan
+    replicates: int = 0
+    of: str = "regret"
+
+    @property
+    def reach(self) -> float:
+        """The margin: ``mean`` is known up to this. NaN for fewer than two replicates."""
+        return beyond(self.replicates) * self.stderr
+
+    @property
+    def sign(self) -> int:
+        """-1 or 1 if the difference is negative or positive beyond the margin, else 0."""
+        # Comparisons with NaN are false, so an unknown difference has the sign 0.
+        return int(self.mean - self.reach > 0.0) - int(self.mean + self.reach < 0.0)
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Return the difference as plain data, for JSON."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "mean": self.mean,
+            "stderr": self.stderr,
+            "first_regret": self.first_regret,
+            "second_regret": self.second_regret,
+            "replicates": self.replicates,
+            "of": self.of,
+        }
+
+
+def mean_and_error(values: np.ndarray) -> tuple[float, float]:
+    """Return the mean and its standard error, which is NaN for a single value."""
+    stderr = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(values.mean()), float(stderr)
+
+
+def regrets(curve: CurveResult, replicates: Sequence[int], per_silo: bool = False) -> np.ndarray:
+    """Return the group regret of a curve in these replicates at all checkpoints, (R, C).
+
+    With ``per_silo`` it is divided by the number of silos.
+    """
+    rows: np.ndarray = curve.group_regret[[curve.replicates.index(r) for r in replicates]]
+    return rows / (curve.silos if per_silo else 1)
+
+
+def shared_replicates(curves: Sequence[CurveResult]) -> list[int]:
+    """Return the replicates that all these curves have finished."""
+    return sorted(set.intersection(*(set(curve.replicates) for curve in curves)))
+
+
+def difference(first: CurveResult, second: CurveResult, per_silo: bool = False) -> Difference:
+    """Return the difference of the final regrets of two curves."""
+    shared = shared_replicates((first, second))
+    if not shared:
+        return Difference(first.label, second.label, math.nan, math.nan)
+    a, b = (regrets(curve, shared, per_silo)[:, -1] for curve in (first, second))
+    return Difference(
+        first.label,
+        second.label,
+        *mean_and_error(a - b),
+        float(a.mean()),
+        float(b.mean()),
+        len(shared),
+    )
+
+
+def is_baseline(results: Results, curve: CurveResult) -> bool:
+    """Return True for the curve that ``figure.baseline`` names, or by default for silos alone."""
+    named = results.figure.get("baseline")
+    return curve.algorithm == ALONE if named is None else curve.label == named
+
+
+def baseline_of(results: Results, curve: CurveResult) -> CurveResult | None:
+    """Return the curve that a curve is compared with; None if there is none.
+
+    This is the curve that ``figure.baseline`` names. By default it is the curve of silos alone
+    (``local-linucb``) with the same number of silos and features, and of several the one of least
+    regret.
+    """
+    if is_baseline(results, curve):
+        return None
+    candidates = [
+        other
+        for other in results.curves
+        if is_baseline(results, other)
+        and (other.silos, other.dimension) == (curve.silos, curve.dimension)
+    ]
+    return min(candidates, key=lambda other: float(other.mean[-1]), default=None)
+
+
+def baseline_differences(results: Results) -> list[Difference | None]:
+    """Return the difference of every curve to its baseline; None for curves without one.
+
+    Regret is regret per silo if the figure draws regret per silo.
+    """
+    per_silo = results.figure.get("y") == "per-silo"
+    pairs = ((curve, baseline_of(results, curve)) for curve in results.curves)
+    return [None if other is None else difference(curve, other, per_silo) for curve, other in pairs]
