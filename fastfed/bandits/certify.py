@@ -21,7 +21,15 @@ from fastfed._system import account
 from fastfed.bandits.assemble import Mechanism, Noise
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.privacy.account import Claim, NoRelease, PrivacyEvent, event_epsilon, released, sealed
+from fastfed.privacy.account import (
+    Claim,
+    NoRelease,
+    PrivacyEvent,
+    event_epsilon,
+    exact_guarantee,
+    released,
+    sealed,
+)
 from fastfed.privacy.certificate import (
     DRAWS,
     FLOATS,
@@ -321,7 +329,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     claimed = Guarantee(budget.epsilon, budget.delta)
     epsilon = event_epsilon(top)
     known = math.isfinite(epsilon)
-    exact = Guarantee(epsilon, budget.delta) if known else None
+    exact = exact_guarantee(top, budget.delta)
     assumed, lazy = Assumptions.of(plan, problem), released_only(plan)
     unit = "reward" if budget.unit == "reward" else "user"
     trust = (PUBLIC_OFFER,) if protocol.senders == "users" else ()

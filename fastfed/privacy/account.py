@@ -29,10 +29,12 @@ from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import (
     ClaimCondition,
     Condition,
+    Guarantee,
     epsilon_claim,
     noise_claim,
     rounded_up,
 )
+from fastfed.privacy.mechanisms.reward_release import RewardRelease
 from fastfed.privacy.mechanisms.seldom import Dartboard, FreshChoices
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
@@ -503,6 +505,20 @@ def event_epsilon(event: PrivacyEvent) -> float:
         raise InputError(
             f"no account can be computed for the numbers of this {type(event).__name__} ({error})"
         ) from None
+
+
+def exact_guarantee(event: PrivacyEvent, delta: float) -> Guarantee | None:
+    """Return the guarantee of an event at its delta, with its mu if the release is Gaussian.
+
+    Return None if no finite epsilon is proven.
+    """
+    epsilon = event_epsilon(event)
+    if not math.isfinite(epsilon):
+        return None
+    is_gaussian = isinstance(event, RewardRelease) or (
+        isinstance(event, GaussianSums) and event.coin == 1.0
+    )
+    return Guarantee(epsilon, delta, event.mu() if is_gaussian else None)  # type: ignore[attr-defined]
 
 
 @singledispatch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, NamedTuple
 
@@ -153,7 +153,7 @@ def noise_claim(
     return ClaimCondition(f"{text} ({note})" if note else text, False)
 
 
-class Guarantee(msgspec.Struct, frozen=True):
+class Guarantee(msgspec.Struct, frozen=True, omit_defaults=True):
     """The pair (epsilon, delta) of a claim or of an exact account.
 
     Parameters
@@ -162,6 +162,10 @@ class Guarantee(msgspec.Struct, frozen=True):
         >= 0.
     delta : float
         In [0, 1).
+    mu : float, optional
+        The parameter of Gaussian differential privacy (GDP; Dong, Roth and Su 2022), if all that is
+        released about one unit is a Gaussian mechanism: its L2 sensitivity divided by the standard
+        deviation of its noise. The guarantee then holds at every delta; see `epsilon_at`.
 
     Raises
     ------
@@ -171,13 +175,108 @@ class Guarantee(msgspec.Struct, frozen=True):
 
     epsilon: float
     delta: float
+    mu: float | None = None
 
     def __post_init__(self) -> None:
-        """Check both numbers and convert them to float."""
+        """Check the numbers and convert them to float."""
         epsilon = number("epsilon", self.epsilon, at_least=0)
         delta = number("delta", self.delta, at_least=0, below=1)
+        mu = None if self.mu is None else number("mu", self.mu, at_least=0)
         msgspec.structs.force_setattr(self, "epsilon", epsilon)
         msgspec.structs.force_setattr(self, "delta", delta)
+        msgspec.structs.force_setattr(self, "mu", mu)
+
+    @property
+    def rho(self) -> float | None:
+        """The parameter of zero-concentrated DP, mu^2 / 2; None without a mu."""
+        return None if self.mu is None else self.mu**2 / 2.0
+
+    def epsilon_at(self, delta: float) -> float:
+        """Return the epsilon of the same noise at a different delta.
+
+        Parameters
+        ----------
+        delta : float
+            In [0, 1); above 0 if the guarantee has a mu.
+
+        Returns
+        -------
+        float
+            The epsilon. Without a mu it is the stated one, which holds at every larger delta.
+
+        Raises
+        ------
+        InputError
+            If delta is out of range, or below the stated one in a guarantee without a mu.
+        """
+        if self.mu is not None:
+            from fastfed.privacy.accounting.gdp import gaussian_epsilon
+
+            delta = number("delta", delta, above=0, below=1)
+            return 0.0 if self.mu == 0.0 else gaussian_epsilon(self.mu, delta)
+        delta = number("delta", delta, at_least=0, below=1)
+        if delta < self.delta:
+            raise InputError(
+                f"delta must be at least {self.delta:g}, got {delta:g}: the guarantee has no mu, "
+                "so nothing is known below its own delta"
+            )
+        return self.epsilon
+
+    def delta_at(self, epsilon: float) -> float:
+        """Return the delta of the same noise at a different epsilon.
+
+        Parameters
+        ----------
+        epsilon : float
+            At least 0.
+
+        Returns
+        -------
+        float
+            The delta. Without a mu it is the stated one, which holds at every larger epsilon.
+
+        Raises
+        ------
+        InputError
+            If epsilon is negative, or below the stated one in a guarantee without a mu.
+        """
+        epsilon = number("epsilon", epsilon, at_least=0)
+        if self.mu is not None:
+            from fastfed.privacy.accounting.gdp import gaussian_delta
+
+            return 0.0 if self.mu == 0.0 else gaussian_delta(epsilon, self.mu)
+        if epsilon < self.epsilon:
+            raise InputError(
+                f"epsilon must be at least {self.epsilon:g}, got {epsilon:g}: the guarantee has no "
+                "mu, so nothing is known below its own epsilon"
+            )
+        return self.delta
+
+    def to_dp_event(self) -> Any:
+        """Return the guarantee as an event of Google's dp_accounting, for your own accountant.
+
+        Returns
+        -------
+        dp_accounting.DpEvent
+            A ``GaussianDpEvent`` with noise multiplier 1 / mu, or a ``NoOpDpEvent`` if nothing is
+            released. Relation "replace" is in mu: use the event as it is, and do not double it.
+
+        Raises
+        ------
+        InputError
+            If the guarantee has no mu, or dp_accounting is not installed.
+        """
+        if self.mu is None:
+            raise InputError("to_dp_event needs a guarantee with a mu: this noise is not Gaussian")
+        try:
+            import dp_accounting
+        except ImportError:
+            raise InputError(
+                "to_dp_event needs dp_accounting: pip install 'fastfed[accounting]'"
+            ) from None
+        if self.mu == 0.0:
+            return dp_accounting.NoOpDpEvent()
+        return dp_accounting.GaussianDpEvent(1.0 / self.mu)
 
 
 class Side(NamedTuple):
@@ -359,6 +458,51 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
         if any(isinstance(entry, Certificate) for entry in also):
             raise InputError("also must hold SideCertificate values, got a Certificate inside one")
         msgspec.structs.force_setattr(self, "also", also)
+
+    @classmethod
+    def from_builtins(cls, data: Mapping[str, Any] | str | bytes) -> Certificate:
+        """Read a certificate back from plain data or JSON.
+
+        Parameters
+        ----------
+        data : mapping, str or bytes
+            What `to_builtins` returned, a certificate in the JSON of ``fastfed privacy`` or
+            ``fastfed results``, or ``results[label].certificate``. Version, date and spec digest
+            are dropped.
+
+        Returns
+        -------
+        Certificate
+            The certificate. All its fields are checked.
+
+        Raises
+        ------
+        InputError
+            If the data is no certificate.
+        """
+        try:
+            plain = dict(msgspec.json.decode(data) if isinstance(data, (str, bytes)) else data)
+            also = tuple(SideCertificate(**_fields_of(side)) for side in plain.pop("also", ()))
+            return cls(**_fields_of(plain), also=also)
+        except (msgspec.MsgspecError, TypeError, ValueError, KeyError) as error:
+            raise InputError(f"this is no certificate as fastfed writes it ({error})") from None
+
+
+def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a guarantee from its plain data, with the class of each condition.
+
+    JSON does not say which condition compares with the claim. Only such a condition may fail in a
+    "proven" guarantee, and its text ends the comparison by "is at most" the claimed epsilon.
+    """
+    known = {field.name: field.type for field in msgspec.structs.fields(SideCertificate)}
+    fields = {name: msgspec.convert(data[name], known[name]) for name in known if name in data}
+    claim = fields["claimed"]
+    comparison = f" is at most {claim.epsilon:g}" if claim is not None else "\0"
+    fields["conditions"] = [
+        ClaimCondition(c.text, c.holds) if comparison in c.text else c
+        for c in fields.get("conditions", ())
+    ]
+    return fields
 
 
 def deployed(certificate: Certificate) -> Certificate:
