@@ -323,7 +323,11 @@ def listed(lists: str, files: tuple[str, ...]) -> list[str]:
 def readme() -> str:
     """README.md with links that work on the package index too."""
     root = Path(__file__).parent
-    address = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    text = (root / "README.md").read_text(encoding="utf-8")
+    urls = tomllib.loads((root / "pyproject.toml").read_text())["project"].get("urls")
+    if urls is None:  # nothing is published: links stay relative to the checkout
+        return text
+    address = urls["Repository"]
     code = (root / "fastfed" / "__init__.py").read_text()
     version = re.search(r'^__version__ = "(.*)"', code, re.MULTILINE)[1]
 
@@ -333,7 +337,7 @@ def readme() -> str:
 
     # No scheme, no anchor of the page itself: a file of the repository.
     relative = r"(!?\[[^\]]*\]\()(?![a-z]+:|#)([^)\s]+)"
-    return re.sub(relative, absolute, (root / "README.md").read_text(encoding="utf-8"))
+    return re.sub(relative, absolute, text)
 
 
 def bindings() -> list[Extension]:

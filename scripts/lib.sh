@@ -3,17 +3,24 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() { printf '%s\n' "$1" >&2; exit 1; }
 
+# Says all that is missing at once, with one line to copy.
 need_tools() {
     PYTHON="${PYTHON:-python3}"
-    command -v "$PYTHON" >/dev/null 2>&1 || fail "Python 3.11 or newer is needed, and $PYTHON was not found."
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-        || fail "Python 3.11 or newer is needed, got $("$PYTHON" -V 2>&1)."
-    "$PYTHON" -c 'import venv, ensurepip' >/dev/null 2>&1 \
-        || fail "Python's venv module is needed: on Debian or Ubuntu, apt-get install python3-venv."
-    "$PYTHON" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' \
-        || fail "Python's headers are needed: on Debian or Ubuntu, apt-get install python3-dev."
-    command -v "${CC:-cc}" >/dev/null 2>&1 \
-        || fail "A C compiler is needed: on Debian or Ubuntu, apt-get install gcc."
+    local missing="" packages=""
+    lacks() { missing="$missing $1,"; packages="$packages $2"; }
+    if ! command -v "$PYTHON" >/dev/null 2>&1; then
+        lacks "Python 3.11 or newer ($PYTHON was not found)" python3
+        lacks "Python's venv module" python3-venv
+        lacks "Python's headers" python3-dev
+    else
+        "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+            || fail "Python 3.11 or newer is needed, got $("$PYTHON" -V 2>&1). Set PYTHON to a newer one."
+        "$PYTHON" -c 'import venv, ensurepip' >/dev/null 2>&1 || lacks "Python's venv module" python3-venv
+        "$PYTHON" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' \
+            || lacks "Python's headers" python3-dev
+    fi
+    command -v "${CC:-cc}" >/dev/null 2>&1 || lacks "a C compiler" gcc
+    [ -z "$missing" ] || fail "Needed, and not found here:${missing%,}. On Debian or Ubuntu: sudo apt-get install$packages"
 }
 
 # The environment that is installed into and tested.

@@ -25,9 +25,8 @@ LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 
 def on_config(config):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    address = project["urls"]["Repository"]
-    if "example.org" not in address:
-        config.repo_url = address
+    if "urls" in project:
+        config.repo_url = project["urls"]["Repository"]
     for entry in config.nav:
         if "Reference" in entry:
             entry["Reference"] = reference.nav()

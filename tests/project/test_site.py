@@ -82,9 +82,9 @@ def test_broken_links_are_found(tmp_path):
 
 
 def test_recipe_and_citation_have_the_version_of_the_package():
-    """pyproject.toml defines the address of the repository, and fastfed/__init__.py the version."""
+    """fastfed/__init__.py defines the version."""
     recipe = (ROOT / "conda" / "recipe.yaml").read_text()
-    assert f"repository: {PROJECT['urls']['Repository']}\n" in recipe
+    assert ("repository:" in recipe) == ("urls" in PROJECT)
     assert f'version: "{fastfed.__version__}"\n' in recipe
     assert f"version: {fastfed.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
@@ -104,9 +104,11 @@ def test_links_of_the_readme_work_on_the_package_index():
         pytest.skip("fastfed is not installed here")
     targets = re.findall(r"\]\(([^)]+)\)", text)
     assert len(targets) > 15
-    address = PROJECT["urls"]["Repository"]
     for target in targets:
-        assert target.startswith("https://"), target
-        kind = "raw" if target.endswith(".png") else "blob"
-        path = target.removeprefix(f"{address}/{kind}/v{fastfed.__version__}/")
+        path = target
+        if "urls" in PROJECT:  # without an address nothing is published, and links are relative
+            kind = "raw" if target.endswith(".png") else "blob"
+            address = f"{PROJECT['urls']['Repository']}/{kind}/v{fastfed.__version__}/"
+            assert target.startswith(address), target
+            path = target.removeprefix(address)
         assert (ROOT / path.split("#")[0]).exists(), target
