@@ -153,7 +153,7 @@ def noise_claim(
     return ClaimCondition(f"{text} ({note})" if note else text, False)
 
 
-class Guarantee(msgspec.Struct, frozen=True, omit_defaults=True):
+class Guarantee(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """The pair (epsilon, delta) of a claim or of an exact account.
 
     Parameters
