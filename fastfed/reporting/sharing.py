@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastfed.reporting.text import plus_minus
+from fastfed.reporting.text import plus_minus, shortfall
 from fastfed.results.paired import ALONE, Difference, baseline_differences, difference
 from fastfed.results.results import Results
 
@@ -73,8 +73,12 @@ def difference_cells(results: Results) -> list[str]:
 
 
 def notes_on_curves(results: Results) -> list[str]:
-    """Return notes on curves that protect hardly anybody, or are no better than chance."""
-    notes = []
+    """Return notes on curves that lack their privacy, protect hardly anybody, or play by chance."""
+    reasons: dict[str, list[str]] = {}
+    for curve in results.curves:
+        if reason := shortfall(curve.certificate):
+            reasons.setdefault(reason, []).append(curve.label)
+    notes = [f"{_listed(labels)}: {reason}" for reason, labels in reasons.items()]
     exact = ((curve.label, curve.certificate["exact"] or {}) for curve in results.curves)
     if loose := [name for name, pair in exact if pair.get("epsilon", 0.0) > LARGE_EPSILON]:
         notes.append(

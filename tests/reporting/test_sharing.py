@@ -139,6 +139,17 @@ def test_notes_on_curves_that_protect_nobody_or_learn_nothing(played):
     assert "an epsilon above 10 protects hardly anybody: server, epsilon = 50.0" in notes
 
 
+def test_a_note_says_why_a_claim_is_not_proven():
+    eager = {**CURVES[1], "epsilon": 1.0, "lazy": False, "calibration": "published-code"}
+    curves = [eager, {**eager, "label": "twin"}, {**CURVES[1], "label": "fine", "epsilon": 2.0}]
+    results = fastfed.simulate(WORLD, curves=curves, silos=4, horizon=40, replicates=1)
+    (note,) = notes_on_curves(results)
+    assert note.startswith(
+        "server, twin: claims (1, 1e-06), which is unproven; condition that fails"
+    )
+    assert note in as_text(in_memory(results))
+
+
 def test_the_command_says_it_first(tmp_path):
     spec = tmp_path / "small.toml"
     spec.write_text(
