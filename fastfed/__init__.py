@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fastfed.api import compare as compare
     from fastfed.api import load as load
     from fastfed.api import make_system as make_system
+    from fastfed.api import merge as merge
     from fastfed.api import plan as plan
     from fastfed.api import report as report
     from fastfed.api import reproduce as reproduce
@@ -55,6 +56,7 @@ __all__ = [
     "compare",
     "load",
     "make_system",
+    "merge",
     "plan",
     "report",
     "reproduce",

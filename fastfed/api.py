@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastfed.privacy.sensitivity import Budget as Budget
     from fastfed.reporting.comparison import compare as compare
     from fastfed.reporting.page import report as report
+    from fastfed.results.merging import merge as merge
     from fastfed.results.results import Results as Results
     from fastfed.simulation.dispatch import RunBatch
     from fastfed.simulation.experiment import Experiment
@@ -39,6 +40,7 @@ __all__ = [
     "compare",
     "load",
     "make_system",
+    "merge",
     "plan",
     "report",
     "reproduce",
@@ -57,6 +59,7 @@ _MODULES = {
     "compare": "fastfed.reporting.comparison",
     "load": "fastfed.simulation.run",
     "make_system": "fastfed.simulation.systems",
+    "merge": "fastfed.results.merging",
     "plan": "fastfed.advice.planner",
     "report": "fastfed.reporting.page",
     "reproduce": "fastfed.experiments.reproduction",
@@ -76,7 +79,7 @@ def run(
     experiment: Experiment | str | Path,
     folder: str | Path,
     *,
-    replicates: int | None = None,
+    replicates: int | tuple[int, int] | None = None,
     seed: int | None = None,
     quick: bool = False,
     changes: Mapping[str, Any] | None = None,
@@ -99,8 +102,11 @@ def run(
         Spec file (TOML), or the result of `fastfed.simulation.load_experiment`.
     folder : str or Path
         Output folder for ``results.sqlite``. Only one process may write to it at a time.
-    replicates, seed : int, optional
-        Replace the values in a spec file.
+    replicates : int or (int, int), optional
+        Replaces the value in a spec file. A pair is a range: (5, 10) simulates replicates 5 to 9,
+        one job of several, which `fastfed.merge` puts together.
+    seed : int, optional
+        Replaces the value in a spec file.
     quick : bool
         Run a short version of a spec file: two replicates and a tenth of the horizon.
     changes : mapping, optional

@@ -245,6 +245,7 @@ COMMANDS = {
     "spec": ("run", "Print the spec of a figure."),
     "results": ("run", "Print the results of an output folder as a table, JSON or CSV."),
     "report": ("run", "Write the report, figure files and tables of an output folder again."),
+    "merge": ("run", "Put together the results of jobs that simulated parts of one experiment."),
     "compare": ("run", "Compare two output folders, curve by curve."),
     "privacy": ("privacy", "Print the privacy certificates of a spec, without running it."),
     "calibrate": ("privacy", "Calibrate the noise of a mechanism for a privacy budget."),

@@ -171,7 +171,7 @@ def announce(
     experiment: Experiment, batches: list[RunBatch], threads: int, engine: str = "local"
 ) -> str:
     """Return a text about the remaining work of an experiment and the time that it will take."""
-    total_count = len(experiment.curves) * experiment.replicates
+    total_count = len(experiment.curves) * len(experiment.replicate_numbers)
     missing_count = sum(len(b.positions) for b in batches)
     if not missing_count:
         return f"{experiment.name}: nothing left to run"

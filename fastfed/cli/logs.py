@@ -24,7 +24,7 @@ HEADINGS = (
 def run_log(experiment: Experiment, folder: Path) -> LogValues:
     """Train all curves, print their values, and write values.json and certificates.txt."""
     total = sum(experiment.agent_rounds([i]) for i in range(len(experiment.curves)))
-    with progress(total * experiment.replicates) as on_progress:
+    with progress(total * len(experiment.replicate_numbers)) as on_progress:
         values = evaluate(experiment, on_progress)
     plain = values.to_builtins()
     certificates = [

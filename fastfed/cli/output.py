@@ -202,6 +202,26 @@ def stoppable(command: F, kept: str = "") -> F:
     return cast(F, watched)
 
 
+class Replicates(click.ParamType):
+    """A number of replicates, or a range such as 5:10."""
+
+    name = "replicates"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | tuple[int, int]:
+        """Convert the text of an option."""
+        texts = str(value).split(":")
+        if len(texts) > 2 or not all(text.isdecimal() for text in texts):
+            self.fail(f"{value!r} is no number above 0, nor a range such as 5:10", param, ctx)
+        numbers = [int(text) for text in texts]
+        if len(numbers) == 2 and numbers[0] < numbers[1] <= 2**31:
+            return numbers[0], numbers[1]
+        if len(numbers) == 1 and 1 <= numbers[0] <= 2**31:
+            return numbers[0]
+        return self.fail(
+            f"{value!r} has no replicates: write 10, or a range such as 5:10", param, ctx
+        )
+
+
 def run_options(command: F) -> F:
     """Add to a command the options of all commands that simulate.
 
@@ -242,8 +262,9 @@ def run_options(command: F) -> F:
                 help="Output folder; the same command again resumes the run in it.",
             ),
             click.option(
-                "--replicates", type=click.IntRange(min=1), metavar="N",
-                help="Number of independent replicates, instead of the spec's.",
+                "--replicates", type=Replicates(), metavar="N",
+                help="Number of independent replicates, instead of the spec's. 5:10 simulates "
+                "replicates 5 to 9: one job of several, which fastfed merge puts together.",
             ),
             click.option(
                 "--threads", type=click.IntRange(min=1), metavar="N",

@@ -32,7 +32,7 @@ def format_option(text: str) -> Any:
 def run(
     spec: Path,
     folder: Path,
-    replicates: int | None,
+    replicates: int | tuple[int, int] | None,
     resources: Resources,
     seed: int | None,
     quick: bool,
@@ -82,7 +82,7 @@ def run(
 def reproduce(
     names: tuple[str, ...],
     folder: Path,
-    replicates: int | None,
+    replicates: int | tuple[int, int] | None,
     resources: Resources,
     seed: int | None,
     quick: bool,
@@ -289,6 +289,34 @@ def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None
         print_table(headings, rows)
 
 
+# ---- `fastfed merge` -----------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument(
+    "parts", type=click.Path(path_type=Path), metavar="PART...", nargs=-1, required=True
+)
+@click.option(
+    "-o", "--output", "folder", required=True, metavar="DIR", type=click.Path(path_type=Path),
+    help="Output folder for all replicates; it may already hold some.",
+)  # fmt: skip
+def merge(parts: tuple[Path, ...], folder: Path) -> None:
+    """Put together the results of jobs that simulated parts of one experiment.
+
+    Each PART is an output folder, such as those of `fastfed run spec.toml -o part3 --replicates
+    15:20`. Their replicates are copied into DIR, which also gets the report. The parts stay as they
+    are. Whether a replicate was simulated in a part or in DIR makes no difference to its results.
+    """
+    from fastfed.reporting import page
+    from fastfed.reporting.figure import read_source
+    from fastfed.results.merging import merge as merge_stores
+
+    merge_stores(parts, folder)
+    source = read_source(folder)
+    page.write_report(source, folder)
+    print_results(source)
+
+
 # ---- `fastfed spec` ------------------------------------------------------------------------------
 
 
@@ -320,4 +348,5 @@ COMMANDS = {
     "results": results,
     "report": report,
     "compare": compare,
+    "merge": merge,
 }

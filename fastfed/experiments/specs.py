@@ -6,6 +6,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fastfed.simulation.experiment import (
     experiment_from_spec,
     find_beside,
     read_toml,
+    replicate_range,
 )
 from fastfed.simulation.systems import algorithm
 
@@ -40,7 +42,7 @@ def import_beside(path: Path) -> None:
 def load_spec(
     path: str | Path,
     *,
-    replicates: int | None = None,
+    replicates: int | tuple[int, int] | None = None,
     seed: int | None = None,
     quick: bool = False,
     changes: Mapping[str, Any] | None = None,
@@ -53,8 +55,10 @@ def load_spec(
     ----------
     path : str or Path
         TOML file.
-    replicates, seed : int, optional
-        Replace the values in the file.
+    replicates : int or (int, int), optional
+        Replaces the value in the file. A pair is a range, such as (5, 10) for replicates 5 to 9.
+    seed : int, optional
+        Replaces the value in the file.
     quick : bool
         Run a short version: two replicates and a tenth of the horizon.
     changes : mapping, optional
@@ -77,10 +81,11 @@ def load_spec(
     try:
         change(spec, changes or {})
         original_spec = dict(spec)
-        spec.update(changed_keys(spec, replicates, seed, quick))
+        first, end = replicate_range(replicates)
+        spec.update(changed_keys(spec, end, seed, quick))
         note_shorter(spec, original_spec)
         find_beside(spec.get("environment"), path)
-        experiment = experiment_from_spec(spec)
+        experiment = replace(experiment_from_spec(spec), first_replicate=first)
         _check_figure(experiment)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -238,7 +243,7 @@ def sized_experiment(
     figure: Figure,
     data: str | Path | None = None,
     size: str | None = None,
-    replicates: int | None = None,
+    replicates: int | tuple[int, int] | None = None,
     seed: int | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Experiment:
@@ -247,17 +252,18 @@ def sized_experiment(
     ``replicates``, ``seed`` and ``changes`` (see `change`) replace values of the spec.
     """
     spec = figure_spec(figure, data, size)
-    spec.update(changed_keys(spec, replicates, seed, size == "quick"))
+    first, end = replicate_range(replicates)
+    spec.update(changed_keys(spec, end, seed, size == "quick"))
     if size == "quick":
         spec.update(spec["figure"].get("quick", {}))
-    if replicates is not None:
-        spec["replicates"] = replicates
+    if end is not None:
+        spec["replicates"] = end
     try:
         change(spec, changes or {})
     except InputError as error:
         raise InputError(f'figure "{figure.id}": {error}') from None
     note_shorter(spec, figure.spec)
-    experiment = figure_experiment(figure, spec)
+    experiment = replace(figure_experiment(figure, spec), first_replicate=first)
     _check_figure(experiment)
     return experiment
 

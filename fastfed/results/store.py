@@ -174,7 +174,7 @@ def _name_holder(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _name_damaged(path: Path) -> Iterator[None]:
+def name_damaged(path: Path) -> Iterator[None]:
     """Convert errors from reading a damaged store to an InputError that names the store."""
     try:
         yield
@@ -237,14 +237,14 @@ class Store:
             stack.enter_context(_name_holder(path))
             # Results of real records are not private, so only this user may read them.
             private = any("about_records" in curve.facts for curve in curves)
-            stack.enter_context(_hold(folder, private))
+            stack.enter_context(held_for_writing(folder, private))
             # Check again: another process may have created the store before the lock was held.
             positions = _check_identity(folder, path, meta)
             is_new = positions is None
             if positions is None:
                 _create(folder, path, meta, curves, private)
             elif len(positions) < len(curves):
-                with _name_damaged(path):
+                with name_damaged(path):
                     _add_curves(path, positions, meta, curves)
             try:
                 with _open(path, threads, curves, meta) as store:
@@ -281,10 +281,10 @@ class Store:
                 f"its subfolder {subfolders[0]} does" if subfolders else "fastfed run writes them"
             )
             raise InputError(f"{folder} holds no results ({FILE} is missing): {hint}")
-        _read_meta(path)
-        connection = sqlite3.connect(f"{_uri(path)}?mode=ro", uri=True, timeout=PATIENCE)
+        read_meta(path)
+        connection = sqlite3.connect(f"{uri_of(path)}?mode=ro", uri=True, timeout=PATIENCE)
         try:
-            with _name_damaged(path):
+            with name_damaged(path):
                 # Read all tables in one transaction, since another process may be writing.
                 connection.execute("BEGIN")
                 digests.check(connection)
@@ -322,7 +322,7 @@ class Store:
 
     def done(self) -> set[tuple[int, int]]:
         """Return (position of the curve, replicate) of every stored replicate."""
-        with _name_damaged(self.path):
+        with name_damaged(self.path):
             rows = self._db.execute("SELECT position, replicate FROM cells")
             return {
                 (files.check_whole(position), files.check_whole(replicate))
@@ -383,7 +383,7 @@ class Store:
 
     def effort(self) -> Effort:
         """Return the cost of all stored replicates."""
-        with _name_damaged(self.path):
+        with name_damaged(self.path):
             seconds, agent_rounds = self._db.execute(
                 "SELECT total(seconds * threads), coalesce(sum(agent_rounds), 0) FROM timings"
             ).fetchone()
@@ -398,13 +398,13 @@ class Store:
 
     def meta(self) -> dict[str, Any]:
         """Return the content of the table ``meta``, decoded and checked."""
-        with _name_damaged(self.path):
+        with name_damaged(self.path):
             rows = self._db.execute("SELECT key, value FROM meta")
             return files.check_meta({k: msgspec.json.decode(v) for k, v in rows})
 
     def results(self, replicates: int | None = None) -> Results:
         """Return the results of all stored replicates, or of the first ``replicates`` of them."""
-        with _name_damaged(self.path):
+        with name_damaged(self.path):
             return self._results(replicates)
 
     def _certified(self) -> dict[int, dict[str, str]]:
@@ -512,7 +512,7 @@ def _open(
     try:
         # Figure settings and certificates are not part of the identity, so they may have changed
         # since the store was created.
-        with _name_damaged(path), connection:
+        with name_damaged(path), connection:
             digests.check(connection)
             unsealed = not digests.sealed(connection)
             connection.execute(CERTIFIED)
@@ -545,7 +545,7 @@ def _open(
 
 
 @contextmanager
-def _hold(folder: Path, private: bool) -> Iterator[None]:
+def held_for_writing(folder: Path, private: bool) -> Iterator[None]:
     """Lock an output folder during a block, so that no other process writes into it.
 
     The folder is created if it does not exist. If ``private``, only its owner can read it.
@@ -579,8 +579,8 @@ def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> list[int]
     """
     if not os.path.exists(path):
         return None
-    existing = _read_meta(path)
-    with _name_damaged(path):
+    existing = read_meta(path)
+    with name_damaged(path):
         before = msgspec.json.decode(existing["identity"])
         now = msgspec.json.decode(_json(meta["identity"]))
         if before == now:
@@ -604,7 +604,7 @@ def _add_curves(
     """
     connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
-        with _name_damaged(path), connection:
+        with name_damaged(path), connection:
             digests.check(connection)
             if list(positions) != list(range(len(positions))):
                 for table in ("curves", "cells", "timings"):
@@ -672,7 +672,7 @@ def _create(
         raise InputError(f"cannot write to {folder}: {error}") from None
 
 
-def _read_meta(path: Path) -> dict[str, str]:
+def read_meta(path: Path) -> dict[str, str]:
     """Return the table ``meta``, not decoded; raise InputError if it is no store of this format."""
     try:
         meta = _select_meta(path, "ro")
@@ -692,7 +692,7 @@ def _read_meta(path: Path) -> dict[str, str]:
     return meta
 
 
-def _uri(path: Path) -> str:
+def uri_of(path: Path) -> str:
     """Return the URI of a file for SQLite.
 
     It replaces `Path.as_uri`, which imports HTTP and TLS modules on Python 3.14.
@@ -703,7 +703,7 @@ def _uri(path: Path) -> str:
 
 def _select_meta(path: Path, mode: str) -> dict[str, str]:
     """Return the table ``meta``, not decoded; ``mode`` is SQLite's "ro" or "rw"."""
-    connection = sqlite3.connect(f"{_uri(path)}?mode={mode}", uri=True, timeout=PATIENCE)
+    connection = sqlite3.connect(f"{uri_of(path)}?mode={mode}", uri=True, timeout=PATIENCE)
     try:
         return dict(connection.execute("SELECT key, value FROM meta"))
     finally:

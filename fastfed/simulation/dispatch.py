@@ -163,7 +163,7 @@ def missing_batches(
         else:
             problems.append((curve.problem, [position]))
     batches: list[RunBatch] = []
-    for replicate in range(experiment.replicates):
+    for replicate in experiment.replicate_numbers:
         for problem, positions in problems:
             missing_positions = [i for i in positions if (i, replicate) not in done]
             joint_positions = [
@@ -388,7 +388,7 @@ def estimate(
     ``kept`` all outcomes stay in memory, as in `simulate`. The workers of an existing dask cluster
     are not counted.
     """
-    checkpoints, replicates = len(experiment.checkpoints), experiment.replicates
+    checkpoints, replicates = len(experiment.checkpoints), len(experiment.replicate_numbers)
     cells = len(experiment.curves) * replicates
     terms = [
         of_results(len(experiment.curves), replicates, checkpoints),
@@ -453,7 +453,7 @@ def _problem_terms(problem: Problem, horizon: int, processes: int) -> list[Term]
 
 def _outcome_terms(experiment: Experiment, steps: bool) -> list[Term]:
     """Return the memory of all outcomes, for a run without a store."""
-    checkpoints, replicates = len(experiment.checkpoints), experiment.replicates
+    checkpoints, replicates = len(experiment.checkpoints), len(experiment.replicate_numbers)
     size = recorded = 0
     for curve in experiment.curves:
         plan = curve.system.plan

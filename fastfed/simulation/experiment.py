@@ -160,6 +160,8 @@ class Experiment:
         The spec's figure table, for reports.
     checkpoint_spacing : {"even", "log"}
         Whether checkpoints are spaced evenly or geometrically.
+    first_replicate : int
+        Replicates from this one to ``replicates`` - 1 are simulated; above 0 in one job of several.
     """
 
     name: str
@@ -171,6 +173,12 @@ class Experiment:
     curves: tuple[Curve, ...]
     figure: dict[str, Any]
     checkpoint_spacing: str = EVEN
+    first_replicate: int = 0
+
+    @property
+    def replicate_numbers(self) -> range:
+        """Numbers of the replicates that this experiment simulates."""
+        return range(self.first_replicate, self.replicates)
 
     @property
     def environment(self) -> Environment:
@@ -259,7 +267,32 @@ class Experiment:
         """
         if replicates is None:
             return self
-        return replace(self, replicates=integer("replicates", replicates, at_least=1))
+        number = integer("replicates", replicates, at_least=1)
+        return replace(self, replicates=number, first_replicate=0)
+
+
+def replicate_range(value: Any) -> tuple[int, int | None]:
+    """Return the first replicate, and the number after the last one (None: the spec's).
+
+    Parameters
+    ----------
+    value : int, tuple of int or None
+        The number of replicates, or the range (first, end), such as (5, 10) for 5 to 9.
+
+    Raises
+    ------
+    InputError
+        If the value is neither, or the range is empty.
+    """
+    if value is None:
+        return 0, None
+    if not isinstance(value, tuple):
+        return 0, integer("replicates", value, at_least=1, at_most=2**31)
+    if len(value) != 2:
+        raise InputError(f"replicates must be a number or a range (first, end), got {show(value)}")
+    first = integer("the first replicate", value[0], at_least=0)
+    end = integer("the end of replicates", value[1], at_least=first + 1, at_most=2**31)
+    return first, end
 
 
 def batch_of(curve: dict[str, Any]) -> int | None:

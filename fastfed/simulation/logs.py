@@ -148,7 +148,7 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
         plan, policies = curve.system.plan, []
         last: list[np.ndarray] = []
         same = False  # without noise all trainings are equal, so two are enough
-        for replicate in range(experiment.replicates):
+        for replicate in experiment.replicate_numbers:
             noise = SeededNoise(experiment.seed, replicate)
             if replicate < 2 or not same:
                 thetas = _trained(log, plan, noise, progress)
@@ -181,7 +181,7 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
         evaluated=len(at),
         silos=experiment.silos,
         actions=int(counts.max()),
-        replicates=experiment.replicates,
+        replicates=len(experiment.replicate_numbers),
         rows=rows,
     )
 

@@ -87,7 +87,7 @@ def layout_for(experiment: Experiment, folder: str | Path, resources: Resources)
     would not fit into memory.
     """
     stored_replicates = Store.done_in(Path(folder), experiment.identity())
-    finished = sum(replicate < experiment.replicates for _, replicate in stored_replicates)
+    finished = sum(number in experiment.replicate_numbers for _, number in stored_replicates)
     return fit(experiment, resources, done=finished)
 
 
@@ -329,7 +329,7 @@ def _simulated(experiment: Experiment, layout: Layout, threads: int, driver: str
                 ):
                     outcomes[position, finished.work.replicate] = outcome
     else:
-        for replicate in range(experiment.replicates):
+        for replicate in experiment.replicate_numbers:
             for position, curve in enumerate(experiment.curves):
                 environment = curve.problem.open(experiment.seed, replicate)
                 outcome = dispatch.run_steps(environment, curve.system.plan, experiment.checkpoints)
@@ -339,7 +339,7 @@ def _simulated(experiment: Experiment, layout: Layout, threads: int, driver: str
 
 def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) -> Results:
     """Collect outcomes, by (curve position, replicate), into Results."""
-    replicates = tuple(range(experiment.replicates))
+    replicates = tuple(experiment.replicate_numbers)
     curves, identity = [], experiment.identity()
     for position, row in enumerate(curve_rows(experiment)):
         curve_outcomes = [outcomes[position, r] for r in replicates]

@@ -1,0 +1,145 @@
+"""Put together the stores of several jobs that simulated parts of one experiment."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fastfed._validate import InputError, show
+from fastfed._validate import folder as path_of
+from fastfed.results import digests
+from fastfed.results.files import opener, write_error
+from fastfed.results.identity import difference
+from fastfed.results.store import (
+    CERTIFIED,
+    FILE,
+    PATIENCE,
+    Store,
+    held_for_writing,
+    name_damaged,
+    read_meta,
+    uri_of,
+)
+
+if TYPE_CHECKING:
+    from fastfed.results.results import Results
+
+#: What a replicate of a curve is, but not how long it took.
+CELL = ("group_regret", "synchronisations", "bits_up", "bits_down", "events")
+
+
+def merge(parts: Sequence[str | Path], folder: str | Path) -> Results:
+    """Copy the replicates of several output folders of one experiment into one folder.
+
+    Parameters
+    ----------
+    parts : sequence of str or Path
+        Output folders, such as those of ``fastfed run spec.toml -o part3 --replicates 15:20``.
+    folder : str or Path
+        Output folder. It may exist and hold replicates of the same experiment.
+
+    Returns
+    -------
+    Results
+        The results of all replicates in ``folder``.
+
+    Raises
+    ------
+    InputError
+        If a folder holds no results or damaged ones, the experiments differ, two folders have
+        different results for the same replicate, or ``folder`` cannot be written. The replicates of
+        the folders before are then in ``folder``.
+    """
+    target, sources = path_of(folder), [path_of(part) for part in parts]
+    if not sources:
+        raise InputError("parts must be at least one output folder, got none")
+    for source in sources:
+        with Store.open_existing(source):  # checks that it is one, and its digests
+            pass
+    holders = [*([target] if (target / FILE).is_file() else []), *sources]
+    identities = [msgspec.json.decode(read_meta(each / FILE)["identity"]) for each in holders]
+    for holder, identity in zip(holders[1:], identities[1:], strict=True):
+        if identity != identities[0]:
+            raise InputError(
+                f"{holders[0]} and {holder} hold different experiments (different "
+                f"{difference(identities[0], identity) or 'curves'})"
+            )
+    private = _is_private(sources[0])
+    with held_for_writing(target, private):
+        for source in sources:
+            if source.resolve() != target.resolve():
+                try:
+                    _copy(source / FILE, target / FILE, private)
+                except OSError as error:
+                    raise write_error(target, error) from None
+    with Store.open_existing(target) as store:
+        return store.results()
+
+
+def _is_private(source: Path) -> bool:
+    """Return True if the results are of real records, so that only their owner may read them."""
+    with Store.open_existing(source) as store:
+        return any(curve.about_records for curve in store.results().curves)
+
+
+def _copy(source: Path, target: Path, private: bool) -> None:
+    """Copy the rows of a store that another one lacks, in one transaction."""
+    if not target.exists():
+        _copy_all(source, target, private)
+        return
+    connected = closing(sqlite3.connect(uri_of(target), uri=True, timeout=PATIENCE))
+    with name_damaged(target), connected as db:
+        digests.check(db)
+        db.execute("ATTACH ? AS part", (f"{uri_of(source)}?mode=ro",))
+        with db:
+            db.execute("BEGIN")
+            different = " OR ".join(f"old.{name} != new.{name}" for name in CELL)
+            contradiction = db.execute(
+                "SELECT new.position, new.replicate FROM main.cells AS old JOIN part.cells AS new "
+                f"USING (position, replicate) WHERE {different}"
+            ).fetchone()
+            if contradiction:
+                position, replicate = contradiction
+                (label,) = db.execute(
+                    "SELECT label FROM curves WHERE position = ?", (position,)
+                ).fetchone()
+                raise InputError(
+                    f"{source} and {target} have different results for replicate {replicate} of "
+                    f"{show(label)}: simulate one of them again"
+                )
+            keys = db.execute(
+                "SELECT position, replicate FROM part.cells EXCEPT "
+                "SELECT position, replicate FROM main.cells"
+            ).fetchall()
+            for table in ("cells", "timings"):
+                db.executemany(
+                    f"INSERT INTO main.{table} SELECT * FROM part.{table} "
+                    "WHERE position = ? AND replicate = ?",
+                    keys,
+                )
+            if keys:
+                runs = db.execute("SELECT * FROM part.runs ORDER BY run").fetchall()
+                db.executemany(
+                    "INSERT INTO main.runs VALUES (NULL, ?, ?, ?, ?, ?, ?)",
+                    [values for _, *values in runs],
+                )
+            db.execute(CERTIFIED)
+            digests.seal(db)
+
+
+def _copy_all(source: Path, target: Path, private: bool) -> None:
+    """Copy a whole store to a new file, under a temporary name until it is complete."""
+    temporary = target.with_name(f".{FILE}.new")
+    temporary.unlink(missing_ok=True)
+    open(temporary, "xb", opener=opener(private)).close()
+    with (
+        closing(sqlite3.connect(f"{uri_of(source)}?mode=ro", uri=True, timeout=PATIENCE)) as part,
+        closing(sqlite3.connect(temporary)) as whole,
+    ):
+        part.backup(whole)
+    temporary.replace(target)
