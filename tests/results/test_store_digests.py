@@ -11,7 +11,7 @@ import pytest
 import fastfed
 from fastfed._validate import InputError
 from fastfed.environments import Sphere
-from fastfed.results.store import FILE, _name_damaged
+from fastfed.results.store import FILE, name_damaged
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.run import load
 
@@ -119,6 +119,6 @@ def test_stores_that_get_more_curves_keep_valid_digests(tmp_path: Path) -> None:
 def test_a_python_error_about_a_damaged_row_becomes_a_clear_sentence(tmp_path: Path) -> None:
     with (
         pytest.raises(InputError, match=r"is damaged, or .* \(a row cannot be read\)"),
-        _name_damaged(tmp_path / FILE),
+        name_damaged(tmp_path / FILE),
     ):
         sorted([None, "a"])
