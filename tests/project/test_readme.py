@@ -1,10 +1,13 @@
 """Code in the README and in docs/ runs, and names, links and numbers there are correct."""
 
 import importlib.util
+import json
 import math
 import re
+import sys
 import tomllib
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner
@@ -34,6 +37,7 @@ PAGES_OF_SEPARATE_BLOCKS = {
     "deployment.md": page("deployment"),
     "secure-sum.md": page("secure-sum"),
     "spec.md": SPEC,
+    "tracking.md": page("tracking"),
 }
 
 
@@ -145,6 +149,28 @@ def test_the_toml_block_is_a_spec_and_simulates():
         "LDP, epsilon = 1.0",
         "LDP, epsilon = 5.0",
     ]
+
+
+def test_trackers_get_every_curve_and_checkpoint(monkeypatch):
+    """The blocks run with stand-ins for MLflow and wandb, which are not installed."""
+    private = {"algorithm": "private-fedlinucb", "protocol": "central", "delta": 1e-6}
+    results = fastfed.simulate(
+        {"kind": "sphere", "dimension": 3, "actions": 4},
+        curves=[{**private, "epsilon": [1.0, 2.0]}],
+        silos=2,
+        horizon=20,
+    )
+    stand_ins = {name: MagicMock() for name in ("mlflow", "wandb")}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setitem(sys.modules, name, stand_in)
+    for block in blocks("py", page("tracking")):
+        exec(block, {"results": results})
+    points = sum(len(curve.rounds) for curve in results)
+    mlflow, run = stand_ins["mlflow"], stand_ins["wandb"].init.return_value.__enter__.return_value
+    assert mlflow.log_metric.call_count == points + 2 and run.log.call_count == points
+    assert [call.args[0]["epsilon"] for call in mlflow.log_params.call_args_list] == [1.0, 2.0]
+    (data, file), _ = mlflow.log_dict.call_args
+    assert json.loads(json.dumps(data))["status"] == "proven" and file.endswith(".json")
 
 
 @pytest.mark.slow
