@@ -28,6 +28,7 @@ from fastfed.bandits.noise_distributions import (
     batch_distribution,
     batches_distribution,
     bit_distribution,
+    of_views,
 )
 from fastfed.bandits.own_rounds import factor_horizon, public_failure, share_of, tossed
 from fastfed.bandits.problem import ProblemSpec
@@ -52,6 +53,7 @@ from fastfed.privacy.releases.prefix_sums import (
 )
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.account import USER_BIT, bounds_of, centred_of, tree_batch
+from fastfed.protocols.clocks import Clocks
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, Protocol, statistic_size
 from fastfed.protocols.schedule import Schedule
@@ -668,6 +670,7 @@ def assemble(
     *,
     only_released: bool | None = None,
     ordered: bool = True,
+    clocks: Clocks | None = None,
 ) -> tuple[Plan, Theory]:
     """Make the plan of one curve, and the theory that proves its radius.
 
@@ -693,6 +696,8 @@ def assemble(
         True if actions depend on synchronised statistics only. The default is `released_only`.
     ordered : bool, default True
         True if the rounds of synchronisation are known in advance.
+    clocks : Clocks, optional
+        The clocks of silos. The theory is then about their views.
 
     Returns
     -------
@@ -705,6 +710,9 @@ def assemble(
     if isinstance(schedule, int):
         schedule = Schedule(problem.horizon, schedule)
     no_noise = NoiseDistribution(variances=np.zeros(schedule.releases + 1))
+    distribution = noise.distribution if noise else no_noise
+    if clocks is not None:
+        distribution = of_views(distribution, noise.silo_noise if noise else (), clocks.reports)
     if only_released is None:
         only_released = released_only(config, schedule)
     clip = config.clipping(problem, clip)
@@ -718,7 +726,7 @@ def assemble(
     theory = make_theory(
         config,
         proof_problem,
-        noise.distribution if noise else no_noise,
+        distribution,
         failure_probability=public_failure(config),
         clip=clip,
         released_only=only_released,

@@ -147,6 +147,4 @@ def replay(
             lam, near = chosen_regularizer(direct, number, total)
             regularizers.append(lam)
             nearest = min(nearest, near)
-    return Replay(
-        worst_gap, regret.cumsum(), views[1:], rows, reports, regularizers, nearest
-    )
+    return Replay(worst_gap, regret.cumsum(), views[1:], rows, reports, regularizers, nearest)
