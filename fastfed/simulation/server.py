@@ -169,7 +169,7 @@ class Federation:
         return any(silo.due for silo in self.silos)
 
     def exchange(self) -> list[Any]:
-        """Send the messages that are due to the server, and its broadcast to the silos that are due.
+        """Send the messages that are due to the server, and its broadcast to their senders.
 
         All silos are due together, unless they have their own clocks.
 
