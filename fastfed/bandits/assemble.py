@@ -646,7 +646,8 @@ def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noi
         for epsilon in dict.fromkeys(budgets)
     }
     weakest = noise_by_epsilon[max(budgets)]
-    scales = tuple(noise_by_epsilon[e].std.bias / weakest.std.bias for e in budgets)
+    unit = weakest.std.bias or 1.0  # no noise without a release
+    scales = tuple((noise_by_epsilon[e].std.bias or 1.0) / unit for e in budgets)
     return replace(
         weakest,
         distribution=replace(weakest.distribution, noises=sum(f * f for f in scales)),
