@@ -44,6 +44,11 @@ class Clocks:
     by: str = USERS
     wait: bool = False
 
+    @property
+    def memory(self) -> int:
+        """Bytes of the arrays with an entry for each silo and tick."""
+        return 7 * self.silos * self.horizon
+
     @cached_property
     def sleeps(self) -> np.ndarray:
         """1 if the silo is asleep in the tick, else 0; (M, T) uint8."""
@@ -63,7 +68,7 @@ class Clocks:
     @cached_property
     def _served(self) -> np.ndarray:
         """Users that each silo has served by the end of each tick, (M, T)."""
-        return self.serves.cumsum(axis=1, dtype=np.int64)
+        return self.serves.cumsum(axis=1, dtype=np.int32)
 
     @cached_property
     def _reports(self) -> np.ndarray:
@@ -118,7 +123,7 @@ class Clocks:
         """Number of data points in views v = 0..V, (V + 1,) int64."""
         served = self._served[:, self.ticks - 1].T
         latest = np.maximum.accumulate(np.where(self.sends, served, 0), axis=0)
-        return np.concatenate([np.zeros(1, np.int64), latest.sum(axis=1)])
+        return np.concatenate([np.zeros(1, np.int64), latest.sum(axis=1, dtype=np.int64)])
 
     def schedule(self, schedule: Schedule) -> Schedule:
         """Return the schedule of the K reports of the silo with the most reports.

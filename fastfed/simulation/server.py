@@ -339,6 +339,9 @@ def memory(
         terms = step_terms(plan, checkpoints)
     else:
         terms = compiled.state_terms(plan, checkpoints, record)
+    if isinstance(plan, ClockedPlan):
+        ticks = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
+        terms = [*terms, Term("clocks", plan.clocks.memory, ticks, "rounds")]
     return [*terms, outcome_term(checkpoints, plan.statistic_size)]
 
 
