@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -43,6 +43,10 @@ class Clocks:
     asleep: tuple[tuple[int, ...], ...] = ()
     by: str = USERS
     wait: bool = False
+
+    def __reduce__(self) -> tuple[type[Clocks], tuple[object, ...]]:
+        """Pickle only the fields, and no array that was computed from them."""
+        return Clocks, tuple(getattr(self, each.name) for each in fields(self))
 
     @property
     def memory(self) -> int:
