@@ -89,7 +89,9 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             ends=tuple(int(n) for n in schedule.ends),
             rates=self.rates,
             asleep=tuple(
-                (silo, first, min((*last, horizon))) for silo, first, *last in self.asleep
+                (silo, first, min((*last, horizon)))
+                for silo, first, *last in self.asleep
+                if first <= horizon
             ),
             by=self.by,
             wait=self.wait,

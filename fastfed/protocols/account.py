@@ -189,6 +189,7 @@ def _supports_clocks(plan: ClockedPlan) -> bool:
         and plan.lazy
         and not plan.drawn_once
         and (clocks.silos, clocks.horizon) == (plan.silos, plan.horizon)
+        and clocks.valid
         and max(clocks.reports_of_silos) == plan.releases
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -43,6 +44,18 @@ class Clocks:
     asleep: tuple[tuple[int, ...], ...] = ()
     by: str = USERS
     wait: bool = False
+
+    @property
+    def valid(self) -> bool:
+        """True if all fields are in range."""
+        return (
+            self.by in RULES
+            and not (self.wait and self.by == TICKS)
+            and len(self.rates) <= self.silos
+            and all(0.0 < rate <= 1.0 for rate in self.rates)
+            and all(len(i) == 3 and i[0] < self.silos and 1 <= i[1] <= i[2] for i in self.asleep)
+            and all(a < b for a, b in pairwise((0, *self.ends)))
+        )
 
     def __reduce__(self) -> tuple[type[Clocks], tuple[object, ...]]:
         """Pickle only the fields, and no array that was computed from them."""

@@ -35,6 +35,7 @@ CLOCKS = {
     "outages": {"rates": [0.5], "asleep": [[0, 5, 12], [1, 30, 41], [1, 8, 8]]},
     "one never serves": {"asleep": [[2, 1]]},
     "all leave": {"asleep": [[0, 31], [1, 31], [2, 31]]},
+    "one leaves after the end": {"asleep": [[1, HORIZON + 1]], "rates": [0.5]},
     "nobody serves": {"asleep": [[0, 1], [1, 1], [2, 1]]},
     "calendar": {"rates": [0.1, 0.4], "by": "ticks"},
     "calendar with outages": {"asleep": [[0, 5, 12], [1, 1, 30], [2, 50]], "by": "ticks"},
@@ -564,6 +565,10 @@ def test_a_plan_with_other_clocks_has_no_account():
     for changes in (
         {"clocks": more},
         {"clocks": replace(plan.clocks, silos=2)},
+        {"clocks": replace(plan.clocks, by="days")},
+        {"clocks": replace(plan.clocks, rates=(0.1, 0.1, 2.0))},
+        {"clocks": replace(plan.clocks, asleep=((3, 1, 2),))},
+        {"clocks": replace(plan.clocks, ends=plan.clocks.ends[::-1])},
         {"lazy": False},
         {"drawn_once": True},
     ):
