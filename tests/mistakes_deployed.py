@@ -123,6 +123,12 @@ PLANS = [
         DEPLOY,
     ),
     Mistake(
+        "simulated clocks of a plan that is deployed",
+        new("epsilon = 1.0", "epsilon = 1.0\nclock = { rates = [0.5] }"),
+        ("clock", "simulations"),
+        DEPLOY,
+    ),
+    Mistake(
         "a period of days as text",
         new("period = 86400", 'period = "1 day"'),
         ("period", "'1 day'", "seconds"),

@@ -239,6 +239,21 @@ KEYS = [
         ("delay", "shuffle-vector", "silo-ldp"),
     ),
     Mistake(
+        "a silo that is faster than the ticks",
+        private(BUDGET + "clock = { rates = [2.0] }\n"),
+        ("clock.rates", "2.0"),
+    ),
+    Mistake(
+        "a clock of a silo that does not exist",
+        private(BUDGET + "clock = { asleep = [[50, 1]] }\n"),
+        ("clock.asleep", "50"),
+    ),
+    Mistake(
+        "a clock with a trusted server",
+        private(BUDGET + 'protocol = "central"\nclock = { rates = [0.5] }\n'),
+        ("clock", "central", "silo-ldp"),
+    ),
+    Mistake(
         'checkpoint_spacing = "logarithmic"',
         spec("checkpoints = 6", 'checkpoint_spacing = "logarithmic"'),
         ("checkpoint_spacing", "logarithmic", '"log"'),

@@ -9,6 +9,7 @@ from fastfed._kernels.environments import Environment
 SKIP_BOUND_SIZE: int
 TRACE_BOUND_SIZE: int
 RECOMPUTE_MAX: int
+VIEW_NUMBERS: int
 
 def share_from(seconds: float) -> float: ...
 def snapshot_size(d: int) -> int: ...

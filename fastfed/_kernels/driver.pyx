@@ -30,6 +30,8 @@ SKIP_BOUND_SIZE = sizeof(ff_skip_bound) // sizeof(double)
 TRACE_BOUND_SIZE = sizeof(ff_trace_bound) // sizeof(double)
 #: Up to this dimension the determinant trigger recomputes determinants; above, it updates a factor.
 RECOMPUTE_MAX = FF_RECOMPUTE_MAX
+#: Doubles of the view of one silo with its own clock, without W and theta.
+VIEW_NUMBERS = FF_VIEW_NUMBERS
 
 
 def share_from(double seconds):
@@ -132,7 +134,9 @@ cdef class Run:
             self.describe(&self.curves[i], curve)
             # The caches of silos that learn within a batch expect one data point in each round.
             late = curve["arrivals"] is not None and not curve["lazy"]
-            chooses = not curve["random"] and curve["score"] is None and not late
+            # Cached bounds are for one W, and silos with their own clocks have several.
+            clocked = curve["sends"] is not None
+            chooses = not curve["random"] and curve["score"] is None and not late and not clocked
             self.caches.append(None)
             if chooses and curve["fixed"] is None and self.bounds_pay():
                 self.caches[i] = self.bonus_cache(i, curve["lazy"])
@@ -244,6 +248,12 @@ cdef class Run:
             c.late = pointer(curve["late"])
             c.late_next = <int64_t *>pointer(curve["late_next"])
             c.late_ends = <int64_t *>pointer(curve["late_ends"])
+        if curve["sends"] is not None:
+            c.serves = <const uint8_t *>pointer(curve["serves"])
+            c.sends, c.exchanges = <const uint8_t *>pointer(curve["sends"]), len(curve["sends"])
+            c.reported = <int64_t *>pointer(curve["reported"])
+            c.views = pointer(curve["views"])
+            c.view_w, c.view_theta = pointer(curve["view_w"]), pointer(curve["view_theta"])
         c.noise_scale, c.drawn_once = pointer(curve["noise_scale"]), curve["drawn_once"]
         c.regularizer = pointer(curve["regularizer"])
         c.radius_offset = pointer(curve["radius_offset"])

@@ -347,6 +347,7 @@ cdef extern from "ff_trigger.h" nogil:
 cdef extern from "ff_run.h" nogil:
     enum:
         FF_MAX_CURVES
+        FF_VIEW_NUMBERS
     ctypedef struct ff_choice:
         const void *x
         int64_t released
@@ -444,6 +445,13 @@ cdef extern from "ff_run.h" nogil:
         double *late
         int64_t *late_next
         int64_t *late_ends
+        const uint8_t *serves
+        const uint8_t *sends
+        int64_t exchanges
+        int64_t *reported
+        double *views
+        double *view_w
+        double *view_theta
         int64_t *order
         double *total
         double *regret

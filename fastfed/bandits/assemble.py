@@ -28,6 +28,7 @@ from fastfed.bandits.noise_distributions import (
     batch_distribution,
     batches_distribution,
     bit_distribution,
+    of_views,
 )
 from fastfed.bandits.own_rounds import factor_horizon, public_failure, share_of, tossed
 from fastfed.bandits.problem import ProblemSpec
@@ -52,6 +53,7 @@ from fastfed.privacy.releases.prefix_sums import (
 )
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.account import USER_BIT, bounds_of, centred_of, tree_batch
+from fastfed.protocols.clocks import Clocks
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, Protocol, statistic_size
 from fastfed.protocols.schedule import Schedule
@@ -644,7 +646,8 @@ def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noi
         for epsilon in dict.fromkeys(budgets)
     }
     weakest = noise_by_epsilon[max(budgets)]
-    scales = tuple(noise_by_epsilon[e].std.bias / weakest.std.bias for e in budgets)
+    unit = weakest.std.bias or 1.0  # no noise without a release
+    scales = tuple((noise_by_epsilon[e].std.bias or 1.0) / unit for e in budgets)
     return replace(
         weakest,
         distribution=replace(weakest.distribution, noises=sum(f * f for f in scales)),
@@ -668,6 +671,7 @@ def assemble(
     *,
     only_released: bool | None = None,
     ordered: bool = True,
+    clocks: Clocks | None = None,
 ) -> tuple[Plan, Theory]:
     """Make the plan of one curve, and the theory that proves its radius.
 
@@ -693,6 +697,8 @@ def assemble(
         True if actions depend on synchronised statistics only. The default is `released_only`.
     ordered : bool, default True
         True if the rounds of synchronisation are known in advance.
+    clocks : Clocks, optional
+        The clocks of silos. The theory is then about their views.
 
     Returns
     -------
@@ -705,6 +711,9 @@ def assemble(
     if isinstance(schedule, int):
         schedule = Schedule(problem.horizon, schedule)
     no_noise = NoiseDistribution(variances=np.zeros(schedule.releases + 1))
+    distribution = noise.distribution if noise else no_noise
+    if clocks is not None:
+        distribution = of_views(distribution, noise.silo_noise if noise else (), clocks.reports)
     if only_released is None:
         only_released = released_only(config, schedule)
     clip = config.clipping(problem, clip)
@@ -718,7 +727,7 @@ def assemble(
     theory = make_theory(
         config,
         proof_problem,
-        noise.distribution if noise else no_noise,
+        distribution,
         failure_probability=public_failure(config),
         clip=clip,
         released_only=only_released,

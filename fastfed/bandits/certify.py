@@ -55,8 +55,8 @@ from fastfed.privacy.mechanisms.user_bit import UserBits
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.privacy.sensitivity import STREAMS
-from fastfed.protocols.account import alike, bounds, released_only, worst_part
-from fastfed.protocols.plan import DelayedPlan, Plan
+from fastfed.protocols.account import alike, bounds, fewer_reports, released_only, worst_part
+from fastfed.protocols.plan import ClockedPlan, DelayedPlan, Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.schedule import PRIVATE_DETERMINANT
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
@@ -98,6 +98,10 @@ PUBLIC_OFFER = Condition(
 )
 #: Condition of rewards that arrive late: each record is in one batch, as without delays.
 DELAYS = Condition("when a reward arrives does not depend on data (each delay is drawn)", True)
+#: Condition of silos with their own clocks: each silo's stream is that of fixed rounds.
+CLOCKS = Condition(
+    "when a silo reports does not depend on contexts or rewards (its clock is public)", True
+)
 #: Mechanisms whose conditions are derived from the plan and its claim. Other mechanisms (of other
 #: packages) state their conditions in the claim.
 _BUILTIN = (
@@ -271,10 +275,11 @@ class Assumptions:
 
 
 def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition, ...]:
-    """Return the conditions on the environment, on delays and on the plan's score function."""
+    """Return the conditions on the environment, delays, clocks and the plan's score function."""
     return (
         *problem.conditions,
         *((DELAYS,) if isinstance(plan, DelayedPlan) else ()),
+        *((CLOCKS,) if isinstance(plan, ClockedPlan) else ()),
         *((plan.score.condition,) if plan.score is not None else ()),
     )
 
@@ -392,18 +397,33 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
                 source=side_guarantee.source,
             )
         )
+    # One claim for each smaller number of reports of silos with their own clocks.
+    for (reports, silos), event in zip(fewer_reports(plan).items(), events[1:], strict=False):
+        count_text = "with 1 report" if reports == 1 else f"with {reports} reports"
+        also.append(
+            SideCertificate(
+                unit=unit,
+                relation=budget.relation,
+                model=f"{protocol.model}; users of {_silo_names(silos)}, {count_text}",
+                claimed=claimed,
+                exact=Guarantee(event_epsilon(event), budget.delta),
+                status=status,
+                noise_std=event.noise_stds,
+                conditions=(*assumed.about_data, *event.conditions()),
+                source="docs/clocks.md, Privacy",
+            )
+        )
     # One claim for each distinct budget of silos.
     silos_by_budget = alike(claim.silo_budgets) if claim.by_silo else {}
     for ((budget_epsilon, delta), silos), event in zip(
         silos_by_budget.items(), events[1:], strict=False
     ):
         epsilon = event_epsilon(event)
-        who = f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
         also.append(
             SideCertificate(
                 unit=unit if lazy else "item",
                 relation=budget.relation,
-                model=f"{protocol.model}; users of {who}",
+                model=f"{protocol.model}; users of {_silo_names(silos)}",
                 claimed=Guarantee(budget_epsilon, delta),
                 exact=Guarantee(epsilon, delta) if math.isfinite(epsilon) else None,
                 status=status if math.isfinite(epsilon) else "unproven",
@@ -438,6 +458,11 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
         source=claim.source,
         also=tuple(also),
     )
+
+
+def _silo_names(silos: tuple[int, ...]) -> str:
+    """Return the text "silo 3" or "silos 3, 4"."""
+    return f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
 
 
 def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCertificate:

@@ -51,14 +51,15 @@ from fastfed.bandits.assemble import (
     with_saturation,
 )
 from fastfed.bandits.certify import certify
-from fastfed.bandits.delays import DelayConfig, check_private_delay, with_delay
-from fastfed.bandits.own_rounds import (
-    SharingConfig,
-    share_of,
-    shared_batches,
-    trusting,
-    with_own_rounds,
+from fastfed.bandits.clocks import (
+    ClockConfig,
+    check_private_clock,
+    clocks_of,
+    reported_batches,
+    with_clock,
 )
+from fastfed.bandits.delays import DelayConfig, check_private_delay, with_delay
+from fastfed.bandits.own_rounds import share_of, trusting, with_own_rounds
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import NOISE_DRAWS, Algorithm, Config, System, check_returning
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
@@ -72,13 +73,14 @@ from fastfed.protocols.vector_sum import MOST_BITS
 # ---- FedLinUCB without privacy -------------------------------------------------------------------
 
 
-def build_fedlinucb(config: SharingConfig, problem: ProblemSpec) -> System:
+def build_fedlinucb(config: ClockConfig, problem: ProblemSpec) -> System:
     """Build the system of one fedlinucb curve: its plan and certificate."""
     clip = config.bounds(published=config.radius == "published-code")
-    schedule = shared_batches(config, problem)
-    plan, theory = assemble(config, problem, PROTOCOLS["none"], schedule, clip)
+    schedule, clocks = reported_batches(config, problem), clocks_of(config, problem)
+    plan, theory = assemble(config, problem, PROTOCOLS["none"], schedule, clip, clocks=clocks)
     plan, theory = with_own_rounds(plan, theory, config)
     plan, theory = with_delay(plan, theory, config.delay)
+    plan, theory = with_clock(plan, theory, clocks)
     plan, certificate = certify(plan, problem, theory, None, "zhou-chowdhury-2024, Section 6")
     return System("fedlinucb", plan, certificate, theory=theory)
 
@@ -87,7 +89,7 @@ FEDLINUCB = Algorithm(
     id="fedlinucb",
     paper="zhou-chowdhury-2024",
     summary="federated LinUCB in fixed batches, not private",
-    config=SharingConfig,
+    config=ClockConfig,
     build=build_fedlinucb,
 )
 
@@ -108,8 +110,8 @@ SHUFFLED_RATIO = 1.5
 SHUFFLED_SHARE = 50
 
 
-class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
-    """Keys of a private-fedlinucb curve, in addition to the keys of `SharingConfig`.
+class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
+    """Keys of a private-fedlinucb curve, in addition to the keys of `ClockConfig`.
 
     With protocol "shuffle-vector" and a ``sieve``, the default of ``batch_first`` follows from the
     noise, and that of ``batch_ratio`` is 1.5.
@@ -234,6 +236,8 @@ class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
         self._check_protocol()
         if self.delay is not None:
             check_private_delay(self)
+        if self.clock is not None:
+            check_private_clock(self)
 
     def _check_draws(self) -> None:
         """Raise InputError if a run needs more than the sum of the silos' noise."""
@@ -383,7 +387,7 @@ def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
 @lru_cache(maxsize=256)
 def _default_release(config: PrivateConfig, problem: ProblemSpec) -> str:
     """Return the default release type of a curve."""
-    schedule = shared_batches(config, problem)
+    schedule = reported_batches(config, problem)
     noise_of = partial(make_noise, problem=problem, schedule=schedule)
     return usual_release(config, config.protocol, problem, schedule, noise_of)
 
@@ -410,7 +414,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     release = config.release
     assert release is not None
     protocol = released_as(PROTOCOLS[config.protocol], release)
-    schedule = shared_batches(config, problem)
+    schedule, clocks = reported_batches(config, problem), clocks_of(config, problem)
     noise = make_noise(config, problem, schedule)
     if noise.secure is not None:
         # The server computes prefix sums from the masked sums with the mechanism's factor, for
@@ -428,6 +432,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
         individual=config.messages == "individual",
         # Type "flat" adds no noise to prefix sums, and "tree" stands for it in the plan.
         release="tree" if release == FLAT else release,
+        clocks=clocks,
     )
     plan = replace(plan, drawn_once=config.noise_draws == "sum")
     check_bits(plan)
@@ -436,6 +441,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
         plan, theory, config, distribution.variances, float(distribution.noises)
     )
     plan, theory = with_delay(plan, theory, config.delay)
+    plan, theory = with_clock(plan, theory, clocks)
     source = f"{protocol.source}; {noise.mechanism.source}"
     plan, certificate = certify(plan, problem, theory, noise, source)
     return System("private-fedlinucb", plan, certificate, theory=theory)

@@ -250,6 +250,40 @@ class NoiseDistribution:
         return (1.0 - ROUNDING) * per_release, ROUNDING * per_release
 
 
+def of_views(
+    distribution: NoiseDistribution, scales: tuple[float, ...], reports: np.ndarray
+) -> NoiseDistribution:
+    """Return the distribution of the noise in sums of reports of silos with their own clocks.
+
+    Parameters
+    ----------
+    distribution : NoiseDistribution
+        The noise of releases k = 0..K if all silos report together.
+    scales : tuple of float
+        f_i, the noise of each silo as a multiple of the noise of ``distribution.node``. Empty if
+        all are 1.
+    reports : ndarray of int, shape (V + 1, M)
+        k_i, the number of reports of silo i in each view.
+
+    Returns
+    -------
+    NoiseDistribution
+        A view has the variance sum_i f_i^2 ``variances[k_i]``. Bounds hold for all views together.
+    """
+    variances = np.zeros(len(reports))
+    squares = [f * f for f in scales] or [1.0] * reports.shape[1]
+    for view, counts in enumerate(reports.tolist()):
+        # Add up squares by number of reports first. If all silos report together, the product has
+        # the bits of that for releases.
+        squares_by_count: dict[int, float] = {}
+        for count, square in zip(counts, squares, strict=True):
+            squares_by_count[count] = squares_by_count.get(count, 0.0) + square
+        variances[view] = sum(
+            square * float(distribution.variances[k]) for k, square in squares_by_count.items()
+        )
+    return replace(distribution, noises=1.0, variances=variances)
+
+
 def _subgaussian_norm_quantile(
     dimension: int, common: float, extra: float, probability: float
 ) -> float:

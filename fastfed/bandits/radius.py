@@ -18,7 +18,7 @@ from fastfed._validate import InputError
 from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import CentredNorm, ProblemSpec
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.plan import Clip, DelayedPlan, Plan, Radius
+from fastfed.protocols.plan import Clip, ClockedPlan, DelayedPlan, Plan, Radius
 from fastfed.protocols.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -337,7 +337,7 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
         is at least M T, because the regret of a round is at most 1. None if no proof covers the
         plan: for any other radius, a multiplier below 1, rewards or features that violate the
         theory's conditions, a federation without lazy updates, a schedule that depends on data,
-        rewards that arrive late, or local rounds that use a posterior.
+        rewards that arrive late, silos with their own clocks, or local rounds that use a posterior.
 
     Notes
     -----
@@ -367,7 +367,8 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     there is no bad batch if c >= 1, because a row then at most doubles det A. With a sieve, step 1
     becomes: the regret of a round is at most 2 C ||x||_{A^-1}, see `sieve_widths`.
     """
-    if not (theory.proven and _direct_in_batches(plan)) or isinstance(plan, DelayedPlan):
+    unbounded = isinstance(plan, DelayedPlan | ClockedPlan)
+    if not (theory.proven and _direct_in_batches(plan)) or unbounded:
         return None
     if plan.own is not None:
         if plan.own.bound is None:
@@ -427,9 +428,19 @@ def _widths(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray, list[fl
     )
     starts = np.unique(np.append(0, ends[ends < plan.horizon]))
     entry = np.minimum(np.arange(len(starts)), len(radius.error_bound) - 1)
+    widths = _widths_at(plan, theory, entry, silos * starts)
+    lengths = np.diff(starts, append=plan.horizon) * silos
+    growth = [d * math.log1p(float(rows) / (d * c)) for rows in lengths.cumsum()]
+    return lengths, widths, growth
+
+
+def _widths_at(plan: Plan, theory: Theory, entry: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return C of step 2 for entries of the radius (n,), for V with these numbers of rows (n,)."""
+    radius = plan.radius
+    d, c = plan.dimension, radius.anchor
     n = np.maximum(theory.regularizer[entry] - c, 0.0)
     gamma = radius.tau * (n + c) + radius.error_bound[entry]
-    rows_per_dimension = silos * starts / d
+    rows_per_dimension = rows / d
 
     def beta(f: float) -> np.ndarray:
         """Return beta_f of step 3 at the start of each batch."""
@@ -439,10 +450,8 @@ def _widths(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray, list[fl
 
     widths = beta(1.0) + gamma / math.sqrt(c)
     lowered = math.sqrt(2.0) * (beta(2.0) + gamma / np.sqrt(n + c))
-    widths = np.where(radius.floor[entry] > 0.0, np.maximum(widths, lowered), widths)
-    lengths = np.diff(starts, append=plan.horizon) * silos
-    growth = [d * math.log1p(float(rows) / (d * c)) for rows in lengths.cumsum()]
-    return lengths, widths, growth
+    bounded: np.ndarray = np.where(radius.floor[entry] > 0.0, np.maximum(widths, lowered), widths)
+    return bounded
 
 
 def _bad_rounds(plan: Plan, lengths: np.ndarray, growth: list[float]) -> list[float]:
@@ -499,7 +508,11 @@ def sieve_widths(plan: Plan, theory: Theory) -> tuple[float, ...]:
         return ()
     # Absurd keys give infinite widths, which a plan's numbers refuse.
     with np.errstate(over="ignore", invalid="ignore"):
-        _, widths, _ = _widths(plan, theory)
+        if isinstance(plan, ClockedPlan):
+            views = np.arange(len(theory.regularizer))
+            widths = _widths_at(plan, theory, views, plan.clocks.rows)
+        else:
+            _, widths, _ = _widths(plan, theory)
     # The batch after the last release may be empty.
     entries = np.minimum(np.arange(len(theory.regularizer)), len(widths) - 1)
     return tuple(plan.radius.multiplier * width for width in widths[entries].tolist())

@@ -464,7 +464,7 @@ class Silo(Acting, Once):
         """
         if not isinstance(broadcast, Broadcast):
             raise InputError(f"broadcast must be a Broadcast, got {type(broadcast).__name__}")
-        expected = self._required() if self.acts_only else self._randomizer.release
+        expected = self._required() if self.acts_only else self._reports
         if broadcast.release <= self.release:
             raise InputError(
                 f"silo {self.index} waits for release {self.release + 1}, "

@@ -19,6 +19,7 @@ import numpy as np
 from fastfed._system import Algorithm, account
 from fastfed._validate import InputError, choice, integer, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
+from fastfed.bandits.clocks import refuse_clock
 from fastfed.bandits.delays import refuse_delay
 from fastfed.bandits.system import Config
 from fastfed.deployment import charges
@@ -490,6 +491,7 @@ def check_sizes(
     integer("system.horizon", horizon, at_least=1, at_most=most)
     config = _entry(algorithm).check(keys)
     refuse_delay(getattr(config, "delay", None))
+    refuse_clock(getattr(config, "clock", None))
     # The number of releases, as far as it is known before the plan is built.
     releases = closes or 0
     if algorithm == "fed-svt":
@@ -610,13 +612,14 @@ def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, An
     """Return all keys of an algorithm with their values, including defaults, as plain data.
 
     A plan file stores all values, because defaults may change in a later version of fastfed. It
-    has no ``delay``, a key of simulations only.
+    has no ``delay`` and no ``clock``, which are keys of simulations only.
     """
     entry = _entry(algorithm)
     encoded = _CANONICAL.encode(msgspec.to_builtins(entry.settled(entry.check(keys), problem)))
     # Decode again, to get the values as from a plan file: tuples become lists.
     all_keys: dict[str, Any] = msgspec.msgpack.decode(encoded)
-    all_keys.pop("delay", None)
+    for key in ("delay", "clock"):
+        all_keys.pop(key, None)
     return all_keys
 
 

@@ -41,7 +41,7 @@ from fastfed.privacy.mechanisms.user_bit import UserBits
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.plan import Clip, DelayedPlan, NoiseStd, Plan
+from fastfed.protocols.plan import Clip, ClockedPlan, DelayedPlan, NoiseStd, Plan
 from fastfed.protocols.protocol import (
     ADD,
     AGENT_PROTOCOLS,
@@ -102,6 +102,10 @@ USER_BIT = "user-bit"
 #: Protocols whose privacy does not depend on the number of records in a batch, so that rewards may
 #: arrive late.
 DELAYABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
+
+
+#: Protocols whose server adds up one message of each silo, so that silos may have their own clocks.
+CLOCKED = ("none", "silo-ldp", "silo-ldp-prefix")
 
 
 def protocol_of(plan: Plan) -> Protocol:
@@ -167,6 +171,29 @@ def _supports_delays(plan: Plan) -> bool:
     )
 
 
+def _supports_clocks(plan: ClockedPlan) -> bool:
+    """Return whether the account of the plan also holds for silos with their own clocks.
+
+    Each user is then in one batch of one silo, and no silo reports more often than the noise of the
+    plan allows.
+    """
+    clocks, claim = plan.clocks, plan.privacy or Claim(source="none")
+    unit = claim.budget.unit if claim.budget is not None else "user"
+    return (
+        plan.protocol.id in CLOCKED
+        and plan.protocol.analyzer in (ADD, REPLACE)
+        and unit == "user"
+        and claim.max_participations == claim.silos_met == 1
+        and plan.own is None
+        and plan.trigger is None
+        and plan.lazy
+        and not plan.drawn_once
+        and (clocks.silos, clocks.horizon) == (plan.silos, plan.horizon)
+        and clocks.valid
+        and max(clocks.reports_of_silos) == plan.releases
+    )
+
+
 def check_combination(plan: Plan) -> None:
     """Raise InputError for a combination of fields that no builder makes and no account covers."""
     protocol = plan.protocol
@@ -223,6 +250,9 @@ def check_combination(plan: Plan) -> None:
         f"no delayed rewards, or one of the protocols {', '.join(DELAYABLE)} with users of one "
         "batch, all of whose data are private": not isinstance(plan, DelayedPlan)
         or _supports_delays(plan),
+        f"no clocks of silos, or one of the protocols {', '.join(CLOCKED)} with reports of prefix "
+        "sums or plain batches, users of one batch, lazy updates and as many releases as the silo "
+        "with the most reports has": not isinstance(plan, ClockedPlan) or _supports_clocks(plan),
     }
     broken_rules = [rule for rule, is_satisfied in rules.items() if not is_satisfied]
     if broken_rules:
@@ -296,7 +326,7 @@ def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
         plan, claim, budget, plan.noise_std.times(min(plan.silo_noise, default=1.0))
     )
     if not claim.by_silo:
-        return (worst,)
+        return (worst, *_events_of_fewer_reports(plan, worst))
     deltas_fit = len(claim.delta_by_silo) in (0, plan.silos)
     if not len(claim.by_silo) == len(plan.noise_scale) == plan.silos or not deltas_fit:
         raise InputError(
@@ -306,6 +336,36 @@ def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     if not isinstance(worst, GaussianSums):
         raise InputError(f'silos of "{protocol.id}" cannot have different budgets')
     return _events_by_budget(worst, plan.noise_std.parts, plan.noise_scale, claim.silo_budgets)
+
+
+def fewer_reports(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Return the silos with fewer reports than others, by their number of reports above 0.
+
+    Only for silos with their own clocks, one budget, and a release whose first k prefixes are a
+    release of k prefixes. Otherwise, and for silos without reports, the result is empty.
+    """
+    budgets = plan.privacy.by_silo if plan.privacy is not None else ()
+    if not isinstance(plan, ClockedPlan) or budgets or plan.release == "buffered":
+        return {}
+    silos: dict[int, tuple[int, ...]] = {}
+    for silo, reports in enumerate(plan.clocks.reports_of_silos):
+        if 0 < reports < plan.releases:
+            silos[reports] = (*silos.get(reports, ()), silo)
+    return dict(sorted(silos.items()))
+
+
+def _events_of_fewer_reports(plan: Plan, worst: PrivacyEvent) -> list[PrivacyEvent]:
+    """Return the event of each group of `fewer_reports`: the first reports of the worst event."""
+    if not isinstance(worst, GaussianSums):
+        return []
+    return [
+        msgspec.structs.replace(
+            worst,
+            releases=reports,
+            factor=None if worst.factor is None else worst.factor.first(reports),
+        )
+        for reports in fewer_reports(plan)
+    ]
 
 
 def _check_coin(plan: Plan, claim: Claim) -> None:

@@ -21,6 +21,7 @@ from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.mechanisms.user_bit import bit_values
 from fastfed.privacy.releases.buffered import packed
 from fastfed.privacy.releases.prefix_sums import Factor, toeplitz_coefficients
+from fastfed.protocols.clocks import Clocks
 from fastfed.protocols.protocol import Protocol, drawn_once, statistic_size
 from fastfed.protocols.schedule import OwnRounds, Schedule, Trigger
 from fastfed.protocols.score import Score
@@ -557,6 +558,37 @@ class DelayedPlan(Plan):
         """
         delay = int(np.searchsorted(self.arrivals, float(bits >> 11), side="right"))
         return delay if delay < len(self.arrivals) else None
+
+
+@dataclass(frozen=True)
+class ClockedPlan(Plan):
+    """A plan for simulations in which each silo has its own clock (docs/clocks.md).
+
+    Rounds of a run are ticks. ``releases`` is K, the largest number of reports of one silo, and the
+    batches of the plan are those of such a silo. Arrays that `Plan` indexes by release have one
+    entry for each view v = 0..V.
+
+    Parameters
+    ----------
+    clocks : Clocks
+        The clocks of all silos.
+    """
+
+    clocks: Clocks = field(default_factory=lambda: Clocks(1, 1, ()))
+
+    @classmethod
+    def of(cls, plan: Plan, clocks: Clocks) -> ClockedPlan:
+        """Return the plan with these clocks."""
+        values = {each.name: getattr(plan, each.name) for each in fields(Plan)}
+        return cls(**values, clocks=clocks)
+
+    def bits_up_of(self, releases: int) -> int:
+        """Return the bits that silos have sent in the first ``releases`` exchanges."""
+        return 64 * self.statistic_size * int(self.clocks.reports[releases].sum())
+
+    def bits_down_of(self, releases: int) -> int:
+        """Return the bits that silos have received: a view for each report."""
+        return self.bits_up_of(releases)
 
 
 class AnyPlan(TypingProtocol):

@@ -97,6 +97,13 @@ def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
         )
 
 
+def by_rate(rate: float, rounds: int) -> np.ndarray:
+    """Return 1 for each round t = 1..rounds with floor(t rate) > floor((t - 1) rate), else 0."""
+    # The small constant covers rounding: 0.29 * 100 is 28.999999999999996.
+    counts = np.floor(np.arange(rounds + 1) * rate + 1e-9)
+    return (counts[1:] > counts[:-1]).astype(np.uint8)
+
+
 @dataclass(frozen=True)
 class OwnRounds:
     """Local rounds, whose data never leave a silo, after and between shared rounds.
@@ -162,9 +169,7 @@ class OwnRounds:
     @cached_property
     def rule(self) -> np.ndarray:
         """Public rule: 1 for each round up to ``until`` that is shared, else 0; (until,) uint8."""
-        # The small constant covers rounding: 0.29 * 100 is 28.999999999999996.
-        shared_counts = np.floor(np.arange(self.until + 1) * self.fraction + 1e-9)
-        return (shared_counts[1:] > shared_counts[:-1]).astype(np.uint8)
+        return by_rate(self.fraction, self.until)
 
     @property
     def threshold(self) -> int:

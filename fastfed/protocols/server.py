@@ -10,7 +10,7 @@ import numpy as np
 from fastfed._kernels import aggregation
 from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise, is_exact
 from fastfed._validate import InputError, Once, once
-from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.plan import ClockedPlan, Plan, check_plan
 from fastfed.protocols.protocol import (
     ADD,
     NOISY_ADD,
@@ -115,7 +115,7 @@ class Server(Once):
         if self._decoder is not None:
             return self._combine_masked(self._decoder, messages)
         ordered = self._checked_messages(messages, silos)
-        statistics = [self._values_of(message) for message in ordered]
+        statistics = self._summands(ordered)
         total = np.array(statistics[0])
         for values in statistics[1:]:
             aggregation.add(total, values)
@@ -176,9 +176,9 @@ class Server(Once):
             sender_text = "message"
             if isinstance(message, Report):
                 sender_text = f"report of {plan.sender} {message.silo}"
-            if message.release != release:
+            if message.release != (expected := self._release_of(message)):
                 raise InputError(
-                    f"{sender_text} must be of release {release}, got release {message.release}"
+                    f"{sender_text} must be of release {expected}, got release {message.release}"
                 )
             if message.dimension != plan.dimension:
                 raise InputError(
@@ -189,6 +189,14 @@ class Server(Once):
             elif not np.isfinite(message.values).all():
                 raise InputError(f"{sender_text} must be finite, got NaN or infinity")
         return ordered
+
+    def _summands(self, ordered: Sequence[Any]) -> list[np.ndarray]:
+        """Return the statistics (s,) that are added up for the next release, in this order."""
+        return [self._values_of(message) for message in ordered]
+
+    def _release_of(self, message: Any) -> int:
+        """Return the release that a message of the next synchronisation must have."""
+        return self.release + 1
 
     def _check_bits(self, message: Bits) -> None:
         """Check that a message has the number of bits that the encoding of its release gives."""
@@ -236,6 +244,67 @@ class Server(Once):
             return adder.prefix(raw, release), raw
         self._nodes[level] = adder.node(total, release) if analyzer == NOISY_TREE else total
         return aggregation.prefix(self._nodes, release), raw
+
+
+class ClockServer(Server):
+    """The server of silos with their own clocks: adds up the latest reports of all silos.
+
+    The release of a broadcast is the number of its view (docs/clocks.md).
+
+    Parameters
+    ----------
+    plan : ClockedPlan
+        The curve's plan.
+    noise : NoiseSource, optional
+        As for `Server`. The server adds no noise.
+    """
+
+    def __init__(self, plan: ClockedPlan, noise: NoiseSource | None = None) -> None:
+        super().__init__(plan, noise)
+        self._clocks = plan.clocks
+        # Values of the latest report of each silo that has reported, by silo.
+        self._latest: dict[int, np.ndarray] = {}
+
+    @once
+    def combine(self, messages: Sequence[Message], silos: Sequence[int] | None = None) -> Broadcast:
+        """Combine the reports of the next exchange with the latest reports of the other silos.
+
+        Parameters
+        ----------
+        messages : sequence of Report
+            One report of each silo that reports in the next exchange, in any order.
+        silos : None
+            The clocks of the plan say which silos report.
+
+        Returns
+        -------
+        Broadcast
+            The next view, for the silos that report in this exchange.
+
+        Raises
+        ------
+        InputError
+            As `Server.combine`, or if there is no further exchange, or ``silos`` is given.
+        """
+        if silos is not None:
+            raise InputError("silos must be None: the clocks of the plan say which silos report")
+        if self.release == len(self._clocks.ticks):
+            raise InputError(f"the plan has {self.release} exchanges, got reports for one more")
+        senders = np.flatnonzero(self._clocks.sends[self.release]).tolist()
+        broadcast = super().combine(messages, senders)
+        self._latest |= {m.silo: m.values for m in messages if isinstance(m, Report)}
+        return broadcast
+
+    def _release_of(self, message: Any) -> int:
+        """Return the number of the next report of the message's silo."""
+        return int(self._clocks.reports[self.release, message.silo]) + 1
+
+    def _summands(self, ordered: Sequence[Any]) -> list[np.ndarray]:
+        """Return the batches that are added to the total, or the latest reports of all silos."""
+        if self.plan.protocol.analyzer == ADD:
+            return super()._summands(ordered)
+        latest = self._latest | {message.silo: message.values for message in ordered}
+        return [latest[silo] for silo in sorted(latest)]
 
 
 # ---- The server of a federation in phases: averages the silos' local estimates ------------------

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastfed._kernels import driver, environments
 from fastfed.environments import EnvironmentSpec
-from fastfed.protocols.plan import KEEPING, DelayedPlan, Plan, check_plan
+from fastfed.protocols.plan import KEEPING, ClockedPlan, DelayedPlan, Plan, check_plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.protocols.release import RELEASES
 from fastfed.protocols.schedule import DETERMINANT, PRIVATE_DETERMINANT
@@ -74,6 +74,13 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
             "late_next": (late, np.int64),
             "late_ends": ((*late, 2), np.int64),
         }
+    if isinstance(plan, ClockedPlan):
+        arrays |= {
+            "reported": ((m,), np.int64),
+            "views": ((m, driver.VIEW_NUMBERS), float),
+            "view_w": ((m, d, d), float),
+            "view_theta": ((m, d), float),
+        }
     if plan.slack_by_round:
         arrays["inverses"] = ((m,), float)
     if record:
@@ -112,6 +119,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "releases": plan.releases,
         "ends": np.array(plan.release_rounds, np.int64) if plan.release_rounds else None,
+        **clocks(plan),
         "release_scale": plan.release_scale if len(plan.release_scale) else None,
         "by_release": plan.encoded_by_release,
         "lazy": plan.lazy,
@@ -208,6 +216,13 @@ def own_rounds(plan: Plan) -> dict[str, Any]:
         "own_ridges": np.array(own.ridges),
         "own_bonus": own.bonus,
     }
+
+
+def clocks(plan: Plan) -> dict[str, Any]:
+    """Return the fields about silos' clocks, named as in ff_curve."""
+    if not isinstance(plan, ClockedPlan):
+        return {"serves": None, "sends": None}
+    return {"serves": plan.clocks.serves, "sends": plan.clocks.sends, "ends": plan.clocks.ticks}
 
 
 def zeros(arrays: Shapes) -> dict[str, np.ndarray]:

@@ -199,6 +199,7 @@ def run_rounds(
     rounds: int,
     end_round: Callable[[int], int],
     progress: Progress | None,
+    serves: np.ndarray | None = None,
 ) -> None:
     """Run rounds 1 to ``rounds``, silo by silo, and record all actions and rewards.
 
@@ -214,9 +215,15 @@ def run_rounds(
         number of releases so far.
     progress : callable or None
         ``progress(1)`` is called after each round.
+    serves : ndarray, shape (M, T), optional
+        0 where a silo has no user in a round; its player's ``idle()`` is then called. The default
+        is a user in every round.
     """
     for round in range(1, rounds + 1):
         for i, player in enumerate(players):
+            if serves is not None and not serves[i, round - 1]:
+                player.idle()
+                continue
             features, means = environment.round(i, round)
             action = player.select(features)
             reward = environment.reward(i, round, means[action])

@@ -524,7 +524,7 @@ LATER: dict[str, Any] = {
     **dict.fromkeys(
         (
             *("batch_first", "batch_ratio", "release_rounds", "reward_centre", "base_rates"),
-            *("colluders", "share", "delay"),
+            *("colluders", "share", "delay", "clock"),
         )
     ),
 }

@@ -6,6 +6,7 @@ The compiled driver (`compiled`) runs many rounds without Python, with the same 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,11 +15,11 @@ import numpy as np
 from fastfed._kernels import environments
 from fastfed._random import NoiseSource, SeededNoise, SummedNoise
 from fastfed.bandits.silo import Silo
-from fastfed.protocols.plan import DelayedPlan, Plan, check_plan
+from fastfed.protocols.plan import ClockedPlan, DelayedPlan, Plan, check_plan
 from fastfed.protocols.protocol import Bits, Report
 from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.secure_sum import masked, simulated_keys
-from fastfed.protocols.server import Server
+from fastfed.protocols.server import ClockServer, Server
 from fastfed.simulation import compiled
 from fastfed.simulation.driver import (
     OBJECT,
@@ -95,6 +96,37 @@ class DelayedSilo(Silo):
             super()._learn(*point)
 
 
+class ClockedSilo(Silo):
+    """A silo with its own clock (`ClockedPlan`). Its rounds are ticks, its releases are views."""
+
+    def __init__(
+        self,
+        plan: ClockedPlan,
+        index: int,
+        noise: SeededNoise,
+        keys: Mapping[int, bytes] | None = None,
+    ) -> None:
+        # The views that the silo receives, and the ticks of their exchanges.
+        exchanges = np.flatnonzero(plan.clocks.sends[:, index])
+        self._views, self._ticks = (exchanges + 1).tolist(), plan.clocks.ticks[exchanges].tolist()
+        super().__init__(plan, index, noise, keys)
+
+    def _required(self) -> int:
+        """Return the view that the silo must have received before the next tick."""
+        count = bisect_right(self._ticks, self.round)
+        return self._views[count - 1] if count else 0
+
+    @property
+    def _reports(self) -> int:
+        """The view that contains the silo's last report; 0 without a report."""
+        count = self._randomizer.release
+        return self._views[count - 1] if count else 0
+
+    def idle(self) -> None:
+        """End a tick in which the silo serves no user."""
+        self.round += 1
+
+
 class Federation:
     """The silos, shuffler and server of one plan, which exchange messages in this process.
 
@@ -111,19 +143,25 @@ class Federation:
         The objects that choose actions, one for each silo: the silos, or the users of an agent.
     total : ndarray
         Values of the last broadcast, (s,).
+    indefinite : int
+        Number of broadcasts whose V needed a shift to be positive definite.
     """
 
     def __init__(self, plan: Plan, noise: SeededNoise) -> None:
         self.plan = plan = check_plan(plan).simulated
         kind: Any = DelayedSilo if isinstance(plan, DelayedPlan) else Silo
+        server: Any = Server
+        if isinstance(plan, ClockedPlan):
+            kind, server = ClockedSilo, ClockServer
         self.silos: list[Silo] = [
             kind(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)
         ]
         server_noise = SummedNoise(noise.seed, noise.replicate) if plan.drawn_once else noise
-        self.shuffler, self.server = Shuffler(plan, noise), Server(plan, server_noise)
+        self.shuffler, self.server = Shuffler(plan, noise), server(plan, server_noise)
         users = [Users(self.silos[0], noise)] if self.silos[0].acts_only else None
         self.players: Sequence[Silo | Users] = users or self.silos
         self.total = np.zeros(plan.statistic_size)
+        self.indefinite = 0
 
     @property
     def due(self) -> bool:
@@ -131,7 +169,9 @@ class Federation:
         return any(silo.due for silo in self.silos)
 
     def exchange(self) -> list[Any]:
-        """Send the messages of all silos or users to the server, and its broadcast to all silos.
+        """Send the messages that are due to the server, and its broadcast to their senders.
+
+        All silos are due together, unless they have their own clocks.
 
         Returns
         -------
@@ -141,16 +181,20 @@ class Federation:
         if self.plan.trigger is not None:
             for silo in self.silos:
                 silo.ask()
+        silos = [silo for silo in self.silos if silo.due]
         messages: list[Any]
         if isinstance(self.players[0], Users):
             messages = self.players[0].report()
         else:
-            messages = [silo.report() for silo in self.silos]
+            messages = [silo.report() for silo in silos]
         if self.plan.protocol.shuffled:
             messages = self.shuffler.shuffle(messages)
         broadcast = self.server.combine(messages)
-        for silo in self.silos:
+        shifts = silos[0].indefinite
+        for silo in silos:
             silo.receive(broadcast)
+        # All receivers compute the same V.
+        self.indefinite += silos[0].indefinite - shifts
         self.total = broadcast.values
         return messages
 
@@ -190,13 +234,13 @@ def run_one(
             federation.exchange()
         return federation.server.release
 
-    run_rounds(environment, players, record, last or plan.horizon, end_round, progress)
+    serves = plan.clocks.serves if isinstance(plan, ClockedPlan) else None
+    run_rounds(environment, players, record, last or plan.horizon, end_round, progress, serves)
     return Outcome(
         group_regret=record.group_regret(),
         **sent(plan, record.releases),
         events=linear_events(
-            # All silos compute the same V, so count the events of one silo.
-            federation.silos[0].indefinite,
+            federation.indefinite,
             sum(player.clipped_features for player in players),
             sum(player.clipped_rewards for player in players),
         ),
@@ -295,6 +339,9 @@ def memory(
         terms = step_terms(plan, checkpoints)
     else:
         terms = compiled.state_terms(plan, checkpoints, record)
+    if isinstance(plan, ClockedPlan):
+        ticks = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
+        terms = [*terms, Term("clocks", plan.clocks.memory, ticks, "rounds")]
     return [*terms, outcome_term(checkpoints, plan.statistic_size)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from fastfed import _system, bandits, experts
 from fastfed._registry import Registry, must_be
 from fastfed._validate import InputError, integer
+from fastfed.bandits.clocks import refuse_clock
 from fastfed.bandits.delays import refuse_delay
 from fastfed.environments import (
     ADVERSARIES,
@@ -179,6 +180,7 @@ def make_system(
     silos = integer("silos", silos, at_least=1, at_most=2**31)
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
     refuse_delay(keys.get("delay"))
+    refuse_clock(keys.get("clock"))
     for key, value in entry.deployed:
         if keys.setdefault(key, value) != value:
             raise InputError(

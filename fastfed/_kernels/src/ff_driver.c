@@ -6,6 +6,7 @@
 #include "ff_policy.h"
 #include "ff_protocol.h"
 #include "ff_rewind.h"
+#include "ff_view.h"
 
 /* The arguments of a task that threads perform for each silo. */
 typedef struct {
@@ -105,15 +106,28 @@ static double user_bit(const ff_run *run, const ff_curve *c, int64_t silo, int64
     return c->bit_values[bit ^ (flip < c->flips)];
 }
 
+/* Choose the action of a silo with its own clock, from its view. Returns the action, or -1 if a
+ * user's function failed. */
+static int64_t choose_from_view(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
+                                const ff_actions *actions, const ff_parts *p)
+{
+    ff_curve view = ff_view_of(run, c, silo);
+    return ff_policy_choose(run, &view, silo, round, 0, actions, p);
+}
+
 /* Simulate one round of one silo and curve: choose an action, draw its reward, clip both, add them
  * to the batch, and learn from them. Returns a status. */
 static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                          const ff_actions *actions, const ff_parts *p, ff_pending *pending)
 {
     const int64_t d = run->dimension;
+    if (c->serves && !c->serves[silo * run->horizon + round - 1])
+        return FF_OK;
     const int is_local = ff_policy_own(run, c, silo, round);
     p->known.x[0] = NAN;
-    const int64_t action = ff_policy_choose(run, c, silo, round, is_local, actions, p);
+    const int64_t action =
+        c->sends ? choose_from_view(run, c, silo, round, actions, p)
+                 : ff_policy_choose(run, c, silo, round, is_local, actions, p);
     if (action < 0)
         return FF_SCORE_FAILED;
     /* Check rows that a function filled. Rows of a pool were checked when the pool was opened. */
@@ -276,11 +290,18 @@ static void add_due_messages(void *work, int64_t silo, int64_t thread)
             ff_protocol_add(task->run, &task->run->curves[i], silo);
 }
 
+/* Compute the message that a silo sends at the k-th synchronisation, if it sends one. */
+static void report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k, double *scratch)
+{
+    if (ff_sends(run, c, silo, k))
+        ff_protocol_report(run, c, silo, c->sends ? ++c->reported[silo] : k, scratch);
+}
+
 /* Task: compute a silo's message of one curve. */
 static void report_silo(void *work, int64_t silo, int64_t thread)
 {
     const ff_task *task = work;
-    ff_protocol_report(task->run, task->curve, silo, task->release, scratch_of(task->run, thread));
+    report(task->run, task->curve, silo, task->release, scratch_of(task->run, thread));
 }
 
 /* Task: begin the local rounds of a silo. */
@@ -292,7 +313,8 @@ static void begin_own_of_silo(void *work, int64_t silo, int64_t thread)
 }
 
 /* Synchronise after `round`: all silos report (unless `reported`), the server combines the
- * messages, and all silos adopt the new estimate. Returns a status. */
+ * messages, and all silos adopt the new estimate. With their own clocks, only the silos of the
+ * exchange do so. Returns a status. */
 static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported)
 {
     const int64_t k = c->released + 1;
@@ -309,6 +331,9 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported
     c->trigger.last = round;
     c->trigger.due = 0;
     const int64_t status = ff_protocol_refresh(run, c, run->scratch);
+    for (int64_t i = 0; status == FF_OK && c->sends && i < run->silos; i++)
+        if (ff_sends(run, c, i, k))
+            ff_view_store(run, c, i);
     if (status != FF_OK || !c->share_until || c->own_least || (!ff_mixed(c) && k < c->releases))
         return status;
     set_ridges(c, k);
@@ -323,6 +348,8 @@ int64_t ff_run_initialise(ff_run *run)
         ff_curve *c = &run->curves[i];
         int64_t status = ff_protocol_refresh(run, c, run->scratch);
         const ff_parts p = ff_cut(run->scratch, run);
+        for (int64_t silo = 0; status == FF_OK && c->sends && silo < run->silos; silo++)
+            ff_view_store(run, c, silo);
         for (int64_t silo = 0; status == FF_OK && c->share_until && silo < run->silos; silo++)
             status = ff_policy_begin(run, c, silo, &p);
         if (status != FF_OK)
@@ -341,7 +368,7 @@ static void run_silo_and_report(void *work, int64_t silo, int64_t thread)
     for (int64_t i = 0; task->reports && status == FF_OK && i < task->run->curve_count; i++) {
         ff_curve *c = &task->run->curves[i];
         if (ff_next_end(c) == task->last)
-            ff_protocol_report(task->run, c, silo, c->released + 1, scratch);
+            report(task->run, c, silo, c->released + 1, scratch);
     }
     task->run->status[silo] = status;
 }

@@ -210,13 +210,41 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
 void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo)
 {
     const int64_t s = ff_statistic(run->dimension);
-    if (silo > 0 && !c->shuffled)
+    if (silo > 0 && !c->shuffled && !c->sends)
         ff_add(c->messages, c->messages + silo * s, s);
+}
+
+/* Update the total in exchange k of silos with their own clocks: add the batches of the silos that
+ * report, or add up the latest reports of all silos. */
+static void combine_reports(const ff_run *run, ff_curve *c, int64_t k)
+{
+    const int64_t s = ff_statistic(run->dimension);
+    double *sum = NULL;
+    for (int64_t i = 0; i < run->silos; i++) {
+        double *message = c->messages + i * s;
+        if (c->analyzer == FF_ADD ? !ff_sends(run, c, i, k) : !c->reported[i])
+            continue;
+        if (sum) {
+            ff_add(sum, message, s);
+        } else if (c->analyzer == FF_ADD) {
+            sum = message;
+        } else {
+            /* Later views need the reports again. */
+            sum = c->total;
+            memcpy(sum, message, (size_t)s * sizeof(double));
+        }
+    }
+    if (sum && c->analyzer == FF_ADD)
+        ff_add(c->total, sum, s);
 }
 
 /* Update the total from the sum of the messages, as the server does. */
 void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scratch)
 {
+    if (c->sends) {
+        combine_reports(run, c, k);
+        return;
+    }
     const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
     double *sum = c->messages;
     /* The sum of the messages in the shuffler's order. */

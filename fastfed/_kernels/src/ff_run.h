@@ -55,6 +55,9 @@ enum {
     FF_NESTED = 5
 };
 
+/* Doubles of `views` for each silo with its own clock. */
+#define FF_VIEW_NUMBERS 6
+
 /* The last choice of a silo whose policy is lazy (acts on released statistics only). Until the
  * next synchronisation the silo chooses the same action whenever the environment offers the same
  * rows. */
@@ -149,6 +152,11 @@ typedef struct {
     const double *arrivals;    /* (arrival_count): 2^53 P(delay <= k), k = 0, 1, ..; NULL: all
                                 * rewards are known at once */
     int64_t arrival_count;     /* longest possible delay plus one */
+    /* Silos on their own clocks. Rounds are ticks, synchronisations are exchanges, and `released`
+     * counts exchanges; `releases` is the largest number of reports of a silo. */
+    const uint8_t *serves; /* (M, T): 1 if the silo serves a user in the tick; NULL: no clocks */
+    const uint8_t *sends;  /* (V, M): 1 if the silo reports in the exchange; NULL: no clocks */
+    int64_t exchanges;     /* V, the number of exchanges */
     /* State */
     int64_t released;             /* synchronisations so far */
     int64_t *synchronised;        /* (checkpoints): synchronisations since the previous
@@ -201,6 +209,9 @@ typedef struct {
                                    * whose point arrives in the same round; 0: none */
     int64_t *late_ends;           /* (M, arrival_count, 2): the first and the last slot (plus one)
                                    * that arrives in round t, at t modulo arrival_count; 0: none */
+    int64_t *reported;            /* (M): number of reports of each silo with its own clock */
+    double *views;                /* (M, FF_VIEW_NUMBERS): numbers of each silo's view (ff_view.h) */
+    double *view_w, *view_theta;  /* (M, d, d), (M, d): W and theta of each silo's view */
     int64_t *order;               /* (M): order in which the shuffler passes on messages */
     double *total;                /* (s): the released statistic, sum over all silos and batches */
     double *regret;               /* (M): regret so far */
@@ -314,7 +325,14 @@ FF_INLINE int64_t ff_end_of(const ff_curve *c, int64_t k)
 /* Return the round after which the next synchronisation is due, or INT64_MAX if there is none. */
 FF_INLINE int64_t ff_next_end(const ff_curve *c)
 {
-    return c->released < c->releases ? ff_end_of(c, c->released + 1) : INT64_MAX;
+    const int64_t count = c->sends ? c->exchanges : c->releases;
+    return c->released < count ? ff_end_of(c, c->released + 1) : INT64_MAX;
+}
+
+/* Return 1 if a silo sends a message at the k-th synchronisation. */
+FF_INLINE int ff_sends(const ff_run *run, const ff_curve *c, int64_t silo, int64_t k)
+{
+    return !c->sends || c->sends[(k - 1) * run->silos + silo];
 }
 
 /* Return 1 if silos learn within a batch. In batches of one round they need not: the next release

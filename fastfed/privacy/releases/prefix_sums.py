@@ -409,6 +409,10 @@ class Factor:
         """Return K, the number of releases."""
         return len(self.matrix)
 
+    def first(self, releases: int) -> Factor:
+        """Return the factor of the first ``releases`` releases, whose noise is the same."""
+        return Factor(self.matrix[:releases, :releases])
+
     def __eq__(self, other: object) -> bool:
         """Compare by content."""
         return isinstance(other, Factor) and np.array_equal(self.matrix, other.matrix)

@@ -1,0 +1,212 @@
+"""Silos on their own clocks in a simulation: the key ``clock`` (docs/clocks.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fastfed._validate import InputError, choice, integer, number, show
+from fastfed.bandits.own_rounds import SharingConfig, shared_batches
+from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.radius import Theory, sieve_widths
+from fastfed.protocols.account import CLOCKED
+from fastfed.protocols.clocks import RULES, TICKS, USERS, Clocks
+from fastfed.protocols.plan import ClockedPlan, Plan
+from fastfed.protocols.schedule import Schedule
+
+if TYPE_CHECKING:
+    from fastfed.bandits.fedlinucb import PrivateConfig
+
+#: Largest number of silos times ticks; the clocks take a few bytes for each.
+MOST_TICKS = 2**27
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The key ``clock``: which users each silo serves, and what its batches count.
+
+    Parameters
+    ----------
+    rates : tuple of float, optional
+        Users in a tick of silo 0, 1, ..., each above 0 and at most 1. Further silos have rate 1.
+    asleep : tuple of tuple of int, optional
+        Intervals (silo, first tick, last tick) in which a silo serves nobody and sends nothing;
+        (silo, first tick) is for good.
+    by : {"users", "ticks"}
+        The batch keys count the users of a silo, or ticks.
+    wait : bool, default False
+        True if nobody closes a batch before all silos can.
+
+    Raises
+    ------
+    InputError
+        For an invalid value. The message names the key.
+    """
+
+    rates: tuple[float, ...] = ()
+    asleep: tuple[tuple[int, ...], ...] = ()
+    by: str = USERS
+    wait: bool = False
+
+    def __post_init__(self) -> None:
+        for rate in self.rates:
+            number("clock.rates", rate, above=0.0, at_most=1.0)
+        for interval in self.asleep:
+            if len(interval) not in (2, 3):
+                raise InputError(
+                    "clock.asleep must hold [silo, first tick, last tick], or [silo, first tick] "
+                    f"for good, got {show(list(interval))}"
+                )
+            integer("silo in clock.asleep", interval[0], at_least=0)
+            first = integer("first tick in clock.asleep", interval[1], at_least=1)
+            integer("last tick in clock.asleep", interval[-1], at_least=first)
+        choice("clock.by", self.by, RULES)
+        if self.wait and self.by == TICKS:
+            raise InputError(
+                'clock.wait needs clock.by "users": in a calendar no silo waits for another, got '
+                f'"{self.by}"'
+            )
+
+    def clocks(self, schedule: Schedule, problem: ProblemSpec) -> Clocks:
+        """Return the clocks of all silos, whose batches have the ends of a schedule."""
+        silos, horizon = problem.silos, problem.horizon
+        if len(self.rates) > silos:
+            raise InputError(
+                f"clock.rates must hold at most one number for each of {silos} silos, got "
+                f"{len(self.rates)}"
+            )
+        for silo, *_ in self.asleep:
+            integer("silo in clock.asleep", silo, at_least=0, at_most=silos - 1)
+        if silos * horizon > MOST_TICKS:
+            raise InputError(
+                f"clock needs silos times horizon of at most {MOST_TICKS}, got {silos * horizon}: "
+                "choose a shorter horizon or fewer silos"
+            )
+        return Clocks(
+            silos=silos,
+            horizon=horizon,
+            ends=tuple(int(n) for n in schedule.ends),
+            rates=self.rates,
+            asleep=tuple(
+                (silo, first, min((*last, horizon)))
+                for silo, first, *last in self.asleep
+                if first <= horizon
+            ),
+            by=self.by,
+            wait=self.wait,
+        )
+
+
+class ClockConfig(SharingConfig, frozen=True, kw_only=True):
+    """Keys of a curve whose silos may have their own clocks: keys of `SharingConfig` and ``clock``.
+
+    Parameters
+    ----------
+    clock : Clock, optional
+        For example ``{ rates = [0.05], asleep = [[3, 101]] }``. By default all silos serve one user
+        in each round and synchronise together.
+    """
+
+    clock: Clock | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clock is None:
+            return
+        for key in ("share", "delay"):
+            if getattr(self, key) is not None:
+                raise InputError(f"clock needs a curve without {key}: no proof covers both")
+        if self.radius != "direct" or not self.lazy:
+            raise InputError(
+                'clock needs radius "direct" and lazy = true: no proof covers others, got radius '
+                f'"{self.radius}", lazy = {str(self.lazy).lower()}'
+            )
+
+
+def check_private_clock(config: PrivateConfig) -> None:
+    """Raise InputError if the proofs of a private curve with ``clock`` would not hold."""
+    if config.protocol not in CLOCKED:
+        raise InputError(
+            f"clock needs protocol {' or '.join(CLOCKED[1:])}, in which the server adds up one "
+            f'report of each silo that can be an older one, got "{config.protocol}"'
+        )
+    for key, required, reason in (
+        ("returning", 1, "batches of different silos close at different times"),
+        ("protects", "user", "public contexts are not implemented"),
+        ("noise_draws", "silo", "silos report at different times"),
+    ):
+        if (value := getattr(config, key)) != required:
+            text = f'"{required}"' if isinstance(required, str) else str(required)
+            raise InputError(f"clock needs {key} = {text}: {reason}, got {value!r}")
+    if config.protocol == "silo-ldp" and config.release == "tree":
+        raise InputError(
+            'clock needs reports of prefix sums: use protocol "silo-ldp-prefix" with release '
+            '"tree", or a different release with "silo-ldp"'
+        )
+
+
+def refuse_clock(clock: object) -> None:
+    """Raise InputError for a deployment with the key ``clock``, unless it is None."""
+    if clock is not None:
+        raise InputError(
+            "clock is a key of simulations: in a deployment all silos follow one calendar, got "
+            f"{show(clock)}"
+        )
+
+
+def clocks_of(config: ClockConfig, problem: ProblemSpec) -> Clocks | None:
+    """Return the clocks of a curve's silos; None without the key ``clock``."""
+    if config.clock is None:
+        return None
+    return config.clock.clocks(shared_batches(config, problem), problem)
+
+
+def reported_batches(config: ClockConfig, problem: ProblemSpec) -> Schedule:
+    """Return the schedule of a curve's releases; with a clock, that of the most reports of a silo.
+
+    Parameters
+    ----------
+    config : ClockConfig
+        The curve's keys.
+    problem : ProblemSpec
+        Sizes.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    InputError
+        If the batches or the clock do not fit the problem.
+    """
+    schedule, clocks = shared_batches(config, problem), clocks_of(config, problem)
+    return schedule if clocks is None else clocks.schedule(schedule)
+
+
+def with_clock(plan: Plan, theory: Theory, clocks: Clocks | None) -> tuple[Plan, Theory]:
+    """Return the plan and the theory of a curve with the key ``clock``.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan whose releases are the reports of one silo.
+    theory : Theory
+        The theory of the views, see `noise_distributions.of_views`.
+    clocks : Clocks or None
+        The clocks of all silos. With None nothing changes.
+
+    Returns
+    -------
+    plan : Plan
+        A `ClockedPlan` if there are clocks.
+    theory : Theory
+        The same theory.
+    """
+    if clocks is None:
+        return plan, theory
+    clocked = ClockedPlan.of(plan, clocks)
+    if clocked.widths:
+        clocked = replace(clocked, widths=sieve_widths(clocked, theory))
+    return clocked, theory

@@ -1,0 +1,165 @@
+"""Public clocks of silos: which users they serve, and when they close a batch (docs/clocks.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from fastfed.protocols.schedule import Schedule, by_rate
+
+#: Values of ``by``: batches count the users of a silo, or ticks.
+USERS, TICKS = "users", "ticks"
+RULES = (USERS, TICKS)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The clocks of all silos. They do not depend on data.
+
+    Parameters
+    ----------
+    silos : int
+        M.
+    horizon : int
+        T, the number of ticks.
+    ends : tuple of int
+        The ends of the batches: numbers of users of one silo, or ticks.
+    rates : tuple of float
+        Users in a tick of silo 0, 1, ..., each in (0, 1]. Further silos have rate 1.
+    asleep : tuple of (int, int, int)
+        Intervals (silo, first tick, last tick) in which a silo serves nobody and sends nothing.
+    by : {"users", "ticks"}
+        What ``ends`` count.
+    wait : bool
+        True if all silos close their batches together, once each has served enough users.
+    """
+
+    silos: int
+    horizon: int
+    ends: tuple[int, ...]
+    rates: tuple[float, ...] = ()
+    asleep: tuple[tuple[int, ...], ...] = ()
+    by: str = USERS
+    wait: bool = False
+
+    @property
+    def valid(self) -> bool:
+        """True if all fields are in range."""
+        return (
+            self.by in RULES
+            and not (self.wait and self.by == TICKS)
+            and len(self.rates) <= self.silos
+            and all(0.0 < rate <= 1.0 for rate in self.rates)
+            and all(len(i) == 3 and i[0] < self.silos and 1 <= i[1] <= i[2] for i in self.asleep)
+            and all(a < b for a, b in pairwise((0, *self.ends)))
+        )
+
+    def __reduce__(self) -> tuple[type[Clocks], tuple[object, ...]]:
+        """Pickle only the fields, and no array that was computed from them."""
+        return Clocks, tuple(getattr(self, each.name) for each in fields(self))
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the arrays with an entry for each silo and tick."""
+        return 7 * self.silos * self.horizon
+
+    @cached_property
+    def sleeps(self) -> np.ndarray:
+        """1 if the silo is asleep in the tick, else 0; (M, T) uint8."""
+        sleeps = np.zeros((self.silos, self.horizon), np.uint8)
+        for silo, first, last in self.asleep:
+            sleeps[silo, first - 1 : last] = 1
+        return sleeps
+
+    @cached_property
+    def serves(self) -> np.ndarray:
+        """1 if the silo serves a user in the tick, else 0; (M, T) uint8."""
+        serves = 1 - self.sleeps
+        for silo, rate in enumerate(self.rates):
+            serves[silo] &= by_rate(rate, self.horizon)
+        return serves
+
+    @cached_property
+    def _served(self) -> np.ndarray:
+        """Users that each silo has served by the end of each tick, (M, T)."""
+        return self.serves.cumsum(axis=1, dtype=np.int32)
+
+    @cached_property
+    def _reports(self) -> np.ndarray:
+        """1 if the silo reports at the end of the tick, else 0; (M, T) uint8."""
+        ends = np.array([n for n in self.ends if n <= self.horizon], np.int64)
+        at_end = np.zeros(self.horizon + 1, np.uint8)
+        at_end[ends] = 1
+        if self.wait:
+            reports = np.zeros((self.silos, self.horizon), np.uint8)
+            reports[:, self._common_ticks(ends) - 1] = 1
+            return reports
+        if self.by == TICKS:
+            return at_end[1:] & (1 - self.sleeps)
+        return at_end[self._served] & self.serves
+
+    def _common_ticks(self, ends: np.ndarray) -> np.ndarray:
+        """Return the ticks in which all silos close a batch, if they wait for each other."""
+        least = self._served.min(axis=0)
+        awake = np.flatnonzero(~self.sleeps.any(axis=0))
+        least_awake, ticks, served = least[awake], [], 0
+        while (k := int(np.searchsorted(ends, served, side="right"))) < len(ends):
+            first = int(np.searchsorted(least_awake, ends[k]))
+            if first == len(awake):
+                break
+            ticks.append(int(awake[first]) + 1)
+            served = int(least_awake[first])
+        return np.array(ticks, np.int64)
+
+    @cached_property
+    def ticks(self) -> np.ndarray:
+        """The ticks with an exchange, increasing, (V,) int64."""
+        return np.flatnonzero(self._reports.any(axis=0)) + 1
+
+    @cached_property
+    def sends(self) -> np.ndarray:
+        """1 if the silo reports in the exchange, else 0; (V, M) uint8."""
+        return np.ascontiguousarray(self._reports[:, self.ticks - 1].T)
+
+    @cached_property
+    def reports(self) -> np.ndarray:
+        """Number of reports of each silo in views v = 0..V, (V + 1, M) int64."""
+        first = np.zeros((1, self.silos), np.int64)
+        return np.concatenate([first, self.sends.cumsum(axis=0, dtype=np.int64)])
+
+    @property
+    def reports_of_silos(self) -> tuple[int, ...]:
+        """K_i, the number of reports of each silo, of length M."""
+        return tuple(int(k) for k in self.reports[-1])
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Number of data points in views v = 0..V, (V + 1,) int64."""
+        served = self._served[:, self.ticks - 1].T
+        latest = np.maximum.accumulate(np.where(self.sends, served, 0), axis=0)
+        return np.concatenate([np.zeros(1, np.int64), latest.sum(axis=1, dtype=np.int64)])
+
+    def schedule(self, schedule: Schedule) -> Schedule:
+        """Return the schedule of the K reports of the silo with the most reports.
+
+        Parameters
+        ----------
+        schedule : Schedule
+            The schedule without a clock, whose ends are ``ends``.
+
+        Returns
+        -------
+        Schedule
+            ``schedule`` itself if all silos report in its rounds.
+        """
+        most = max(self.reports_of_silos)
+        if self.by == TICKS or self.wait:
+            ends = tuple(int(n) for n in self.ticks[:most])
+        else:
+            ends = self.ends[:most]
+        if ends == self.ends:
+            return schedule
+        return Schedule.at(ends, self.horizon) if ends else Schedule(self.horizon, self.horizon + 1)
