@@ -105,17 +105,6 @@ SAME_BITS(floats_of_words, words, lanes32)
 SAME_BITS(signed_words, words, integers)
 SAME_BITS(unsigned_words, integers, words)
 
-/* Return the square roots of a vector. */
-FF_INLINE lanes32 roots_of(lanes32 squares)
-{
-    float root[WIDTH32] FF_ALIGNED;
-    memcpy(root, &squares, sizeof root);
-    for (int l = 0; l < WIDTH32; l++)
-        root[l] = sqrtf(root[l]);
-    memcpy(&squares, root, sizeof root);
-    return squares;
-}
-
 /* The radius of Box-Muller is sqrt(-2 ln u) for u = (a + 1/2) 2^-24, where a has 24 bits; so u is
  * never 0 and never above 1. ln u is computed from the exponent of u and ln m = 2 atanh s, s = (m -
  * 1)/(m + 1). start_radii computes s and the exponent's part of -2 ln u. The factors 2^-24, 2 and

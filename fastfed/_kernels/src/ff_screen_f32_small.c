@@ -57,17 +57,6 @@ FF_INLINE double largest_lane(lanes32 lane)
     return (double)top[0];
 }
 
-/* Return the square roots of a vector. */
-FF_INLINE lanes32 roots_of(lanes32 squares)
-{
-    float root[WIDTH32] FF_ALIGNED;
-    memcpy(root, &squares, sizeof root);
-    for (int a = 0; a < WIDTH32; a++)
-        root[a] = sqrtf(root[a]);
-    memcpy(&squares, root, sizeof root);
-    return squares;
-}
-
 /* Score the actions of `vectors` vectors from `panel` on; features are `stride` floats apart. w:
  * the rows of W, then theta. bonus: NULL, or see ff_screen_f32_small. Products have BLOCK rows at a
  * time, so that each entry of W and each feature that is loaded serves several products. */
