@@ -126,9 +126,15 @@ FF_INLINE int64_t list_survivors(const float *restrict score, float least, int64
         return 1;
     }
 #endif
-    for (int64_t a = 0; a < count; a++) {
-        candidates[survivor_count] = a;
-        survivor_count += !sound | !(score[a] < least);
+    for (int64_t first = 0; first < count; first += WIDTH32) {
+#if defined(__GNUC__)
+        const masks32 survives = ~(*(const loose32 *)(score + first) < least);
+        if (sound && sum_of_lanes(survives) == 0)
+            continue;
+#endif
+        for (int64_t a = first; a < first + WIDTH32 && a < count; a++)
+            if (!sound | !(score[a] < least))
+                candidates[survivor_count++] = a;
     }
     return survivor_count;
 }
