@@ -416,8 +416,8 @@ FF_INLINE void update_columns(double *restrict w, const double *restrict z,
  * s_i = s_{i-1} + z_i^2, row i of C^{-1} W is
  *   sqrt(s_{i-1}/s_i) W_i - z_i / sqrt(s_{i-1} s_i) sum_{k<i} z_k W_k.
  * Returns s_d. */
-FF_INLINE double update_factor(double *restrict w, double *restrict theta, const double *restrict x,
-                               double y, int64_t d, double *restrict scratch)
+static double update_factor(double *restrict w, double *restrict theta, const double *restrict x,
+                            double y, int64_t d, double *restrict scratch)
 {
     double *restrict z = scratch, *restrict partial = scratch + d;
     memset(partial, 0, (size_t)d * sizeof(double));

@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "ff_vectors.h"
+
 #define PHILOX_M0 0xD2511F53u
 #define PHILOX_M1 0xCD9E8D57u
 #define PHILOX_W0 0x9E3779B9u
@@ -79,61 +81,79 @@ uint64_t ff_key(const ff_stream *s)
 
 /* ---- float32: Box-Muller with our own polynomials ----------------------------------------- */
 
+/* Vectors of words and signed integers, as wide as lanes32. */
+#if defined(__GNUC__)
+typedef uint32_t words __attribute__((vector_size(FF_BYTES)));
+typedef int32_t integers __attribute__((vector_size(FF_BYTES)));
+#define TO_FLOATS(v) __builtin_convertvector(v, lanes32)
+#else
+typedef uint32_t words;
+typedef int32_t integers;
+#define TO_FLOATS(v) ((float)(v))
+#endif
+
+/* Define a function that returns the same bits as a different type. */
+#define SAME_BITS(name, from, to)                                                              \
+    FF_INLINE to name(from v)                                                                  \
+    {                                                                                          \
+        to bits;                                                                               \
+        memcpy(&bits, &v, sizeof bits);                                                        \
+        return bits;                                                                           \
+    }
+SAME_BITS(words_of_floats, lanes32, words)
+SAME_BITS(floats_of_words, words, lanes32)
+SAME_BITS(signed_words, words, integers)
+SAME_BITS(unsigned_words, integers, words)
+
 /* The radius of Box-Muller is sqrt(-2 ln u) for u = (a + 1/2) 2^-24, where a has 24 bits; so u is
  * never 0 and never above 1. ln u is computed from the exponent of u and ln m = 2 atanh s, s = (m -
- * 1)/(m + 1). start_radius computes s and the exponent's part of -2 ln u. The factors 2^-24, 2 and
+ * 1)/(m + 1). start_radii computes s and the exponent's part of -2 ln u. The factors 2^-24, 2 and
  * -2 are folded into constants; powers of two do not round. */
-FF_INLINE void start_radius(uint32_t a, float *s, float *exponent_part)
+FF_INLINE void start_radii(words a, lanes32 *s, lanes32 *exponent_part)
 {
-    const float x = (float)(int32_t)a + 0.5f;
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
+    const words bits = words_of_floats(TO_FLOATS(signed_words(a)) + 0.5f);
     /* m in [sqrt(1/2), sqrt(2)): subtracting the pattern of sqrt(1/2) moves the cut. */
-    const uint32_t shifted = bits - (0x3F3504F3u + (24u << 23));
-    const int32_t e = (int32_t)shifted >> 23;
-    const uint32_t mbits = (shifted & 0x007FFFFFu) + 0x3F3504F3u;
-    float m;
-    memcpy(&m, &mbits, 4);
+    const words shifted = bits - (0x3F3504F3u + (24u << 23));
+    const lanes32 m = floats_of_words((shifted & 0x007FFFFFu) + 0x3F3504F3u);
     *s = (m - 1.0f) / (m + 1.0f);
-    *exponent_part = (float)e * (-2.0f * 0.69314718056f);
+    *exponent_part = TO_FLOATS(signed_words(shifted) >> 23) * (-2.0f * 0.69314718056f);
 }
 
-/* Finish the radius from s and the exponent's part. */
-FF_INLINE float end_radius(float s, float exponent_part)
+/* Finish the radii from s and the exponents' part. */
+FF_INLINE lanes32 end_radii(lanes32 s, lanes32 exponent_part)
 {
-    const float z = s * s;
-    const float p =
+    const lanes32 z = s * s;
+    const lanes32 p =
         z * (z * (z * (-4.0f * (1.0f / 7.0f)) + -4.0f * (1.0f / 5.0f)) + -4.0f * (1.0f / 3.0f)) +
         -4.0f;
-    return sqrtf(exponent_part + s * p);
-}
-
-/* Return x with its sign changed if the top bit of `sign` is set. */
-FF_INLINE float flipped(float x, uint32_t sign)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    bits ^= sign & 0x80000000u;
-    memcpy(&x, &bits, 4);
-    return x;
+    return roots_of(exponent_part + s * p);
 }
 
 /* Compute cos and sin of 2 pi w / 2^32 by Taylor series on [-pi/4, pi/4] around the nearest quarter
  * turn. The two top bits of `turned` count quarter turns. */
-FF_INLINE void turn_f32(uint32_t w, float *x, float *y)
+FF_INLINE void turn_f32(words w, lanes32 *x, lanes32 *y)
 {
-    const uint32_t turned = w + 0x20000000u;
-    const float a = (float)(int32_t)(w << 2) * (0.25f * 1.4629180792671596e-09f); /* 2 pi / 2^32 */
-    const float z = a * a;
-    const float s = a * (z * (z * (z * (-1.0f / 5040.0f) + 1.0f / 120.0f) + -1.0f / 6.0f) + 1.0f);
-    const float c =
+    const words turned = w + 0x20000000u;
+    const lanes32 a = TO_FLOATS(signed_words(w << 2)) * /* 2 pi / 2^32 */
+                      (0.25f * 1.4629180792671596e-09f);
+    const lanes32 z = a * a;
+    const lanes32 s = a * (z * (z * (z * (-1.0f / 5040.0f) + 1.0f / 120.0f) + -1.0f / 6.0f) + 1.0f);
+    const lanes32 c =
         z * (z * (z * (z * (1.0f / 40320.0f) + -1.0f / 720.0f) + 1.0f / 24.0f) + -0.5f) + 1.0f;
-    const int odd = (turned & 0x40000000u) != 0;
-    *x = flipped(odd ? s : c, turned + 0x40000000u);
-    *y = flipped(odd ? c : s, turned);
+    const words sines = words_of_floats(s), cosines = words_of_floats(c);
+    /* In odd quarters sine and cosine change places. The other bits are signs. */
+    const words is_odd = unsigned_words(signed_words(turned << 1) >> 31);
+    const words swapped = (sines ^ cosines) & is_odd;
+    *x = floats_of_words(cosines ^ swapped ^ ((turned + 0x40000000u) & 0x80000000u));
+    *y = floats_of_words(sines ^ swapped ^ (turned & 0x80000000u));
 }
 
 #define LANES 16
+#if defined(__GNUC__)
+#define UNROLLED _Pragma("GCC unroll 8")
+#else
+#define UNROLLED
+#endif
 
 /* Return the floats that the normal generator writes for n values: whole vectors. */
 int64_t ff_normal_capacity_f32(int64_t n)
@@ -144,139 +164,150 @@ int64_t ff_normal_capacity_f32(int64_t n)
 /* Sixteen xoshiro128++ generators side by side (Blackman and Vigna 2021), each started from its own
  * Philox block of the stream. A word costs a third of a Philox word and is still a function of the
  * key. Used for contexts and fixed-point rounding; privacy noise takes every word from Philox. */
-#if defined(__GNUC__)
-typedef uint32_t lanes_u32 __attribute__((vector_size(4 * LANES)));
-#else
-typedef uint32_t lanes_u32[LANES];
-#endif
-
-/* The state of the generators. */
 typedef struct {
-    uint32_t s[4][LANES]; /* word i of the state of every generator */
+    uint32_t s[4][LANES] FF_ALIGNED; /* word i of the state of every generator */
 } xoshiro;
 
-/* The same state as vectors, which can stay in registers. */
+/* The state of as many generators as a vector has lanes. */
 typedef struct {
-    lanes_u32 s0, s1, s2, s3;
+    words s0, s1, s2, s3;
 } generators;
 
-#if defined(__AVX512F__) && defined(__GNUC__)
+#if defined(__GNUC__) && defined(__SSE2__)
 #include <immintrin.h>
 
-/* xoshiro_start with AVX-512: computes all Philox blocks side by side, eight 32-bit counters in the
- * lower halves of the lanes of a vector. One instruction multiplies eight pairs to 64 bits, which
- * compilers do not find by themselves. The upper halves are not used. */
-static void start_wide(const ff_stream *s, xoshiro *x)
+typedef uint64_t pairs __attribute__((vector_size(FF_BYTES)));
+
+/* Return the products of the lower halves of the lanes: one instruction, which compilers do not
+ * find. */
+FF_INLINE pairs products_of(pairs a, pairs b)
 {
-    const __m512i m0 = _mm512_set1_epi64(PHILOX_M0), m1 = _mm512_set1_epi64(PHILOX_M1);
-    __m512i c0[2], c1[2], c2[2], c3[2];
-    for (int half = 0; half < 2; half++) {
-        c0[half] = _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0),
-                                    _mm512_set1_epi64(8 * half));
-        c1[half] = _mm512_set1_epi64(s->index);
-        c2[half] = _mm512_set1_epi64(s->silo);
-        c3[half] = _mm512_set1_epi64(s->replicate);
+#if FF_BYTES == 64
+    return (pairs)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif FF_BYTES == 32
+    return (pairs)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#else
+    return (pairs)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#endif
+}
+
+/* Compute Philox blocks first, first + 1, .. of the stream side by side into x: even blocks in one
+ * vector, odd blocks in the other, with counters in the lower halves of the lanes. The upper halves
+ * are not used. */
+FF_INLINE void start_generators(const ff_stream *s, int first, xoshiro *x)
+{
+    const pairs m0 = (pairs){0} + PHILOX_M0, m1 = (pairs){0} + PHILOX_M1;
+    pairs c[4][2];
+    for (int odd = 0; odd < 2; odd++) {
+        uint64_t block[WIDTH] FF_ALIGNED;
+        for (int l = 0; l < WIDTH; l++)
+            block[l] = (uint64_t)(first + 2 * l + odd);
+        memcpy(&c[0][odd], block, sizeof block);
+        c[1][odd] = (pairs){0} + s->index;
+        c[2][odd] = (pairs){0} + s->silo;
+        c[3][odd] = (pairs){0} + s->replicate;
     }
     uint32_t k0 = s->key0, k1 = s->key1;
     for (int round = 0; round < 10; round++, k0 += PHILOX_W0, k1 += PHILOX_W1)
-        for (int half = 0; half < 2; half++) {
-            const __m512i p0 = _mm512_mul_epu32(m0, c0[half]), p1 = _mm512_mul_epu32(m1, c2[half]);
-            const __m512i h0 = _mm512_srli_epi64(p0, 32), h1 = _mm512_srli_epi64(p1, 32);
-            c0[half] = _mm512_xor_si512(_mm512_xor_si512(h1, c1[half]), _mm512_set1_epi64(k0));
-            c2[half] = _mm512_xor_si512(_mm512_xor_si512(h0, c3[half]), _mm512_set1_epi64(k1));
-            c1[half] = p1;
-            c3[half] = p0;
+        for (int odd = 0; odd < 2; odd++) {
+            const pairs p0 = products_of(m0, c[0][odd]), p1 = products_of(m1, c[2][odd]);
+            c[0][odd] = (p1 >> 32) ^ c[1][odd] ^ k0;
+            c[2][odd] = (p0 >> 32) ^ c[3][odd] ^ k1;
+            c[1][odd] = p1;
+            c[3][odd] = p0;
         }
-    /* Store whole vectors, as they are loaded later; loads of a vector stored in two halves would
-     * stall. */
-    const __m512i c[4][2] = {{c0[0], c0[1]}, {c1[0], c1[1]}, {c2[0], c2[1]}, {c3[0], c3[1]}};
-    for (int i = 0; i < 4; i++)
-        _mm512_storeu_si512(x->s[i], _mm512_inserti64x4(_mm512_castsi256_si512(
-                                                            _mm512_cvtepi64_epi32(c[i][0])),
-                                                        _mm512_cvtepi64_epi32(c[i][1]), 1));
+    for (int i = 0; i < 4; i++) {
+        const pairs both = (c[i][0] & 0xFFFFFFFFull) | (c[i][1] << 32);
+        memcpy(x->s[i] + first, &both, sizeof both);
+    }
 }
-#endif
 
 /* Start the generators of a stream. */
 FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
 {
-#if defined(__AVX512F__) && defined(__GNUC__)
-    start_wide(s, x);
+    for (int first = 0; first < LANES; first += WIDTH32)
+        start_generators(s, first, x);
+}
 #else
+
+/* Start the generators of a stream. */
+FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
+{
     for (int l = 0; l < LANES; l++)
         philox_block(s->key0, s->key1, (uint32_t)l, s->replicate, s->silo, s->index, &x->s[0][l],
                      &x->s[1][l], &x->s[2][l], &x->s[3][l]);
+}
 #endif
+
+/* Return the generators from `first` on. */
+FF_INLINE generators generators_from(const xoshiro *x, int first)
+{
+    generators g;
+    memcpy(&g.s0, x->s[0] + first, sizeof g.s0);
+    memcpy(&g.s1, x->s[1] + first, sizeof g.s1);
+    memcpy(&g.s2, x->s[2] + first, sizeof g.s2);
+    memcpy(&g.s3, x->s[3] + first, sizeof g.s3);
+    return g;
 }
 
 #define ROTATE(v, k) (((v) << (k)) | ((v) >> (32 - (k))))
-#define XOSHIRO_STEP(out, s0, s1, s2, s3, t)                                                   \
-    do {                                                                                       \
-        out = ROTATE(s0 + s3, 7) + s0;                                                         \
-        t = s1 << 9;                                                                           \
-        s2 ^= s0;                                                                              \
-        s3 ^= s1;                                                                              \
-        s1 ^= s2;                                                                              \
-        s0 ^= s3;                                                                              \
-        s2 ^= t;                                                                               \
-        s3 = ROTATE(s3, 11);                                                                   \
-    } while (0)
 
-/* Draw the next sixteen words. */
-FF_INLINE void next_u32(generators *g, uint32_t *restrict out)
+/* Draw the next word of each generator. */
+FF_INLINE words next_words(generators *g)
 {
-#if defined(__GNUC__)
-    lanes_u32 drawn, t;
-    XOSHIRO_STEP(drawn, g->s0, g->s1, g->s2, g->s3, t);
-    memcpy(out, &drawn, sizeof drawn);
-#else
-    for (int l = 0; l < LANES; l++) {
-        uint32_t t;
-        XOSHIRO_STEP(out[l], g->s0[l], g->s1[l], g->s2[l], g->s3[l], t);
-    }
-#endif
+    const words drawn = ROTATE(g->s0 + g->s3, 7) + g->s0, t = g->s1 << 9;
+    g->s2 ^= g->s0;
+    g->s3 ^= g->s1;
+    g->s1 ^= g->s2;
+    g->s0 ^= g->s3;
+    g->s2 ^= t;
+    g->s3 = ROTATE(g->s3, 11);
+    return drawn;
 }
 
 /* Vectors of pairs that are computed together, so that their chains of operations overlap. */
-#define PAIR_VECTORS 4
+#define TOGETHER 4
 
 /* Draw the next n <= TOGETHER vectors of pairs, cosines before sines. The angles depend on nothing
  * else, so they are computed while the divisions of the radii are in flight. */
-FF_INLINE void normal_pairs(generators *g, int n, float *restrict out)
+FF_INLINE void normal_pairs(generators *g, const int n, float *restrict out)
 {
-    uint32_t radius[PAIR_VECTORS * LANES] FF_ALIGNED, angle[PAIR_VECTORS * LANES] FF_ALIGNED;
-    float s[PAIR_VECTORS * LANES] FF_ALIGNED, exponent_part[PAIR_VECTORS * LANES] FF_ALIGNED;
-    float x[PAIR_VECTORS * LANES] FF_ALIGNED, y[PAIR_VECTORS * LANES] FF_ALIGNED;
-    for (int i = 0; i < n; i++) {
-        next_u32(g, radius + i * LANES);
-        next_u32(g, angle + i * LANES);
+    words angle[TOGETHER];
+    lanes32 s[TOGETHER], exponent_part[TOGETHER], x[TOGETHER], y[TOGETHER];
+    UNROLLED for (int i = 0; i < n; i++)
+    {
+        const words radius = next_words(g) >> 8;
+        angle[i] = next_words(g);
+        start_radii(radius, s + i, exponent_part + i);
     }
-    for (int l = 0; l < n * LANES; l++)
-        start_radius(radius[l] >> 8, s + l, exponent_part + l);
-    for (int l = 0; l < n * LANES; l++)
-        turn_f32(angle[l], x + l, y + l);
-    for (int l = 0; l < n * LANES; l++)
-        s[l] = end_radius(s[l], exponent_part[l]);
-    for (int i = 0; i < n; i++, out += 2 * LANES)
-        for (int l = 0; l < LANES; l++) {
-            out[l] = s[i * LANES + l] * x[i * LANES + l];
-            out[LANES + l] = s[i * LANES + l] * y[i * LANES + l];
-        }
+    UNROLLED for (int i = 0; i < n; i++)
+        turn_f32(angle[i], x + i, y + i);
+    UNROLLED for (int i = 0; i < n; i++)
+        s[i] = end_radii(s[i], exponent_part[i]);
+    UNROLLED for (int i = 0; i < n; i++)
+    {
+        x[i] *= s[i];
+        y[i] *= s[i];
+        memcpy(out + 2 * i * LANES, x + i, sizeof x[i]);
+        memcpy(out + (2 * i + 1) * LANES, y + i, sizeof y[i]);
+    }
 }
 
-/* Draw n standard normals in float32, one vector at a time. */
+/* Draw n standard normals in float32. The generators of one vector make all their numbers before
+ * those of the next vector do, so that their state stays in registers. */
 void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
 {
     const int64_t capacity = ff_normal_capacity_f32(n);
     xoshiro x;
-    generators g;
     xoshiro_start(s, &x);
-    memcpy(&g, &x, sizeof g);
-    int64_t base = 0;
-    for (; base + 2 * PAIR_VECTORS * LANES <= capacity; base += 2 * PAIR_VECTORS * LANES)
-        normal_pairs(&g, PAIR_VECTORS, out + base);
-    for (; base < capacity; base += 2 * LANES)
-        normal_pairs(&g, 1, out + base);
+    for (int first = 0; first < LANES; first += WIDTH32) {
+        generators g = generators_from(&x, first);
+        float *to = out + first, *end = out + capacity;
+        for (; to + 2 * TOGETHER * LANES <= end + first; to += 2 * TOGETHER * LANES)
+            normal_pairs(&g, TOGETHER, to);
+        for (; to < end; to += 2 * LANES)
+            normal_pairs(&g, 1, to);
+    }
 }
 
 /* Return the words that ff_random_u32 writes for n values: whole vectors. */
@@ -287,11 +318,14 @@ void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out)
 {
     const int64_t capacity = ff_random_u32_capacity(n);
     xoshiro x;
-    generators g;
     xoshiro_start(s, &x);
-    memcpy(&g, &x, sizeof g);
-    for (int64_t base = 0; base < capacity; base += LANES)
-        next_u32(&g, out + base);
+    for (int first = 0; first < LANES; first += WIDTH32) {
+        generators g = generators_from(&x, first);
+        for (int64_t base = first; base < capacity; base += LANES) {
+            const words drawn = next_words(&g);
+            memcpy(out + base, &drawn, sizeof drawn);
+        }
+    }
 }
 
 /* ---- float64: the same algorithms with 53 bits --------------------------------------------- */

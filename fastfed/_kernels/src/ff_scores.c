@@ -29,7 +29,7 @@ int64_t ff_score_scratch(int64_t d, int64_t actions)
 
 /* Copy PANEL consecutive actions from `first` on into a panel (d, PANEL); columns past the last
  * action are zero. A panel holds one action in each column, so that vectors run over actions. */
-FF_INLINE void pack(const ff_actions *actions, int64_t first, int64_t d, double *restrict panel)
+static void pack(const ff_actions *actions, int64_t first, int64_t d, double *restrict panel)
 {
     const int64_t as = actions->action_stride, fs = actions->feature_stride;
     const int64_t remaining = actions->actions - first;
@@ -116,9 +116,9 @@ FF_INLINE void second_bonus(const double *restrict w, const double *restrict z, 
 
 /* Compute the exact scores of one panel into out (PANEL). z (d, PANEL) is scratch; it is filled
  * only if the second bonus needs it. */
-FF_INLINE void score_panel(const double *restrict panel, const double *restrict w,
-                           const double *restrict theta, double beta, double gamma, int64_t d,
-                           double *restrict z, double *restrict out)
+static void score_panel(const double *restrict panel, const double *restrict w,
+                        const double *restrict theta, double beta, double gamma, int64_t d,
+                        double *restrict z, double *restrict out)
 {
     lanes mean[VECTORS], square[VECTORS], rows[GROUP * VECTORS];
     for (int v = 0; v < VECTORS; v++)

@@ -248,10 +248,10 @@ typedef struct {
 } approximation;
 
 /* Compute approximate scores of all actions. has_bonus: 1 to write rankings and bonuses instead. */
-FF_INLINE approximation approximate(const ff_actions *actions, const double *restrict w,
-                                    const double *restrict theta, double beta, double gamma,
-                                    double ranking, const int has_bonus, int64_t d,
-                                    double *restrict scratch)
+static approximation approximate(const ff_actions *actions, const double *restrict w,
+                                 const double *restrict theta, double beta, double gamma,
+                                 double ranking, int has_bonus, int64_t d,
+                                 double *restrict scratch)
 {
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;

@@ -89,44 +89,52 @@ FF_INLINE int is_readable_in_place(const ff_actions *actions)
            actions->feature_stride <= 256 && actions->actions >= SCREEN_PANEL;
 }
 
+#if defined(__GNUC__)
+typedef int32_t masks32 __attribute__((vector_size(FF_BYTES)));
+
+/* Return the sum of all lanes. */
+FF_INLINE int64_t sum_of_lanes(masks32 v)
+{
+    int32_t lane[WIDTH32] FF_ALIGNED;
+    memcpy(lane, &v, sizeof lane);
+    for (int n = WIDTH32 / 2; n > 0; n /= 2)
+        for (int a = 0; a < n; a++)
+            lane[a] += lane[a + n];
+    return lane[0];
+}
+#endif
+
 /* List the actions whose score is not below `least`, or all actions if that is not finite. Returns
  * their number. Scores are read to the end of their last panel. */
 FF_INLINE int64_t list_survivors(const float *restrict score, float least, int64_t count,
                                  int64_t *restrict candidates)
 {
     const int sound = least > -INFINITY && least < INFINITY;
-    int counts[SCREEN_PANEL] FF_ALIGNED, index_sums[SCREEN_PANEL] FF_ALIGNED,
-        lane[SCREEN_PANEL] FF_ALIGNED;
-    int sum = 0, index_sum = 0;
-    for (int a = 0; a < SCREEN_PANEL; a++) {
-        counts[a] = index_sums[a] = 0;
-        lane[a] = a;
-    }
-    for (int64_t first = 0; first < count; first += SCREEN_PANEL)
-        for (int a = 0; a < SCREEN_PANEL; a++) {
-            const int survives = score[first + a] < least ? 0 : -1;
-            counts[a] -= survives;
-            index_sums[a] += survives & (lane[a] + (int)first);
-        }
-    for (int a = 0; a < SCREEN_PANEL; a++) {
-        sum += counts[a];
-        index_sum += index_sums[a];
-    }
+    int64_t survivor_count = 0;
+#if defined(__GNUC__)
     /* Usually one action remains, and its index is the sum of indices. */
-    if (sound && sum == 1) {
-        candidates[0] = index_sum;
+    masks32 counts = {0}, sums = {0}, index;
+    for (int a = 0; a < WIDTH32; a++)
+        index[a] = a;
+    for (int64_t first = 0; first < count; first += WIDTH32, index += WIDTH32) {
+        const masks32 survives = ~(*(const loose32 *)(score + first) < least);
+        counts -= survives;
+        sums += index & survives;
+    }
+    if (sound && sum_of_lanes(counts) == 1) {
+        candidates[0] = sum_of_lanes(sums);
         return 1;
     }
-    int64_t survivor_count = 0;
-    for (int64_t first = 0; first < count; first += SCREEN_PANEL) {
-        int survives[SCREEN_PANEL] FF_ALIGNED, any = 0;
-        for (int a = 0; a < SCREEN_PANEL; a++)
-            survives[a] = !sound | !(score[first + a] < least);
-        for (int a = 0; a < SCREEN_PANEL; a++)
-            any |= survives[a];
-        for (int64_t a = 0; any && a < SCREEN_PANEL && first + a < count; a++)
-            if (survives[a])
-                candidates[survivor_count++] = first + a;
+#endif
+    for (int64_t first = 0; first < count; first += WIDTH32) {
+#if defined(__GNUC__)
+        const masks32 survives = ~(*(const loose32 *)(score + first) < least);
+        if (sound && sum_of_lanes(survives) == 0)
+            continue;
+#endif
+        for (int64_t a = first; a < first + WIDTH32 && a < count; a++)
+            if (!sound | !(score[a] < least))
+                candidates[survivor_count++] = a;
     }
     return survivor_count;
 }

@@ -16,11 +16,12 @@
  * stack with vectors. */
 #define RELOAD(w) __asm__("" : "+r"(w))
 
-/* Vectors of actions that are processed together. With 16 registers the features of one vector fill
- * them. */
-#define VECTORS_AT_ONCE (FF_BYTES == 64 ? 2 : 1)
+/* Vectors of actions that are processed together, and rows of W: few enough that the sums stay in
+ * registers. AVX-512 reads an entry of W for all lanes as part of a product; elsewhere the entry is
+ * loaded first, which two vectors share. */
+#define VECTORS_AT_ONCE (FF_BYTES == 64 ? 1 : 2)
+#define BLOCK 3
 
-typedef int32_t masks32 __attribute__((vector_size(FF_BYTES)));
 typedef float half32 __attribute__((vector_size(FF_BYTES / 2)));
 typedef int32_t half_masks __attribute__((vector_size(FF_BYTES / 2)));
 
@@ -56,57 +57,72 @@ FF_INLINE double largest_lane(lanes32 lane)
     return (double)top[0];
 }
 
-/* Return the square roots of a vector. */
-FF_INLINE lanes32 roots_of(lanes32 squares)
-{
-    float root[WIDTH32] FF_ALIGNED;
-    memcpy(root, &squares, sizeof root);
-    for (int a = 0; a < WIDTH32; a++)
-        root[a] = sqrtf(root[a]);
-    memcpy(&squares, root, sizeof root);
-    return squares;
-}
-
 /* Score the actions of `vectors` vectors from `panel` on; features are `stride` floats apart. w:
- * the rows of W, then theta. bonus: NULL, or see ff_screen_f32_small. */
+ * the rows of W, then theta. bonus: NULL, or see ff_screen_f32_small. Products have BLOCK rows at a
+ * time, so that each entry of W and each feature that is loaded serves several products. */
 FF_INLINE void score_vectors(const float *restrict panel, int64_t stride, const float *restrict w,
                              factors f, const int d, const int vectors, const int has_second,
                              float *restrict score, float *restrict bonus,
                              extremes *restrict so_far)
 {
-    lanes32 x[LARGEST_D][VECTORS_AT_ONCE], z[LARGEST_D][VECTORS_AT_ONCE],
+    lanes32 z[LARGEST_D][VECTORS_AT_ONCE], sum[BLOCK][VECTORS_AT_ONCE],
         square[2][VECTORS_AT_ONCE], second[2][VECTORS_AT_ONCE], length[VECTORS_AT_ONCE],
         mean[VECTORS_AT_ONCE];
-    /* Load the features; compute ||x||^2 and the mean. */
     UNROLLED for (int v = 0; v < vectors; v++)
     {
         square[0][v] = square[1][v] = second[0][v] = second[1][v] = (lanes32){0};
         length[v] = mean[v] = (lanes32){0};
-        UNROLLED for (int j = 0; j < d; j++)
-        {
-            x[j][v] = *(const loose32 *)(panel + j * stride + v * WIDTH32);
-            length[v] += x[j][v] * x[j][v];
-            mean[v] += w[d * d + j] * x[j][v];
-        }
     }
-    /* Rows of W x, and the sum of their squares. */
-    UNROLLED for (int i = 0; i < d; i++)
-        UNROLLED for (int v = 0; v < vectors; v++)
+    /* Rows of W x, and the sum of their squares; after the last row the mean. */
+    UNROLLED for (int first = 0; first <= d; first += BLOCK)
+    {
+        const float *x = panel;
+        RELOAD(w);
+        RELOAD(x);
+        UNROLLED for (int j = 0; j < (first + BLOCK < d ? first + BLOCK : d); j++)
         {
-            z[i][v] = (lanes32){0};
-            UNROLLED for (int j = 0; j <= i; j++)
-                z[i][v] += w[i * d + j] * x[j][v];
-            square[i & 1][v] += z[i][v] * z[i][v];
+            UNROLLED for (int r = 0; r < BLOCK; r++)
+                UNROLLED for (int v = 0; v < vectors; v++)
+                    if (first + r <= d && j <= first + r) {
+                        const lanes32 term =
+                            w[(first + r) * d + j] * *(const loose32 *)(x + v * WIDTH32);
+                        sum[r][v] = j == 0 ? term : sum[r][v] + term;
+                    }
+            if (first + BLOCK > d)
+                UNROLLED for (int v = 0; v < vectors; v++)
+                {
+                    const lanes32 feature = *(const loose32 *)(x + v * WIDTH32);
+                    length[v] += feature * feature;
+                }
+            x += stride;
+            RELOAD(x);
         }
+        UNROLLED for (int r = 0; r < BLOCK; r++)
+            UNROLLED for (int v = 0; v < vectors; v++)
+            {
+                if (first + r < d) {
+                    z[first + r][v] = sum[r][v];
+                    square[r & 1][v] += sum[r][v] * sum[r][v];
+                } else if (first + r == d)
+                    mean[v] = sum[r][v];
+            }
+    }
     /* Rows of W'W x. */
-    UNROLLED for (int j = 0; has_second && j < d; j++)
-        UNROLLED for (int v = 0; v < vectors; v++)
-        {
-            lanes32 back = (lanes32){0};
-            UNROLLED for (int i = j; i < d; i++)
-                back += w[i * d + j] * z[i][v];
-            second[j & 1][v] += back * back;
-        }
+    UNROLLED for (int first = 0; has_second && first < d; first += BLOCK)
+    {
+        RELOAD(w);
+        UNROLLED for (int i = first; i < d; i++)
+            UNROLLED for (int r = 0; r < BLOCK; r++)
+                UNROLLED for (int v = 0; v < vectors; v++)
+                    if (first + r <= i) {
+                        const lanes32 term = w[i * d + first + r] * z[i][v];
+                        sum[r][v] = i == first + r ? term : sum[r][v] + term;
+                    }
+        UNROLLED for (int r = 0; r < BLOCK; r++)
+            UNROLLED for (int v = 0; v < vectors; v++)
+                if (first + r < d)
+                    second[r & 1][v] += sum[r][v] * sum[r][v];
+    }
     UNROLLED for (int v = 0; v < vectors; v++)
     {
         const lanes32 squares = square[0][v] + square[1][v];
@@ -136,7 +152,7 @@ FF_INLINE extremes score_all(const ff_actions *actions, const float *w, factors 
     const float *x = (const float *)actions->x;
     const int64_t count = actions->actions, stride = actions->feature_stride;
     /* The second bonus needs W x too, so the registers hold half as many actions. */
-    const int vectors = has_second ? 1 : VECTORS_AT_ONCE;
+    const int vectors = VECTORS_AT_ONCE;
     extremes so_far = {(lanes32){0} - INFINITY, (lanes32){0} - INFINITY, (lanes32){0},
                        (lanes32){0}, (lanes32){0}};
     int64_t first = 0;
@@ -167,13 +183,11 @@ ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, f
     const factors f = {beta, gamma, ranking};
     extremes all;
     if (d == 5)
-        all = bonus          ? score_all(actions, w, f, 5, 1, score, bonus)
-              : gamma != 0.0f ? score_all(actions, w, f, 5, 1, score, NULL)
-                              : score_all(actions, w, f, 5, 0, score, NULL);
+        all = gamma != 0.0f ? score_all(actions, w, f, 5, 1, score, bonus)
+                            : score_all(actions, w, f, 5, 0, score, bonus);
     else
-        all = bonus          ? score_all(actions, w, f, LARGEST_D, 1, score, bonus)
-              : gamma != 0.0f ? score_all(actions, w, f, LARGEST_D, 1, score, NULL)
-                              : score_all(actions, w, f, LARGEST_D, 0, score, NULL);
+        all = gamma != 0.0f ? score_all(actions, w, f, LARGEST_D, 1, score, bonus)
+                            : score_all(actions, w, f, LARGEST_D, 0, score, bonus);
     return (ff_extremes_f32){largest_lane(all.score), largest_lane(all.rank),
                              largest_lane(all.width), largest_lane(all.second),
                              largest_lane(all.length)};

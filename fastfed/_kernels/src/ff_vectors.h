@@ -3,6 +3,8 @@
 #ifndef FF_VECTORS_H
 #define FF_VECTORS_H
 
+#include <math.h>
+
 #include "ff_base.h"
 
 #if defined(__AVX512F__)
@@ -29,5 +31,16 @@ typedef float lanes32, loose32;
 #define WIDTH 1
 #define WIDTH32 1
 #endif
+
+/* Return the square roots of a vector. */
+FF_INLINE lanes32 roots_of(lanes32 squares)
+{
+    float root[WIDTH32] FF_ALIGNED;
+    memcpy(root, &squares, sizeof root);
+    for (int l = 0; l < WIDTH32; l++)
+        root[l] = sqrtf(root[l]);
+    memcpy(&squares, root, sizeof root);
+    return squares;
+}
 
 #endif
