@@ -485,6 +485,14 @@ cdef extern from "ff_threads.h" nogil:
 cdef extern from "ff_rewind.h" nogil:
     int64_t ff_snapshot_size(int64_t dimension)
 
+cdef extern from "ff_coins.h" nogil:
+    enum:
+        FF_CHANCE_BITS
+    ctypedef struct ff_coins:
+        int64_t experts
+    int64_t ff_coins_masks(int64_t experts)
+    ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
+
 cdef extern from "ff_losses.h" nogil:
     enum:
         FF_LOSS_COINS
@@ -492,7 +500,6 @@ cdef extern from "ff_losses.h" nogil:
         FF_LOSS_CALLED
         FF_LOSS_GRADIENT
         FF_LOSS_BITS
-        FF_CHANCE_BITS
     ctypedef int64_t (*ff_loss_call)(void *, uint64_t, int64_t, int64_t, int64_t, double *)
     ctypedef double (*ff_gradient_call)(void *, uint64_t, int64_t, int64_t, int64_t,
                                         const double *, double *)
@@ -502,7 +509,7 @@ cdef extern from "ff_losses.h" nogil:
         int64_t silos
         int64_t common
         int64_t quadratic
-        const uint32_t *chance
+        ff_coins coins
         int64_t last
         int64_t planned
         int64_t lost
@@ -515,7 +522,6 @@ cdef extern from "ff_losses.h" nogil:
         uint32_t *row
         double *called
         int64_t *sums
-    int64_t ff_losses_row_capacity(int64_t experts)
     int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                           int64_t round, const ff_losses_scratch *scratch)
     int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate,

@@ -133,7 +133,7 @@ FF_INLINE void turn_f32(uint32_t w, float *x, float *y)
     *y = flipped(odd ? c : s, turned);
 }
 
-#define LANES 16
+#define LANES FF_PHILOX_LANES
 
 /* Return the floats that the normal generator writes for n values: whole vectors. */
 int64_t ff_normal_capacity_f32(int64_t n)
@@ -160,54 +160,113 @@ typedef struct {
     lanes_u32 s0, s1, s2, s3;
 } generators;
 
-#if defined(__AVX512F__) && defined(__GNUC__)
+#if defined(__GNUC__) && (defined(__AVX512F__) || defined(__AVX2__))
 #include <immintrin.h>
 
-/* xoshiro_start with AVX-512: computes all Philox blocks side by side, eight 32-bit counters in the
- * lower halves of the lanes of a vector. One instruction multiplies eight pairs to 64 bits, which
- * compilers do not find by themselves. The upper halves are not used. */
-static void start_wide(const ff_stream *s, xoshiro *x)
+/* Vectors of 64-bit lanes for philox_lanes, and operations on them. */
+#if defined(__AVX512F__)
+typedef __m512i counters;
+#define COUNTERS 8 /* lanes of a vector */
+#define OVERLAPPED 2 /* vectors whose chains of operations overlap */
+#define SET(x) _mm512_set1_epi64((int64_t)(x))
+#define MULTIPLY(x, y) _mm512_mul_epu32(x, y)
+#define UPPER(x) _mm512_srli_epi64(x, 32)
+#define XOR3(x, y, z) _mm512_ternarylogic_epi64(x, y, z, 0x96)
+#else
+typedef __m256i counters;
+#define COUNTERS 4
+#define OVERLAPPED 2
+#define SET(x) _mm256_set1_epi64x((int64_t)(x))
+#define MULTIPLY(x, y) _mm256_mul_epu32(x, y)
+#define UPPER(x) _mm256_srli_epi64(x, 32)
+#define XOR3(x, y, z) _mm256_xor_si256(_mm256_xor_si256(x, y), z)
+#endif
+
+/* Store the lower halves of the lanes of two vectors, which hold the numbers that `offsets` gives
+ * them. Whole vectors are stored as they are loaded later; loads of a vector stored in two halves
+ * would stall. */
+FF_INLINE void store_lower(counters first, counters second, uint32_t *to)
 {
-    const __m512i m0 = _mm512_set1_epi64(PHILOX_M0), m1 = _mm512_set1_epi64(PHILOX_M1);
-    __m512i c0[2], c1[2], c2[2], c3[2];
-    for (int half = 0; half < 2; half++) {
-        c0[half] = _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0),
-                                    _mm512_set1_epi64(8 * half));
-        c1[half] = _mm512_set1_epi64(s->index);
-        c2[half] = _mm512_set1_epi64(s->silo);
-        c3[half] = _mm512_set1_epi64(s->replicate);
-    }
-    uint32_t k0 = s->key0, k1 = s->key1;
-    for (int round = 0; round < 10; round++, k0 += PHILOX_W0, k1 += PHILOX_W1)
-        for (int half = 0; half < 2; half++) {
-            const __m512i p0 = _mm512_mul_epu32(m0, c0[half]), p1 = _mm512_mul_epu32(m1, c2[half]);
-            const __m512i h0 = _mm512_srli_epi64(p0, 32), h1 = _mm512_srli_epi64(p1, 32);
-            c0[half] = _mm512_xor_si512(_mm512_xor_si512(h1, c1[half]), _mm512_set1_epi64(k0));
-            c2[half] = _mm512_xor_si512(_mm512_xor_si512(h0, c3[half]), _mm512_set1_epi64(k1));
-            c1[half] = p1;
-            c3[half] = p0;
+#if defined(__AVX512F__)
+    _mm512_storeu_si512(to, _mm512_inserti64x4(
+                                _mm512_castsi256_si512(_mm512_cvtepi64_epi32(first)),
+                                _mm512_cvtepi64_epi32(second), 1));
+#else
+    _mm256_storeu_ps((float *)to, _mm256_shuffle_ps(_mm256_castsi256_ps(first),
+                                                    _mm256_castsi256_ps(second), 0x88));
+#endif
+}
+
+/* Return the numbers 0..15 of the lanes of vector i; store_lower restores their order. */
+FF_INLINE counters offsets(int i)
+{
+#if defined(__AVX512F__)
+    return _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), SET(8 * i));
+#else
+    const __m256i even = _mm256_set_epi64x(5, 4, 1, 0);
+    return _mm256_add_epi64(even, SET(i / 2 * 8 + i % 2 * 2));
+#endif
+}
+
+/* Compute LANES Philox blocks side by side, with 32-bit counters in the lower halves of 64-bit
+ * lanes. One instruction multiplies all lanes to 64 bits, which compilers do not find by
+ * themselves. The upper halves are not used. The lanes differ in their block number or, if
+ * `indices` is 1, in their index. */
+static void philox_lanes(const ff_stream *s, uint32_t block, int indices,
+                         uint32_t (*restrict out)[LANES])
+{
+    const counters m0 = SET(PHILOX_M0), m1 = SET(PHILOX_M1), zero = SET(0);
+    for (int base = 0; base < LANES / COUNTERS; base += OVERLAPPED) {
+        counters c0[OVERLAPPED], c1[OVERLAPPED], c2[OVERLAPPED], c3[OVERLAPPED];
+        for (int i = 0; i < OVERLAPPED; i++) {
+            const counters number = offsets(base + i);
+            c0[i] = SET(block) + (indices ? zero : number);
+            c1[i] = SET(s->index) + (indices ? number : zero);
+            c2[i] = SET(s->silo);
+            c3[i] = SET(s->replicate);
         }
-    /* Store whole vectors, as they are loaded later; loads of a vector stored in two halves would
-     * stall. */
-    const __m512i c[4][2] = {{c0[0], c0[1]}, {c1[0], c1[1]}, {c2[0], c2[1]}, {c3[0], c3[1]}};
-    for (int i = 0; i < 4; i++)
-        _mm512_storeu_si512(x->s[i], _mm512_inserti64x4(_mm512_castsi256_si512(
-                                                            _mm512_cvtepi64_epi32(c[i][0])),
-                                                        _mm512_cvtepi64_epi32(c[i][1]), 1));
+        uint32_t k0 = s->key0, k1 = s->key1;
+        for (int round = 0; round < 10; round++, k0 += PHILOX_W0, k1 += PHILOX_W1)
+            for (int i = 0; i < OVERLAPPED; i++) {
+                const counters p0 = MULTIPLY(m0, c0[i]), p1 = MULTIPLY(m1, c2[i]);
+                c0[i] = XOR3(UPPER(p1), c1[i], SET(k0));
+                c2[i] = XOR3(UPPER(p0), c3[i], SET(k1));
+                c1[i] = p1;
+                c3[i] = p0;
+            }
+        uint32_t *to = &out[0][base * COUNTERS];
+        store_lower(c0[0], c0[1], to);
+        store_lower(c1[0], c1[1], to + LANES);
+        store_lower(c2[0], c2[1], to + 2 * LANES);
+        store_lower(c3[0], c3[1], to + 3 * LANES);
+    }
+}
+#else
+/* Compute LANES Philox blocks. */
+static void philox_lanes(const ff_stream *s, uint32_t block, int indices,
+                         uint32_t (*restrict out)[LANES])
+{
+    const uint32_t by_block = indices ? 0 : 1, by_index = indices ? 1 : 0;
+    for (uint32_t l = 0; l < LANES; l++)
+        philox_block(s->key0, s->key1, block + by_block * l, s->replicate, s->silo,
+                     s->index + by_index * l, &out[0][l], &out[1][l], &out[2][l], &out[3][l]);
 }
 #endif
 
-/* Start the generators of a stream. */
-FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
+/* Compute consecutive blocks of a stream. */
+void ff_philox_blocks(const ff_stream *s, uint32_t first, uint32_t (*restrict out)[LANES])
 {
-#if defined(__AVX512F__) && defined(__GNUC__)
-    start_wide(s, x);
-#else
-    for (int l = 0; l < LANES; l++)
-        philox_block(s->key0, s->key1, (uint32_t)l, s->replicate, s->silo, s->index, &x->s[0][l],
-                     &x->s[1][l], &x->s[2][l], &x->s[3][l]);
-#endif
+    philox_lanes(s, first, 0, out);
 }
+
+/* Compute one block of each of several streams with consecutive indices. */
+void ff_philox_indices(const ff_stream *s, uint32_t block, uint32_t (*restrict out)[LANES])
+{
+    philox_lanes(s, block, 1, out);
+}
+
+/* Start the generators of a stream. */
+FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x) { philox_lanes(s, 0, 0, x->s); }
 
 #define ROTATE(v, k) (((v) << (k)) | ((v) >> (32 - (k))))
 #define XOSHIRO_STEP(out, s0, s1, s2, s3, t)                                                   \
@@ -522,19 +581,15 @@ double ff_uniform(const ff_stream *s, uint32_t block)
 /* Draw one Laplace number from each of n consecutive streams. */
 void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
 {
-    const uint32_t k0 = s->key0, k1 = s->key1;
-    const uint32_t rep = s->replicate, silo = s->silo, index = s->index;
+    ff_stream lanes = *s;
     for (int64_t base = 0; base < n; base += LANES) {
-        uint64_t a[LANES];
+        uint32_t words[4][LANES];
         double drawn[LANES];
-        for (uint32_t l = 0; l < LANES; l++) {
-            uint32_t w0, w1, w2, w3;
-            philox_block(k0, k1, 0, rep, silo, index + (uint32_t)base + l, &w0, &w1, &w2, &w3);
-            a[l] = bits53(w0, w1);
-        }
+        lanes.index = s->index + (uint32_t)base;
+        ff_philox_indices(&lanes, 0, words);
         for (int l = 0; l < LANES; l++) {
-            const double below_one = 1.0 - 0x1p-53, uniform = unit_f64(a[l]);
-            const double u = uniform < below_one ? uniform : below_one, complement = 1.0 - u;
+            const double below_one = 1.0 - 0x1p-53, drawn_unit = unit_f64(bits53(words[0][l], words[1][l]));
+            const double u = drawn_unit < below_one ? drawn_unit : below_one, complement = 1.0 - u;
             const double magnitude = -log_f64(2.0 * (complement < u ? complement : u));
             drawn[l] = u < 0.5 ? -magnitude : magnitude;
         }
