@@ -550,6 +550,11 @@ cdef extern from "ff_experts.h" nogil:
                       int64_t *lost, int64_t *expert, int64_t *chosen)
     void ff_hedge(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d, int64_t *lost,
                   double unit, double silos, double rate, double *rows)
+    void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, double rate,
+                            double *exponents)
+    int64_t ff_hedge_spread(const int64_t *sums, int64_t n, int64_t d, const int64_t *lost)
+    void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
+                          int64_t *lost, const double *table, double *rows)
     void ff_to_weights(int64_t n, int64_t d, double *rows)
     ctypedef struct ff_sparse:
         uint64_t seed
@@ -563,10 +568,13 @@ cdef extern from "ff_experts.h" nogil:
         double query_scale
     int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *asks, int64_t start,
                           int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen)
+    enum:
+        FF_SEGMENTS_TOGETHER
     ctypedef struct ff_regret:
         double lost
         double *total
         double *open
+        int64_t *counts
         double *products
         int64_t rounds
         int64_t at

@@ -127,18 +127,21 @@ cdef class Losses:
             raise self.error() or loss_error(status)
         return self.unit * np.asarray(self.rows[0])[: self.c.experts]
 
-    def sums(self, const int64_t[::1] edges, int64_t threads=1):
+    def sums(self, const int64_t[::1] edges, int64_t threads=1, buffer=None):
         """Add up losses over all silos and rounds edges[i] + 1 .. edges[i + 1]: (segments, d) whole
-        units."""
+        units, in the first rows of ``buffer`` (., d) if it is given."""
         cdef int64_t status, segments = edges.shape[0] - 1
-        cdef int64_t[:, ::1] totals = np.empty((segments, self.c.experts), np.int64)
+        if buffer is None:
+            buffer = np.empty((segments, self.c.experts), np.int64)
+        result = buffer[:segments]
+        cdef int64_t[:, ::1] totals = result
         threads = self.prepare(threads)
         with nogil:
             status = ff_losses_sums(&self.c, self.seed, self.replicate, &edges[0], segments,
                                     threads, &self.scratch[0], &totals[0, 0])
         if status < 0:
             raise self.error() or loss_error(status)
-        return np.asarray(totals)
+        return result
 
     def gradients(self, const int64_t[:, ::1] rounds, const double[::1] x, int64_t threads=1,
                   const double[::1] parent=None, bounds=(-np.inf, np.inf, np.inf)):

@@ -301,18 +301,22 @@ static void add_rows(drawn_block *drawn, int64_t count, int64_t from, int64_t to
         }
 }
 
-/* The same for blocks of several rows each. Bit k of a row is every width-th bit of the block, from
- * bit k on: those in column[k]. */
+/* Add the coins of rounds from, .., to - 1 in `count` blocks of several rows each to total. Bit k of
+ * a row is every width-th bit of the block, from bit k on: those in column[k]. */
 static void add_groups(drawn_block *drawn, int64_t count, int64_t from, int64_t to, int64_t width,
-                       int64_t times, const uint64_t (*restrict column)[2],
-                       int64_t *restrict total)
+                       const uint64_t (*restrict column)[2], int64_t *restrict total)
 {
     for (int64_t l = from; l < to; l++)
         for (int64_t i = 0; i < count; i++) {
             const uint64_t low = half_of(drawn[i], 0, l), high = half_of(drawn[i], 1, l);
-            for (int64_t k = 0; k < width; k++)
-                total[k] += times * (count_ones(low & column[k][0]) +
-                                     count_ones(high & column[k][1]));
+            int64_t k = 0;
+            for (; k + 2 <= width; k += 2) {
+                total[k] += count_ones(low & column[k][0]) + count_ones(high & column[k][1]);
+                total[k + 1] +=
+                    count_ones(low & column[k + 1][0]) + count_ones(high & column[k + 1][1]);
+            }
+            if (k < width)
+                total[k] += count_ones(low & column[k][0]) + count_ones(high & column[k][1]);
         }
 }
 
@@ -340,7 +344,7 @@ void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t 
                 for (end = from + 1; end < n && to[end] == to[from];)
                     end++;
                 if (size > 1 && silos > 1)
-                    add_groups(drawn, count, from, end, width, times,
+                    add_groups(drawn, count, from, end, width,
                                ((const all_masks *)c->masks)->column, total);
                 else if (count == 1 && end == from + 1)
                     for (int h = 0; 64 * h < width; h++)

@@ -40,7 +40,8 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_losses_row) each(ff_losses_sums) \
     each(ff_square_gradient) each(ff_losses_gradients) each(ff_losses_excess) \
     each(ff_losses_value) \
-    each(ff_pairwise) each(ff_follow) each(ff_hedge) each(ff_to_weights) each(ff_sparse_run) \
+    each(ff_pairwise) each(ff_follow) each(ff_hedge) each(ff_hedge_exponents) each(ff_hedge_spread) each(ff_hedge_weights) \
+    each(ff_to_weights) each(ff_sparse_run) \
     each(ff_regret_add) each(ff_walk_leaves) \
     each(ff_dot) each(ff_factor) each(ff_factor_diagonal) each(ff_solve) each(ff_log_det) \
     each(ff_inverse_norm) \
