@@ -339,7 +339,7 @@ class ExpertPlan(ABC):
         return False
 
     def bits_up(self, exchanges: np.ndarray) -> np.ndarray:
-        """Return the bits that all clients send in k exchanges, for every k: d float64 each time."""
+        """Return the bits that all clients send in k exchanges of d float64, for every k."""
         return 64.0 * self.experts * self.silos * exchanges
 
     def bits_down(self, exchanges: np.ndarray) -> np.ndarray:
