@@ -52,6 +52,7 @@ EXACT = (
     "aggregation",
     "batch",
     "bits",
+    "coins",
     "environment",
     "experts",
     "fixed",

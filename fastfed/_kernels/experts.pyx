@@ -37,6 +37,27 @@ def hedge(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost
                  &rows[0, 0] if rows.shape[0] else NULL)
 
 
+def hedge_exponents(int64_t first, double[::1] exponents, double unit, double silos, double rate):
+    """Write rate times the loss per client, for losses of first, first + 1, .. units."""
+    if exponents.shape[0]:
+        with nogil:
+            ff_hedge_exponents(first, exponents.shape[0], unit, silos, rate, &exponents[0])
+
+
+def hedge_spread(const int64_t[:, ::1] sums, const int64_t[::1] lost):
+    """Return a bound on each expert's loss less that of the best, in units, before all segments."""
+    return ff_hedge_spread(&sums[0, 0], sums.shape[0], sums.shape[1], &lost[0])
+
+
+def hedge_weights(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost,
+                  const double[::1] table, double[:, ::1] rows):
+    """Write the weights after each exchange to rows (exchanges, d). ``table[j]`` is the exponential
+    for a loss of j units more than the best expert's."""
+    with nogil:
+        ff_hedge_weights(&sums[0, 0], &asks[0], sums.shape[0], sums.shape[1], &lost[0], &table[0],
+                         &rows[0, 0] if rows.shape[0] else NULL)
+
+
 def to_weights(double[:, ::1] rows):
     """Divide every row by its sum, in place."""
     if rows.shape[0]:
@@ -66,9 +87,11 @@ def regret(double lost, double[::1] total, double[::1] open, int64_t rounds, int
     """Return (lost, rounds, at) of ff_regret after more segments; weights, gaps or sums may be
     None."""
     cdef ff_regret r
-    cdef double[::1] products = np.empty(total.shape[0])
+    cdef double[::1] products = np.empty(FF_SEGMENTS_TOGETHER * total.shape[0])
+    cdef int64_t[::1] counts = np.empty(total.shape[0], np.int64)
     r.lost, r.rounds, r.at, r.count = lost, rounds, at, checkpoints.shape[0]
-    r.total, r.open, r.products = &total[0], &open[0], &products[0]
+    r.total, r.open = &total[0], &open[0]
+    r.counts, r.products = &counts[0], &products[0]
     r.checkpoints = &checkpoints[0] if checkpoints.shape[0] else NULL
     r.regret = &found[0] if checkpoints.shape[0] else NULL
     with nogil:

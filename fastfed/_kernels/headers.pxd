@@ -493,6 +493,14 @@ cdef extern from "ff_threads.h" nogil:
 cdef extern from "ff_rewind.h" nogil:
     int64_t ff_snapshot_size(int64_t dimension)
 
+cdef extern from "ff_coins.h" nogil:
+    enum:
+        FF_CHANCE_BITS
+    ctypedef struct ff_coins:
+        int64_t experts
+    int64_t ff_coins_masks(int64_t experts)
+    ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
+
 cdef extern from "ff_losses.h" nogil:
     enum:
         FF_LOSS_COINS
@@ -500,7 +508,6 @@ cdef extern from "ff_losses.h" nogil:
         FF_LOSS_CALLED
         FF_LOSS_GRADIENT
         FF_LOSS_BITS
-        FF_CHANCE_BITS
     ctypedef int64_t (*ff_loss_call)(void *, uint64_t, int64_t, int64_t, int64_t, double *)
     ctypedef double (*ff_gradient_call)(void *, uint64_t, int64_t, int64_t, int64_t,
                                         const double *, double *)
@@ -510,7 +517,7 @@ cdef extern from "ff_losses.h" nogil:
         int64_t silos
         int64_t common
         int64_t quadratic
-        const uint32_t *chance
+        ff_coins coins
         int64_t last
         int64_t planned
         int64_t lost
@@ -523,7 +530,6 @@ cdef extern from "ff_losses.h" nogil:
         uint32_t *row
         double *called
         int64_t *sums
-    int64_t ff_losses_row_capacity(int64_t experts)
     int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                           int64_t round, const ff_losses_scratch *scratch)
     int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate,
@@ -552,6 +558,11 @@ cdef extern from "ff_experts.h" nogil:
                       int64_t *lost, int64_t *expert, int64_t *chosen)
     void ff_hedge(const int64_t *sums, const uint8_t *asks, int64_t n, int64_t d, int64_t *lost,
                   double unit, double silos, double rate, double *rows)
+    void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, double rate,
+                            double *exponents)
+    int64_t ff_hedge_spread(const int64_t *sums, int64_t n, int64_t d, const int64_t *lost)
+    void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
+                          int64_t *lost, const double *table, double *rows)
     void ff_to_weights(int64_t n, int64_t d, double *rows)
     ctypedef struct ff_sparse:
         uint64_t seed
@@ -565,10 +576,13 @@ cdef extern from "ff_experts.h" nogil:
         double query_scale
     int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *asks, int64_t start,
                           int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen)
+    enum:
+        FF_SEGMENTS_TOGETHER
     ctypedef struct ff_regret:
         double lost
         double *total
         double *open
+        int64_t *counts
         double *products
         int64_t rounds
         int64_t at

@@ -95,9 +95,9 @@ cdef class Losses:
         cdef int64_t[::1] sums
         threads = min(max(threads, 1), MOST_THREADS)
         while len(self.rows) < threads:
-            row = np.zeros(2 * ff_losses_row_capacity(self.c.experts), np.uint32)
+            row = np.zeros(self.c.experts, np.uint32)
             called = np.zeros(3 * self.c.experts)
-            sums = np.zeros(self.c.experts, np.int64)
+            sums = np.zeros(2 * self.c.experts, np.int64)
             self.scratch[len(self.rows)].row = &row[0]
             self.scratch[len(self.rows)].called = &called[0]
             self.scratch[len(self.rows)].sums = &sums[0]
@@ -127,18 +127,21 @@ cdef class Losses:
             raise self.error() or loss_error(status)
         return self.unit * np.asarray(self.rows[0])[: self.c.experts]
 
-    def sums(self, const int64_t[::1] edges, int64_t threads=1):
+    def sums(self, const int64_t[::1] edges, int64_t threads=1, buffer=None):
         """Add up losses over all silos and rounds edges[i] + 1 .. edges[i + 1]: (segments, d) whole
-        units."""
+        units, in the first rows of ``buffer`` (., d) if it is given."""
         cdef int64_t status, segments = edges.shape[0] - 1
-        cdef int64_t[:, ::1] totals = np.empty((segments, self.c.experts), np.int64)
+        if buffer is None:
+            buffer = np.empty((segments, self.c.experts), np.int64)
+        result = buffer[:segments]
+        cdef int64_t[:, ::1] totals = result
         threads = self.prepare(threads)
         with nogil:
             status = ff_losses_sums(&self.c, self.seed, self.replicate, &edges[0], segments,
                                     threads, &self.scratch[0], &totals[0, 0])
         if status < 0:
             raise self.error() or loss_error(status)
-        return np.asarray(totals)
+        return result
 
     def gradients(self, const int64_t[:, ::1] rounds, const double[::1] x, int64_t threads=1,
                   const double[::1] parent=None, bounds=(-np.inf, np.inf, np.inf)):
@@ -231,10 +234,13 @@ cdef class Coins(Losses):
                  last=None, int64_t planned=-1, int64_t lost=0):
         Losses.__init__(self, seed, replicate, silos, chance.shape[0], common=common,
                         quadratic=quadratic)
-        cdef uint32_t[::1] padded = np.zeros(ff_losses_row_capacity(chance.shape[0]), np.uint32)
-        padded[: chance.shape[0]] = chance
-        self.keep = padded
-        self.c.kind, self.c.chance = FF_LOSS_COINS, &padded[0]
+        cdef uint64_t[::1] masks = np.empty(ff_coins_masks(chance.shape[0]), np.uint64)
+        cdef uint32_t[::1] random = np.array(chance)
+        if planned >= 0:
+            random[planned] = 0
+        self.keep = masks
+        self.c.kind = FF_LOSS_COINS
+        self.c.coins = ff_coins_make(&random[0], chance.shape[0], &masks[0])
         self.c.last = (1 << 62) if last is None else last
         self.c.planned, self.c.lost = planned, lost
 

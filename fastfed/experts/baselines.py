@@ -153,9 +153,13 @@ class HedgePlan(SumsPlan):
         """Return True: every answer holds weights."""
         return True
 
-    def bits_down(self, exchanges: int) -> float:
+    def bits_down(self, exchanges: np.ndarray) -> np.ndarray:
         """Return the bits of d weights in each exchange; the uniform start is not sent."""
         return 64.0 * self.experts * self.silos * exchanges
+
+
+#: Largest number of exponentials that a server stores.
+MOST_EXPONENTIALS = 2**18
 
 
 class Hedge:
@@ -170,6 +174,9 @@ class Hedge:
         self.plan = plan
         self._release = 0
         self._total = np.zeros(plan.experts)
+        # Reused by decide_many: its result, and exponentials of losses of 0, 1, ... units, of which
+        # the first _known are computed. Memory that is not written is not used.
+        self._rows, self._table, self._known = np.zeros((0, plan.experts)), np.zeros(0), 0
 
     def start(self) -> ExpertChoice:
         """Return uniform weights."""
@@ -184,13 +191,31 @@ class Hedge:
         return ExpertChoice(self._release, None, weights / weights.sum())
 
     def decide_many(self, stretches: Stretches) -> np.ndarray:
-        """Return the weights (k, d) after k exchanges; the last stretch must begin with one."""
-        (sums, unit, has_exchange, cumulative), rate = stretches, self.plan.learning_rate
-        weights = np.empty((int(has_exchange.sum()), self.plan.experts))
-        kernels.hedge(sums, has_exchange, cumulative, unit, self.plan.silos, -rate, weights)
-        kernels.to_weights(np.exp(weights, out=weights))
+        """Return the weights (k, d) after k exchanges; the last stretch must begin with one.
+
+        The next call overwrites the result.
+        """
+        sums, unit, has_exchange, cumulative = stretches
+        count = int(np.count_nonzero(has_exchange))
+        if len(self._rows) < count:
+            self._rows = np.empty((count, self.plan.experts))
+        weights = self._rows[:count]
+        rate, silos = -self.plan.learning_rate, self.plan.silos
+        units, known = kernels.hedge_spread(sums, cumulative) + 1, self._known
+        # Losses of few units have fewer different exponentials than there are weights.
+        if units - known <= weights.size and units <= MOST_EXPONENTIALS:
+            if not known:
+                self._table = np.empty(MOST_EXPONENTIALS)
+            fresh = self._table[known:units]
+            kernels.hedge_exponents(known, fresh, unit, silos, rate)
+            np.exp(fresh, out=fresh)
+            self._known = max(known, units)
+            kernels.hedge_weights(sums, has_exchange, cumulative, self._table, weights)
+        else:
+            kernels.hedge(sums, has_exchange, cumulative, unit, silos, rate, weights)
+            kernels.to_weights(np.exp(weights, out=weights))
         self._total = unit * cumulative
-        self._release += len(weights)
+        self._release += count
         return weights
 
 

@@ -392,7 +392,7 @@ class FrankWolfePlan(ExpertPlan):
         """Return True for the start only."""
         return release == 0
 
-    def bits_down(self, exchanges: int) -> float:
+    def bits_down(self, exchanges: np.ndarray) -> np.ndarray:
         """Return the bits of one expert in each exchange; the uniform start is not sent."""
         return 64.0 * self.silos * exchanges
 

@@ -338,12 +338,15 @@ class ExpertPlan(ABC):
         """Return True if the server answers exchange ``release`` with weights, not an expert."""
         return False
 
-    def bits_up(self, exchanges: int) -> float:
-        """Return the bits that all clients send in ``exchanges`` exchanges: d float64 each time."""
+    def bits_up(self, exchanges: np.ndarray) -> np.ndarray:
+        """Return the bits that all clients send in k exchanges of d float64, for every k."""
         return 64.0 * self.experts * self.silos * exchanges
 
-    def bits_down(self, exchanges: int) -> float:
-        """Return the bits sent to all clients: one expert at the start and one in each exchange."""
+    def bits_down(self, exchanges: np.ndarray) -> np.ndarray:
+        """Return the bits sent to all clients in k exchanges, for every k.
+
+        One expert is sent at the start and one in each exchange.
+        """
         return 64.0 * self.silos * (exchanges + 1)
 
 

@@ -39,6 +39,9 @@ from fastfed.environments import (
     EnvironmentSpec,
     FixedSet,
     LossSpec,
+    LowerBoundLosses,
+    RealizableLosses,
+    StochasticLosses,
     environment_from_spec,
 )
 from fastfed.privacy.mechanisms.amplification import HIDING
@@ -119,12 +122,18 @@ class Curve:
 
     @property
     def revision(self) -> int:
-        """Version of what the curve simulates: 2 if fastfed chooses other actions than at first.
+        """Version of what the curve simulates: 2 if its results differ from those at first.
 
         That is so for the direct radius with noise, whose f is smaller, and for silos that never
-        synchronise, if they have a sieve and fewer fixed actions than features (docs/radius.md).
+        synchronise, if they have a sieve and fewer fixed actions than features (docs/radius.md). It
+        is also so for losses that are coins, which are drawn in a different way (ff_coins.h).
         """
         plan, environment = self.system.plan, self.problem.environment
+        if isinstance(environment, StochasticLosses | RealizableLosses):
+            return 2
+        # The losses of theorem 2.7 are not random.
+        if isinstance(environment, LowerBoundLosses) and environment.theorem != "2.7":
+            return 2
         radius = getattr(plan, "radius", None)
         if radius is not None and radius.direct and radius.floor.any():
             return 2

@@ -281,13 +281,15 @@ def finished(
     events: dict[str, int],
 ) -> Outcome:
     """Return the outcome after rounds 1..last."""
-    # Many checkpoints have equal counts of exchanges, so compute each count once.
-    exchange_rounds = np.searchsorted(plan.asking_rounds(last), checkpoints, side="right")
-    _, first_places, places = np.unique(exchange_rounds, return_index=True, return_inverse=True)
-    counts = np.array(
-        [plan.exchanges_before(int(checkpoints[place])) for place in first_places], np.int64
-    )
-    return outcome(plan, ledger, counts[places] * (checkpoints <= last), x, events)
+    asking_rounds = plan.asking_rounds(last)
+    counts = np.searchsorted(asking_rounds, checkpoints, side="right")
+    # Some rounds may begin with several exchanges.
+    if plan.exchanges_before(last) != len(asking_rounds):
+        # Many checkpoints have equal counts, so compute each count once.
+        _, first_places, places = np.unique(counts, return_index=True, return_inverse=True)
+        exchanges = [plan.exchanges_before(int(checkpoints[place])) for place in first_places]
+        counts = np.array(exchanges, np.int64)[places]
+    return outcome(plan, ledger, counts * (checkpoints <= last), x, events)
 
 
 def whole(plan: ExpertPlan, decider: object) -> bool:
@@ -306,6 +308,9 @@ def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
     """Return 1 for each edge (n + 1,) at which messages are exchanged, else 0; uint8."""
     last, flags = int(edges[-1]), np.zeros(len(edges), np.uint8)
     exchange_rounds = plan.asking_rounds(last)
+    if in_every_round(exchange_rounds, last) and len(edges) == last + 1:
+        flags[1:-1] = 1
+        return flags
     exchange_rounds = exchange_rounds[exchange_rounds > 1]
     if dense(exchange_rounds, last):
         round_marks = np.zeros(last + 1, np.uint8)
@@ -314,6 +319,11 @@ def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
         return edge_marks
     flags[np.searchsorted(edges, exchange_rounds - 1)] = 1
     return flags
+
+
+def in_every_round(asking: np.ndarray, last: int) -> bool:
+    """Return whether ``asking`` (ascending) are the rounds 2..last."""
+    return len(asking) == last - 1 > 0 and bool(asking[0] == 2)
 
 
 def dense(asking: np.ndarray, last: int) -> bool:
@@ -332,29 +342,52 @@ def run_sums(
 ) -> None:
     """Run the stretches between edges, and make the decisions of a block of stretches at once."""
     losses, lost = ledger.adversary.losses, course.lost
+    blocks = list(blocks_of(losses, edges, MOST_SUMS_TOGETHER))
+    buffer = np.empty((max((end - at for at, end in blocks), default=0), losses.experts), np.int64)
     # No stretch begins at the last edge.
-    for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
-        sums, flags = losses.sums(edges[at : end + 1], threads), exchange_flags[at:end]
-        count = int(np.flatnonzero(flags)[-1]) + 1 if flags.any() else 0
+    for at, end in blocks:
+        sums, flags = losses.sums(edges[at : end + 1], threads, buffer), exchange_flags[at:end]
+        positions = np.flatnonzero(flags)
+        first, count = (int(positions[0]), int(positions[-1]) + 1) if len(positions) else (0, 0)
         decisions = np.zeros(0, np.int64)
         if count:
             decisions = decider.decide_many(
                 Stretches(sums[:count], losses.unit, flags[:count], lost)
             )
         lost += sums[max(count - 1, 0) :].sum(axis=0)
-        weights = None
+
+        def play(
+            start: int, stop: int, rows: np.ndarray, weights: np.ndarray | None,
+            at: int = at, sums: np.ndarray = sums,
+        ) -> None:  # fmt: skip
+            ledger.played_many(
+                edges[at + start : at + stop + 1],
+                exchange_flags[at + start + 1 : at + stop + 1],
+                rows,
+                weights,
+                sums[start:stop],
+            )
+
+        n = end - at
         if plan.sends_weights(1):
-            weights = np.concatenate([course.x[None], decisions]) if count else course.x[None]
-            decision_rows = np.cumsum(flags, dtype=np.int64)
-            course.x = weights[-1]
+            # The weights of the last block apply until the first exchange.
+            before = first if count else n
+            if before:
+                play(0, before, np.zeros(before, np.int64), course.x[None])
+            if count:
+                rows = np.arange(n - before)
+                if len(positions) < n - before:
+                    rows = np.cumsum(flags[before:], dtype=np.int64) - 1
+                play(before, n, rows, decisions)
+                course.x = decisions[-1].copy()
         else:
-            decision_rows = np.full(end - at, decisions[-1] if count else course.x.argmax())
-            decision_rows[:count] = decisions
-            course.x = plan.move(course.x, ExpertChoice(0, int(decision_rows[-1])))
-        ledger.played_many(
-            edges[at : end + 1], exchange_flags[at + 1 : end + 1], decision_rows, weights, sums
-        )
-        course.made += int(flags.sum())
+            rows = decisions
+            if count < n:
+                rows = np.full(n, decisions[-1] if count else course.x.argmax())
+                rows[:count] = decisions
+            play(0, n, rows, None)
+            course.x = plan.move(course.x, ExpertChoice(0, int(rows[-1])))
+        course.made += len(positions)
         course.reached(int(edges[end]))
 
 
@@ -406,6 +439,8 @@ def stretches_of(
     ``most_rounds``.
     """
     exchange_rounds = plan.asking_rounds(last)
+    if in_every_round(exchange_rounds, last):
+        return np.arange(last + 1)
     inner_checkpoints = checkpoints[checkpoints < last]
     cuts = np.arange(0, last, most_rounds)
     if dense(exchange_rounds, last):
@@ -583,8 +618,8 @@ def outcome(
     return Outcome(
         group_regret=ledger.regret,
         synchronisations=exchanged,
-        bits_up=np.array([plan.bits_up(int(k)) for k in exchanged]),
-        bits_down=np.array([plan.bits_down(int(k)) for k in exchanged]),
+        bits_up=plan.bits_up(exchanged),
+        bits_down=plan.bits_down(exchanged),
         total=x,
         events=events,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle import coins as oracle
 from scipy import stats
 from scipy.optimize import minimize
 from test_drivers import same
@@ -505,16 +506,65 @@ def test_coins_obey_their_options():
     assert free[:, :, 2].all() and not free[:, :, 3].any()
 
 
-def test_rows_equal_coin_thresholds_and_table_entries():
-    """Check coins against their random words, to one part in 2^31, and tables against their
-    entries."""
-    for silo, round in ((0, 1), (2, 9)):
-        words = rng.random_u32(3, CONTEXT, 1, silo, round, 6) >> 1
+def words_of_coins(group: int, round: int, number: int) -> Any:
+    """Return the words of a Philox block of the coins of seed 3 and replicate 1."""
+    return rng.philox(3, CONTEXT, 1, group, round, number)
+
+
+@pytest.mark.parametrize("d", [1, 2, 10, 33, 64, 65, 128, 129, 200, 300, 1000, 2049, 4200])
+def test_coins_equal_their_definition(d):
+    """Check coins against the oracle, and with chances one below, at and above their uniforms."""
+    size = oracle.group_size(d)
+    chances = coin_thresholds(*np.random.default_rng(d).random(d)).tolist()
+    # Chances that one plane decides, that no plane decides, and that need all planes.
+    for n, chance in enumerate([2**30, 0, 2**31, 3 * 2**28, 1, 2**31 - 1]):
+        if n * 3 < d:
+            chances[n * 3] = chance
+    for silo, round in ((0, 1), (1, 2), (2 * size + size // 2, 9)):
+        row = loss_kernels.Coins(3, 1, 3 * size, np.array(chances, np.uint32)).row(silo, round)
+        assert row.tolist() == oracle.coins(chances, silo, round, words_of_coins)
+        experts_tested = range(0, d, max(1, d // 50))
+        uniforms = {n: oracle.uniform(n, d, silo, round, words_of_coins) for n in experts_tested}
         for offset in (-1, 0, 1):
-            losses = loss_kernels.Coins(
-                3, 1, 3, (words.astype(np.int64) + offset).astype(np.uint32)
-            )
-            assert losses.row(silo, round).tolist() == [float(offset > 0)] * 6
+            near = np.array(chances, np.uint32)
+            for n, uniform in uniforms.items():
+                near[n] = max(uniform + offset, 0)
+            row = loss_kernels.Coins(3, 1, 3 * size, near).row(silo, round)
+            assert {row[n] for n in experts_tested} == {float(offset > 0)}
+
+
+def test_every_plane_decides_coins():
+    """Check coins whose uniforms first differ from their chances in plane p, for every p."""
+    for d, silo in ((3, 2), (100, 0), (300, 1)):
+        uniforms = [oracle.uniform(n, d, silo, 5, words_of_coins) for n in range(d)]
+        for plane in range(31):
+            flipped = np.array(uniforms, np.uint32) ^ np.uint32(1 << (30 - plane))
+            losses = loss_kernels.Coins(3, 1, 3, flipped)
+            row = losses.row(silo, 5)
+            assert row.tolist() == [float(u < c) for u, c in zip(uniforms, flipped, strict=True)]
+            others = sum(losses.row(i, 5) for i in range(3))
+            np.testing.assert_array_equal(losses.sums(np.array([4, 5], np.int64))[0], others)
+
+
+@pytest.mark.parametrize("d", [2, 10, 40, 64, 65, 128, 150, 1100])
+@pytest.mark.parametrize("common", [False, True])
+def test_sums_of_coins_equal_rows_for_any_number_of_experts(d, common):
+    """Check sums of one round, of many rounds and of several groups of silos."""
+    chances = coin_thresholds(*np.random.default_rng(d).random(d))
+    chances[0], chances[1] = 2**31, 0
+    size = oracle.group_size(d)
+    edges = np.array([3, 4, 5, 6, 20, 21, 60, 61], np.int64)
+    for silos in sorted({1, 2, size, size + 1, 17 * size}):
+        losses = loss_kernels.Coins(3, 1, silos, chances, common=common)
+        rows = np.array(
+            [sum(losses.row(i, t) for i in range(silos)) for t in range(4, 62)], np.int64
+        )
+        expected = np.add.reduceat(rows, edges[:-1] - 3)
+        np.testing.assert_array_equal(losses.sums(edges, 2), expected)
+
+
+def test_rows_equal_table_entries():
+    for silo, round in ((0, 1), (2, 9)):
         entries = random_table(3, 20, 4)
         row = loss_kernels.Table(3, 1, 3, entries).row(silo, round) / UNIT
         np.testing.assert_array_equal(row, entries[silo, round - 1])

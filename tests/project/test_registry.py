@@ -288,7 +288,7 @@ losses = {"kind": "stochastic-losses", "experts": 4}
 both = "my-leader", "follow-the-leader"
 curves = [{"label": name, "algorithm": name, "phase_length": 3} for name in both]
 for driver in ("compiled", "step"):
-    r = fastfed.simulate(losses, curves=curves, horizon=30, silos=3, driver=driver)
+    r = fastfed.simulate(losses, curves=curves, horizon=30, silos=3, seed=1, driver=driver)
     np.testing.assert_array_equal(r.curves[0].group_regret, r.curves[1].group_regret)
     assert r.curves[0].packages == {"algorithm": "my-experts 0.1.0"} and r.curves[1].packages == {}
 print(r.curves[0].final()["mean"] > 0)

@@ -175,6 +175,33 @@ def test_fixed_sets_with_fewer_actions_than_features_have_a_new_identity():
     assert revisions(6) is None and revisions(5, sieve=1.0) is None
 
 
+def test_stores_from_before_coins_changed_are_refused(tmp_path):
+    losses = {"kind": "realizable-losses", "experts": 3}
+    curve = {"label": "a", "algorithm": "hedge"}
+    experiment = experiment_from_spec(spec(environment=losses, silos=2, curve=[curve]))
+    old_identity = {k: v for k, v in experiment.identity().items() if k != "revisions"}
+    meta = {"identity": old_identity, "rounds": experiment.checkpoints.tolist(), "figure": {}}
+    with Store.create_or_resume(tmp_path, meta, run_module.curve_rows(experiment)):
+        pass
+    with pytest.raises(fastfed.InputError, match="different revisions"):
+        Store.done_in(tmp_path, experiment.identity())
+
+
+def test_curves_on_coins_have_a_new_identity():
+    def revisions(kind, **keys):
+        environment = {"kind": kind, **keys}
+        curve = {"label": "a", "algorithm": "follow-the-leader"}
+        experiment = experiment_from_spec(spec(environment=environment, silos=2, curve=[curve]))
+        return experiment.identity().get("revisions")
+
+    for kind in ("stochastic-losses", "realizable-losses", "lower-bound-losses"):
+        assert revisions(kind, experts=3) == {"a": 2}
+    assert revisions("near-realizable-losses", experts=3, optimal_loss=2) == {"a": 2}
+    # These losses are not random.
+    assert revisions("lower-bound-losses", experts=3, theorem="2.7", burst=4) is None
+    assert revisions("oblivious-losses", losses=[[0.0, 1.0]] * 60) is None
+
+
 def test_results_with_more_noise_are_a_different_experiment(tmp_path):
     """Refuse stores from before a tighter account chose less noise; other stores stay valid."""
 

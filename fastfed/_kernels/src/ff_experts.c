@@ -5,10 +5,20 @@
 #include "ff_environment.h"
 #include "ff_random.h"
 
+/* Rows that are computed together, so that a row is read long after it was written. */
+#define TOGETHER FF_SEGMENTS_TOGETHER
+
+/* In a loop: compute one entry after the other. Reading a table by vectors of indices is slower. */
+#if defined(__GNUC__)
+#define FF_ONE_BY_ONE __asm__ volatile("")
+#else
+#define FF_ONE_BY_ONE
+#endif
+
 /* ---- Sums ---------------------------------------------------------------------------------- */
 
 /* Return the sum of n numbers in the same order of additions as NumPy. */
-double ff_pairwise(const double *a, int64_t n)
+FF_INLINE double pairwise(const double *a, int64_t n)
 {
     if (n < 8) {
         double sum = 0.0;
@@ -16,19 +26,31 @@ double ff_pairwise(const double *a, int64_t n)
             sum += a[i];
         return sum;
     }
-    if (n <= 128) {
-        double r[8];
-        int64_t i = 8;
-        for (int64_t j = 0; j < 8; j++)
-            r[j] = a[j];
-        for (; i < n - n % 8; i += 8)
-            for (int64_t j = 0; j < 8; j++)
-                r[j] += a[i + j];
-        double sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
-        for (; i < n; i++)
-            sum += a[i];
-        return sum;
+    if (n > 128)
+        return ff_pairwise(a, n);
+    double r0 = a[0], r1 = a[1], r2 = a[2], r3 = a[3], r4 = a[4], r5 = a[5], r6 = a[6], r7 = a[7];
+    int64_t i = 8;
+    for (; i < n - n % 8; i += 8) {
+        r0 += a[i];
+        r1 += a[i + 1];
+        r2 += a[i + 2];
+        r3 += a[i + 3];
+        r4 += a[i + 4];
+        r5 += a[i + 5];
+        r6 += a[i + 6];
+        r7 += a[i + 7];
     }
+    double sum = ((r0 + r1) + (r2 + r3)) + ((r4 + r5) + (r6 + r7));
+    for (; i < n; i++)
+        sum += a[i];
+    return sum;
+}
+
+/* Return the sum of n numbers in the same order of additions as NumPy. */
+double ff_pairwise(const double *a, int64_t n)
+{
+    if (n <= 128)
+        return pairwise(a, n);
     const int64_t half = n / 2 - n / 2 % 8;
     return ff_pairwise(a, half) + ff_pairwise(a + half, n - half);
 }
@@ -84,6 +106,14 @@ int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int6
     return switches;
 }
 
+/* Compute exponents of Hedge for losses of first, first + 1, .. units. */
+void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, double rate,
+                        double *exponents)
+{
+    for (int64_t j = 0; j < n; j++)
+        exponents[j] = rate * (unit * (double)(first + j) / silos);
+}
+
 /* Compute the exponents of Hedge after each exchange: rate times each expert's loss, less that of
  * the best expert. */
 void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d, int64_t *lost,
@@ -101,13 +131,54 @@ void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t 
     }
 }
 
+/* Return a bound on the exponents of Hedge, in units: the largest loss before the last segment, less
+ * the smallest before the first. */
+int64_t ff_hedge_spread(const int64_t *sums, int64_t n, int64_t d, const int64_t *lost)
+{
+    int64_t totals[TOGETHER], largest = 0;
+    for (int64_t base = 0; base < d; base += TOGETHER) {
+        const int64_t width = d - base < TOGETHER ? d - base : TOGETHER;
+        memcpy(totals, lost + base, (size_t)width * sizeof *totals);
+        for (int64_t i = 0; i + 1 < n; i++)
+            add_sums(sums + i * d + base, width, totals);
+        for (int64_t k = 0; k < width; k++)
+            largest = totals[k] > largest ? totals[k] : largest;
+    }
+    return largest - least_of(lost, d);
+}
+
 /* Divide each of n rows by its sum. */
 void ff_to_weights(int64_t n, int64_t d, double *rows)
 {
     for (int64_t i = 0; i < n; i++, rows += d) {
-        const double sum = ff_pairwise(rows, d);
+        const double sum = pairwise(rows, d);
         for (int64_t k = 0; k < d; k++)
             rows[k] /= sum;
+    }
+}
+
+/* Compute the weights of Hedge after each exchange from a table of exponentials. */
+void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
+                      int64_t *lost, const double *table, double *rows)
+{
+    int64_t smallest = least_of(lost, d), count = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (exchanges[i]) {
+            double *row = rows + count * d;
+            for (int64_t k = 0; k < d; k++) {
+                row[k] = table[lost[k] - smallest];
+                FF_ONE_BY_ONE;
+            }
+            count++;
+        }
+        if (i + 1 < n)
+            smallest = add_and_least(sums + i * d, d, lost);
+        /* Later, because loads of a vector that was just stored in parts would stall. */
+        if (count == TOGETHER || i + 1 == n) {
+            ff_to_weights(count, d, rows);
+            rows += count * d;
+            count = 0;
+        }
     }
 }
 
@@ -163,33 +234,103 @@ static double inner(const double *restrict open, const double *restrict x, int64
     return open[best];
 }
 
+/* The arguments of ff_regret_add. */
+typedef struct {
+    const int64_t *sums, *edges;
+    const uint8_t *settles;
+    const int64_t *which;
+    const double *weights;
+    double unit;
+    int64_t n, d;
+} ff_segments;
+
+/* Return 1 if segment i ends at the next checkpoint. */
+FF_INLINE int reaches(const ff_regret *r, const ff_segments *g, int64_t i)
+{
+    return r->at < r->count && g->edges[i + 1] == r->checkpoints[r->at];
+}
+
+/* Return the number of segments from i on, at most TOGETHER, that are settled one by one: none but
+ * the last reaches a checkpoint, and their weights are consecutive rows. */
+static int64_t settled_run(const ff_regret *r, const ff_segments *g, int64_t i)
+{
+    int64_t run = 0;
+    const int64_t most = g->n - i < TOGETHER ? g->n - i : TOGETHER;
+    while (run < most) {
+        if (g->weights && g->which[i + run] != g->which[i] + run)
+            return run;
+        if (reaches(r, g, i + run))
+            return run + 1;
+        if (!g->settles[i + run])
+            return run;
+        run++;
+    }
+    return run;
+}
+
+/* Add `run` segments from i on to the losses of the decisions and the counts. */
+static void add_settled(ff_regret *r, const ff_segments *g, int64_t i, int64_t run)
+{
+    const int64_t d = g->d, *rows = g->sums + i * d;
+    for (int64_t s = 0; s < run; s++)
+        add_sums(rows + s * d, d, r->counts);
+    if (!g->weights) {
+        for (int64_t s = 0; s < run; s++)
+            r->lost += g->unit * (double)rows[s * d + g->which[i + s]];
+        return;
+    }
+    const double *restrict x = g->weights + g->which[i] * d;
+    double *restrict products = r->products;
+    int64_t vertices = 0;
+    for (int64_t k = 0; k < run * d; k++) {
+        products[k] = g->unit * (double)rows[k] * x[k];
+        vertices |= x[k] == 1.0;
+    }
+    for (int64_t s = 0; s < run; s++) {
+        int64_t best = d;
+        if (vertices)
+            for (best = 0; best < d && x[s * d + best] != 1.0;)
+                best++;
+        /* Exactly, if one expert has all the weight. */
+        r->lost += best < d ? g->unit * (double)rows[s * d + best] : pairwise(products + s * d, d);
+    }
+}
+
+/* Move the counts to the totals; both are exact. */
+static void add_counts(ff_regret *r, double unit, int64_t d)
+{
+    for (int64_t k = 0; k < d; k++)
+        r->total[k] += unit * (double)r->counts[k];
+    memset(r->counts, 0, (size_t)d * sizeof *r->counts);
+}
+
 /* Add the losses of n segments to the regret: the losses of the decisions, minus at each checkpoint
  * the losses of the best expert so far. */
 void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
                    const uint8_t *settles, const int64_t *which, const double *weights,
                    const double *gaps, int64_t silos, double unit, int64_t n, int64_t d)
 {
+    const ff_segments segments = {sums, edges, settles, which, weights, unit, n, d};
     double *restrict total = r->total, *restrict open = r->open;
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t *restrict row = sums + i * d, decision = which[i];
-        const int reached = r->at < r->count && edges[i + 1] == r->checkpoints[r->at];
-        /* Settled at once, so no rounds are open before or after. */
-        const int single = !gaps && !weights && r->rounds == 0 && (settles[i] || reached);
-        if (single) {
-            r->lost += unit * (double)row[decision];
-            for (int64_t k = 0; k < d; k++)
-                total[k] += unit * (double)row[k];
+    memset(r->counts, 0, (size_t)d * sizeof *r->counts);
+    for (int64_t i = 0, done = 1; i < n; i += done) {
+        /* Segments that are settled at once, so that no rounds are open before or after them. */
+        const int64_t run = !gaps && r->rounds == 0 ? settled_run(r, &segments, i) : 0;
+        done = run ? run : 1;
+        const int reached = reaches(r, &segments, i + done - 1);
+        if (run) {
+            add_settled(r, &segments, i, run);
         } else {
             r->rounds += edges[i + 1] - edges[i];
             for (int64_t k = 0; !gaps && k < d; k++)
-                open[k] += unit * (double)row[k];
+                open[k] += unit * (double)sums[i * d + k];
         }
-        if (!single && (settles[i] || reached)) {
+        if (!run && (settles[i] || reached)) {
             if (gaps)
                 r->lost += (double)(silos * r->rounds) * gaps[i];
             else
                 r->lost +=
-                    weights ? inner(open, weights + decision * d, d, r->products) : open[decision];
+                    weights ? inner(open, weights + which[i] * d, d, r->products) : open[which[i]];
             for (int64_t k = 0; !gaps && k < d; k++) {
                 total[k] += open[k];
                 open[k] = 0.0;
@@ -197,12 +338,14 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
             r->rounds = 0;
         }
         if (reached) {
+            add_counts(r, unit, d);
             double best = gaps ? 0.0 : total[0];
             for (int64_t k = 1; !gaps && k < d; k++)
                 best = total[k] < best ? total[k] : best;
             r->regret[r->at++] = r->lost - best;
         }
     }
+    add_counts(r, unit, d);
 }
 
 /* ---- Frank-Wolfe steps ----------------------------------------------------------------------- */

@@ -25,6 +25,19 @@ int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int6
 void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d, int64_t *lost,
               double unit, double silos, double rate, double *rows);
 
+/* Compute exponents[j] for j < n, for a loss of first + j units more than the best expert's. */
+void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, double rate,
+                        double *exponents);
+
+/* Return a bound on each expert's loss less that of the best expert, in units, before segments
+ * 1..n-1 and the first. */
+int64_t ff_hedge_spread(const int64_t *sums, int64_t n, int64_t d, const int64_t *lost);
+
+/* Compute the weights of Hedge after each exchange, rows (exchanges, d). table[j] is the exponential
+ * for a loss of j units more than the best expert's, for j up to ff_hedge_spread. */
+void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
+                      int64_t *lost, const double *table, double *rows);
+
 /* Divide every row (n, d) by its sum. */
 void ff_to_weights(int64_t n, int64_t d, double *rows);
 
@@ -47,12 +60,16 @@ typedef struct {
 int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *exchanges, int64_t from,
                       int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen);
 
+/* Segments that are computed together. */
+#define FF_SEGMENTS_TOGETHER 32
+
 /* Sums for group regret. */
 typedef struct {
     double lost;                /* loss of the decisions so far */
     double *total;              /* (d): loss of every expert in settled rounds */
     double *open;               /* (d): loss of every expert in rounds that are not settled yet */
-    double *products;           /* (d): scratch */
+    int64_t *counts;            /* (d): scratch */
+    double *products;           /* (FF_SEGMENTS_TOGETHER, d): scratch */
     int64_t rounds;             /* number of rounds that are not settled */
     int64_t at;                 /* number of checkpoints reached */
     const int64_t *checkpoints; /* (count): rounds in ascending order */

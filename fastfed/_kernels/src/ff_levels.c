@@ -19,7 +19,8 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
 
 /* clang-format off */
 #define EACH_OF(each) \
-    each(ff_stream_open) each(ff_philox) each(ff_key) each(ff_normal_capacity_f32) \
+    each(ff_stream_open) each(ff_philox) each(ff_philox_blocks) each(ff_philox_indices) \
+    each(ff_key) each(ff_normal_capacity_f32) \
     each(ff_normals_f32) each(ff_random_u32_capacity) each(ff_random_u32) \
     each(ff_normal_capacity_f64) each(ff_normals_from_bits) each(ff_normals_f64) \
     each(ff_laplace_capacity) each(ff_laplace_from_bits) each(ff_laplace) \
@@ -35,10 +36,12 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_buffered) each(ff_buffered_column) \
     each(ff_add_weighted) each(ff_begin_weighted) \
     each(ff_round_noisy) \
-    each(ff_losses_row_capacity) each(ff_losses_row) each(ff_losses_sums) \
+    each(ff_coins_masks) each(ff_coins_make) each(ff_coins_row) each(ff_coins_add) \
+    each(ff_losses_row) each(ff_losses_sums) \
     each(ff_square_gradient) each(ff_losses_gradients) each(ff_losses_excess) \
     each(ff_losses_value) \
-    each(ff_pairwise) each(ff_follow) each(ff_hedge) each(ff_to_weights) each(ff_sparse_run) \
+    each(ff_pairwise) each(ff_follow) each(ff_hedge) each(ff_hedge_exponents) each(ff_hedge_spread) each(ff_hedge_weights) \
+    each(ff_to_weights) each(ff_sparse_run) \
     each(ff_regret_add) each(ff_walk_leaves) \
     each(ff_dot) each(ff_factor) each(ff_factor_diagonal) each(ff_solve) each(ff_log_det) \
     each(ff_inverse_norm) \

@@ -6,12 +6,9 @@
 #include "ff_random.h"
 #include "ff_threads.h"
 
-/* Coins that are compared together; divides what ff_random_u32 writes. */
-#define COINS_AT_ONCE 16
-/* Rows that a thread adds up before it passes on its sums. */
+/* Rows that a thread adds up before it passes on its sums; rounds of coins. */
 #define BLOCK_ROWS 256
-
-int64_t ff_losses_row_capacity(int64_t experts) { return ff_random_u32_capacity(experts); }
+#define BLOCK_COIN_ROUNDS (16 * FF_COIN_ROUNDS)
 
 /* Return the unit of the losses. */
 FF_INLINE double unit_of(const ff_losses *l)
@@ -24,21 +21,6 @@ FF_INLINE double unit_of(const ff_losses *l)
 FF_INLINE int64_t planned_loses(const ff_losses *l, int64_t round)
 {
     return round % 2 == 0 && round / 2 <= l->lost;
-}
-
-/* Return how often the planned expert loses in rounds first..last. */
-static int64_t losses_of_planned(const ff_losses *l, int64_t first, int64_t last)
-{
-    const int64_t until = last / 2 < l->lost ? last / 2 : l->lost;
-    const int64_t before = (first - 1) / 2 < l->lost ? (first - 1) / 2 : l->lost;
-    return until - before;
-}
-
-/* Replace uniform words in row (d) by coins with the given probabilities. */
-static void throw_coins(const uint32_t *restrict chance, int64_t d, uint32_t *restrict row)
-{
-    for (int64_t n = 0; n < d; n++)
-        row[n] = (row[n] >> (32 - FF_CHANCE_BITS)) < chance[n];
 }
 
 /* total += times row. */
@@ -59,10 +41,8 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
         if (round > l->last) {
             memset(row, 0, (size_t)d * sizeof *row);
         } else {
-            ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)key,
-                                         (uint32_t)round);
-            ff_random_u32(&s, d, row);
-            throw_coins(l->chance, d, row);
+            const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, 0, 0);
+            ff_coins_row(&l->coins, &s, key, round, row);
         }
         if (l->planned >= 0)
             row[l->planned] = (uint32_t)planned_loses(l, round);
@@ -85,58 +65,13 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
     return FF_OK;
 }
 
-/* Count the ones of all coins in rounds first..last at silos 0..rows-1, into the second row of the
- * scratch; counts are below 2^32. Runs over whole vectors, also beyond the d-th expert, where
- * probabilities are 0. */
-static void count_coins(const ff_losses *l, int64_t first, int64_t last, int64_t rows,
-                        const ff_stream *coin, const ff_losses_scratch *scratch)
-{
-    const int64_t capacity = ff_random_u32_capacity(l->experts);
-    const uint32_t *restrict chance = l->chance;
-    uint32_t *restrict row = scratch->row, *restrict counts = row + capacity;
-    memset(counts, 0, (size_t)capacity * sizeof *counts);
-    ff_stream s = *coin;
-    for (int64_t round = first; round <= last && round <= l->last; round++)
-        for (int64_t silo = 0; silo < rows; silo++) {
-            s.silo = (uint32_t)silo;
-            s.index = (uint32_t)round;
-            ff_random_u32(&s, l->experts, row);
-            for (int64_t base = 0; base < capacity; base += COINS_AT_ONCE)
-                for (int64_t n = base; n < base + COINS_AT_ONCE; n++)
-                    counts[n] += (row[n] >> (32 - FF_CHANCE_BITS)) < chance[n];
-        }
-}
-
-/* Add up the rows of all silos in rounds first..last, into sums (d). Returns FF_OK or a negative
- * status. */
+/* Add up the rows of all silos in rounds first..last of a table or a function, into sums (d).
+ * Returns FF_OK or a negative status. */
 static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
-                        int64_t last, const ff_stream *coin, const ff_losses_scratch *scratch,
-                        int64_t *restrict sums)
+                        int64_t last, const ff_losses_scratch *scratch, int64_t *restrict sums)
 {
     const int64_t d = l->experts;
     const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
-    /* One round of one row: no counts are needed. */
-    if (l->kind == FF_LOSS_COINS && rows == 1 && first == last && first <= l->last) {
-        ff_stream s = *coin;
-        s.index = (uint32_t)first;
-        ff_random_u32(&s, d, scratch->row);
-        for (int64_t n = 0; n < d; n++)
-            sums[n] = (scratch->row[n] >> (32 - FF_CHANCE_BITS)) < l->chance[n] ? times : 0;
-        if (l->planned >= 0)
-            sums[l->planned] = l->silos * planned_loses(l, first);
-        return FF_OK;
-    }
-    /* Coins: count ones. */
-    if (l->kind == FF_LOSS_COINS) {
-        count_coins(l, first, last, rows, coin, scratch);
-        const uint32_t *counts = scratch->row + ff_random_u32_capacity(d);
-        for (int64_t n = 0; n < d; n++)
-            sums[n] = times * (int64_t)counts[n];
-        if (l->planned >= 0)
-            sums[l->planned] = l->silos * losses_of_planned(l, first, last);
-        return FF_OK;
-    }
-    /* Tables and functions: add up rows. */
     memset(sums, 0, (size_t)d * sizeof *sums);
     for (int64_t round = first; round <= last; round++)
         for (int64_t silo = 0; silo < rows; silo++) {
@@ -160,6 +95,47 @@ typedef struct {
     int64_t failed;       /* FF_OK, or the status of a failure */
 } ff_blocks;
 
+/* Add the coins of rounds from + 1 .. end, the first of which is in segment `low`, to the totals of
+ * their segments. */
+static void add_coins(const ff_blocks *blocks, int64_t from, int64_t end, int64_t low,
+                      const ff_losses_scratch *scratch)
+{
+    const ff_losses *l = blocks->l;
+    const int64_t d = l->experts, *edges = blocks->edges;
+    const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
+    /* Other threads may add to the first and the last segment. */
+    const int64_t head = edges[low] < from ? low : -1;
+    int64_t tail = -1;
+    memset(scratch->sums, 0, (size_t)(2 * d) * sizeof *scratch->sums);
+    for (int64_t base = from; base < end; base += FF_COIN_ROUNDS) {
+        const int64_t n = end - base < FF_COIN_ROUNDS ? end - base : FF_COIN_ROUNDS;
+        int64_t *to[FF_COIN_ROUNDS];
+        for (int64_t i = 0; i < n; i++) {
+            while (edges[low + 1] <= base + i)
+                low++;
+            if (low == head) {
+                to[i] = scratch->sums;
+            } else if (edges[low + 1] > end) {
+                to[i] = scratch->sums + d;
+                tail = low;
+            } else {
+                to[i] = blocks->totals + low * d;
+            }
+            if (l->planned >= 0)
+                to[i][l->planned] += l->silos * planned_loses(l, base + i + 1);
+        }
+        const int64_t random = l->last - base < n ? l->last - base : n;
+        if (random > 0)
+            ff_coins_add(&l->coins, &blocks->coin, rows, base + 1, random, times, to);
+    }
+    for (int64_t n = 0; n < d; n++) {
+        if (head >= 0)
+            FF_ATOMIC_ADD(&blocks->totals[head * d + n], scratch->sums[n]);
+        if (tail >= 0)
+            FF_ATOMIC_ADD(&blocks->totals[tail * d + n], scratch->sums[d + n]);
+    }
+}
+
 /* Task: add up the rows of one block of rounds. */
 static void sum_block(void *work, int64_t index, int64_t thread)
 {
@@ -182,6 +158,10 @@ static void sum_block(void *work, int64_t index, int64_t thread)
         else
             high = middle;
     }
+    if (blocks->l->kind == FF_LOSS_COINS) {
+        add_coins(blocks, from, end, low, thread_scratch);
+        return;
+    }
     for (int64_t last_done = from; last_done < end; low++) {
         const int64_t last = edges[low + 1] < end ? edges[low + 1] : end;
         if (last <= last_done)
@@ -190,7 +170,7 @@ static void sum_block(void *work, int64_t index, int64_t thread)
         const int whole = edges[low] >= from && edges[low + 1] <= end;
         int64_t *sums = whole ? blocks->totals + low * d : thread_scratch->sums;
         const int64_t status = sum_rows(blocks->l, blocks->seed, blocks->replicate, last_done + 1,
-                                        last, &blocks->coin, thread_scratch, sums);
+                                        last, thread_scratch, sums);
         if (status < 0) {
             FF_ATOMIC_WRITE(&blocks->failed, status);
             return;
@@ -212,6 +192,8 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
                         .totals = totals};
     blocks.coin = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, 0, 0);
     blocks.block = rows < BLOCK_ROWS ? BLOCK_ROWS / rows : 1;
+    if (l->kind == FF_LOSS_COINS)
+        blocks.block = blocks.block < FF_COIN_ROUNDS ? FF_COIN_ROUNDS : BLOCK_COIN_ROUNDS;
     memset(totals, 0, (size_t)(segments * l->experts) * sizeof *totals);
     ff_pace pace = {0};
     ff_team *team = ff_team_open(threads);

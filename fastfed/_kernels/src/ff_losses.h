@@ -7,6 +7,7 @@
 #define FF_LOSSES_H
 
 #include "ff_base.h"
+#include "ff_coins.h"
 
 /* Kinds of losses: independent coins, a table, a user's function of losses, a user's function of
  * gradients. */
@@ -14,8 +15,6 @@ enum { FF_LOSS_COINS = 0, FF_LOSS_TABLE = 1, FF_LOSS_CALLED = 2, FF_LOSS_GRADIEN
 
 /* The unit of a loss is 1 for coins and 2^-24 for all other kinds. */
 #define FF_LOSS_BITS 24
-/* Probabilities are whole multiples of 2^-31. */
-#define FF_CHANCE_BITS 31
 
 /* Signatures of a user's numba.cfunc. The first writes d losses and returns 0. The second writes
  * the gradient (d) at x (d) and returns the loss at x. A negative status, or NaN, reports a
@@ -32,9 +31,8 @@ typedef struct {
     int64_t silos;     /* m */
     int64_t common;    /* 1: all silos have the same row in a round */
     int64_t quadratic; /* 1: the loss of a row g is <g, x>^2 / 2; 0: it is <g, x> */
-    /* Coins: expert n loses 1 with probability chance[n], otherwise 0; after round `last` all lose
-     * 0. chance has ff_losses_row_capacity(d) numbers, zeros at the end. */
-    const uint32_t *chance;
+    /* Coins: expert n loses 1 with its probability, otherwise 0; after round `last` all lose 0. */
+    ff_coins coins;
     int64_t last; /* last round with losses */
     /* The exception is expert `planned` (-1: none), which loses 1 in rounds 2, 4, ..., 2 lost. */
     int64_t planned, lost;
@@ -49,13 +47,10 @@ typedef struct {
 
 /* Scratch of a thread. */
 typedef struct {
-    uint32_t *row;  /* two rows: 2 ff_losses_row_capacity(d) */
+    uint32_t *row;  /* d */
     double *called; /* 3 d */
-    int64_t *sums;  /* d */
+    int64_t *sums;  /* 2 d */
 } ff_losses_scratch;
-
-/* Return the capacity of a row: d, rounded up to the numbers that the generator writes. */
-int64_t ff_losses_row_capacity(int64_t experts);
 
 /* Compute the row (d) of one silo in one round, in units, into scratch->row. Returns 0 or a
  * negative status. */

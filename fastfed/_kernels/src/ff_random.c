@@ -148,7 +148,7 @@ FF_INLINE void turn_f32(words w, lanes32 *x, lanes32 *y)
     *y = floats_of_words(sines ^ swapped ^ (turned & 0x80000000u));
 }
 
-#define LANES 16
+#define LANES FF_PHILOX_LANES
 #if defined(__GNUC__)
 #define UNROLLED _Pragma("GCC unroll 8")
 #else
@@ -191,53 +191,67 @@ FF_INLINE pairs products_of(pairs a, pairs b)
 #endif
 }
 
-/* Compute Philox blocks first, first + 1, .. of the stream side by side into x: even blocks in one
- * vector, odd blocks in the other, with counters in the lower halves of the lanes. The upper halves
- * are not used. */
-FF_INLINE void start_generators(const ff_stream *s, int first, xoshiro *x)
+/* Compute LANES Philox blocks side by side: even lanes in one vector, odd lanes in the other, with
+ * counters in the lower halves of the lanes. The upper halves are not used. The lanes differ in
+ * their block number or, if `indices` is 1, in their index. */
+FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
+                            uint32_t (*restrict out)[LANES])
 {
-    const pairs m0 = (pairs){0} + PHILOX_M0, m1 = (pairs){0} + PHILOX_M1;
-    pairs c[4][2];
-    for (int odd = 0; odd < 2; odd++) {
-        uint64_t block[WIDTH] FF_ALIGNED;
-        for (int l = 0; l < WIDTH; l++)
-            block[l] = (uint64_t)(first + 2 * l + odd);
-        memcpy(&c[0][odd], block, sizeof block);
-        c[1][odd] = (pairs){0} + s->index;
-        c[2][odd] = (pairs){0} + s->silo;
-        c[3][odd] = (pairs){0} + s->replicate;
-    }
-    uint32_t k0 = s->key0, k1 = s->key1;
-    for (int round = 0; round < 10; round++, k0 += PHILOX_W0, k1 += PHILOX_W1)
+    const pairs m0 = (pairs){0} + PHILOX_M0, m1 = (pairs){0} + PHILOX_M1, zero = {0};
+    for (int first = 0; first < LANES; first += WIDTH32) {
+        pairs c[4][2];
         for (int odd = 0; odd < 2; odd++) {
-            const pairs p0 = products_of(m0, c[0][odd]), p1 = products_of(m1, c[2][odd]);
-            c[0][odd] = (p1 >> 32) ^ c[1][odd] ^ k0;
-            c[2][odd] = (p0 >> 32) ^ c[3][odd] ^ k1;
-            c[1][odd] = p1;
-            c[3][odd] = p0;
+            uint64_t lane[WIDTH] FF_ALIGNED;
+            for (int l = 0; l < WIDTH; l++)
+                lane[l] = (uint64_t)(first + 2 * l + odd);
+            pairs number;
+            memcpy(&number, lane, sizeof lane);
+            c[0][odd] = (indices ? zero : number) + block;
+            c[1][odd] = (indices ? number : zero) + s->index;
+            c[2][odd] = zero + s->silo;
+            c[3][odd] = zero + s->replicate;
         }
-    for (int i = 0; i < 4; i++) {
-        const pairs both = (c[i][0] & 0xFFFFFFFFull) | (c[i][1] << 32);
-        memcpy(x->s[i] + first, &both, sizeof both);
+        uint32_t k0 = s->key0, k1 = s->key1;
+        for (int round = 0; round < 10; round++, k0 += PHILOX_W0, k1 += PHILOX_W1)
+            for (int odd = 0; odd < 2; odd++) {
+                const pairs p0 = products_of(m0, c[0][odd]), p1 = products_of(m1, c[2][odd]);
+                c[0][odd] = (p1 >> 32) ^ c[1][odd] ^ k0;
+                c[2][odd] = (p0 >> 32) ^ c[3][odd] ^ k1;
+                c[1][odd] = p1;
+                c[3][odd] = p0;
+            }
+        for (int i = 0; i < 4; i++) {
+            const pairs both = (c[i][0] & 0xFFFFFFFFull) | (c[i][1] << 32);
+            memcpy(out[i] + first, &both, sizeof both);
+        }
     }
-}
-
-/* Start the generators of a stream. */
-FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
-{
-    for (int first = 0; first < LANES; first += WIDTH32)
-        start_generators(s, first, x);
 }
 #else
-
-/* Start the generators of a stream. */
-FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
+/* Compute LANES Philox blocks. */
+FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
+                            uint32_t (*restrict out)[LANES])
 {
-    for (int l = 0; l < LANES; l++)
-        philox_block(s->key0, s->key1, (uint32_t)l, s->replicate, s->silo, s->index, &x->s[0][l],
-                     &x->s[1][l], &x->s[2][l], &x->s[3][l]);
+    const uint32_t by_block = indices ? 0 : 1, by_index = indices ? 1 : 0;
+    for (uint32_t l = 0; l < LANES; l++)
+        philox_block(s->key0, s->key1, block + by_block * l, s->replicate, s->silo,
+                     s->index + by_index * l, &out[0][l], &out[1][l], &out[2][l], &out[3][l]);
 }
 #endif
+
+/* Compute consecutive blocks of a stream. */
+void ff_philox_blocks(const ff_stream *s, uint32_t first, uint32_t (*restrict out)[LANES])
+{
+    philox_lanes(s, first, 0, out);
+}
+
+/* Compute one block of each of several streams with consecutive indices. */
+void ff_philox_indices(const ff_stream *s, uint32_t block, uint32_t (*restrict out)[LANES])
+{
+    philox_lanes(s, block, 1, out);
+}
+
+/* Start the generators of a stream. */
+FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x) { philox_lanes(s, 0, 0, x->s); }
 
 /* Return the generators from `first` on. */
 FF_INLINE generators generators_from(const xoshiro *x, int first)
@@ -556,19 +570,15 @@ double ff_uniform(const ff_stream *s, uint32_t block)
 /* Draw one Laplace number from each of n consecutive streams. */
 void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
 {
-    const uint32_t k0 = s->key0, k1 = s->key1;
-    const uint32_t rep = s->replicate, silo = s->silo, index = s->index;
+    ff_stream lanes = *s;
     for (int64_t base = 0; base < n; base += LANES) {
-        uint64_t a[LANES];
+        uint32_t words[4][LANES];
         double drawn[LANES];
-        for (uint32_t l = 0; l < LANES; l++) {
-            uint32_t w0, w1, w2, w3;
-            philox_block(k0, k1, 0, rep, silo, index + (uint32_t)base + l, &w0, &w1, &w2, &w3);
-            a[l] = bits53(w0, w1);
-        }
+        lanes.index = s->index + (uint32_t)base;
+        ff_philox_indices(&lanes, 0, words);
         for (int l = 0; l < LANES; l++) {
-            const double below_one = 1.0 - 0x1p-53, uniform = unit_f64(a[l]);
-            const double u = uniform < below_one ? uniform : below_one, complement = 1.0 - u;
+            const double below_one = 1.0 - 0x1p-53, drawn_unit = unit_f64(bits53(words[0][l], words[1][l]));
+            const double u = drawn_unit < below_one ? drawn_unit : below_one, complement = 1.0 - u;
             const double magnitude = -log_f64(2.0 * (complement < u ? complement : u));
             drawn[l] = u < 0.5 ? -magnitude : magnitude;
         }
