@@ -32,7 +32,32 @@ class Plant:
     workload: str
 
 
+def loop_before(file: str, line: str, iterations: int, workload: str) -> Plant:
+    """Return the plant of an empty loop before a line of a C file of the core."""
+    waste = (
+        f"    for (int64_t waste = 0; waste < {iterations}; waste++)\n"
+        '        __asm__ volatile("" ::: "memory");\n'
+    )
+    return Plant(f"fastfed/_kernels/src/{file}", line, waste + line, workload)
+
+
 PLANTS = {
+    # Wait in each choice on fixed sets, in each choice over pools, and in each block of coins.
+    "fixed": loop_before(
+        "ff_fixed.c",
+        "    const factors f = {beta, gamma, sieve ? sieve->ranking : 1.0};\n    for",
+        1300,
+        "user set d=50",
+    ),
+    "pools": loop_before(
+        "ff_policy.c",
+        "    int64_t *cached = c->chosen && actions->quantised",
+        1500,
+        "user letor d=57 q=60",
+    ),
+    "coins": loop_before(
+        "ff_coins.c", "    stream.index = (uint32_t)first;\n", 1000, "user fed-svt m=10"
+    ),
     # Compute some products of the matrix with x twice.
     "kernel": Plant(
         "fastfed/_kernels/src/ff_linalg.c",
@@ -49,7 +74,7 @@ PLANTS = {
         "        ff_normals_f32(&s, k * free, p.normals);\n    /* One pass for the sums",
         "        ff_normals_f32(&s, k * free, p.normals);\n    if (free > 0)\n"
         "        ff_normals_f32(&s, k * free * 3 / 5, p.normals);\n    /* One pass for the sums",
-        "bench sphere-k100-d10-ldp",
+        "user sphere d=10",
     ),
     # Run an empty loop in Python.
     "python": Plant(
