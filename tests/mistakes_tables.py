@@ -235,7 +235,7 @@ FILES = [
     ),
     Mistake(
         "half a .gz",
-        table(gzip.compress(GOOD.encode())[:60], name="patients.csv.gz"),
+        table(gzip.compress(GOOD.encode(), mtime=0)[:60], name="patients.csv.gz"),
         ("patients.csv.gz", "gzip"),
     ),
     Mistake("an open quote", table(GOOD.replace("41,", '"41,')), ("patients.csv", "quot")),

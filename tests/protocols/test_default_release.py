@@ -65,9 +65,11 @@ def test_a_calibration_of_a_paper_uses_the_tree_of_the_paper(calibration: str) -
 
 @pytest.mark.parametrize(
     "protocol, keys",
-    itertools.product(
-        ("silo-ldp", "central", "secure-sum", "shuffle-vector", "shuffle-amplified"),
-        ({"batch_size": 5}, {}, {"batch_size": 40}),
+    list(
+        itertools.product(
+            ("silo-ldp", "central", "secure-sum", "shuffle-vector", "shuffle-amplified"),
+            ({"batch_size": 5}, {}, {"batch_size": 40}),
+        )
     ),
 )
 def test_naming_the_default_release_changes_no_result(protocol: str, keys: dict) -> None:
