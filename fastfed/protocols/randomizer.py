@@ -68,7 +68,15 @@ class SumRandomizer:
         self._sums = np.zeros((max(1, plan.levels), plan.statistic_size))
         self._nodes = np.zeros_like(self._sums)
         self._total = np.zeros(plan.statistic_size)
-        self._adder = make_adder(plan, noise, silo, plan.noise_std.times(plan.noise_scale[silo]))
+        std = plan.noise_std.times(plan.noise_scale[silo])
+        claims = plan.privacy is not None and plan.privacy.budget is not None
+        if claims and plan.protocol.noise_by == "silos" and std.bias == 0.0:
+            # A protocol whose account reads its noise elsewhere would send raw sums.
+            raise InputError(
+                f"silo {silo} must add noise under {plan.protocol.id}, whose plan claims privacy, "
+                "got standard deviation 0"
+            )
+        self._adder = make_adder(plan, noise, silo, std)
         self._by_prefix = plan.release != "tree"
 
     def observe(self, x: np.ndarray, y: float) -> None:

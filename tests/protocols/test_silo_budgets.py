@@ -11,8 +11,11 @@ import pytest
 
 import fastfed
 from fastfed import InputError
+from fastfed._random import SeededNoise
 from fastfed.deployment import codec
 from fastfed.environments import Sphere
+from fastfed.protocols.plan import NoiseStd
+from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
 from fastfed.simulation.systems import make_system
@@ -314,3 +317,15 @@ def test_a_deployed_federation_of_feducb_may_have_silo_budgets():
     assert deployment.processes["hub"].party.status()["released"] == plan.plan.releases == 4
     for ledger in deployment.ledgers.values():
         assert 0.999 < ledger.epsilon("records") <= 1.0
+
+
+def test_a_silo_without_noise_refuses_a_plan_that_claims_privacy():
+    """A protocol whose account reads its noise elsewhere would send raw sums, and say so nowhere."""
+    plan = make_system(
+        "private-fedlinucb", protocol="silo-ldp", silos=2, horizon=20, dimension=2, batch_size=5,
+        epsilon=1.0, delta=1e-6,
+    ).plan  # fmt: skip
+    silent = dataclasses.replace(plan, noise_std=NoiseStd())
+    with pytest.raises(InputError, match="silo 1 must add noise under silo-ldp"):
+        SumRandomizer(silent, 1, SeededNoise(0, 0))
+    SumRandomizer(dataclasses.replace(silent, privacy=None), 1, SeededNoise(0, 0))
