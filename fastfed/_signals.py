@@ -41,8 +41,8 @@ def exit_code(error: BaseException | None) -> int:
     return 128 + (error.number if isinstance(error, Terminated) else int(signal.SIGINT))
 
 
-def heard() -> None:
-    """Tell the watching thread that Python has received a signal and the program is ending."""
+def announce_end() -> None:
+    """Inform the watching thread that Python has received a signal and the program is ending."""
     from fastfed._kernels import _native
 
     if _pipe is not None:

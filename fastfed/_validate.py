@@ -380,9 +380,9 @@ class Once:
     def _refuse(self, what: str) -> NoReturn:
         """Raise InputError, because this object cannot be copied, pickled or shared."""
         raise InputError(
-            f"a {type(self).__name__} cannot be {what}: two of it would release the same data "
-            "under two noises; keep one object in one process (save and load, which seal what was "
-            "released, come with deployments)"
+            f"a {type(self).__name__} cannot be {what}: two copies would release the same data "
+            "with two different noises; keep one object in one process (only deployments can save "
+            "and load their parties, since they record what was released)"
         )
 
     def __copy__(self) -> NoReturn:

@@ -298,7 +298,7 @@ PARTIES = [
     ),
     Mistake("a report before the batch is full", silo(lambda s: s.report()), ("report", "due")),
     Mistake("select when a report is due", silo(twice), ("silo 0", "report", "receive", "round 6")),
-    Mistake("a copy of a silo", silo(copy.copy), ("Silo", "copied", "two noises")),
+    Mistake("a copy of a silo", silo(copy.copy), ("Silo", "copied", "two different noises")),
     Mistake(
         "a silo's actions of another d",
         silo(lambda s: s.select(np.eye(4))),

@@ -351,23 +351,23 @@ def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]
 def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
     """Return a sentence on how the last stage was simulated.
 
-    ``falling`` is True if regret of local models was extrapolated with a decreasing pace.
+    ``falling`` is True if regret of local models was extrapolated with a decreasing slope.
     """
     if size.rounds < horizon:
-        pace = "extended at their last pace: rather too much regret than too little"
+        method = "extrapolated linearly, which tends to overestimate regret"
         if falling:
-            pace = (
-                "extended: one model at its last pace, silos that learn for themselves at a pace "
-                "that goes on falling; approximate, more seconds simulate more"
+            method = (
+                "extrapolated: linearly for one model, with a falling slope for silos that learn "
+                "alone or locally; approximate, more seconds simulate more"
             )
         first = f"the first {size.rounds} of {horizon} rounds of all {silos} silos"
-        return f"simulated are {first}, {pace}"
+        return f"simulated: {first}, {method}"
     if size.silos < silos:
         return (
-            f"simulated are {size.silos} silos that stand for all {silos}, noise and radius "
-            "scaled: approximate; more seconds simulate all"
+            f"simulated: {size.silos} silos that represent all {silos}, with noise and radius "
+            "scaled; approximate, more seconds simulate all"
         )
-    return f"simulated are all {silos} silos over all {horizon} rounds"
+    return f"simulated: all {silos} silos over all {horizon} rounds"
 
 
 def unequal_text(held: Sequence[int], horizon: int) -> str:

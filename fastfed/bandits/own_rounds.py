@@ -260,7 +260,10 @@ def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
 
 
 def _absent_mu(mechanism: GaussianRelease) -> float:
-    """Return the GDP parameter mu between a record and its absence, with noise in all entries."""
+    """Return the GDP parameter of all releases with and without one record; all entries have noise.
+
+    See `account.GaussianSums.absent_mu`.
+    """
     if mechanism.centred is None:
         return mechanism.mu("zero-out")
     bias, _, diagonal = mechanism.stds

@@ -381,7 +381,7 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     if not unsynchronised or plan.radius.anchor < 1.0:
         bad = theory.most_regret * _bad_rounds(plan, lengths, growth)[-1]
     good = 2.0 * math.sqrt(2.0 * growth[-1] * float((lengths * widths**2).sum()))
-    # A sieve whose slack is multiplied lets each bonus count as often.
+    # A sieve with its slack multiplied by a factor multiplies the bound on a round by that factor.
     good *= plan.radius.multiplier * max(1.0, plan.sieve_growth)
     return float((plan.silos if unsynchronised else 1) * (bad + good))
 

@@ -66,7 +66,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
         if not signals:
             ended.result()
             return
-        _signals.heard()
+        _signals.announce_end()
         stop.set()
         wait([ended], ENDING)
         # Everything is on disk already, so do not wait long for the party's lock or a slow disk.
@@ -98,7 +98,7 @@ def party(command: F) -> F:
             # error.
             if not any(isinstance(e, KeyboardInterrupt) for e in (error, error.__context__)):
                 raise
-            _signals.heard()
+            _signals.announce_end()
             end()
 
     return cast(F, run)

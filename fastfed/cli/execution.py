@@ -200,7 +200,7 @@ def failures(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        _signals.heard()
+        _signals.announce_end()
         raise Stopped(f"interrupted: {KEPT}", _signals.exit_code(error)) from None
     except environments.SimulationError as error:
         raise RunFailed(f"{error}; {KEPT}") from None
@@ -288,7 +288,7 @@ def simulate_several(
     resources: Resources,
     left_out: Sequence[Row],
 ) -> None:
-    """Simulate figures one after another, write the page about all, and print their claims.
+    """Simulate figures one after another, write a report on all of them, and print their claims.
 
     If a figure fails, the others are still simulated, and RunFailed is raised at the end.
     """
@@ -296,20 +296,20 @@ def simulate_several(
     failed: dict[str, str] = {}
     for number, planned_figure in enumerate(plan):
         name = planned_figure.figure.id
-        # Go on after a failure, so that one figure does not cost the others; but stop at a signal.
         if planned_figure.missing:
             say(f"{name}: {number + 1} of {len(plan)}, about {duration(planned_figure.seconds)}")
         start = time.monotonic()
         try:
             source = simulate_figure(planned_figure, folder / name, resources)
         except (Stopped, KeyboardInterrupt) as error:
-            _signals.heard()
-            say(f"interrupted: writing the page over what was run into {folder}")
+            _signals.announce_end()
+            say(f"interrupted: writing the report on finished figures into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
             say_overview(folder, [*left_out, *_rows(waiting, STOPPED)])
             code = error.code if isinstance(error, Stopped) else _signals.exit_code(error)
             raise Stopped(f"interrupted: {KEPT}", code) from None
         except RunFailed as error:
+            # The other figures are still simulated.
             failed[name] = error.message
             say(f"{name}: failed: {error.message}")
             continue
@@ -319,9 +319,11 @@ def simulate_several(
         say(f"{name}: {time_text}; {counts(rows_of(name, source))}")
         if number + 1 < len(plan):
             say(how_far(plan, number + 1, time.monotonic() - began))
-    unplayed = [p for p in plan if p.figure.id in failed and not (folder / p.figure.id).exists()]
-    not_played = [row for p in unplayed for row in _rows([p], failed[p.figure.id])]
-    print_claims(say_overview(folder, [*left_out, *not_played]))
+    without_results = [
+        p for p in plan if p.figure.id in failed and not (folder / p.figure.id).exists()
+    ]
+    failed_rows = [row for p in without_results for row in _rows([p], failed[p.figure.id])]
+    print_claims(say_overview(folder, [*left_out, *failed_rows]))
     effort = f"{duration(time.monotonic() - began)}, processor time {duration(time.process_time())}"
     say(f"ran in {effort}{_memory()}")
     if not has_matplotlib():

@@ -211,14 +211,14 @@ class Replicates(click.ParamType):
         """Convert the text of an option."""
         texts = str(value).split(":")
         if len(texts) > 2 or not all(text.isdecimal() for text in texts):
-            self.fail(f"{value!r} is no number above 0, nor a range such as 5:10", param, ctx)
+            self.fail(f"{value!r} must be a number >=1, or a range such as 5:10", param, ctx)
         numbers = [int(text) for text in texts]
         if len(numbers) == 2 and numbers[0] < numbers[1] <= 2**31:
             return numbers[0], numbers[1]
         if len(numbers) == 1 and 1 <= numbers[0] <= 2**31:
             return numbers[0]
         return self.fail(
-            f"{value!r} has no replicates: write 10, or a range such as 5:10", param, ctx
+            f"{value!r} has no replicates: write a number >=1, or a range such as 5:10", param, ctx
         )
 
 

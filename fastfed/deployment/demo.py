@@ -237,7 +237,7 @@ def run(
             _wait(close - period + 0.05)
             if k == 2:
                 _restore_backup(home, children[1], clients[0], k, close)
-                say(f"{SILOS[0]} was put back to its state before release {k}, and recovered")
+                say(f"{SILOS[0]} was restored to its state before release {k}, and recovered")
                 _replay_report(home, address, close)
                 say(f"its report of release 1 was sent again, and a changed one was {REFUSED}")
             # In each period, one silo is killed between the decision and the reward of one patient.

@@ -86,9 +86,9 @@ def party_of(plan: DeployedPlan, secret: bytes, folder: str | Path = "this folde
         if (party.sign, party.open) == public:
             return party.name
     raise InputError(
-        f"the secret of {folder} is that of no party of the plan, whose parties are "
-        f"{', '.join(party.name for party in plan.parties)}: take the folder whose public keys "
-        "are in its spec"
+        f"the secret in {folder} belongs to no party of the plan, whose parties are "
+        f"{', '.join(party.name for party in plan.parties)}: use the folder whose public keys "
+        "are in the plan's spec"
     )
 
 

@@ -412,7 +412,7 @@ class Hub(Speaker):
         if self.broadcasts.get(release, data) != data or (
             opened_set is not None and opened_set.entries != body.entries
         ):
-            text = f"a second set of release {release} was opened after the log was put back"
+            text = f"a second set of release {release} was opened after the log was restored"
             return Step((Write("alarm", text, text.encode()),), problem=text)
         if release not in self.broadcasts:
             self._lost_broadcasts[release] = data

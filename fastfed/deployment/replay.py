@@ -82,8 +82,8 @@ def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Tim
     return mapped
 
 
-def _similar(cases: Sequence[Case]) -> int:
-    """Return the number of persons whose identifying texts are nearly the same as another's."""
+def _similar_subjects(cases: Sequence[Case]) -> int:
+    """Count the persons whose identifying text is nearly equal to that of a different person."""
     persons = {case.subject for case in cases}
     forms = Counter(map(_rough_form, persons))
     return sum(forms[_rough_form(person)] > 1 for person in persons)
@@ -123,7 +123,7 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
         values = [case.record[variable.name] for case in cases]
         if count := sum(value is None for value in values):
             missing_by_column[variable.name] = count
-        if count := sum(map(variable.clipped, values)):
+        if count := sum(map(variable.is_outside, values)):
             clipped_by_column[variable.name] = count
     releases = plan.plan.releases
     subjects: set[str] = set()
@@ -152,7 +152,7 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
     return {
         "rows": len(cases),
         "subjects": None if source.subject is None else len({case.subject for case in cases}),
-        "similar_subjects": 0 if source.subject is None else _similar(cases),
+        "similar_subjects": 0 if source.subject is None else _similar_subjects(cases),
         "learned": learned,
         "dropped": len(cases) - learned,
         "beyond_cap": beyond_cap,

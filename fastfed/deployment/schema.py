@@ -191,7 +191,7 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             return [self.to[index < self.yes]]
         return [float(i == index) for i in range(len(self.codes))]
 
-    def clipped(self, value: object) -> bool:
+    def is_outside(self, value: object) -> bool:
         """Return True if a value is a number outside the range."""
         as_float = None if self.kind != "number" or is_missing(value) else as_number(value)
         return as_float is not None and not self.low <= as_float <= self.high
@@ -391,9 +391,9 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def spelled(self) -> tuple[Any, ...]:
-        """The fields as a plan file stores them: without ``records`` if it is None.
+        """The fields as a plan file stores them. ``records`` is left out if it is None.
 
-        Plan files of early versions, which had no records, so remain valid.
+        So plan files of early versions, which have no ``records``, remain valid.
         """
         fields = (self.columns, self.norm, self.records)
         return fields if self.records is not None else fields[:-1]

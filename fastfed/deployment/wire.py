@@ -362,7 +362,7 @@ class Wire:
 
 
 def entry_of(silo: int, envelope: bytes) -> Entry:
-    """Create the entry of a set for a silo's report, given the report's envelope."""
+    """Return a set's entry for a report: the silo, and the digest of the report's envelope."""
     return Entry(silo, digest(envelope))
 
 

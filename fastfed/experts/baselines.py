@@ -57,7 +57,7 @@ class LeaderPlan(SumsPlan):
     """Plan of one follow-the-leader curve."""
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Return the initial state of the server."""
+        """Return a server in its initial state."""
         return Leader(self, noise)
 
 
@@ -146,7 +146,7 @@ class HedgePlan(SumsPlan):
     learning_rate: float
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Return the initial state of the server."""
+        """Return a server in its initial state."""
         return Hedge(self)
 
     def sends_weights(self, release: int) -> bool:

@@ -90,7 +90,7 @@ class SparseVectorPlan(SumsPlan):
     floor: float
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Return the server's state, with exact comparisons if the noise source is exact."""
+        """Return a server in its initial state, with exact comparisons if ``noise`` is exact."""
         return ExactSparseVector(self, noise) if is_exact(noise) else SparseVector(self, noise)
 
 
@@ -202,7 +202,7 @@ class ExactSparseVector(ExactChooser, SparseVector):
         return self.noise.ideal_draws(purpose, number, 1)
 
     def _threshold(self, switches: int) -> Any:
-        """Return the Laplace draw for the threshold; `exact.above` adds it."""
+        """Return the Laplace draw of the noisy threshold; `_above` passes it to `exact.above`."""
         return self._draw(THRESHOLD, switches + 1)
 
     def _above(self, query: float, release: int) -> bool:

@@ -401,7 +401,7 @@ class FrankWolfePlan(ExpertPlan):
         return GradientCollector(self, index, noise)
 
     def decider(self, noise: NoiseSource) -> Decider:
-        """Return the initial state of the server."""
+        """Return a server in its initial state."""
         return NoisyLeast(self, noise)
 
 

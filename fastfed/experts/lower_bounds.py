@@ -222,9 +222,9 @@ def table_1(
     """Return the printed order of regret in one row of Table 1 (a name in `TABLE_1`).
 
     Rows for one client ignore `clients`. The table omits beta, N, L*, delta and rho, although
-    ln(1/delta) and N are factors in the theorems. Its Fed-SVT row holds for N + L* up to
-    ln(T)/(m epsilon), which is below 1, the least N, if m epsilon > ln T. `fed-dp-ope-stoch` has
-    sqrt(m) epsilon where Corollary 2.3 has m^(1/4) epsilon.
+    ln(1/delta) and N are factors in the theorems. Its Fed-SVT row holds only if N + L* is at most
+    ln(T)/(m epsilon). As N is at least 1, this is impossible if m epsilon > ln T. The row of
+    `fed-dp-ope-stoch` has sqrt(m) epsilon where Corollary 2.3 has m^(1/4) epsilon.
     """
     name = choice("row", row, TABLE_1)
     t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)

@@ -222,7 +222,7 @@ class Collector(Interface):
 
 
 class Decider(Interface):
-    """State of the server, which chooses the next decision."""
+    """A server, with its state: it chooses the next decision from the clients' sums."""
 
     def start(self) -> ExpertChoice:
         """Return the choice before the first round."""
@@ -314,7 +314,7 @@ class ExpertPlan(ABC):
 
     @abstractmethod
     def decider(self, noise: NoiseSource) -> Decider:
-        """Return the initial state of the server."""
+        """Return a server in its initial state, which draws from ``noise``."""
 
     def move(self, x: np.ndarray | None, choice: ExpertChoice) -> np.ndarray:
         """Return the decision (d,) that follows decision x (d,) after the server's choice."""

@@ -578,9 +578,9 @@ def _local_noise(plan: Plan, claim: Claim) -> PrivacyEvent:
 
 
 def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
-    """Return the event of data points sent as bits, with each user's noise bits.
+    """Return the event of data points that users send as bits, together with noise bits.
 
-    The sensitivity in fixed-point steps is g times the largest entry of a record.
+    ``g`` has the sensitivities of a bias and of a covariance entry, in steps of the encoding.
     """
     encoding, (feature, reward) = plan.encoding, bounds(plan)
     if encoding is None:

@@ -244,10 +244,11 @@ def _styles(
         name = "" if "label" in hidden and visible else base
         looks.append((name, is_private(curve.certificate), *visible))
     if not colour and not dash:
-        first = {look: i for i, look in reversed(list(enumerate(looks)))}
-        chosen = sorted(set(first.values()))
-        of_first = dict(zip(chosen, line_styles(tuple(curves[i] for i in chosen)), strict=True))
-        return [of_first[first[look]] for look in looks]
+        first_by_look = {look: i for i, look in reversed(list(enumerate(looks)))}
+        firsts = sorted(set(first_by_look.values()))
+        first_styles = line_styles(tuple(curves[i] for i in firsts))
+        style_by_first = dict(zip(firsts, first_styles, strict=True))
+        return [style_by_first[first_by_look[look]] for look in looks]
     by_colour = [tuple(t.get(k, "") for k in colour) for t in keys]
     by_dash = [tuple(t.get(k, "") for k in dash) for t in keys]
     if not colour:

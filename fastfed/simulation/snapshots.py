@@ -105,7 +105,7 @@ class Snapshot:
         """Return whether it is time to write a snapshot."""
         return time.monotonic() - self.begun >= self.wait
 
-    def worth(self) -> bool:
+    def worth_writing_at_stop(self) -> bool:
         """Return whether a run that is stopped now should write a snapshot first."""
         return time.monotonic() - self.begun >= self.wait / 10.0
 
@@ -241,7 +241,7 @@ def tell(
             progress(rounds)
     except BaseException:
         # The run is stopped; a snapshot saves simulating these rounds again.
-        if snapshot is not None and snapshot.worth():
+        if snapshot is not None and snapshot.worth_writing_at_stop():
             keep(snapshot)
         raise
 

@@ -159,7 +159,7 @@ def test_sharing_that_helps_is_said_with_its_price() -> None:
     (verdict,) = verdicts.verdicts
     assert verdict.helps and verdict.pays_from_epsilon is None
     assert verdict.sentence.startswith(f"share by {verdict.best}: ")
-    assert verdicts.scaling.startswith("simulated are ")
+    assert verdicts.scaling.startswith("simulated: ")
 
 
 def test_an_answer_prints_its_verdicts(advice: fastfed.advice.Advice) -> None:

@@ -23,7 +23,7 @@ from fastfed._validate import InputError
 from fastfed.bandits.linucb import check_actions
 from fastfed.deployment.data import source_of, surveyed
 from fastfed.deployment.declared import schema_of
-from fastfed.deployment.replay import _similar
+from fastfed.deployment.replay import _similar_subjects
 from fastfed.environments import Classification, Letor
 from fastfed.environments.letor import letor_pool
 from fastfed.environments.letor_files import read_letor
@@ -194,7 +194,7 @@ def test_deploy_check_counts_persons(tmp_path):
     put(tmp_path, "t.csv", HEAD[:-1] + ",who\n" + rows + "30,,no,,NULL\n")
     cases, problems = surveyed(source_of({"file": "t.csv", "subject": "who"}, tmp_path), SCHEMA)
     assert len(problems) == 1 and len({case.subject for case in cases}) == 7
-    assert _similar(cases) == 5
+    assert _similar_subjects(cases) == 5
 
 
 def test_a_silo_is_one_however_it_is_written(tmp_path):

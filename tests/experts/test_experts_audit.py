@@ -289,12 +289,12 @@ def test_planted_faults_change_what_their_names_say() -> None:
     case = SWITCHING[PRINTED]
     limits: dict[str, Callable[[], float]] = {
         kind: lambda plan=plan: float(ExpertServer(plan, SeededNoise(1))._decider._limit)  # type: ignore[misc,attr-defined]
-        for kind, plan in (("claimed", case.plan()), ("played", case.played()))
+        for kind, plan in (("claimed", case.plan()), ("played", case.simulated_plan()))
     }
     assert limits["played"]() == case.threshold != limits["claimed"]()
-    assert replace(case, printed=False).played() == case.plan()
-    wrong, right = VERTICES[QUARTER_NOISE].played(), VERTICES[QUARTER_NOISE].plan()
+    assert replace(case, printed=False).simulated_plan() == case.plan()
+    wrong, right = VERTICES[QUARTER_NOISE].simulated_plan(), VERTICES[QUARTER_NOISE].plan()
     assert [[4 * s for s in p.scales] for p in wrong.phases] == [
         list(p.scales) for p in right.phases
     ]
-    assert Vertices().played() == Vertices().plan() == right
+    assert Vertices().simulated_plan() == Vertices().plan() == right

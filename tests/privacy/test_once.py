@@ -247,7 +247,7 @@ shared_objects = functools.cache(make_objects)
 @pytest.mark.parametrize("index", range(12))
 @pytest.mark.parametrize("copy_function", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_copies_are_refused(index, copy_function):
-    with pytest.raises(InputError, match=r"cannot be (copied|pickled): two of it .*save and load"):
+    with pytest.raises(InputError, match=r"cannot be (copied|pickled): two copies .*save and load"):
         copy_function(shared_objects()[index])
 
 

@@ -352,7 +352,7 @@ def test_parties_cannot_be_copied(secure_sum: SecureSum) -> None:
         Decoder(secure_sum),
     ):
         for copy_ in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(InputError, match="two noises"):
+            with pytest.raises(InputError, match="two different noises"):
                 copy_(party)
 
 

@@ -437,10 +437,10 @@ def test_progress_of_a_restarted_batch_is_not_counted_twice():
     e, reported = small_experiment(), []
     tally, work = Tally(e, reported.append), RunBatch(0, (0,))
     for agent_rounds in (50, 120, 0, 60):
-        tally.heard(work, agent_rounds)
+        tally.record(work, agent_rounds)
     assert reported == [50, 70, -120, 60]
     tally.ended(work)
-    tally.heard(work, 70)  # a late report
+    tally.record(work, 70)  # a late report
     assert sum(reported) == e.agent_rounds([0]) == 180
 
 

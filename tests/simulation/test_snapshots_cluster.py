@@ -160,7 +160,10 @@ def test_snapshots_too_large_to_send_are_not_written(monkeypatch):
     snapshot.keep(6, {"a": np.zeros(1000)})
     snapshot.begun = -1e9
     assert (
-        not exchange.for_client and len(events) == 1 and not snapshot.due() and not snapshot.worth()
+        not exchange.for_client
+        and len(events) == 1
+        and not snapshot.due()
+        and not snapshot.worth_writing_at_stop()
     )
 
 

@@ -131,7 +131,7 @@ def test_handlers_are_restored_and_ignored_signals_stay_ignored():
             with pytest.raises(_signals.Terminated) as error:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(5)
-            _signals.heard()
+            _signals.announce_end()
             with _signals.stoppable():  # a nested one does nothing
                 pass
         assert _signals.exit_code(error.value) == 143

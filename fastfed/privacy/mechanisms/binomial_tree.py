@@ -465,7 +465,7 @@ def _exact(
         """Return the nodes of a level with this many noise bits per coordinate."""
         return _level_nodes(effects[j], trials, record_sensitivity * levels[j], coordinates)
 
-    def ratio(j: int, b: int) -> float:
+    def proven_mu_with(j: int, b: int) -> float:
         """Return the proven mu of one record in a node of level j with b bits per user."""
         level_node = node(j, honest[j] * b)
         return node_mu(
@@ -490,28 +490,29 @@ def _exact(
     bits = []
     for j, n in enumerate(honest):
         approximate_bits = (node(j, 0).norm / mu) ** 2 / VARIANCE / n
-        bits.append(smallest_bits(approximate_bits, mu, partial(ratio, j)))
+        bits.append(smallest_bits(approximate_bits, mu, partial(proven_mu_with, j)))
     return tuple(levels), tuple(bits)
 
 
-def smallest_bits(first_guess: float, mu: float, ratio: Callable[[int], float]) -> int:
-    """Find the smallest integer b with ratio(b) <= mu, up to a relative error of 2^-40.
+def smallest_bits(first_guess: float, limit: float, value_at: Callable[[int], float]) -> int:
+    """Find the smallest integer b with value_at(b) <= limit, up to a relative error of 2^-40.
 
-    ``ratio`` decreases about like 1/sqrt(b), which the search uses to extrapolate.
+    ``value_at`` decreases about like 1/sqrt(b), which the search uses to extrapolate.
     """
-    low, high = 0, max(math.ceil(first_guess), 1)  # invariant: ratio(low) > mu
-    while not (high_ratio := ratio(high)) <= mu:
+    low, high = 0, max(math.ceil(first_guess), 1)  # invariant: value_at(low) > limit
+    while not (high_value := value_at(high)) <= limit:
         low = high
-        next_guess = high * (high_ratio / mu) ** 2 if math.isfinite(high_ratio) else 2.0 * high
+        next_guess = high * (high_value / limit) ** 2 if math.isfinite(high_value) else 2.0 * high
         high = max(math.ceil(next_guess), high + 1)
     step = 1
     while high - low > max(1, high >> 40):
         # Extrapolation by 1/sqrt(b) comes within a few units of the answer; then use steps of
         # doubling size, then bisection.
-        middle = max(min(math.ceil(high * (high_ratio / mu) ** 2), high) - step, (low + high) // 2)
-        value = ratio(middle)
-        if value <= mu:
-            high, high_ratio = middle, value
+        extrapolated = min(math.ceil(high * (high_value / limit) ** 2), high)
+        middle = max(extrapolated - step, (low + high) // 2)
+        middle_value = value_at(middle)
+        if middle_value <= limit:
+            high, high_value = middle, middle_value
         else:
             low = middle
         step *= 2

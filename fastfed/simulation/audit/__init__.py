@@ -178,7 +178,7 @@ def seen(plan: Plan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray
     return np.array(release_sums)
 
 
-def heard(plan: PeerPlan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray:
+def received_reports(plan: PeerPlan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray:
     """Run a decentralised federation; return the reports of silo 0 that silo 1 receives, (K, s)."""
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
@@ -242,7 +242,7 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
         # World 0 uses even replicates and world 1 odd ones, so that their noise is independent.
         noise = SeededNoise(seed, 2 * run + world)
         views = (
-            heard(audited_plan, noise, record_pair[world])
+            received_reports(audited_plan, noise, record_pair[world])
             if peers
             else seen(audited_plan, noise, record_pair[world])
         )

@@ -89,8 +89,8 @@ class Switching:
         ).plan
         return plan
 
-    def played(self) -> SparseVectorPlan:
-        """Return the plan to run, with the planted fault."""
+    def simulated_plan(self) -> SparseVectorPlan:
+        """Return the plan that is simulated, with the planted fault if there is one."""
         plan = self.plan()
         if not self.printed:
             return plan
@@ -169,15 +169,15 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
 
 def audit_switching(case: Switching, name: str, trials: int, seed: int) -> AuditResult:
     """Audit a case by the likelihood ratio of all chosen experts."""
-    claimed, plan = case.plan(), case.played()
+    claimed, plan = case.plan(), case.simulated_plan()
     tables = [case.losses(world) for world in (0, 1)]
     laws = [switching_law(claimed, table) for table in tables]
 
-    def ratio(noise: SeededNoise, world: int) -> float:
+    def log_ratio(noise: SeededNoise, world: int) -> float:
         experts = chosen(plan, noise, tables[world])
         return laws[1](experts) - laws[0](experts)
 
-    return run(name, ratio, trials, seed)
+    return run(name, log_ratio, trials, seed)
 
 
 # ---- private-dartboard --------------------------------------------------------------------------
@@ -213,8 +213,8 @@ class Board:
         ).plan
         return plan
 
-    def played(self) -> DartboardPlan:
-        """Return the plan to run, with the planted fault."""
+    def simulated_plan(self) -> DartboardPlan:
+        """Return the plan that is simulated, with the planted fault if there is one."""
         plan = self.plan()
         if not self.bare:
             return plan
@@ -276,15 +276,15 @@ def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], flo
 
 def audit_board(case: Board, name: str, trials: int, seed: int) -> AuditResult:
     """Audit a case by the likelihood ratio of all chosen experts."""
-    claimed, plan = case.plan(), case.played()
+    claimed, plan = case.plan(), case.simulated_plan()
     tables = [case.losses(world) for world in (0, 1)]
     laws = [board_law(claimed, table) for table in tables]
 
-    def ratio(noise: SeededNoise, world: int) -> float:
+    def log_ratio(noise: SeededNoise, world: int) -> float:
         experts = chosen(plan, noise, tables[world])
         return laws[1](experts) - laws[0](experts)
 
-    return run(name, ratio, trials, seed)
+    return run(name, log_ratio, trials, seed)
 
 
 # ---- fed-dp-ope-stoch ---------------------------------------------------------------------------
@@ -322,8 +322,8 @@ class Vertices:
         ).plan
         return plan
 
-    def played(self) -> FrankWolfePlan:
-        """Return the plan to run, with the planted fault."""
+    def simulated_plan(self) -> FrankWolfePlan:
+        """Return the plan that is simulated, with the planted fault if there is one."""
         plan = self.plan()
         phases = (replace(p, scales=tuple(s / self.fault for s in p.scales)) for p in plan.phases)
         # Drop the claim of a faulty plan, which would be refused otherwise.
@@ -369,30 +369,30 @@ def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditRe
 
     The experts of the other trees have the same distribution in both worlds.
     """
-    claimed, plan = case.plan(), case.played()
+    claimed, plan = case.plan(), case.simulated_plan()
     phase = plan.phases[-1]
     leaves = [phase.offset + i for i, leaf in enumerate(phase.leaves) if leaf.tree == 1]
-    ratios = leaf_law(claimed, 1) - leaf_law(claimed, 0)
+    log_ratios = leaf_law(claimed, 1) - leaf_law(claimed, 0)
 
-    def ratio(noise: SeededNoise, world: int) -> float:
+    def log_ratio(noise: SeededNoise, world: int) -> float:
         experts = np.array(chosen(plan, noise, table_of(claimed, noise, world)))
-        return float(ratios[experts[leaves]].sum())
+        return float(log_ratios[experts[leaves]].sum())
 
-    return run(name, ratio, trials, seed)
+    return run(name, log_ratio, trials, seed)
 
 
 # ---- all audits ---------------------------------------------------------------------------------
 
 
 def run(
-    name: str, ratio: Callable[[SeededNoise, int], float], trials: int, seed: int
+    name: str, log_ratio: Callable[[SeededNoise, int], float], trials: int, seed: int
 ) -> AuditResult:
-    """Audit one system by the statistic ratio(noise, world) of ``trials`` runs in each world."""
+    """Audit one system by log_ratio(noise, world) of ``trials`` runs in each world."""
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     seed = check_seed(seed)
     ratios = [
         # World 0 uses even replicates and world 1 odd ones, so that their noise is independent.
-        [ratio(SeededNoise(seed, 2 * i + world), world) for i in range(trials)]
+        [log_ratio(SeededNoise(seed, 2 * i + world), world) for i in range(trials)]
         for world in (0, 1)
     ]
     statistics_0, statistics_1 = np.round(ratios, _DIGITS)

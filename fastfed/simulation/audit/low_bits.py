@@ -122,8 +122,8 @@ def _channel(
 # ---- linear bandits ------------------------------------------------------------------------------
 
 
-def _system(algorithm: str, **keys: Any) -> Plan:
-    """Return the plan of an attacked system."""
+def _plan_of(algorithm: str, **keys: Any) -> Plan:
+    """Return the plan of an attacked algorithm with these keys."""
     plan: Plan = make_system(
         algorithm, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys
     ).plan
@@ -142,7 +142,7 @@ def _by_silo(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
 
     def make_channel(name: str, records: Records) -> Channel:
         """Return the channel of one silo's report with noise."""
-        plan = _system(algorithm, horizon=BATCH * BATCHES, **keys)
+        plan = _plan_of(algorithm, horizon=BATCH * BATCHES, **keys)
 
         def released(noise: NoiseSource | None, index: int) -> np.ndarray:
             silo = Silo(plan, 0, noise)
@@ -159,7 +159,7 @@ def _by_server(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]
 
     def make_channel(name: str, records: Records) -> Channel:
         """Return the channel of the server's sum with noise."""
-        plan = _system(algorithm, horizon=BATCH * BATCHES, **keys)
+        plan = _plan_of(algorithm, horizon=BATCH * BATCHES, **keys)
 
         def released(noise: NoiseSource | None, index: int) -> np.ndarray:
             """Return the released sum if the silo has the records of this index."""
@@ -175,7 +175,7 @@ def _by_server(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]
 
 def _message_of_user(name: str, records: Records) -> Channel:
     """Return the channel of one user's message."""
-    plan = _system("linucb-ldp", horizon=BATCH * BATCHES)
+    plan = _plan_of("linucb-ldp", horizon=BATCH * BATCHES)
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
         user = User(plan, 1, noise)
@@ -190,7 +190,7 @@ def _shuffled_message(name: str, records: Records) -> Channel:
     The shuffler hides which message is whose; the attacker tests each message against all
     candidates, to learn the chosen action.
     """
-    plan = _system("linucb-sdp-amp", horizon=BATCH * BATCHES, batch_size=BATCH)
+    plan = _plan_of("linucb-sdp-amp", horizon=BATCH * BATCHES, batch_size=BATCH)
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
         """Return the user's shuffled message, without its bias, for the record of this index."""

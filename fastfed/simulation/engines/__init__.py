@@ -84,8 +84,8 @@ class Tally:
         # Messages from the workers of a cluster arrive in a separate thread.
         self._lock = threading.Lock()
 
-    def heard(self, work: RunBatch, agent_rounds: int) -> None:
-        """Record how many agent-rounds of a batch of runs have been run in all."""
+    def record(self, work: RunBatch, agent_rounds: int) -> None:
+        """Record the number of agent-rounds of a batch of runs that are finished so far."""
         with self._lock:
             new_rounds = (
                 0 if work in self._ended else agent_rounds - self._agent_rounds.get(work, 0)
@@ -96,7 +96,7 @@ class Tally:
 
     def ended(self, work: RunBatch) -> None:
         """Record that a batch of runs is finished."""
-        self.heard(work, self._experiment.agent_rounds(work.positions))
+        self.record(work, self._experiment.agent_rounds(work.positions))
         self._ended.add(work)
 
 

@@ -144,7 +144,7 @@ class Dask:
             try:
                 yield from run_all_rounds(experiment, batches, run_round)
             except KeyboardInterrupt:
-                _signals.heard()  # closing a cluster takes some seconds
+                _signals.announce_end()  # closing a cluster takes some seconds
                 raise
 
 
@@ -196,7 +196,7 @@ def _play_tasks(
                     yield Finished(work, batch_outcomes, seconds, task_threads)
                 continue
             for work in block:
-                tally.heard(work, 0)
+                tally.record(work, 0)
             if isinstance(error, KilledWorker):
                 end = f"the last one was {error.last_worker.address}"
             elif isinstance(error, MemoryError):
@@ -422,7 +422,7 @@ def _progress_received(client: Client, topic: str, tally: Tally) -> Iterator[Tal
 
     def on_event(event: tuple[float, Any]) -> None:
         replicate, positions, agent_rounds = event[1]
-        tally.heard(RunBatch(replicate, tuple(positions)), agent_rounds)
+        tally.record(RunBatch(replicate, tuple(positions)), agent_rounds)
 
     client.subscribe_topic(topic, on_event)
     try:

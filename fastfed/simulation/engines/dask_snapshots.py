@@ -74,8 +74,11 @@ class ClientSnapshot(Snapshot):
         """Return whether it is time to write a snapshot."""
         return not self.too_large and super().due()
 
-    def worth(self) -> bool:
-        """Return False: if a batch is stopped, its client has ended or cancelled it."""
+    def worth_writing_at_stop(self) -> bool:
+        """Return False: a batch is stopped only if its client has ended or cancelled it.
+
+        Nobody would then receive the snapshot.
+        """
         return False
 
     def _put(self, arrays: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ class Local:
             stop.set()
             for _ in pool:
                 tasks.put(None)
-            _signals.heard()
+            _signals.announce_end()
             _join(pool)
 
 

@@ -241,7 +241,7 @@ class WorkerPool:
                     for message in (self.packed, *worker.queue):
                         worker.send(message)
                 elif kind == HEARD:
-                    self.tally.heard(worker.queue[0], value)
+                    self.tally.record(worker.queue[0], value)
                 elif kind == FAILED:
                     raise value
                 elif kind == EXHAUSTED:
@@ -302,7 +302,7 @@ class WorkerPool:
             return
         running = queue.popleft()
         waiting.extendleft(reversed(queue))
-        self.tally.heard(running, 0)
+        self.tally.record(running, 0)
         lost_workers[running] += 1
         if lost_workers[running] < tries:
             waiting.append(running)
