@@ -278,7 +278,8 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
               help="Number of threads (default: all processors). The answer does not depend on "
               "it.")  # fmt: skip
 @click.option("--write", type=click.Path(path_type=Path), metavar="SPEC.toml",
-              help="Write a spec of the recommended systems, for `fastfed run`, to a new file.")  # fmt: skip
+              help="Write a spec of the recommended systems to a new file, for `fastfed "
+              "run`.")  # fmt: skip
 @json_option
 @stoppable
 def plan(

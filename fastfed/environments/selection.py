@@ -181,10 +181,10 @@ def check_bins(bins: Any) -> list[float]:
     """Return ``bins`` as a list of increasing floats; raise InputError for anything else."""
     if not isinstance(bins, (list, tuple)) or not bins:
         raise InputError(f"bins must be a list of numbers, such as [21, 49], got {show(bins)}")
-    edges: list[float] = []
-    for edge in bins:
-        above = edges[-1] if edges else None
-        edges.append(number("bins", edge, above=above))
+    edges = [number("bins", edge) for edge in bins]
+    if any(later <= earlier for earlier, later in pairwise(edges)):
+        ordered = sorted(set(bins))
+        raise InputError(f"bins must increase, got {show(list(bins))}: write {show(ordered)}")
     return edges
 
 
