@@ -77,7 +77,8 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"clock.rates must hold at most one number for each of {silos} silos, got "
                 f"{len(self.rates)}"
             )
-        for silo, *_ in self.asleep:
+        intervals = [i for i in self.asleep if not isinstance(i, int)]  # all of them
+        for silo, *_ in intervals:
             integer("silo in clock.asleep", silo, at_least=0, at_most=silos - 1)
         if silos * horizon > MOST_TICKS:
             raise InputError(
@@ -91,7 +92,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             rates=self.rates,
             asleep=tuple(
                 (silo, first, min((*last, horizon)))
-                for silo, first, *last in self.asleep
+                for silo, first, *last in intervals
                 if first <= horizon
             ),
             by=self.by,
