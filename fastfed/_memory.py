@@ -122,4 +122,4 @@ def format_size(size: float) -> str:
             if number >= 9999.5:
                 return f"{number:.1e} {unit}"
             return f"{number:.0f} {unit}" if number >= 99.5 else f"{number:.2g} {unit}"
-    return f"{max(1, round(size / 1e3))} kB"
+    return f"{size / 1e3:.0f} kB" if size >= 999.5 else f"{size:.0f} bytes"

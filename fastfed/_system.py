@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
 
 from fastfed._display import Displayed
-from fastfed._validate import InputError, nearest, plain, show, unquoted
+from fastfed._validate import InputError, listed, nearest, plain, show, unquoted
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 
@@ -224,7 +224,7 @@ class Algorithm:
             cause = error.__cause__
             if isinstance(cause, InputError):
                 raise cause from None
-            raise InputError(_type_error(error, keys)) from None
+            raise InputError(_type_error(error, keys, self.config)) from None
 
 
 #: The words that error messages use for msgspec's names of types.
@@ -238,10 +238,26 @@ _TYPES = {
 }
 
 
-def _type_error(error: msgspec.ValidationError, keys: dict[str, Any]) -> str:
+def _keys_of_table(config: type[msgspec.Struct], key: str) -> tuple[str, ...]:
+    """Return the keys of a config's table, such as ``clock``; () if it is not one table."""
+    if key not in config.__struct_fields__:
+        return ()
+    kind = get_type_hints(config)[key]
+    tables = [t for t in (kind, *get_args(kind)) if hasattr(t, "__struct_encode_fields__")]
+    return tables[0].__struct_encode_fields__ if len(tables) == 1 else ()
+
+
+def _type_error(
+    error: msgspec.ValidationError, keys: dict[str, Any], config: type[msgspec.Struct]
+) -> str:
     """Reword msgspec's message with key and value: `epsilon must be a number, got 'one'`."""
     text = str(error)
     problem_text, _, path_text = text.partition(" - at `$.")
+    field = re.fullmatch(r"Object (contains unknown|missing required) field `(.+)`", problem_text)
+    if field and (known := _keys_of_table(config, key := path_text.rstrip("`"))):
+        if field[1] == "missing required":
+            return f"{key}.{field[2]} is required: the table {key} takes {', '.join(known)}"
+        return f'unknown key "{field[2][:60]}" in {key}{listed(field[2], known, "it takes")}'
     type_match = re.fullmatch(r"Expected `(.+)`(.*), got .+", problem_text)
     key, value = path_text.rstrip("`"), keys
     for part in re.findall(r"[^.\[\]]+", key):

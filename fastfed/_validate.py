@@ -56,6 +56,25 @@ def listed(word: str, options: Iterable[str], what: str = "it may have") -> str:
     return nearest(word, options_list) or f"; {what} {', '.join(options_list)}"
 
 
+def nearest_label(label: object, labels: Iterable[str], most: int = 6) -> str:
+    """Return the hint of `nearest` for a label of a curve, or else the first labels in quotes."""
+    names = list(labels)
+    shown = ", ".join(f'"{name}"' for name in names[:most])
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return nearest(str(label), names) or f"; there are {shown}{more}"
+
+
+def rising(name: str, value: object, *, equal: bool = False) -> tuple[float, float]:
+    """Return value, two numbers [low, high], with low < high (or low <= high if ``equal``)."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise InputError(f"{name} must be two numbers, [low, high], got {show(value)}")
+    low, high = number(name, value[0]), number(name, value[1])
+    if high < low or (high == low and not equal):
+        sign = "<=" if equal else "<"
+        raise InputError(f"{name} must be [low, high] with low {sign} high, got {show(value)}")
+    return low, high
+
+
 #: Words of other libraries, and what they are called here.
 OTHER_WORDS = {
     "random_state": "seed",

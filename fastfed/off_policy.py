@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed._roots import brentq
-from fastfed._validate import InputError, array, integer, number
+from fastfed._validate import InputError, array, integer, number, show
 
 __all__ = [
     "PolicyValue",
@@ -211,6 +211,11 @@ def inverse_propensity(
     with np.errstate(over="ignore"):
         terms = log.weights * log.rewards
     bounded = None
+    if largest_weight is not None and largest_reward is None:
+        raise InputError(
+            "largest_weight needs largest_reward: bounded follows from both, got "
+            f"largest_weight = {show(largest_weight)} alone"
+        )
     if largest_reward is not None:
         most = number("largest_reward", largest_reward, above=0.0)
         if log.rewards.min() < 0.0 or log.rewards.max() > most:

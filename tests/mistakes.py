@@ -130,12 +130,13 @@ def every() -> list[Mistake]:
     import mistakes_deployed
     import mistakes_parts
     import mistakes_python
+    import mistakes_readers
     import mistakes_specs
     import mistakes_tables
 
     modules = (
         *(mistakes_specs, mistakes_tables, mistakes_python, mistakes_parts, mistakes_deployed),
-        mistakes_answered,
+        *(mistakes_answered, mistakes_readers),
     )
     return [mistake for module in modules for mistake in module.MISTAKES]
 

@@ -45,7 +45,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     rates: tuple[float, ...] = ()
-    asleep: tuple[tuple[int, ...], ...] = ()
+    asleep: tuple[tuple[int, ...] | int, ...] = ()  # an int is refused below, with advice
     by: str = USERS
     wait: bool = False
 
@@ -53,10 +53,11 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for rate in self.rates:
             number("clock.rates", rate, above=0.0, at_most=1.0)
         for interval in self.asleep:
-            if len(interval) not in (2, 3):
+            if isinstance(interval, int) or len(interval) not in (2, 3):
+                got = interval if isinstance(interval, int) else list(interval)
                 raise InputError(
                     "clock.asleep must hold [silo, first tick, last tick], or [silo, first tick] "
-                    f"for good, got {show(list(interval))}"
+                    f"for good, such as [[3, 101]], got {show(got)}"
                 )
             integer("silo in clock.asleep", interval[0], at_least=0)
             first = integer("first tick in clock.asleep", interval[1], at_least=1)
@@ -76,7 +77,8 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"clock.rates must hold at most one number for each of {silos} silos, got "
                 f"{len(self.rates)}"
             )
-        for silo, *_ in self.asleep:
+        intervals = [i for i in self.asleep if not isinstance(i, int)]  # all of them
+        for silo, *_ in intervals:
             integer("silo in clock.asleep", silo, at_least=0, at_most=silos - 1)
         if silos * horizon > MOST_TICKS:
             raise InputError(
@@ -90,7 +92,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             rates=self.rates,
             asleep=tuple(
                 (silo, first, min((*last, horizon)))
-                for silo, first, *last in self.asleep
+                for silo, first, *last in intervals
                 if first <= horizon
             ),
             by=self.by,

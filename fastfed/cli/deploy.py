@@ -629,7 +629,12 @@ def rehearse(spec: Path, tables: Sequence[str], folder: Path | None, as_json: bo
     files: dict[str, str] = {}
     for text in tables:
         name, equals, file = text.partition("=")
-        if not (name and equals and file) or name in files:
+        if name in files:
+            raise InputError(
+                f"--table names silo {name} twice, with {files[name]} and {file}: give one table "
+                "for each silo"
+            )
+        if not (name and equals and file):
             raise InputError(
                 f"--table must be SILO=FILE, one for each silo, such as north=north.csv, got {text}"
             )

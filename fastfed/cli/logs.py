@@ -13,6 +13,7 @@ from fastfed.cli.output import print_table, progress, say
 from fastfed.reporting.sections import certificates_text
 from fastfed.reporting.text import privacy_text
 from fastfed.results.files import replace_file
+from fastfed.results.store import VALUES
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.logs import LogValue, LogValues, evaluate
 
@@ -31,7 +32,7 @@ def run_log(experiment: Experiment, folder: Path) -> LogValues:
         (row["label"], row["certificate"]) for row in plain["rows"] if row["certificate"]
     ]
     files = {
-        "values.json": msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n",
+        VALUES: msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n",
         "certificates.txt": certificates_text(certificates).encode(),
     }
     try:
@@ -54,10 +55,18 @@ def run_log(experiment: Experiment, folder: Path) -> LogValues:
             f"{', '.join(several)}: several releases; the log has fixed the actions, so one "
             f"release needs the least noise: batch_size = {experiment.horizon}"
         )
+    environment: Any = experiment.environment
+    for doubt in environment.rounds(values.silos).doubts:
+        say(f"do not trust these values: {doubt}")
+    if environment.top >= values.actions:
+        say(
+            f"top = {environment.top} lets policies choose uniformly among all actions, at most "
+            f"{values.actions}: a smaller top is needed to compare what they learned"
+        )
     for row in values.rows:
         if row.value is None:
             say(f"{row.label}: chose no logged action, so there is no estimate: a larger top helps")
-    say(f"{folder}: values.json, certificates.txt")
+    say(f"{folder}: {VALUES}, certificates.txt")
     return values
 
 

@@ -217,9 +217,8 @@ class Replicates(click.ParamType):
             return numbers[0], numbers[1]
         if len(numbers) == 1 and 1 <= numbers[0] <= 2**31:
             return numbers[0]
-        return self.fail(
-            f"{value!r} has no replicates: write a number >=1, or a range such as 5:10", param, ctx
-        )
+        problem = "has no replicates" if len(numbers) == 2 else "is not in the range >=1"
+        return self.fail(f"{value!r} {problem}: write 10, or a range such as 5:10", param, ctx)
 
 
 def run_options(command: F) -> F:

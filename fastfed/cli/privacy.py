@@ -278,7 +278,8 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
               help="Number of threads (default: all processors). The answer does not depend on "
               "it.")  # fmt: skip
 @click.option("--write", type=click.Path(path_type=Path), metavar="SPEC.toml",
-              help="Write a spec of the recommended systems, for `fastfed run`.")  # fmt: skip
+              help="Write a spec of the recommended systems to a new file, for `fastfed "
+              "run`.")  # fmt: skip
 @json_option
 @stoppable
 def plan(
@@ -299,6 +300,11 @@ def plan(
             raise click.UsageError(f"--{name} belongs to the sphere, --environment has its own")
     if write is not None and not os.path.isdir(write.parent):
         raise InputError(f"--write must be in an existing folder, got {str(write)!r}")
+    if write is not None and os.path.lexists(write):
+        raise InputError(
+            f"--write must be a new file, got {str(write)!r}, which exists: choose "
+            "a different name, or remove it"
+        )
     stages = 0
 
     def on_stage(text: str) -> None:

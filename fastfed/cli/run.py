@@ -310,8 +310,11 @@ def merge(parts: tuple[Path, ...], folder: Path) -> None:
     from fastfed.reporting import page
     from fastfed.reporting.figure import read_source
     from fastfed.results.merging import merge as merge_stores
+    from fastfed.results.merging import missing_replicates
 
-    merge_stores(parts, folder)
+    missing = missing_replicates(merge_stores(parts, folder))
+    if missing:
+        say(f"{folder}: {missing}")
     source = read_source(folder)
     page.write_report(source, folder)
     print_results(source)

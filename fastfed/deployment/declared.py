@@ -150,7 +150,12 @@ def _ends(where: str, value: Any) -> tuple[float, float]:
 
 def _variable(where: str, table: Mapping[str, Any]) -> Variable:
     """Parse a column of a spec with ``actions``."""
-    kind = choice(f"{where}.kind", table.get("kind"), KINDS)
+    if "kind" not in table:
+        raise InputError(
+            f"{where}.kind is required for column {show(table.get('name'))}, as the spec has "
+            f"actions: one of {', '.join(KINDS)}"
+        )
+    kind = choice(f"{where}.kind", table["kind"], KINDS)
     only(f"{where}, a {kind}", table, (*_SHARED, *_KEYS[kind]))
     name = str(table.get("name", ""))
     low = high = 0.0

@@ -25,7 +25,7 @@ import numpy as np
 
 from fastfed._memory import available
 from fastfed._threads import one_blas_thread
-from fastfed._validate import InputError, choice, integer, nearest, number, show
+from fastfed._validate import InputError, choice, integer, nearest, number, rising, show
 from fastfed.environments.base import DECLARED_RANGES, INDEPENDENT
 from fastfed.environments.letor_files import MAX_FEATURES, LetorRows, missing_value, read_letor
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks, feature_major
@@ -219,10 +219,7 @@ def _reward_range(
         return None
     if reward_range is None:
         return (0.0, 1.0)
-    if not isinstance(reward_range, (tuple, list)) or len(reward_range) != 2:
-        raise InputError(f"reward_range must be two numbers, got {show(reward_range)}")
-    low = number("reward_range", reward_range[0])
-    return (low, number("reward_range", reward_range[1], above=low))
+    return rising("reward_range", reward_range)
 
 
 def _cached(

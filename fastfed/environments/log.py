@@ -97,6 +97,8 @@ class Rounds:
         First round of each silo, and n.
     notes : tuple of str
         Caveats for the certificate.
+    doubts : tuple of str
+        The notes that say why estimates from the log may be wrong.
     declared : bool
         True if the features of a round do not depend on other rounds.
     """
@@ -113,6 +115,7 @@ class Rounds:
     silo_starts: np.ndarray
     notes: tuple[str, ...]
     declared: bool
+    doubts: tuple[str, ...] = ()
 
     @property
     def silos(self) -> int:
@@ -500,6 +503,7 @@ class Log:
             propensities=raw.propensities[order],
             silo_starts=silo_starts,
             notes=(*raw.notes, public, *doubts),
+            doubts=doubts,
             declared=raw.declared and raw.norm is not None,
         )
 

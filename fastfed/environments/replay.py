@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from fastfed._cells import code, is_missing, plain_name
 from fastfed._random import MAX_DIMENSION
-from fastfed._validate import InputError, array, axes, number, show, unmasked
+from fastfed._validate import InputError, array, axes, number, rising, show, unmasked
 from fastfed.environments.base import DECLARED_RANGES, RewardDistribution
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
 
@@ -468,10 +468,7 @@ class Replay(PoolEnvironment):
 
 def declared_range(reward_range: Any) -> tuple[float, float]:
     """Return the checked option ``reward_range``, limits (low, high) with low < high."""
-    if not isinstance(reward_range, (list, tuple)) or len(reward_range) != 2:
-        raise InputError(f"reward_range must be two numbers, [low, high], got {show(reward_range)}")
-    low = number("reward_range", reward_range[0])
-    return low, number("reward_range", reward_range[1], above=low)
+    return rising("reward_range", reward_range)
 
 
 def _offered(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._cells import MISSING, NEW_MARKERS, NUMBER, code, matched
-from fastfed._validate import InputError, number, show
+from fastfed._validate import InputError, number, rising, show
 from fastfed.environments.tables import Table
 
 #: What is known about a column: a pair [low, high], or a list of texts.
@@ -50,13 +50,9 @@ def declared_columns(table: Table, declared: Any, key: str = "ranges") -> Declar
                 raise InputError(f"{where} must name each category once, got {show(value)}")
             checked[name] = entries
         elif len(entries) == 2:
-            low = number(where, entries[0])
-            if key == "where":
-                high = number(where, entries[1], at_least=low)
-            else:
-                high = number(where, entries[1], above=low)
-                if not math.isfinite(high - low):
-                    raise InputError(f"{where} spans more than a float64 can hold")
+            low, high = rising(where, value, equal=key == "where")
+            if key != "where" and not math.isfinite(high - low):
+                raise InputError(f"{where} spans more than a float64 can hold")
             checked[name] = low, high
         else:
             raise InputError(f"{where} must be [low, high] or a list of texts, got {show(value)}")
@@ -185,10 +181,10 @@ def check_bins(bins: Any) -> list[float]:
     """Return ``bins`` as a list of increasing floats; raise InputError for anything else."""
     if not isinstance(bins, (list, tuple)) or not bins:
         raise InputError(f"bins must be a list of numbers, such as [21, 49], got {show(bins)}")
-    edges: list[float] = []
-    for edge in bins:
-        above = edges[-1] if edges else None
-        edges.append(number("bins", edge, above=above))
+    edges = [number("bins", edge) for edge in bins]
+    if any(later <= earlier for earlier, later in pairwise(edges)):
+        ordered = sorted(set(bins))
+        raise InputError(f"bins must increase, got {show(list(bins))}: write {show(ordered)}")
     return edges
 
 

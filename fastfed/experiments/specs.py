@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastfed._validate import InputError, nearest, show
+from fastfed._validate import InputError, nearest, nearest_label, show
 from fastfed.experiments import Figure, figure_experiment, figure_ids, figure_spec
 from fastfed.reporting.claims import labels_of
 from fastfed.reporting.figure import check_figure
@@ -177,7 +177,7 @@ def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
         raise InputError("--set curve must name a key, as curve.KEY or curve.LABEL.KEY")
     if label:
         if label not in labels:
-            raise InputError(f'--set: unknown curve "{label}"{nearest(label, labels)}')
+            raise InputError(f'--set: unknown curve "{label}"{nearest_label(label, labels)}')
         chosen_tables = [
             t for t, table_label in zip(tables, labels, strict=True) if table_label == label
         ]

@@ -481,11 +481,30 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
             If the data is no certificate.
         """
         try:
-            plain = dict(msgspec.json.decode(data) if isinstance(data, (str, bytes)) else data)
+            plain = msgspec.json.decode(data) if isinstance(data, (str, bytes)) else data
+        except msgspec.MsgspecError as error:
+            raise InputError(f"this is no certificate as fastfed writes it ({error})") from None
+        if not isinstance(plain, Mapping) or "claimed" not in plain:
+            raise InputError(_misplaced(plain))
+        try:
+            plain = dict(plain)
             also = tuple(SideCertificate(**_fields_of(side)) for side in plain.pop("also", ()))
             return cls(**_fields_of(plain), also=also)
         except (msgspec.MsgspecError, TypeError, ValueError, KeyError) as error:
             raise InputError(f"this is no certificate as fastfed writes it ({error})") from None
+
+
+def _misplaced(data: object) -> str:
+    """Return the sentence that refuses data around a certificate, with where to find one in it."""
+    if isinstance(data, Mapping) and data.get("curves"):
+        where = ': take data["curves"][i]["certificate"]'
+    elif isinstance(data, Mapping) and "certificate" in data:
+        where = ': take data["certificate"]'
+    elif isinstance(data, Mapping):
+        where = ': it has no "claimed"'
+    else:
+        where = ": a certificate is a table, or its JSON"
+    return f"this is no certificate as fastfed writes it, got {show(data)}{where}"
 
 
 def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfed._validate import InputError, boolean, choice, nearest, show
+from fastfed._validate import InputError, boolean, choice, nearest_label, show
 from fastfed.reporting import plotting
 from fastfed.reporting.charts import Y_LABELS, Line, amount_text, legend_entry, regret_lines
 from fastfed.reporting.figure import (
@@ -101,7 +101,7 @@ def _labels(results: Results, curves: Iterable[str] | None) -> list[str]:
     wanted = list(curves)
     for label in wanted:
         if label not in known:
-            raise InputError(f"unknown curve {show(label)} in curves{nearest(str(label), known)}")
+            raise InputError(f"unknown curve {show(label)} in curves{nearest_label(label, known)}")
     if not wanted:
         raise InputError("curves must have at least one label, got none")
     return [label for label in known if label in wanted]

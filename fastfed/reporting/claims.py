@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError, choice, nearest, number, show
+from fastfed._validate import InputError, choice, nearest, nearest_label, number, show
 from fastfed.reporting.text import shortfall, spaced
 from fastfed.results.paired import Difference, beyond, difference, mean_and_error, regrets
 from fastfed.results.results import Results
@@ -200,7 +200,7 @@ def _check_curves(key: str, curves: Any, labels: Sequence[str] | None) -> None:
     for label in curves:
         if label not in labels:
             raise InputError(
-                f'unknown curve "{label}" in figure.statement.{key}{nearest(label, labels)}'
+                f'unknown curve "{label}" in figure.statement.{key}{nearest_label(label, labels)}'
             )
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError, choice, integer, nearest, show
+from fastfed._validate import InputError, choice, integer, nearest, nearest_label, show
 from fastfed._validate import folder as path_of
 from fastfed.reporting.claims import Claim, check_claims, judge
 from fastfed.reporting.text import spaced
 from fastfed.results.results import CurveResult, Results
-from fastfed.results.store import FILE, Effort, Store
+from fastfed.results.store import FILE, Effort, Store, remedy
 
 # ---- The keys of a spec's [figure] table ---------------------------------------------------------
 
@@ -88,7 +88,7 @@ def check_figure(
     if labels is not None and "baseline" in figure and figure["baseline"] not in labels:
         raise InputError(
             f"unknown curve {show(figure['baseline'])} in figure.baseline"
-            f"{nearest(figure['baseline'], labels)}"
+            f"{nearest_label(figure['baseline'], labels)}"
         )
     choice("figure.size", figure.get("size", SIZES[0]), SIZES)
     choice("figure.log", figure.get("log", LOGS[0]), LOGS)
@@ -150,7 +150,9 @@ def check_bound_lines(
                 "under the results"
             )
         if labels is not None and curve not in labels:
-            raise InputError(f'unknown curve "{curve}" in figure.line{nearest(curve, labels)}')
+            raise InputError(
+                f'unknown curve "{curve}" in figure.line{nearest_label(curve, labels)}'
+            )
         if bounds is not None and bound not in (known := bounds.get(curve, ())):
             names = ", ".join(f'"{name}"' for name in known)
             has = f"it has {names}" if names else "as it is set up it has no bounds"
@@ -416,8 +418,7 @@ def experiment_folders(folder: str | Path) -> list[Path]:
     folders = sorted(p.parent for p in path.glob(f"*/{FILE}") if p.is_file())
     if not folders:
         raise InputError(
-            f"{path} holds no results ({FILE} is missing, also in its subfolders): fastfed run "
-            "writes them"
+            f"{path} holds no results ({FILE} is missing, also in its subfolders): {remedy(path)}"
         )
     return folders
 

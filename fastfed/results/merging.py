@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -55,6 +56,10 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Results:
         different results for the same replicate, or ``folder`` cannot be written. The replicates of
         the folders before are then in ``folder``.
     """
+    if isinstance(parts, (str, bytes, os.PathLike)):
+        raise InputError(
+            f"parts must be a list of output folders, got {show(parts)}: write [{show(parts)}]"
+        )
     target, sources = path_of(folder), [path_of(part) for part in parts]
     if not sources:
         raise InputError("parts must be at least one output folder, got none")
@@ -79,6 +84,22 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Results:
                     raise write_error(target, error) from None
     with Store.open_existing(target) as store:
         return store.results()
+
+
+def missing_replicates(results: Results) -> str:
+    """Return which replicates are missing below the largest one that a curve has; "" if none."""
+    end = max((max(curve.replicates, default=-1) + 1 for curve in results.curves), default=0)
+    missing = {c.label: sorted(set(range(end)) - set(c.replicates)) for c in results.curves}
+    lacking = [label for label, numbers in missing.items() if numbers]
+    if not lacking:
+        return ""
+    numbers = missing[lacking[0]]
+    which = f"{numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} from {numbers[0]} on"
+    others = f" and other {len(lacking) - 1}" if len(lacking) > 1 else ""
+    return (
+        f"replicates below {end} are missing ({which}, of {show(lacking[0])}{others}): merge their "
+        f"parts too, or simulate them by `fastfed run` into this folder with --replicates {end}"
+    )
 
 
 def _is_private(source: Path) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from fastfed._display import Displayed, renderer
-from fastfed._validate import InputError, choice, listed, number, show
+from fastfed._validate import InputError, choice, listed, nearest_label, number, show
 from fastfed.results.paired import ALONE, baseline_differences, baseline_of, difference
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ class Results(Displayed):
             raise UnknownCurve(
                 f"label must be the label of a curve, got {label}: for positions use results.curves"
             )
-        raise UnknownCurve(f"no curve {show(label)}{listed(str(label), labels, 'there are')}")
+        raise UnknownCurve(f"no curve {show(label)}{nearest_label(label, labels)}")
 
     def __len__(self) -> int:
         """Return the number of curves."""
@@ -440,6 +440,11 @@ class Results(Displayed):
         curve = self[first]
         other = baseline_of(self, curve) if second is None else self[second]
         if other is None:
+            if curve.algorithm == ALONE and "baseline" not in self.figure:
+                raise InputError(
+                    f"{show(first)} is the baseline of the other curves: give a second label to "
+                    "compare it with"
+                )
             raise InputError(
                 f"there is no baseline for {show(first)}: give a second label, or add a curve of "
                 f'algorithm "{ALONE}" to the spec'

@@ -33,6 +33,9 @@ from fastfed.results.results import CurveResult, Results, total_events
 
 FILE = "results.sqlite"
 
+#: What `fastfed run` writes for a log of decisions in place of a store.
+VALUES = "values.json"
+
 #: Lock file of the process that writes into the folder; it removes the file when it ends.
 LOCK = f".{FILE}.lock"
 
@@ -190,6 +193,13 @@ def name_damaged(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is damaged, or no store of fastfed ({reason})") from None
 
 
+def remedy(folder: Path) -> str:
+    """Return what to do about a folder without a store."""
+    if os.path.isfile(folder / VALUES):
+        return f"a log of decisions has no regret, and its values are in {VALUES}"
+    return "fastfed run writes them"
+
+
 class Store:
     """An open store of results, created by ``create_or_resume`` or ``open_existing``."""
 
@@ -277,9 +287,7 @@ class Store:
         path = folder / FILE
         if not os.path.isfile(path):
             subfolders = sorted(each.parent for each in folder.glob(f"*/{FILE}"))
-            hint = (
-                f"its subfolder {subfolders[0]} does" if subfolders else "fastfed run writes them"
-            )
+            hint = f"its subfolder {subfolders[0]} does" if subfolders else remedy(folder)
             raise InputError(f"{folder} holds no results ({FILE} is missing): {hint}")
         read_meta(path)
         connection = sqlite3.connect(f"{uri_of(path)}?mode=ro", uri=True, timeout=PATIENCE)

@@ -295,6 +295,11 @@ def replicate_range(value: Any) -> tuple[int, int | None]:
     """
     if value is None:
         return 0, None
+    if isinstance(value, str) and (ends := re.fullmatch(r"([0-9]+):([0-9]+)", value)):
+        raise InputError(
+            f"replicates must be a number or a range (first, end), got {show(value)}: write "
+            f"({ends[1]}, {ends[2]})"
+        )
     if not isinstance(value, tuple):
         return 0, integer("replicates", value, at_least=1, at_most=2**31)
     if len(value) != 2:
@@ -592,6 +597,11 @@ def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
         environment. The message names key and curve.
     """
     for key in spec:
+        if key not in TOP_KEYS and key in ("federation", "system"):
+            raise InputError(
+                f'unknown key "{key}": this is the spec of a deployment, for `fastfed deploy '
+                "rehearse` and `fastfed deploy new`"
+            )
         if key not in TOP_KEYS:
             raise InputError(f'unknown key "{key}"{listed(key, TOP_KEYS, "a spec may have")}')
     for key in ("name", "horizon", "environment", "curve"):
@@ -644,6 +654,21 @@ def _remedy(text: str, error: str) -> str:
         return ": write a path with \\ in single quotes"
     if re.search(r"=\s*[+-]?[0-9]+,[0-9]", line):
         return ": write a number with a decimal point"
+    if re.search(r"Cannot declare \('curve',\)", error) or (
+        "Cannot mutate" in error and re.match(r"\s*\[\[?curve\]", line)
+    ):
+        return ": write [[curve]], with two brackets, above each curve"
+    if "Illegal character" in error and line.count('"') % 2:
+        return ": close the text with a quote"
+    if "Cannot overwrite a value" in error and "=" in line:
+        return f": {line.partition('=')[0].strip()} may be given once only"
+    if re.search(r"[0-9]\s*(\^|\*\*)\s*-?[0-9]", line):
+        return ": write a power of ten as 1e-6"
+    if word := re.search(r"=\s*(True|False|None)\b", line):
+        other = "leave the key out" if word[1] == "None" else f"write {word[1].lower()}"
+        return f": {other} instead of {word[1]}"
+    if word := re.search(r"=\s*([A-Za-z][\w-]*)\s*(#.*)?$", line):
+        return f': write a text in quotes, "{word[1]}"'
     if text.lstrip().startswith("{") or re.match(r"\s*[A-Za-z_]+:\s", text):
         return ": write key = value, as in the output of `fastfed spec show zc24-fig3a`"
     return ""

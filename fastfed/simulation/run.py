@@ -282,7 +282,7 @@ def simulate(
     if (algorithm is None) == (curves is None):
         raise InputError("give either algorithm and its keys, or curves")
     if curves is not None and not isinstance(curves, (list, tuple)):
-        raise InputError(f"curves must be a list of tables, got {show(curves)}")
+        raise InputError(f"curves must be a list of tables, such as [{{...}}], got {show(curves)}")
     if curves is None:
         curves = [{"label": algorithm, "algorithm": algorithm, **keys}]
     elif keys:

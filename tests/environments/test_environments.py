@@ -463,7 +463,7 @@ class TestDeclared:
     def test_a_declared_range_is_two_numbers(self, recorded):
         for given, sentence in (
             (1.0, "reward_range must be two numbers"),
-            ((1.0, 0.0), "reward_range must be > 1"),
+            ((1.0, 0.0), r"reward_range must be \[low, high\] with low < high, got \(1.0, 0.0\)"),
             ((0.0, "x"), "reward_range must be a number"),
         ):
             with pytest.raises(fastfed.InputError, match=sentence):
@@ -512,7 +512,7 @@ class TestDeclared:
         given = self.table(tmp_path / "a.csv")
         for ranges, sentence in (
             ({"ages": [0, 1]}, 'ranges must be a column of .*; did you mean "age"'),
-            ({"age": [1, 0]}, r"ranges\.age must be > 1, got 0"),
+            ({"age": [1, 0]}, r"ranges\.age must be \[low, high\] with low < high, got \[1, 0\]"),
             ({"age": 3}, r"ranges\.age must be \[low, high\] or a list of texts, got 3"),
             ({"sex": ["f", "f"]}, r"ranges\.sex must name each category once"),
             (

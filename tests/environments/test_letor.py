@@ -638,7 +638,7 @@ def test_a_second_pool_comes_from_the_cache_without_scikit_learn(file, monkeypat
         ({"scaling": "rows"}, 'scaling must be one of .* did you mean "row"'),
         ({"theta_penalty": 0}, "theta_penalty must be > 0"),
         ({"theta_penalty": 1e9}, "theta_penalty must be smaller"),
-        ({"reward_range": (1.0, 0.0)}, "reward_range must be > 1"),
+        ({"reward_range": (1.0, 0.0)}, "reward_range must be .* with low < high"),
         ({"reward_range": 1.0}, "reward_range must be two numbers"),
         ({"scaling": "row", "reward_range": (0.0, 1.0)}, "reward_range must be left out"),
     ],

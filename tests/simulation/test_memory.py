@@ -112,7 +112,7 @@ def test_sizes_are_parsed_and_formatted():
             parse_size("m", bad)
     sizes = (500, 2.4e6, 999.9e6, 31.4e9, 3.14e12, 1e15, 1e24)
     assert [format_size(s) for s in sizes] == [
-        "1 kB", "2.4 MB", "1 GB", "31 GB", "3.1 TB", "1 PB", "1.0e+09 PB",
+        "500 bytes", "2.4 MB", "1 GB", "31 GB", "3.1 TB", "1 PB", "1.0e+09 PB",
     ]  # fmt: skip
 
 
@@ -459,5 +459,5 @@ def test_number_of_workers_is_limited_by_memory(monkeypatch):
         )
         assert driver.that_fit(terms, 3) == workers
     monkeypatch.setattr(driver, "available", lambda: 399)
-    with pytest.raises(InputError, match=r"this run needs about 1 kB \(silo states"):
+    with pytest.raises(InputError, match=r"this run needs about 400 bytes \(silo states"):
         driver.that_fit(terms, 3)

@@ -416,6 +416,11 @@ def audit_function(
         raise InputError(f"mechanism must be a function of the data, got {show(mechanism)}")
     if statistic is not None and not callable(statistic):
         raise InputError(f"statistic must be a function of one output, got {show(statistic)}")
+    if _equal(data, neighbour):
+        raise InputError(
+            "neighbour must differ from data, got equal datasets: replace what is protected, such "
+            "as one record, or an audit sees nothing"
+        )
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     draw = np.random.default_rng(check_seed(seed))
     takes_draws = _takes_generator(mechanism)
@@ -435,6 +440,16 @@ def audit_function(
     return audit(
         audit_name, first, second, claimed_epsilon=epsilon, delta=delta, confidence=confidence
     )
+
+
+def _equal(data: Any, neighbour: Any) -> bool:
+    """Return whether two datasets are one object, or equal numbers or arrays of them."""
+    if data is neighbour:
+        return True
+    try:
+        return bool(np.array_equal(np.asarray(data, float), np.asarray(neighbour, float)))
+    except (TypeError, ValueError):
+        return False
 
 
 def _projected_statistics(
