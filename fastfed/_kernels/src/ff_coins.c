@@ -356,3 +356,27 @@ void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t 
         }
     }
 }
+
+/* Add up the coins of ROUNDS rounds at all silos, for each expert. Rounds are lanes. */
+void ff_coins_columns(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first,
+                      int64_t times, int16_t (*restrict columns)[ROUNDS])
+{
+    const int64_t d = c->experts, size = group_size(d);
+    ff_stream stream = *s;
+    stream.index = (uint32_t)first;
+    for (int64_t silo = 0; silo < silos; silo += size) {
+        drawn_block drawn;
+        const int64_t end = (silos - silo < size ? silos - silo : size) * d;
+        stream.silo = (uint32_t)(silo / size);
+        draw_rounds(c, &stream, 0, end, drawn);
+        for (int64_t k = 0; k < d; k++) {
+            uint32_t count[ROUNDS] = {0};
+            for (int64_t bit = k; bit < end; bit += d)
+                for (int l = 0; l < ROUNDS; l++)
+                    count[l] += drawn[bit / 32][l] >> bit % 32 & 1;
+            for (int l = 0; l < ROUNDS; l++)
+                columns[k][l] =
+                    (int16_t)((silo ? columns[k][l] : 0) + (int16_t)(times * count[l]));
+        }
+    }
+}
