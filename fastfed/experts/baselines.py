@@ -237,7 +237,7 @@ class Hedge:
             units = int(lost.max() - lost.min()) + MOST_ROUNDS * plan.silos + 1
             if units > MOST_EXPONENTIALS:
                 break
-            self._extend(min(max(units, self._known * 3 // 2), MOST_EXPONENTIALS), 1.0)
+            self._extend(min(max(units, 2 * self._known), MOST_EXPONENTIALS), 1.0)
             table = self._table[: self._known]
             _, self._release, _ = rounds.run(
                 "hedge", 0, self._release, last=last, table=table, alone=alone

@@ -364,9 +364,9 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
         and ledger.needs_sums
         and losses.experts <= loss_kernels.COURSE_EXPERTS
         and losses.silos <= loss_kernels.COURSE_SILOS
-        and in_every_round(plan.asking_rounds(last), last)
+        and plan.exchanges_before(last) == last - 1
         # So that the losses of the last round are settled.
-        and bool(np.isin(last, ledger.checkpoints))
+        and last in ledger.checkpoints
     )
 
 
