@@ -41,6 +41,8 @@ from fastfed.simulation.snapshots import Snapshot
 MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
 #: Largest number of sums in a block whose decisions are made at once; they fit a core's cache.
 MOST_SUMS_TOGETHER = 2**16
+#: Largest number of coins in a round for `run_coins`. With more, sums by blocks are faster.
+MOST_COINS = 2**12
 #: Table of exponentials of systems without one.
 NO_TABLE = np.zeros(0)
 
@@ -364,6 +366,7 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
         and ledger.needs_sums
         and losses.experts <= loss_kernels.COURSE_EXPERTS
         and losses.silos <= loss_kernels.COURSE_SILOS
+        and losses.silos * losses.experts <= MOST_COINS
         and plan.exchanges_before(last) == last - 1
         # So that the losses of the last round are settled.
         and last in ledger.checkpoints

@@ -142,8 +142,10 @@ static void weigh(const ff_course *c, round_losses *g, int64_t best, double *res
     for (int64_t k = 0; k < d; k++) {
         const double *restrict from = c->table + (c->lost[k] - c->lost[best]);
         const int16_t *restrict before = g->before[k];
-        for (int l = 0; l < ROUNDS; l++)
+        for (int l = 0; l < ROUNDS; l++) {
             e[k][l] = from[before[l] - least[l]];
+            FF_ONE_BY_ONE;
+        }
     }
     pairwise_columns(e, d, whole);
     for (int64_t k = 0; k < d; k++)
