@@ -291,7 +291,7 @@ class Rounds(Interface):
         before: float = 0.0,
         limit: float = 0.0,
         query_scale: float = 0.0,
-        table: np.ndarray = ...,  # type: ignore[assignment]
+        table: np.ndarray = ...,
         alone: int = 0,
     ) -> tuple[int, int, int]:
         """Run rounds until ``last``, or until a decision that the call cannot make.

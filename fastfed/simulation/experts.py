@@ -335,23 +335,22 @@ class CoinRounds:
         alone: int = 0,
     ) -> tuple[int, int, int]:
         """Run rounds until ``last``, or until a decision that the call cannot make."""
-        ledger = self.ledger
-        self.done, expert, release, changes, ledger._lost, ledger._at = (
-            ledger.adversary.losses.course(
-                decides,
-                self.done,
-                last,
-                asks and self.done > 0,
-                self.lost,
-                self.latest,
-                (expert, release, 0, spent, before, limit, query_scale),
-                table,
-                alone,
-                ledger.regret,
-                ledger._lost,
-                ledger._at,
-                ledger.checkpoints,
-            )
+        ledger, coins = self.ledger, self.ledger.adversary.losses
+        assert isinstance(coins, loss_kernels.Coins)
+        self.done, expert, release, changes, ledger._lost, ledger._at = coins.course(
+            decides,
+            self.done,
+            last,
+            asks and self.done > 0,
+            self.lost,
+            self.latest,
+            (expert, release, 0, spent, before, limit, query_scale),
+            table,
+            alone,
+            ledger.regret,
+            ledger._lost,
+            ledger._at,
+            ledger.checkpoints,
         )
         ledger._total[:] = self.lost
         return expert, release, changes
@@ -368,7 +367,8 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
         and losses.silos <= loss_kernels.COURSE_SILOS
         and losses.silos * losses.experts <= MOST_COINS
         and plan.exchanges_before(last) == last - 1
-        # So that the losses of the last round are settled.
+        # So that all losses are settled before and after these rounds.
+        and ledger._rounds == 0
         and last in ledger.checkpoints
     )
 
