@@ -237,7 +237,9 @@ class Hedge:
             units = int(lost.max() - lost.min()) + MOST_ROUNDS * plan.silos + 1
             if units > MOST_EXPONENTIALS:
                 break
-            self._extend(min(max(units, 2 * self._known), MOST_EXPONENTIALS), 1.0)
+            # Few losses differ by more units than `alone`.
+            more = min(2 * self._known, alone + alone // 8, MOST_EXPONENTIALS)
+            self._extend(max(units, more), 1.0)
             table = self._table[: self._known]
             _, self._release, _ = rounds.run(
                 "hedge", 0, self._release, last=last, table=table, alone=alone

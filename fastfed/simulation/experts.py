@@ -242,8 +242,9 @@ def run(
     sums_needed = ledger.needs_sums or plan.sends == "sums"
     if in_coins(plan, decider, ledger, last_round):
         rounds_done = run_coins(decider, ledger, rounds_done, last_round, course)
-    if rounds_done == last_round:
-        return finished(plan, ledger, checkpoints, last_round, course.x, decider.events)
+        if rounds_done == last_round:
+            counts = (checkpoints - 1) * (checkpoints <= last_round)
+            return outcome(plan, ledger, counts, course.x, decider.events)
     pseudo_regret = adversary.suboptimality is not None and not sums_needed
     most_rounds = plan.horizon if pseudo_regret else rounds_of_call(adversary.losses)
     edges = stretches_of(plan, checkpoints, last_round, most_rounds)
