@@ -186,9 +186,9 @@ class Hedge:
         self.plan = plan
         self._release = 0
         self._total = np.zeros(plan.experts)
-        # Reused by decide_many: its result, and exponentials of losses of 0, 1, ... units, of which
-        # the first _known are computed. Memory that is not written is not used.
-        self._rows, self._table, self._known = np.zeros((0, plan.experts)), np.zeros(0), 0
+        # The result of decide_many, which the next call reuses, and the exponentials of losses of
+        # 0, 1, ... units.
+        self._rows, self._table = np.zeros((0, plan.experts)), np.zeros(0)
 
     def start(self) -> ExpertChoice:
         """Return uniform weights."""
@@ -213,7 +213,7 @@ class Hedge:
             self._rows = np.empty((count, self.plan.experts))
         weights = self._rows[:count]
         rate, silos = -self.plan.learning_rate, self.plan.silos
-        units, known = kernels.hedge_spread(sums, cumulative) + 1, self._known
+        units, known = kernels.hedge_spread(sums, cumulative) + 1, len(self._table)
         # Losses of few units have fewer different exponentials than there are weights.
         if units - known <= weights.size and units <= MOST_EXPONENTIALS:
             self._extend(units, unit)
@@ -238,11 +238,10 @@ class Hedge:
             if units > MOST_EXPONENTIALS:
                 break
             # Few losses differ by more units than `alone`.
-            more = min(2 * self._known, alone + alone // 8, MOST_EXPONENTIALS)
+            more = min(2 * len(self._table), alone + alone // 8, MOST_EXPONENTIALS)
             self._extend(max(units, more), 1.0)
-            table = self._table[: self._known]
             _, self._release, _ = rounds.run(
-                "hedge", 0, self._release, last=last, table=table, alone=alone
+                "hedge", 0, self._release, last=last, table=self._table, alone=alone
             )
         before = lost - rounds.latest
         self._total = before.astype(np.float64)
@@ -254,13 +253,11 @@ class Hedge:
 
     def _extend(self, units: int, unit: float) -> None:
         """Compute the exponentials of losses below ``units``."""
-        if not self._known:
-            self._table = np.empty(MOST_EXPONENTIALS)
-        fresh = self._table[self._known : units]
-        rate = -self.plan.learning_rate
-        kernels.hedge_exponents(self._known, fresh, unit, self.plan.silos, rate)
-        np.exp(fresh, out=fresh)
-        self._known = max(self._known, units)
+        known, rate = len(self._table), -self.plan.learning_rate
+        if units > known:
+            fresh = np.empty(units - known)
+            kernels.hedge_exponents(known, fresh, unit, self.plan.silos, rate)
+            self._table = np.concatenate([self._table, np.exp(fresh, out=fresh)])
 
 
 def build_hedge(config: HedgeConfig, problem: ProblemSpec) -> System:
