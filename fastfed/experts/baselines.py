@@ -232,7 +232,8 @@ class Hedge:
         """
         plan, lost = self.plan, rounds.lost
         # A weight is 1 if all others are at most 2^-55 / d of it.
-        alone = math.ceil(math.log(2.0**55 * plan.experts) * plan.silos / plan.learning_rate)
+        exponent = math.log(2.0**55 * plan.experts)
+        alone = math.ceil(min(exponent * plan.silos / plan.learning_rate, 2.0**62))
         while rounds.done < last:
             units = int(lost.max() - lost.min()) + MOST_ROUNDS * plan.silos + 1
             if units > MOST_EXPONENTIALS:

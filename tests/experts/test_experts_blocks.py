@@ -45,6 +45,7 @@ COIN_RUNS = {
     "leader": (RealizableLosses, {"algorithm": "follow-the-leader"}),
     "hedge": (RealizableLosses, {"algorithm": "hedge"}),
     "hedge, slow": (RealizableLosses, {"algorithm": "hedge", "learning_rate": 0.01}),
+    "hedge, uniform": (RealizableLosses, {"algorithm": "hedge", "learning_rate": 1e-150}),
     "hedge, fast": (RealizableLosses, {"algorithm": "hedge", "learning_rate": 3.0}),
     "svt": (
         RealizableLosses,
