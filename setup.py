@@ -53,6 +53,7 @@ EXACT = (
     "batch",
     "bits",
     "coins",
+    "course",
     "environment",
     "experts",
     "fixed",

@@ -496,6 +496,7 @@ cdef extern from "ff_rewind.h" nogil:
 cdef extern from "ff_coins.h" nogil:
     enum:
         FF_CHANCE_BITS
+        FF_COLUMNS
     ctypedef struct ff_coins:
         int64_t experts
     int64_t ff_coins_masks(int64_t experts)
@@ -622,6 +623,27 @@ cdef extern from "ff_experts.h" nogil:
     int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count,
                            int64_t release, int64_t threads, const ff_losses_scratch *scratch,
                            double *x, int64_t *least)
+
+cdef extern from "ff_course.h" nogil:
+    enum:
+        FF_COURSE_SILOS
+        FF_COURSE_LEADER
+        FF_COURSE_HEDGE
+        FF_COURSE_SPARSE
+    ctypedef struct ff_course:
+        const ff_losses *losses
+        uint64_t seed
+        int64_t replicate
+        int64_t decides
+        int64_t *lost
+        int64_t *latest
+        ff_sparse *sparse
+        int64_t switches
+        const double *table
+        int64_t known
+        int64_t alone
+        ff_regret *regret
+    int64_t ff_course_run(ff_course *c, int64_t first, int64_t last, int64_t asks)
 
 
 cdef extern from "ff_batch.h" nogil:

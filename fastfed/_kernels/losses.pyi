@@ -6,6 +6,8 @@ import numpy as np
 CHANCES: int
 PARTS: int
 MOST_THREADS: int
+COURSE_EXPERTS: int
+COURSE_SILOS: int
 IN_FUNCTION: str
 
 class LossError(RuntimeError): ...
@@ -70,6 +72,22 @@ class Coins(Losses):
         planned: int = -1,
         lost: int = 0,
     ) -> None: ...
+    def course(
+        self,
+        decides: str,
+        first: int,
+        last: int,
+        asks: bool,
+        lost: np.ndarray,
+        latest: np.ndarray,
+        decided: tuple[int, int, int, bool, float, float, float],
+        table: np.ndarray,
+        alone: int,
+        regret: np.ndarray,
+        sum: float,
+        at: int,
+        checkpoints: np.ndarray,
+    ) -> tuple[int, int, int, int, float, int]: ...
 
 class Table(Losses):
     def __init__(

@@ -18,6 +18,9 @@ CHANCES = (<int64_t>1) << FF_CHANCE_BITS
 PARTS = (<int64_t>1) << FF_LOSS_BITS
 #: Who adds noise to scores.
 NOISES = {"none": FF_NOISE_NONE, "silos": FF_NOISE_SILOS, "server": FF_NOISE_SERVER}
+#: What decides, and the limits of `Coins.course`.
+COURSES = {"leader": FF_COURSE_LEADER, "hedge": FF_COURSE_HEDGE, "sparse": FF_COURSE_SPARSE}
+COURSE_EXPERTS, COURSE_SILOS = FF_COLUMNS, FF_COURSE_SILOS
 #: The largest number of threads of one call.
 MOST_THREADS = 64
 
@@ -243,6 +246,30 @@ cdef class Coins(Losses):
         self.c.coins = ff_coins_make(&random[0], chance.shape[0], &masks[0])
         self.c.last = (1 << 62) if last is None else last
         self.c.planned, self.c.lost = planned, lost
+
+    def course(self, str decides, int64_t first, int64_t last, bint asks, int64_t[::1] lost,
+               int64_t[::1] latest, decided, const double[::1] table, int64_t alone,
+               double[::1] regret, double sum, int64_t at, const int64_t[::1] checkpoints):
+        """Run rounds first + 1..last of ff_course, or some of them. ``decided``: (expert, number of
+        exchanges, changes of the leader, whether nothing is compared, before, limit, scale of a
+        query). ``regret`` (C,) is that at ``checkpoints``, of which ``at`` are reached; ``sum`` is
+        what the decisions lost. Returns (last round, expert, exchanges, changes, sum, at)."""
+        cdef ff_course c
+        cdef ff_sparse s
+        cdef ff_regret r
+        c.losses, c.seed, c.replicate = &self.c, self.seed, self.replicate
+        c.decides, c.lost, c.latest = COURSES[decides], &lost[0], &latest[0]
+        c.sparse, c.regret = &s, &r
+        s.seed, s.replicate, s.unit = self.seed, self.replicate, 1.0
+        s.expert, s.release, c.switches, s.spent, s.before, s.limit, s.query_scale = decided
+        c.table = &table[0] if table.shape[0] else NULL
+        c.known, c.alone = table.shape[0], alone
+        r.lost, r.at, r.count = sum, at, checkpoints.shape[0]
+        r.checkpoints = &checkpoints[0] if checkpoints.shape[0] else NULL
+        r.regret = &regret[0] if checkpoints.shape[0] else NULL
+        with nogil:
+            last = ff_course_run(&c, first, last, asks)
+        return last, s.expert, s.release, c.switches, r.lost, r.at
 
 
 cdef class Table(Losses):

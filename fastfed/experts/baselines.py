@@ -29,6 +29,7 @@ from fastfed.experts.plan import (
     Decider,
     ExpertChoice,
     ProblemSpec,
+    Rounds,
     Stretches,
     SumsPlan,
     System,
@@ -89,6 +90,15 @@ class Leader(OneExpert):
         self.switches += switches
         self._expert = int(chosen[-1])
         return chosen
+
+    def decide_rounds(self, rounds: Rounds, last: int) -> int:
+        """Run rounds until ``last`` with their decisions, and return the last expert."""
+        self._expert, self._release, changes = rounds.run(
+            "leader", self._expert, self._release, last=last
+        )
+        self.switches += changes
+        self._total = (rounds.lost - rounds.latest).astype(np.float64)
+        return self._expert
 
 
 def build_leader(config: LeaderConfig, problem: ProblemSpec) -> System:
@@ -160,6 +170,8 @@ class HedgePlan(SumsPlan):
 
 #: Largest number of exponentials that a server stores.
 MOST_EXPONENTIALS = 2**18
+#: Rounds that `Rounds.run` computes together.
+MOST_ROUNDS = 16
 
 
 class Hedge:
@@ -174,9 +186,9 @@ class Hedge:
         self.plan = plan
         self._release = 0
         self._total = np.zeros(plan.experts)
-        # Reused by decide_many: its result, and exponentials of losses of 0, 1, ... units, of which
-        # the first _known are computed. Memory that is not written is not used.
-        self._rows, self._table, self._known = np.zeros((0, plan.experts)), np.zeros(0), 0
+        # The result of decide_many, which the next call reuses, and the exponentials of losses of
+        # 0, 1, ... units.
+        self._rows, self._table = np.zeros((0, plan.experts)), np.zeros(0)
 
     def start(self) -> ExpertChoice:
         """Return uniform weights."""
@@ -201,15 +213,10 @@ class Hedge:
             self._rows = np.empty((count, self.plan.experts))
         weights = self._rows[:count]
         rate, silos = -self.plan.learning_rate, self.plan.silos
-        units, known = kernels.hedge_spread(sums, cumulative) + 1, self._known
+        units, known = kernels.hedge_spread(sums, cumulative) + 1, len(self._table)
         # Losses of few units have fewer different exponentials than there are weights.
         if units - known <= weights.size and units <= MOST_EXPONENTIALS:
-            if not known:
-                self._table = np.empty(MOST_EXPONENTIALS)
-            fresh = self._table[known:units]
-            kernels.hedge_exponents(known, fresh, unit, silos, rate)
-            np.exp(fresh, out=fresh)
-            self._known = max(known, units)
+            self._extend(units, unit)
             kernels.hedge_weights(sums, has_exchange, cumulative, self._table, weights)
         else:
             kernels.hedge(sums, has_exchange, cumulative, unit, silos, rate, weights)
@@ -217,6 +224,41 @@ class Hedge:
         self._total = unit * cumulative
         self._release += count
         return weights
+
+    def decide_rounds(self, rounds: Rounds, last: int) -> np.ndarray:
+        """Run rounds until ``last`` with their decisions, and return the last weights (d,).
+
+        Stops early if losses differ too much for a table.
+        """
+        plan, lost = self.plan, rounds.lost
+        # A weight is 1 if all others are at most 2^-55 / d of it.
+        exponent = math.log(2.0**55 * plan.experts)
+        alone = math.ceil(min(exponent * plan.silos / plan.learning_rate, 2.0**62))
+        while rounds.done < last:
+            units = int(lost.max() - lost.min()) + MOST_ROUNDS * plan.silos + 1
+            if units > MOST_EXPONENTIALS:
+                break
+            # Few losses differ by more units than `alone`.
+            more = min(2 * len(self._table), alone + alone // 8, MOST_EXPONENTIALS)
+            self._extend(max(units, more), 1.0)
+            _, self._release, _ = rounds.run(
+                "hedge", 0, self._release, last=last, table=self._table, alone=alone
+            )
+        before = lost - rounds.latest
+        self._total = before.astype(np.float64)
+        weights = np.empty((1, plan.experts))
+        nothing, asks = np.zeros((1, plan.experts), np.int64), np.ones(1, np.uint8)
+        kernels.hedge(nothing, asks, before, 1.0, plan.silos, -plan.learning_rate, weights)
+        kernels.to_weights(np.exp(weights, out=weights))
+        return weights[0]
+
+    def _extend(self, units: int, unit: float) -> None:
+        """Compute the exponentials of losses below ``units``."""
+        known, rate = len(self._table), -self.plan.learning_rate
+        if units > known:
+            fresh = np.empty(units - known)
+            kernels.hedge_exponents(known, fresh, unit, self.plan.silos, rate)
+            self._table = np.concatenate([self._table, np.exp(fresh, out=fresh)])
 
 
 def build_hedge(config: HedgeConfig, problem: ProblemSpec) -> System:

@@ -51,6 +51,7 @@ from fastfed.experts.plan import (
     Decider,
     ExpertChoice,
     ProblemSpec,
+    Rounds,
     Stretches,
     SumsPlan,
     System,
@@ -182,14 +183,38 @@ class SparseVector(SeldomChooser):
                 chosen,
             )
             if decided := position < len(has_exchange):
-                total = unit * cumulative
-                self._release += 1
-                self._expert = self._choose(np.maximum(total, plan.floor), self._release)
-                self.switches += 1
-                self._limit = self._threshold(self.switches)
-                self._before, self._drawn = float(total[self._expert]), {}
+                self._switch(unit * cumulative)
         self._total = unit * cumulative
         return chosen
+
+    def decide_rounds(self, rounds: Rounds, last: int) -> int:
+        """Run rounds until ``last`` with their decisions, and return the last expert."""
+        asks = True
+        while rounds.done < last:
+            _, self._release, _ = rounds.run(
+                "sparse",
+                self._expert,
+                self._release,
+                last=last,
+                asks=asks,
+                spent=self.switches >= self.plan.noise.switches,
+                before=self._before,
+                limit=self._limit,
+                query_scale=self.plan.noise.query_scale,
+            )
+            if rounds.done < last:
+                self._switch(rounds.lost.astype(np.float64))
+            asks = rounds.done == last
+        self._total = (rounds.lost - rounds.latest).astype(np.float64)
+        return self._expert
+
+    def _switch(self, total: np.ndarray) -> None:
+        """Draw a new expert in the next exchange, given what each expert has lost (d,)."""
+        self._release += 1
+        self._expert = self._choose(np.maximum(total, self.plan.floor), self._release)
+        self.switches += 1
+        self._limit = self._threshold(self.switches)
+        self._before, self._drawn = float(total[self._expert]), {}
 
 
 class ExactSparseVector(ExactChooser, SparseVector):

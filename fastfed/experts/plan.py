@@ -262,6 +262,46 @@ class Stretches(NamedTuple):
     lost: np.ndarray
 
 
+class Rounds(Interface):
+    """Rounds whose losses are coins, with an exchange before each but the first.
+
+    ``decide_rounds`` methods use it to run rounds with their decisions and regret in one call.
+
+    Attributes
+    ----------
+    done : int
+        The last round that was run.
+    lost, latest : ndarray of int64, shape (d,)
+        What each expert lost at all clients in all rounds, and in the last round.
+    """
+
+    done: int
+    lost: np.ndarray
+    latest: np.ndarray
+
+    def run(
+        self,
+        decides: str,
+        expert: int,
+        release: int,
+        *,
+        last: int,
+        asks: bool = True,
+        spent: bool = True,
+        before: float = 0.0,
+        limit: float = 0.0,
+        query_scale: float = 0.0,
+        table: np.ndarray = ...,
+        alone: int = 0,
+    ) -> tuple[int, int, int]:
+        """Run rounds until ``last``, or until a decision that the call cannot make.
+
+        Returns (expert, number of exchanges so far, changes of the leader). The arguments are
+        those of ``ff_course``; ``asks`` is False if the next exchange has taken place.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpertPlan(ABC):
     """Plan of one curve of experts, in which all clients choose the same x in the simplex.

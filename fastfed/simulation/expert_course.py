@@ -58,6 +58,7 @@ class Course:
         snapshot: Snapshot | None = None,
         progress: Progress | None = None,
     ) -> None:
+        self.plan = plan
         self.x = plan.move(None, parts["decider"].start())
         self.made = 0
         self.lost = np.zeros(plan.experts, np.int64)

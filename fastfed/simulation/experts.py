@@ -41,6 +41,10 @@ from fastfed.simulation.snapshots import Snapshot
 MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
 #: Largest number of sums in a block whose decisions are made at once; they fit a core's cache.
 MOST_SUMS_TOGETHER = 2**16
+#: Largest number of coins in a round for `run_coins`. With more, sums by blocks are faster.
+MOST_COINS = 2**12
+#: Table of exponentials of systems without one.
+NO_TABLE = np.zeros(0)
 
 
 class Ledger:
@@ -236,6 +240,11 @@ def run(
     # Exact types: a subclass may decide differently, so it is run message by message.
     walks_trees = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
     sums_needed = ledger.needs_sums or plan.sends == "sums"
+    if in_coins(plan, decider, ledger, last_round):
+        rounds_done = run_coins(decider, ledger, rounds_done, last_round, course)
+        if rounds_done == last_round:
+            counts = (checkpoints - 1) * (checkpoints <= last_round)
+            return outcome(plan, ledger, counts, course.x, decider.events)
     pseudo_regret = adversary.suboptimality is not None and not sums_needed
     most_rounds = plan.horizon if pseudo_regret else rounds_of_call(adversary.losses)
     edges = stretches_of(plan, checkpoints, last_round, most_rounds)
@@ -302,6 +311,87 @@ def whole(plan: ExpertPlan, decider: object) -> bool:
         HedgePlan,
         SparseVectorPlan,
     )
+
+
+class CoinRounds:
+    """Rounds that are run with their decisions and regret; see `fastfed.experts.plan.Rounds`."""
+
+    def __init__(self, ledger: Ledger, lost: np.ndarray, done: int) -> None:
+        self.ledger, self.lost, self.done = ledger, lost, done
+        self.latest = np.zeros_like(lost)
+
+    def run(
+        self,
+        decides: str,
+        expert: int,
+        release: int,
+        *,
+        last: int,
+        asks: bool = True,
+        spent: bool = True,
+        before: float = 0.0,
+        limit: float = 0.0,
+        query_scale: float = 0.0,
+        table: np.ndarray = NO_TABLE,
+        alone: int = 0,
+    ) -> tuple[int, int, int]:
+        """Run rounds until ``last``, or until a decision that the call cannot make."""
+        ledger, coins = self.ledger, self.ledger.adversary.losses
+        assert isinstance(coins, loss_kernels.Coins)
+        self.done, expert, release, changes, ledger._lost, ledger._at = coins.course(
+            decides,
+            self.done,
+            last,
+            asks and self.done > 0,
+            self.lost,
+            self.latest,
+            (expert, release, 0, spent, before, limit, query_scale),
+            table,
+            alone,
+            ledger.regret,
+            ledger._lost,
+            ledger._at,
+            ledger.checkpoints,
+        )
+        ledger._total[:] = self.lost
+        return expert, release, changes
+
+
+def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bool:
+    """Return whether `run_coins` can run the rounds until ``last``."""
+    losses = ledger.adversary.losses
+    return (
+        whole(plan, decider)
+        and isinstance(losses, loss_kernels.Coins)
+        and ledger.needs_sums
+        and losses.experts <= loss_kernels.COURSE_EXPERTS
+        and losses.silos <= loss_kernels.COURSE_SILOS
+        and losses.silos * losses.experts <= MOST_COINS
+        and plan.exchanges_before(last) == last - 1
+        # So that all losses are settled before and after these rounds.
+        and ledger._rounds == 0
+        and last in ledger.checkpoints
+    )
+
+
+def run_coins(decider: Any, ledger: Ledger, done: int, last: int, course: Course) -> int:
+    """Run rounds whose losses are coins, and return the last one that was run.
+
+    It is before ``last`` if the other rounds must be run from sums.
+    """
+    plan, rounds = course.plan, CoinRounds(ledger, course.lost, done)
+    most_rounds = rounds_of_call(ledger.adversary.losses)
+    while rounds.done < last:
+        end = min(last, rounds.done + most_rounds)
+        decision = decider.decide_rounds(rounds, end)
+        if rounds.done == done:
+            break
+        course.x = (
+            decision if plan.sends_weights(1) else plan.move(course.x, ExpertChoice(0, decision))
+        )
+        course.made, done = plan.exchanges_before(rounds.done), rounds.done
+        course.reached(done)
+    return done
 
 
 def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from test_experts_drivers import FIELDS, PROBLEMS, experiment, run_compiled, run
 
 from fastfed._kernels import experts as kernels
 from fastfed._kernels import rng
-from fastfed.environments import losses
+from fastfed.environments import NearRealizableLosses, RealizableLosses, losses
+from fastfed.experts import baselines
 from fastfed.privacy.mechanisms.laplace import standard_laplace
 from fastfed.simulation import experts
+from fastfed.simulation.experiment import make_experiment
 
 
 def equal(one: Any, other: Any) -> None:
@@ -36,6 +39,83 @@ def test_blocks_change_nothing(name, sums, rounds, monkeypatch):
         monkeypatch.setattr(experts, "MOST_SUMS_TOGETHER", sums)
         monkeypatch.setattr(experts, "MOST_LOSSES", rounds)
         equal(run_compiled(e, last=last), wanted)
+
+
+COIN_RUNS = {
+    "leader": (RealizableLosses, {"algorithm": "follow-the-leader"}),
+    "hedge": (RealizableLosses, {"algorithm": "hedge"}),
+    "hedge, slow": (RealizableLosses, {"algorithm": "hedge", "learning_rate": 0.01}),
+    "hedge, uniform": (RealizableLosses, {"algorithm": "hedge", "learning_rate": 1e-150}),
+    "hedge, fast": (RealizableLosses, {"algorithm": "hedge", "learning_rate": 3.0}),
+    "svt": (
+        RealizableLosses,
+        {"algorithm": "fed-svt", "epsilon": 1.0, "threshold": 40.0, "switches": 9},
+    ),
+    "planned": (
+        partial(NearRealizableLosses, optimal_loss=40),
+        {"algorithm": "fed-svt", "epsilon": 2.0, "threshold": 15.0, "switches": 9},
+    ),
+    "planned, hedge": (partial(NearRealizableLosses, optimal_loss=90), {"algorithm": "hedge"}),
+    "no exchange twice": (RealizableLosses, {"algorithm": "hedge", "phase_length": 2}),
+}
+
+
+def by_coins_and_by_sums(environment, curve, silos, checkpoints, last=None):
+    """Return the outcome of the fast driver for coins, and that from sums."""
+    e = make_experiment(
+        name="coins", environment=environment, curves=[{"label": "a", **curve}], horizon=500,
+        silos=silos, checkpoints=checkpoints,
+    )  # fmt: skip
+    plan, outcomes, may, used = e.curves[0].system.plan, [], experts.in_coins, []
+
+    def look(*arguments):
+        used.append(may(*arguments))
+        return used[-1]
+
+    for answer in (look, lambda *arguments: False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(experts, "in_coins", answer)
+            adversary = e.environment.open(2, 1, silos)
+            outcomes.append(experts.run(adversary, plan, e.checkpoints, last=last))
+    return *outcomes, used[0]
+
+
+@pytest.mark.parametrize("d", [2, 7, 8, 9, 64, 65, 128])
+@pytest.mark.parametrize("name", COIN_RUNS)
+def test_runs_in_coins_have_the_bits_of_runs_from_sums(name, d):
+    """Use rows in one word, in several words, and several groups of silos; cut runs anywhere."""
+    environment, curve = COIN_RUNS[name]
+    for silos, checkpoints, last in ((1, 500, None), (3, 7, None), (30, 500, 333)):
+        coins, sums, used = by_coins_and_by_sums(
+            environment(experts=d), curve, silos, checkpoints, last
+        )
+        equal(coins, sums)
+        assert used == (name != "no exchange twice")
+
+
+def test_losses_too_different_for_a_table_are_run_from_sums(monkeypatch):
+    for most in (1, 200, 700):
+        monkeypatch.setattr(baselines, "MOST_EXPONENTIALS", most)
+        coins, sums, used = by_coins_and_by_sums(
+            RealizableLosses(experts=9), {"algorithm": "hedge", "learning_rate": 0.01}, 3, 9
+        )
+        equal(coins, sums)
+        assert used
+
+
+def test_a_fault_of_runs_in_coins_is_detected(monkeypatch):
+    run = experts.CoinRounds.run
+
+    def without_first(self, *arguments, **keys):
+        answer = run(self, *arguments, **keys)
+        self.lost[0] = 0
+        return answer
+
+    monkeypatch.setattr(experts.CoinRounds, "run", without_first)
+    coins, sums, used = by_coins_and_by_sums(RealizableLosses(experts=9), COIN_RUNS["svt"][1], 3, 9)
+    assert used
+    with pytest.raises(AssertionError):
+        equal(coins, sums)
 
 
 def test_stretches_are_the_same_by_marks_and_by_sorting(monkeypatch):

@@ -371,6 +371,29 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
             record.sums += list(e.environment.open(e.seed, 0, e.silos).losses.unit * sums)
         original_many(self, edges, settles, which, weights, sums)
 
+    def run_coins(*arguments: Any) -> int:
+        """Run one round in each call, to see its losses and its decision."""
+        with pytest.MonkeyPatch.context() as one_by_one:
+            one_by_one.setattr(experts, "rounds_of_call", lambda losses: 1)
+            return int(original_coins(*arguments))
+
+    def decide_rounds(kind: Any) -> Callable[..., Any]:
+        original = kind.decide_rounds
+
+        def record_round(self: Any, rounds: Any, last: int) -> Any:
+            first, decision = rounds.done, original(self, rounds, last)
+            assert rounds.done == last == first + 1
+            record.blocks = True
+            record.sums.append(rounds.latest.astype(np.float64))
+            record.x.append(
+                np.array(decision)
+                if kind is baselines.Hedge
+                else np.eye(e.facts.dimension)[decision]
+            )
+            return decision
+
+        return record_round
+
     def report(self: Any) -> Any:
         report_ = original_report(self)
         if self.index == 0:
@@ -385,11 +408,14 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
     laplace = fed_svt.standard_laplace
     original_played, original_report = experts.Ledger.played, ExpertClient.report
     original_many = experts.Ledger.played_many
-    original_choose = Exponential.choose
+    original_choose, original_coins = Exponential.choose, experts.run_coins
     curve = e.curves[0]
     with pytest.MonkeyPatch.context() as patch:
         for kind in DECIDERS:
             patch.setattr(kind, "decide", decide(kind))
+            if kind is not NoisyLeast:
+                patch.setattr(kind, "decide_rounds", decide_rounds(kind))
+        patch.setattr(experts, "run_coins", run_coins)
         if (
             play is experts.run_steps
         ):  # the compiled driver draws the same numbers without this class

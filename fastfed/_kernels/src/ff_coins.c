@@ -356,3 +356,47 @@ void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t 
         }
     }
 }
+
+#if defined(__GNUC__)
+typedef uint32_t words_of_rounds __attribute__((vector_size(FF_BYTES)));
+#else
+typedef uint32_t words_of_rounds;
+#endif
+/* Vectors of a word in all rounds. */
+#define PARTS ((int)(sizeof(uint32_t) * ROUNDS / sizeof(words_of_rounds)))
+
+/* Count bits from, from + step, .. below end of a block in each round. */
+FF_INLINE void count_column(drawn_block drawn, uint32_t from, uint32_t end, uint32_t step,
+                            uint32_t *restrict count)
+{
+    words_of_rounds sum[PARTS] = {0};
+    for (uint32_t bit = from; bit < end; bit += step)
+        for (int i = 0; i < PARTS; i++) {
+            words_of_rounds word;
+            memcpy(&word, (const char *)drawn[bit / 32] + (size_t)i * sizeof word, sizeof word);
+            sum[i] += word >> bit % 32 & 1;
+        }
+    memcpy(count, sum, sizeof sum);
+}
+
+/* Add up the coins of ROUNDS rounds at all silos, for each expert. Rounds are lanes. */
+void ff_coins_columns(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first,
+                      int64_t times, int16_t (*restrict columns)[ROUNDS])
+{
+    const int64_t d = c->experts, size = group_size(d);
+    ff_stream stream = *s;
+    stream.index = (uint32_t)first;
+    for (int64_t silo = 0; silo < silos; silo += size) {
+        drawn_block drawn;
+        const int64_t end = (silos - silo < size ? silos - silo : size) * d;
+        stream.silo = (uint32_t)(silo / size);
+        draw_rounds(c, &stream, 0, end, drawn);
+        for (int64_t k = 0; k < d; k++) {
+            uint32_t count[ROUNDS] FF_ALIGNED;
+            count_column(drawn, (uint32_t)k, (uint32_t)end, (uint32_t)d, count);
+            for (int l = 0; l < ROUNDS; l++)
+                columns[k][l] =
+                    (int16_t)((silo ? columns[k][l] : 0) + (int16_t)times * (int16_t)count[l]);
+        }
+    }
+}

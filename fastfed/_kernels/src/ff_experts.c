@@ -8,13 +8,6 @@
 /* Rows that are computed together, so that a row is read long after it was written. */
 #define TOGETHER FF_SEGMENTS_TOGETHER
 
-/* In a loop: compute one entry after the other. Reading a table by vectors of indices is slower. */
-#if defined(__GNUC__)
-#define FF_ONE_BY_ONE __asm__ volatile("")
-#else
-#define FF_ONE_BY_ONE
-#endif
-
 /* ---- Sums ---------------------------------------------------------------------------------- */
 
 /* Return the sum of n numbers in the same order of additions as NumPy. */

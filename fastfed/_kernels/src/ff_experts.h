@@ -12,6 +12,13 @@
 #include "ff_base.h"
 #include "ff_losses.h"
 
+/* In a loop: compute one entry after the other. Reading a table by vectors of indices is slower. */
+#if defined(__GNUC__)
+#define FF_ONE_BY_ONE __asm__ volatile("")
+#else
+#define FF_ONE_BY_ONE
+#endif
+
 /* Return the sum of n numbers in the order of NumPy's sum: pairwise, eight at a time. */
 double ff_pairwise(const double *a, int64_t n);
 

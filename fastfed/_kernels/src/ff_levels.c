@@ -37,6 +37,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_add_weighted) each(ff_begin_weighted) \
     each(ff_round_noisy) \
     each(ff_coins_masks) each(ff_coins_make) each(ff_coins_row) each(ff_coins_add) \
+    each(ff_coins_columns) each(ff_course_run) \
     each(ff_losses_row) each(ff_losses_sums) \
     each(ff_square_gradient) each(ff_losses_gradients) each(ff_losses_excess) \
     each(ff_losses_value) \

@@ -16,13 +16,6 @@ FF_INLINE double unit_of(const ff_losses *l)
     return l->kind == FF_LOSS_COINS ? 1.0 : 1.0 / (double)(1 << FF_LOSS_BITS);
 }
 
-/* Return 1 if the planned expert loses in this round: in rounds 2, 4, ... until it has lost `lost`
- * times. */
-FF_INLINE int64_t planned_loses(const ff_losses *l, int64_t round)
-{
-    return round % 2 == 0 && round / 2 <= l->lost;
-}
-
 /* total += times row. */
 static void add_row(const uint32_t *restrict row, int64_t d, int64_t times,
                     int64_t *restrict total)
@@ -45,7 +38,7 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
             ff_coins_row(&l->coins, &s, key, round, row);
         }
         if (l->planned >= 0)
-            row[l->planned] = (uint32_t)planned_loses(l, round);
+            row[l->planned] = (uint32_t)ff_planned_loses(l, round);
         return FF_OK;
     }
     if (l->kind == FF_LOSS_TABLE) {
@@ -122,7 +115,7 @@ static void add_coins(const ff_blocks *blocks, int64_t from, int64_t end, int64_
                 to[i] = blocks->totals + low * d;
             }
             if (l->planned >= 0)
-                to[i][l->planned] += l->silos * planned_loses(l, base + i + 1);
+                to[i][l->planned] += l->silos * ff_planned_loses(l, base + i + 1);
         }
         const int64_t random = l->last - base < n ? l->last - base : n;
         if (random > 0)

@@ -45,6 +45,13 @@ typedef struct {
     void *state; /* first argument of the functions */
 } ff_losses;
 
+/* Return 1 if the planned expert loses in this round: in rounds 2, 4, ... until it has lost `lost`
+ * times. */
+FF_INLINE int64_t ff_planned_loses(const ff_losses *l, int64_t round)
+{
+    return round % 2 == 0 && round / 2 <= l->lost;
+}
+
 /* Scratch of a thread. */
 typedef struct {
     uint32_t *row;  /* d */

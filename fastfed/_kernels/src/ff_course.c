@@ -1,0 +1,279 @@
+#include "ff_course.h"
+
+#include <math.h>
+
+#include "ff_random.h"
+
+#define ROUNDS FF_COIN_ROUNDS
+/* Laplace numbers of 53 bits are smaller than this. */
+#define MOST_LAPLACE 37.0
+
+/* Losses of all experts in ROUNDS rounds. */
+typedef struct {
+    int16_t in[FF_COLUMNS][ROUNDS];     /* in each round */
+    int16_t before[FF_COLUMNS][ROUNDS]; /* in the rounds before it, if find_before was called */
+    int64_t total[FF_COLUMNS];          /* in all rounds */
+} round_losses;
+
+/* Set the losses in rounds from, .., ROUNDS - 1 to 0. */
+static void clear_from(round_losses *g, int64_t from, int64_t d)
+{
+    for (int64_t k = 0; from < ROUNDS && k < d; k++)
+        memset(g->in[k] + from, 0, (size_t)(ROUNDS - from) * sizeof g->in[k][0]);
+}
+
+/* Draw the losses of n rounds after round `at`. */
+static void draw(const ff_course *c, const ff_stream *s, int64_t at, int64_t n, round_losses *g)
+{
+    const ff_losses *l = c->losses;
+    const int64_t random = l->last - at < n ? l->last - at : n;
+    if (random > 0)
+        ff_coins_columns(&l->coins, s, l->common ? 1 : l->silos, at + 1, l->common ? l->silos : 1,
+                         g->in);
+    clear_from(g, random > 0 ? random : 0, l->experts);
+    for (int64_t i = 0; l->planned >= 0 && i < n; i++)
+        g->in[l->planned][i] = (int16_t)(l->silos * ff_planned_loses(l, at + i + 1));
+}
+
+/* Four sums in a number; ONES times a number are the sums of its parts up to each part. */
+#define ONES 0x0001000100010001ull
+
+/* Return four entries of a row. */
+FF_INLINE uint64_t four(const int16_t *row)
+{
+    uint64_t parts;
+    memcpy(&parts, row, sizeof parts);
+    return parts;
+}
+
+/* Find the totals. */
+static void find_totals(round_losses *g, int64_t d)
+{
+    for (int64_t k = 0; k < d; k++) {
+        uint64_t parts = 0;
+        for (int i = 0; i < ROUNDS; i += 4)
+            parts += four(g->in[k] + i);
+        g->total[k] = (int64_t)(parts * ONES >> 48);
+    }
+}
+
+/* Find the losses before each round. */
+static void find_before(round_losses *g, int64_t d)
+{
+    for (int64_t k = 0; k < d; k++) {
+        uint64_t sum = 0;
+        for (int i = 0; i < ROUNDS; i += 4) {
+            const uint64_t parts = four(g->in[k] + i), up_to = parts * ONES;
+            const uint64_t before = up_to - parts + sum * ONES;
+            memcpy(g->before[k] + i, &before, sizeof before);
+            sum += up_to >> 48;
+        }
+    }
+}
+
+/* Return the expert with the smallest loss. *gap receives how much less it lost than all others. */
+static int64_t find_leader(const int64_t *lost, int64_t d, int64_t *gap)
+{
+    int64_t leader = 0, second = INT64_MAX;
+    for (int64_t k = 1; k < d; k++) {
+        const int64_t larger = lost[k] < lost[leader] ? lost[leader] : lost[k];
+        leader = lost[k] < lost[leader] ? k : leader;
+        second = larger < second ? larger : second;
+    }
+    *gap = second == INT64_MAX ? second : second - lost[leader];
+    return leader;
+}
+
+/* Find the leader before each round, and its loss less that of `best`, the leader before the first. */
+static void find_leaders(const ff_course *c, round_losses *g, int64_t best,
+                         int16_t *restrict leader, int16_t *restrict least)
+{
+    const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos + 1;
+    find_before(g, d);
+    for (int64_t k = 0; k < d; k++) {
+        /* Experts that have lost `most` more cannot lead in these rounds. */
+        const int64_t more = c->lost[k] - c->lost[best];
+        const int16_t start = (int16_t)(more < most ? more : most), number = (int16_t)k;
+        const int16_t *restrict before = g->before[k];
+        if (k == 0) {
+            for (int l = 0; l < ROUNDS; l++) {
+                least[l] = (int16_t)(start + before[l]);
+                leader[l] = 0;
+            }
+            continue;
+        }
+        for (int l = 0; l < ROUNDS; l++) {
+            const int16_t loss = (int16_t)(start + before[l]);
+            leader[l] = loss < least[l] ? number : leader[l];
+            least[l] = loss < least[l] ? loss : least[l];
+        }
+    }
+}
+
+/* Sum the columns of d <= 128 rows, in the order of ff_pairwise. */
+static void pairwise_columns(double (*restrict a)[ROUNDS], int64_t d, double *restrict sum)
+{
+    int64_t k = 0;
+    if (d < 8) {
+        for (int l = 0; l < ROUNDS; l++)
+            sum[l] = 0.0;
+    } else {
+        double part[8][ROUNDS] FF_ALIGNED;
+        memcpy(part, a, sizeof part);
+        for (k = 8; k < d - d % 8; k++)
+            for (int l = 0; l < ROUNDS; l++)
+                part[k % 8][l] += a[k][l];
+        for (int l = 0; l < ROUNDS; l++)
+            sum[l] = ((part[0][l] + part[1][l]) + (part[2][l] + part[3][l])) +
+                     ((part[4][l] + part[5][l]) + (part[6][l] + part[7][l]));
+    }
+    for (; k < d; k++)
+        for (int l = 0; l < ROUNDS; l++)
+            sum[l] += a[k][l];
+}
+
+/* Compute the losses of Hedge's weights in each round. */
+static void weigh(const ff_course *c, round_losses *g, int64_t best, double *restrict loss)
+{
+    const int64_t d = c->losses->experts;
+    int16_t leader[ROUNDS] FF_ALIGNED, least[ROUNDS] FF_ALIGNED;
+    double e[FF_COLUMNS][ROUNDS] FF_ALIGNED, whole[ROUNDS] FF_ALIGNED;
+    find_leaders(c, g, best, leader, least);
+    for (int64_t k = 0; k < d; k++) {
+        const double *restrict from = c->table + (c->lost[k] - c->lost[best]);
+        const int16_t *restrict before = g->before[k];
+        for (int l = 0; l < ROUNDS; l++) {
+            e[k][l] = from[before[l] - least[l]];
+            FF_ONE_BY_ONE;
+        }
+    }
+    pairwise_columns(e, d, whole);
+    for (int64_t k = 0; k < d; k++)
+        for (int l = 0; l < ROUNDS; l++)
+            e[k][l] = (double)g->in[k][l] * (e[k][l] / whole[l]);
+    pairwise_columns(e, d, loss);
+    /* Exactly, if one expert has all the weight. */
+    for (int l = 0; l < ROUNDS; l++)
+        if (whole[l] == 1.0)
+            loss[l] = (double)g->in[leader[l]][l];
+}
+
+/* Return the first of n rounds before which the query exceeds the threshold, or n. skips: 1 if the
+ * first round begins without a query. */
+static int64_t first_above(const ff_course *c, const round_losses *g, int64_t n, int64_t skips)
+{
+    const ff_sparse *s = c->sparse;
+    const double start = (double)c->lost[s->expert], end = start + (double)g->total[s->expert];
+    /* A query after all rounds needs more noise than this; less for rounding. */
+    const double size = fabs(s->limit) + fabs(s->before) + end + s->query_scale;
+    const double least = (s->limit - (end - s->before) - 1e-9 * size) / s->query_scale;
+    if (least > MOST_LAPLACE)
+        return n;
+    const ff_stream stream = ff_stream_open(s->seed, FF_QUERY, (uint32_t)s->replicate, 0,
+                                            (uint32_t)(s->release + 1));
+    if (least > 1e-3) {
+        /* Noise of at least `least` has a uniform number of 1 - exp(-least) / 2 or more. */
+        const uint32_t from = (uint32_t)(0x1p32 * (1.0 - 0.5 * exp(-least)) - 2.0);
+        uint32_t words[4][FF_PHILOX_LANES], any = 0;
+        ff_philox_indices(&stream, 0, words);
+        for (int l = 0; l < ROUNDS; l++)
+            any |= words[0][l] >= from;
+        if (!any)
+            return n;
+    }
+    double noise[ROUNDS], lost = start;
+    ff_laplaces(&stream, ROUNDS, noise);
+    for (int64_t l = 0; l < n; l++) {
+        if (l >= skips && lost - s->before + s->query_scale * noise[l - skips] > s->limit)
+            return l;
+        lost += (double)g->in[s->expert][l];
+    }
+    return n;
+}
+
+/* Add the losses of n decisions to the regret. */
+static void add_regret(const ff_course *c, const round_losses *g, int64_t at, int64_t n,
+                       const double *loss)
+{
+    const int64_t d = c->losses->experts;
+    ff_regret *r = c->regret;
+    for (int64_t l = 0; l < n; l++) {
+        r->lost += loss[l];
+        if (r->at == r->count || r->checkpoints[r->at] != at + l + 1)
+            continue;
+        int64_t best = INT64_MAX;
+        for (int64_t k = 0; k < d; k++) {
+            int64_t lost = c->lost[k];
+            for (int64_t i = 0; i <= l; i++)
+                lost += g->in[k][i];
+            best = lost < best ? lost : best;
+        }
+        r->regret[r->at++] = r->lost - (double)best;
+    }
+}
+
+/* Run rounds. */
+int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
+{
+    const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos;
+    const ff_stream coin = ff_stream_open(c->seed, FF_CONTEXT, (uint32_t)c->replicate, 0, 0);
+    ff_sparse *s = c->sparse;
+    round_losses g;
+    int64_t at = from;
+    while (at < to) {
+        int64_t n = to - at < ROUNDS ? to - at : ROUNDS, gap = 0;
+        const int64_t skips = at == from && !asks;
+        int64_t expert = s->expert; /* of all rounds; -1: it changes, or there are weights */
+        double loss[ROUNDS] FF_ALIGNED;
+        draw(c, &coin, at, n, &g);
+        find_totals(&g, d);
+        if (c->decides == FF_COURSE_SPARSE) {
+            const int64_t done = s->spent ? n : first_above(c, &g, n, skips);
+            if (done == 0)
+                return at;
+            if (done < n) {
+                clear_from(&g, done, d);
+                find_totals(&g, d);
+                to = at + done;
+                n = done;
+            }
+        } else {
+            const int64_t best = find_leader(c->lost, d, &gap);
+            if (c->decides == FF_COURSE_LEADER && (skips || gap <= most)) {
+                int16_t leader[ROUNDS] FF_ALIGNED, least[ROUNDS] FF_ALIGNED;
+                find_leaders(c, &g, best, leader, least);
+                if (skips)
+                    leader[0] = (int16_t)s->expert;
+                for (int64_t l = 0; l < n; l++) {
+                    c->switches += leader[l] != s->expert;
+                    s->expert = leader[l];
+                    loss[l] = (double)g.in[leader[l]][l];
+                }
+                expert = -1;
+            } else if (c->decides == FF_COURSE_HEDGE && gap - most < c->alone) {
+                int64_t largest = 0;
+                for (int64_t k = 0; k < d; k++)
+                    largest = c->lost[k] > largest ? c->lost[k] : largest;
+                if (largest - c->lost[best] + most >= c->known)
+                    return at;
+                weigh(c, &g, best, loss);
+                expert = -1;
+            } else {
+                c->switches += best != s->expert;
+                s->expert = expert = best;
+            }
+        }
+        for (int l = 0; expert >= 0 && l < ROUNDS; l++)
+            loss[l] = (double)g.in[expert][l];
+        s->release += n - skips;
+        if (expert < 0 || g.total[expert] ||
+            (c->regret->at < c->regret->count && c->regret->checkpoints[c->regret->at] <= at + n))
+            add_regret(c, &g, at, n, loss);
+        for (int64_t k = 0; k < d; k++) {
+            c->lost[k] += g.total[k];
+            c->latest[k] = g.in[k][n - 1];
+        }
+        at += n;
+    }
+    return at;
+}
