@@ -56,7 +56,10 @@ PLANTS = {
         "user letor d=57 q=60",
     ),
     "coins": loop_before(
-        "ff_coins.c", "    stream.index = (uint32_t)first;\n", 1000, "user fed-svt m=10"
+        "ff_coins.c",
+        "    for (int64_t silo = 0; silo < silos; silo += size) {\n",
+        400,
+        "user follow-the-leader m=10",
     ),
     # Compute some products of the matrix with x twice.
     "kernel": Plant(
