@@ -82,9 +82,9 @@ PLANTS = {
     # Run an empty loop in Python.
     "python": Plant(
         "fastfed/experts/baselines.py",
-        "        kernels.to_weights(np.exp(weights, out=weights))\n",
-        "        for _ in range(7400):\n            pass\n"
-        "        kernels.to_weights(np.exp(weights, out=weights))\n",
+        "        return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 / self.plan.experts))\n",
+        "        for _ in range(2900):\n            pass\n"
+        "        return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 / self.plan.experts))\n",
         "system hedge",
     ),
 }
