@@ -82,9 +82,9 @@ PLANTS = {
     # Run an empty loop in Python.
     "python": Plant(
         "fastfed/experts/baselines.py",
-        "        return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 / self.plan.experts))\n",
+        "        return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 ",
         "        for _ in range(2900):\n            pass\n"
-        "        return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 / self.plan.experts))\n",
+        "        return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 ",
         "system hedge",
     ),
 }
