@@ -69,7 +69,7 @@ class SumRandomizer:
         self._nodes = np.zeros_like(self._sums)
         self._total = np.zeros(plan.statistic_size)
         std = plan.noise_std.times(plan.noise_scale[silo])
-        claims = plan.privacy is not None and plan.privacy.budget is not None
+        claims = plan.releases > 0 and plan.privacy is not None and plan.privacy.budget is not None
         if claims and plan.protocol.noise_by == "silos" and std.bias == 0.0:
             # A protocol whose account reads its noise elsewhere would send raw sums.
             raise InputError(
