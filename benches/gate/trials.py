@@ -46,19 +46,19 @@ PLANTS = {
     "fixed": loop_before(
         "ff_fixed.c",
         "    const factors f = {beta, gamma, sieve ? sieve->ranking : 1.0};\n    for",
-        1300,
+        2200,
         "user set d=50",
     ),
     "pools": loop_before(
         "ff_policy.c",
         "    int64_t *cached = c->chosen && actions->quantised",
-        1500,
+        1800,
         "user letor d=57 q=60",
     ),
     "coins": loop_before(
         "ff_coins.c",
         "    for (int64_t silo = 0; silo < silos; silo += size) {\n",
-        400,
+        800,
         "user follow-the-leader m=10",
     ),
     # Compute some products of the matrix with x twice.
