@@ -52,7 +52,7 @@ PLANTS = {
     "pools": loop_before(
         "ff_policy.c",
         "    int64_t *cached = c->chosen && actions->quantised",
-        1800,
+        4000,
         "user letor d=57 q=60",
     ),
     "coins": loop_before(
