@@ -29,7 +29,14 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, nearest, nearest_label, number, show
 from fastfed.reporting.text import shortfall, spaced
-from fastfed.results.paired import Difference, beyond, difference, mean_and_error, regrets
+from fastfed.results.paired import (
+    Difference,
+    beyond,
+    difference,
+    mean_and_error,
+    per_silo,
+    regrets,
+)
 from fastfed.results.results import Results
 
 KINDS = ("below", "near", "power", "spread")
@@ -249,11 +256,6 @@ def labels_of(table: dict[str, Any]) -> list[str]:
 
 
 # ---- Verdicts ------------------------------------------------------------------------------------
-
-
-def per_silo(results: Results) -> bool:
-    """Return True if claims compare regret divided by the number of silos of the curve."""
-    return results.figure.get("y") == "per-silo"
 
 
 def judge(results: Results) -> tuple[Claim, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from fastfed.privacy.certificate import WIDTH, as_text
 from fastfed.reporting import table as text_table
 from fastfed.reporting.charts import Y_LABELS, Chart, Charts
-from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim, per_silo
+from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim
 from fastfed.reporting.figure import (
     Source,
     amount,
@@ -23,6 +23,7 @@ from fastfed.reporting.panels import Panel
 from fastfed.reporting.sharing import sharing_sentence
 from fastfed.reporting.svg import chart_svg, names_fit
 from fastfed.reporting.text import pair_text, privacy_text, spaced, span, spec_text
+from fastfed.results.paired import per_silo
 from fastfed.results.results import CurveResult
 
 # ---- Certificates as text ------------------------------------------------------------------------

@@ -28,10 +28,13 @@ def sharing_sentence(results: Results) -> str:
     A difference counts if it is beyond two standard errors, more if replicates are few.
     """
     found = [each for each in baseline_differences(results) if each is not None]
-    baselines = {each.second: each.second_regret for each in found}
+    alone = all(results[each.second].algorithm == ALONE for each in found)
+    if alone:
+        # Curves that send nothing, such as random actions, share nothing.
+        found = [each for each in found if results[each.first].bytes_sent > 0]
     if not found:
         return ""
-    alone = all(results[label].algorithm == ALONE for label in baselines)
+    baselines = {each.second: each.second_regret for each in found}
     named = " or ".join(f"{label} ({value:.4g})" for label, value in baselines.items())
     if len(baselines) > 2:
         named = "the baseline of the same size"
@@ -73,7 +76,7 @@ def difference_cells(results: Results) -> list[str]:
 
 
 def notes_on_curves(results: Results) -> list[str]:
-    """Return notes on curves that lack their privacy, protect hardly anybody, or play by chance."""
+    """Return notes on curves that lack their privacy, protect hardly anybody, or learn nothing."""
     reasons: dict[str, list[str]] = {}
     for curve in results.curves:
         if reason := shortfall(curve.certificate):

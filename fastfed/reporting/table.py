@@ -27,12 +27,11 @@ from fastfed.reporting.claims import (
     UNDECIDED,
     UNPROVEN,
     Claim,
-    per_silo,
 )
 from fastfed.reporting.figure import Source
 from fastfed.reporting.sharing import difference_cells, notes_on_curves, sharing_sentence
 from fastfed.reporting.text import fixed, magnitude, plus_minus, privacy_text
-from fastfed.results.paired import Difference, baseline_differences
+from fastfed.results.paired import Difference, baseline_differences, per_silo
 from fastfed.results.results import Columns, CurveResult, columns
 
 # ---- Results: one row per curve ------------------------------------------------------------------

@@ -93,6 +93,11 @@ def regrets(curve: CurveResult, replicates: Sequence[int], per_silo: bool = Fals
     return rows / (curve.silos if per_silo else 1)
 
 
+def per_silo(results: Results) -> bool:
+    """Return True if curves are compared by regret divided by their number of silos."""
+    return results.figure.get("y") == "per-silo"
+
+
 def shared_replicates(curves: Sequence[CurveResult]) -> list[int]:
     """Return the replicates that all these curves have finished."""
     return sorted(set.intersection(*(set(curve.replicates) for curve in curves)))
@@ -143,6 +148,6 @@ def baseline_differences(results: Results) -> list[Difference | None]:
 
     Regret is regret per silo if the figure draws regret per silo.
     """
-    per_silo = results.figure.get("y") == "per-silo"
     pairs = ((curve, baseline_of(results, curve)) for curve in results.curves)
-    return [None if other is None else difference(curve, other, per_silo) for curve, other in pairs]
+    divided = per_silo(results)
+    return [None if other is None else difference(curve, other, divided) for curve, other in pairs]

@@ -53,10 +53,12 @@ def with_finals(results, **finals):
 def test_the_sentence_by_hand(played):
     # Differences to 10, 20, 30: -4, -5, -6 (mean -5, standard error 1 / sqrt 3 = .577, and three
     # replicates need 4.53 of these: 2.61) and +1, +9, -4 (mean 2, standard error 3.79).
-    made = with_finals(played, open=[6, 15, 24], dice=[11, 29, 26], alone=[10, 20, 30])
+    finals = {"open": [6, 15, 24], "server, epsilon = 1.0": [11, 29, 26], "alone": [10, 20, 30]}
+    # Random actions share nothing.
+    made = with_finals(played, **finals, dice=[50, 60, 70])
     assert sharing_sentence(made) == (
         "Against alone (20), sharing pays for open (-5.00 ± 0.58); it is undecided for "
-        "dice (+2.0 ± 3.8)."
+        "server, epsilon = 1.0 (+2.0 ± 3.8)."
     )
     made = with_finals(played, open=[15, 25, 35], alone=[10, 20, 30])
     # Equal differences have no error.
