@@ -11,6 +11,7 @@ from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits.own_rounds import SharingConfig, shared_batches
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory, sieve_widths
+from fastfed.bandits.system import check_required
 from fastfed.protocols.account import CLOCKED
 from fastfed.protocols.clocks import RULES, TICKS, USERS, Clocks
 from fastfed.protocols.plan import ClockedPlan, Plan
@@ -133,14 +134,13 @@ def check_private_clock(config: PrivateConfig) -> None:
             f"clock needs protocol {' or '.join(CLOCKED[1:])}, in which the server adds up one "
             f'report of each silo that can be an older one, got "{config.protocol}"'
         )
-    for key, required, reason in (
+    check_required(
+        "clock",
+        config,
         ("returning", 1, "batches of different silos close at different times"),
         ("protects", "user", "public contexts are not implemented"),
         ("noise_draws", "silo", "silos report at different times"),
-    ):
-        if (value := getattr(config, key)) != required:
-            text = f'"{required}"' if isinstance(required, str) else str(required)
-            raise InputError(f"clock needs {key} = {text}: {reason}, got {value!r}")
+    )
     if config.protocol == "silo-ldp" and config.release == "tree":
         raise InputError(
             'clock needs reports of prefix sums: use protocol "silo-ldp-prefix" with release '

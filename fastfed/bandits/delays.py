@@ -11,7 +11,7 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.system import Config
+from fastfed.bandits.system import Config, check_required
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.account import DELAYABLE
 from fastfed.protocols.plan import DelayedPlan, Plan
@@ -129,14 +129,13 @@ def check_private_delay(config: PrivateConfig) -> None:
             f"delay needs protocol {', '.join(DELAYABLE[1:-1])} or {DELAYABLE[-1]}: the privacy of "
             f'"{config.protocol}" counts on a fixed number of users in each batch'
         )
-    for key, required, reason in (
+    check_required(
+        "delay",
+        config,
         ("lazy", True, "actions must not depend on raw data"),
         ("returning", 1, "several rewards of one user could arrive in the same batch"),
         ("protects", "user", "contexts enter public sums when their rewards arrive"),
-    ):
-        if (value := getattr(config, key)) != required:
-            text = str(required).lower() if isinstance(required, bool) else f"{required!r}"
-            raise InputError(f"delay needs {key} = {text}: {reason}, got {value!r}")
+    )
 
 
 def refuse_delay(delay: object) -> None:

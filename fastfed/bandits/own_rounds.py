@@ -11,7 +11,6 @@ state of local rounds that a silo stores (`Memory`).
 
 from __future__ import annotations
 
-import json
 import math
 import typing
 from dataclasses import replace
@@ -26,7 +25,7 @@ from fastfed.bandits.delays import DelayConfig
 from fastfed.bandits.linucb import Estimate
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.system import Config
+from fastfed.bandits.system import Config, check_required
 from fastfed.privacy.accounting.gdp import sampled_mu
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
@@ -147,18 +146,15 @@ class SharingConfig(DelayConfig, frozen=True, kw_only=True):
                 f'share.coin "secret" needs protocol {", ".join(TOSSABLE[:-1])} or {TOSSABLE[-1]}, '
                 f'whose noise is Gaussian, got "{protocol}"'
             )
-        for key, required, reason in (
+        check_required(
+            'share.coin "secret"',
+            self,
             ("protects", "user", "public contexts would show which rounds are shared"),
             ("calibration", "exact", "other calibrations ignore the coin"),
             ("relation", "replace", "the proof is for this relation"),
             ("returning", 1, "the proof is for users of one batch"),
             ("silo_epsilon", None, "all silos have the same noise"),
-        ):
-            if getattr(self, key) != required:
-                requirement = f"no {key}" if required is None else f"{key} = {json.dumps(required)}"
-                raise InputError(
-                    f'share.coin "secret" needs {requirement}: {reason}, got {getattr(self, key)!r}'
-                )
+        )
 
 
 def shared_batches(config: Config, problem: ProblemSpec) -> Schedule:

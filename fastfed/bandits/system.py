@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -121,6 +122,24 @@ def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
         return msgspec.structs.replace(claim, caveats=(*unchanged, *new))
 
     return plan.with_claim(with_new_caveats)
+
+
+def check_required(what: str, config: Config, *needs: tuple[str, object, str]) -> None:
+    """Raise InputError unless keys have the values that a feature needs.
+
+    Parameters
+    ----------
+    what : str
+        The feature, such as "delay".
+    config : Config
+        The curve's keys.
+    *needs : (str, object, str)
+        Key, value that it must have (None: the key must be missing), and why.
+    """
+    for key, required, reason in needs:
+        if (value := getattr(config, key)) != required:
+            text = f"no {key}" if required is None else f"{key} = {json.dumps(required)}"
+            raise InputError(f"{what} needs {text}: {reason}, got {value!r}")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

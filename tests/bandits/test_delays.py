@@ -325,7 +325,7 @@ REFUSED = {
     'the privacy of "shuffle-amplified" counts on': {"protocol": "shuffle-amplified"},
     "delay needs lazy = true: actions must not": {"lazy": False},
     "delay needs returning = 1: several rewards": {"returning": 2},
-    "delay needs protects = 'user': contexts": {"protects": "reward"},
+    'delay needs protects = "user": contexts': {"protects": "reward"},
     "share needs a curve without delay": {"share": {"until": 20}},
     "delay needs a curve without reward_centre": {"reward_centre": 0.5},
 }
