@@ -7,7 +7,9 @@ import pickle
 from dataclasses import dataclass, replace
 
 import numpy as np
+import one_curve
 import pytest
+from one_curve import HORIZON, SEED, SILOS, fast, same, step
 from oracle import clocks as oracle
 from oracle.zhou_chowdhury_2024 import Direct
 from scipy import stats
@@ -24,7 +26,6 @@ from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
 from fastfed.simulation.systems import make_system
 
-SILOS, HORIZON, SEED = 3, 60, 11
 #: Keys of clocks of three silos.
 CLOCKS = {
     "equal": {},
@@ -57,38 +58,12 @@ CURVES = {
         "silo_epsilon": [5.0, 20.0, 20.0],
     },
 }
-SAME = ("actions", "rewards", "group_regret", "total", "synchronisations", "bits_up", "bits_down")
 
 
 def experiment(keys, clock=None, environment=None, **sizes):
-    """Return an experiment of one curve."""
-    curve = {"label": "curve", **keys, **({} if clock is None else {"clock": clock})}
-    return make_experiment(
-        name="clocks",
-        environment=environment or Sphere(dimension=4, actions=6),
-        curves=[curve],
-        **({"horizon": HORIZON, "silos": SILOS, "seed": SEED, "checkpoints": HORIZON} | sizes),
-    )
-
-
-def step(e):
-    """Return the outcome of the step driver."""
-    environment = e.environment.open(e.seed, 0, e.silos)
-    return server.run_one(environment, e.curves[0].system.plan, e.checkpoints)
-
-
-def fast(e, **options):
-    """Return the outcome of the compiled driver."""
-    environment = e.environment.open(e.seed, 0, e.silos)
-    plans = [curve.system.plan for curve in e.curves]
-    return compiled.run(environment, plans, e.checkpoints, record=True, **options)[0]
-
-
-def same(a, b, names=SAME):
-    """Check that two outcomes have the same bits."""
-    for name in names:
-        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
-    assert a.events == b.events
+    """Return an experiment of one curve with this clock."""
+    more = {"clock": clock} if clock is not None else {}
+    return one_curve.experiment({**keys, **more}, environment, **sizes)
 
 
 # ---- Clocks --------------------------------------------------------------------------------------

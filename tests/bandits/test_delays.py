@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import one_curve
 import pytest
+from one_curve import HORIZON, SEED, SILOS, fast, same, step
 from oracle import delays as oracle
 
 import fastfed
@@ -18,10 +20,9 @@ from fastfed.privacy.account import released
 from fastfed.protocols.plan import DelayedPlan, Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.simulation import compiled, server
-from fastfed.simulation.experiment import experiment_from_spec, make_experiment
+from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.systems import make_system
 
-SILOS, HORIZON, SEED = 3, 60, 11
 DELAYS = {
     "constant": {"kind": "constant", "rounds": 7},
     "uniform": {"kind": "uniform", "low": 2, "high": 9},
@@ -51,34 +52,9 @@ CURVES = {
 
 
 def experiment(keys, delay=None, environment=None, **sizes):
-    """Return an experiment of one curve."""
-    curve = {"label": "curve", **keys, **({"delay": delay} if delay else {})}
-    return make_experiment(
-        name="delays",
-        environment=environment or Sphere(dimension=4, actions=6),
-        curves=[curve],
-        **({"horizon": HORIZON, "silos": SILOS, "seed": SEED, "checkpoints": HORIZON} | sizes),
-    )
-
-
-def step(e):
-    """Return the outcome of the step driver."""
-    environment = e.environment.open(e.seed, 0, e.silos)
-    return server.run_one(environment, e.curves[0].system.plan, e.checkpoints)
-
-
-def fast(e, **options):
-    """Return the outcome of the compiled driver."""
-    environment = e.environment.open(e.seed, 0, e.silos)
-    plans = [curve.system.plan for curve in e.curves]
-    return compiled.run(environment, plans, e.checkpoints, record=True, **options)[0]
-
-
-def same(a, b):
-    """Check that two outcomes have the same bits."""
-    for name in ("actions", "rewards", "group_regret", "total", "synchronisations", "bits_up"):
-        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
-    assert a.events == b.events
+    """Return an experiment of one curve with this delay."""
+    more = {"delay": delay} if delay else {}
+    return one_curve.experiment({**keys, **more}, environment, **sizes)
 
 
 def arrivals_of(e, delay, silos=SILOS, horizon=HORIZON):
