@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 #: same in all parts of a run.
 REPLICATES = 8
 #: Most and fewest rounds drawn in each of these replicates.
-ROUNDS, FEWEST = 128, 8
+ROUNDS, FEWEST = 64, 8
 #: Between the two, the rounds of a replicate have this number of features, to bound the time.
-FEATURES = 250_000
+FEATURES = 125_000
 #: Environments whose rounds call a function of the user, which may be slow.
 SLOW = ("python",)
 
