@@ -27,7 +27,7 @@ from fastfed.deployment.store import Conflict, Position, Store, Write, chained
 
 T = TypeVar("T")
 #: Maximum number of syncs of calls at a time.
-SYNCS = 3
+SYNCS = 6
 #: Number of writes between two snapshots: a restart applies at most about this many.
 SNAPSHOT_EVERY = 10_000
 #: Number of records that are erased while calls wait.
