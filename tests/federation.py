@@ -134,6 +134,8 @@ PATIENT = {"start": START, "period": PERIOD, "grace": 900, "reward_deadline": 25
 #: Protocols with sums under pairwise masks, and all protocols whose reports are integer words.
 MASKS = "secure-sum by masks"
 MASKED_BITS = "shuffle-vector by masks"
+#: Users' devices send bits in place of rewards.
+BITS = "user-bit"
 WORDS = ("secure-sum", MASKS, "shuffle-vector", MASKED_BITS)
 
 
@@ -163,6 +165,9 @@ def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
         system["algorithm"] = system.pop("protocol")
     # Most deployment tests are about nodes of trees. Other tests check the default release.
     tree_keys = {"release": "tree"} if protocol in TREES else {}
+    if protocol == BITS:
+        system |= {"protects": "reward"}
+        del system["delta"]
     system |= more.pop("system", {"batch_size": batch, **tree_keys})
     spec_table = {
         "federation": {"name": "tests", "least": 2},
@@ -277,7 +282,10 @@ def served(federation, release, names=None, reward=0.5):
     federation.now = federation.plan.document.calendar.closes[release - 1] - 10.0
     for name in names or federation.plan.silos:
         process = federation.processes[name]
-        process.reward(process.decide(ROWS).id, reward)
+        if federation.plan.plan.flips:
+            process.bit(process.decide(ROWS).id, int(reward > 0.4))
+        else:
+            process.reward(process.decide(ROWS).id, reward)
     federation.now += 10.0
 
 
@@ -586,9 +594,7 @@ class World:
                 else:
                     reward = rng.random() * 1.2 - 0.1
                     # The application repeats a report while the silo does not answer.
-                    while not self.perform(
-                        name, self.parties[name].reward(decision, reward, self.clock(name))
-                    ):
+                    while not self.perform(name, self.end(name, decision, reward)):
                         pass
             else:
                 contexts = [
@@ -599,6 +605,13 @@ class World:
                     self.open[name].append(new_decision.id)
         except InputError:
             pass
+
+    def end(self, name, decision, reward):
+        """Return a silo's step for a reward, or for the bit that is sent in place of it."""
+        silo, now = self.parties[name], self.clock(name)
+        if self.plan.plan.flips:
+            return silo.bit(decision, int(reward > 0.5), now)
+        return silo.reward(decision, reward, now)
 
     def moment(self):
         """Do one random thing: deliver, act, tick, move the clock, replay, back up or restore."""

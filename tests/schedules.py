@@ -19,7 +19,7 @@ from random import Random
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from federation import MASKED_BITS, MASKS, PATIENT, WORDS, Violation, World, deployed, quickly
+from federation import BITS, MASKED_BITS, MASKS, PATIENT, WORDS, Violation, World, deployed, quickly
 
 from fastfed._random import SystemNoise
 from fastfed.deployment.hub import Hub
@@ -43,6 +43,7 @@ PLANS = {
     "shuffle-vector": ("shuffle-vector", {}),
     "shuffle-vector, fewer": ("shuffle-vector", FEWER),
     "shuffle-vector, masks": (MASKED_BITS, {}),
+    "user-bit": (BITS, {}),
 }
 #: If every silo must be in every set, lost records may delay a release for ever.
 NEEDS_ALL = {name for name, (p, tables) in PLANS.items() if p in WORDS and tables is not FEWER}
@@ -50,13 +51,16 @@ FAULTS = ("kills", "silos put back", "hub put back")
 #: Seeds from here on have more kinds of faults; smaller seeds keep the schedules that have found
 #: something.
 MORE = 1_000_000
+#: Seeds from here on have plans of bits, too.
+LATER = 10_000_000
 YEARS = 10 * 365 * 86_400.0
 
 
 def chosen(seed: int) -> tuple[str, str, dict, dict]:
     """Return plan, faults, tables of the spec and keys of the world of one schedule."""
     rng = Random(f"schedule {seed}")
-    name, faults = rng.choice(list(PLANS)), rng.choice(FAULTS)
+    names = [name for name in PLANS if seed >= LATER or PLANS[name][0] != BITS]
+    name, faults = rng.choice(names), rng.choice(FAULTS)
     tables = {"federation": {"name": "tests", "least": 2}, **PLANS[name][1]}
     tables["federation"] = {"name": "tests", **tables["federation"]}
     protocol = PLANS[name][0]

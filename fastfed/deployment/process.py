@@ -488,6 +488,10 @@ class SiloProcess(Process):
         """Store the losses of all experts at a decision; see `ExpertSilo.losses`."""
         self.call(lambda: (self.party.losses(name, losses, self.now()), None))
 
+    def bit(self, name: str, bit: int) -> None:
+        """Store the bit that a user's device has sent for a decision; see `SiloParty.bit`."""
+        self.call(lambda: (self.party.bit(name, bit, self.now()), None))
+
     def cancel(self, name: str) -> None:
         """End a decision without a reward; see `SiloParty.cancel`."""
         self.call(lambda: (self.party.cancel(name, self.now()), None))

@@ -166,6 +166,9 @@ class SiloRecords(Speaker):
         x = np.frombuffer(self._decision(name).x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
         assert clip is not None and ended.reward is not None
+        if self.plan.flips:
+            _, features_clipped, _ = clip.apply(x, clip.low)
+            return x, self.plan.bit_values[int(ended.reward)], features_clipped, False
         y, features_clipped, reward_clipped = clip.apply(x, ended.reward)
         return x, y, features_clipped, reward_clipped
 

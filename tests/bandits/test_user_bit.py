@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from decimal import Decimal, localcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -411,17 +409,3 @@ def test_parties_use_bits_only(epsilon: float) -> None:
     assert abs(ones - round(ones)) < 1e-9 and 0 <= round(ones) <= 5
     assert report.covariance[0, 0] == 5.0 and report.bias[1] == 0.0
     silo.receive(hub.combine([report]))
-
-
-def test_the_page_s_device_is_the_package_s() -> None:
-    """Run the function that docs/user-bit.md shows, and compare its law with the channel's."""
-    page = Path(__file__).parents[2] / "docs" / "user-bit.md"
-    code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
-    names: dict[str, Any] = {}
-    exec(code, names)
-    flips = flips_of(1.0)
-    for reward in (0.0, 0.25, 1.0):
-        one = oracle.channel(flips / ONE, [reward])[0, 1]
-        bits = [names["bit_to_send"](reward, flips) for _ in range(20_000)]
-        assert set(bits) == {0, 1}
-        assert abs(np.mean(bits) - one) < 5.0 * math.sqrt(one * (1.0 - one) / 20_000)
