@@ -143,8 +143,10 @@ def charge_of(
     if isinstance(event, Scores | UserBits):
         # A loss enters only one phase, and a bit one release. The first release is charged for the
         # phase with the highest cost, and the other releases cost nothing.
-        is_bit = isinstance(event, UserBits)
-        cost = totals_of_bit(event) if is_bit else totals_of_scores(event)
+        if isinstance(event, UserBits):
+            cost = totals_of_bit(event)
+        else:
+            cost = totals_of_scores(event)
         charge_values = (*cost, report, event.exact(0.0) * _UP)
         return Charge(
             dataset, digest, release, *(charge_values if release <= 1 else (0.0, 0.0, report))
