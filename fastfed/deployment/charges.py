@@ -143,10 +143,7 @@ def charge_of(
     if isinstance(event, Scores | UserBits):
         # A loss enters only one phase, and a bit one release. The first release is charged for the
         # phase with the highest cost, and the other releases cost nothing.
-        if isinstance(event, UserBits):
-            cost = totals_of_bit(event)
-        else:
-            cost = totals_of_scores(event)
+        cost = totals_of_bit(event) if isinstance(event, UserBits) else totals_of_scores(event)
         charge_values = (*cost, report, event.exact(0.0) * _UP)
         return Charge(
             dataset, digest, release, *(charge_values if release <= 1 else (0.0, 0.0, report))
