@@ -32,6 +32,7 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.randomizer import user_bit
 from fastfed.simulation import compiled, server
+from fastfed.simulation.audit import run_audit
 from fastfed.simulation.experiment import make_experiment
 from fastfed.simulation.systems import ALGORITHMS
 
@@ -409,3 +410,16 @@ def test_parties_use_bits_only(epsilon: float) -> None:
     assert abs(ones - round(ones)) < 1e-9 and 0 <= round(ones) <= 5
     assert report.covariance[0, 0] == 5.0 and report.bias[1] == 0.0
     silo.receive(hub.combine([report]))
+
+
+@pytest.mark.parametrize(("name", "verdict"), [
+    ("user-bit", "pass"), ("fault-user-bit-half-of-the-flips", "caught"),
+])  # fmt: skip
+def test_an_audit_of_what_a_silo_sends_finds_the_epsilon_of_the_flips(
+    name: str, verdict: str
+) -> None:
+    result = run_audit(name)
+    assert result.verdict == verdict
+    # The bound is close to the true epsilon, which is the claimed one without the fault.
+    true = 1.0 if verdict == "pass" else math.log((ONE - flips_of(1.0) // 2) / (flips_of(1.0) // 2))
+    assert 0.95 * true <= result.epsilon_lower_bound <= true
