@@ -504,12 +504,9 @@ class SiloProcess(Process):
 
         Raises
         ------
-        InputError
-            See `check_erasable`.
         OSError
             If the disk is full. The next call tries again.
         """
-        self.check_erasable()
         count, last_count = 0, -1
         while count != last_count:
             last_count, count = count, count + self._erase_some(keep)
@@ -534,13 +531,6 @@ class SiloProcess(Process):
                 self.party.erased_up_to = up_to
                 raise
             return len(ids)
-
-    def check_erasable(self) -> None:
-        """Raise InputError if a restart needs the records: in phases, or with experts."""
-        if self.party.restarts_from_records:
-            raise InputError(
-                "records of a plan in phases or with experts cannot be erased: a restart needs them"
-            )
 
     def keep_erasing(self, keep: float, say: Callable[[str], None]) -> None:
         """Erase records older than ``keep`` seconds for ever; ``say`` gets each new problem."""

@@ -66,6 +66,17 @@ def test_random_schedules_of_all_that_is_deployed():
     assert did["kills"] > 100 and did["silos put back"] > 1 and did["hubs put back"] > 10
 
 
+def test_a_schedule_in_which_a_record_of_no_leaf_was_erased():
+    """Bits are numbered by all decisions, so erasing one of them changed a masked report."""
+    assert drawn([10_000_335])["erased records"] == 0
+
+
+def test_random_schedules_of_plans_in_phases_and_with_experts_and_of_erased_records():
+    did = drawn(range(schedules_of_all.ALL, schedules_of_all.ALL + 80))
+    assert all(did[f"plan {name}"] for name in schedules_of_all.WITHOUT_BATCHES)
+    assert did["snapshots"] > 100 and did["erased records"] > 10
+
+
 @pytest.mark.slow
 def test_many_random_schedules_of_all_that_is_deployed():
     did = drawn(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
