@@ -29,6 +29,8 @@ from fastfed.deployment.kinds import silo_of as party_of
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.model import Decided
 from fastfed.deployment.process import SiloProcess
+from fastfed.deployment.seal import KEY, keyed_digest
+from fastfed.deployment.silo_records import _SNAPSHOT
 from fastfed.deployment.store import MemoryStore, SqliteStore, Write
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
@@ -353,6 +355,21 @@ def test_a_snapshot_that_is_not_this_silos_is_not_used(kind, tmp_path):
     store.close()
 
 
+def test_a_snapshot_of_an_earlier_version_is_used():
+    """It has no attributes of subclasses, which had no snapshots."""
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, store := MemoryStore())
+    silo.reward(silo.decide(ROWS, "ada").id, 0.5)
+    silo.close()
+    state = msgspec.msgpack.decode(store.snapshot()["state"][KEY:])
+    assert state.pop() == {} and len(state) == 10
+    state = msgspec.msgpack.encode(state)
+    seal = keyed_digest(silo.party._secret, _SNAPSHOT, deployment.plan.digest, state)
+    store.save_snapshot({"state": seal + state})
+    again = silo_of(deployment, store)
+    assert again._covered.position == store.position and state_of(again) == state_of(silo)
+
+
 def test_a_log_of_an_earlier_version_knows_its_persons():
     deployment = federation.Federation(federation.deployed())
     silo = silo_of(deployment, MemoryStore())
@@ -521,7 +538,7 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
 
     def erases(made):
         silo = made.processes["silo0"]
-        before = state_of(silo)
+        before, names = state_of(silo), set(silo.party.decisions)
         for stop in range(20):
             left = [stop]
 
@@ -561,6 +578,10 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
                 silo.store._db = db
                 break
         assert len(list(silo.party.ended)) <= 1 and state_of(silo) == before
+        # What a killed process had erased is in no file either.
+        erased = names - set(silo.party.decisions)
+        content = b"".join(file.read_bytes() for file in made.folder.iterdir())
+        assert len(erased) >= 79 and not any(name.encode() in content for name in erased)
         made.settle()
 
     lived(tmp_path / "a", erases, kind)
