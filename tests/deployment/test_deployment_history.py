@@ -604,11 +604,13 @@ def test_an_overdue_decision_ends_when_its_record_is_erased():
 
 
 def test_records_that_a_later_release_rounds_again_are_not_erased():
-    from test_deployment_membership import plan_of
-
+    """Nor are other decisions before them: noise depends on the number of a record's decision."""
     deployment = federation.Federation(plan_of("shuffle-vector"))
     silo = deployment.processes["silo0"]
+    silo.cancel(silo.decide([[0.5, 0.1]]).id)
     silo.reward(silo.decide([[0.5, 0.1]]).id, 0.5)
+    report = silo.party.report(1)
+    assert silo.erase(-1.0) == 0 and silo.party.report(1) == report
     deployment.now = deployment.plan.document.calendar.closes[0] + 1.0
     deployment.settle()
     assert silo.party.model.release >= 1 and silo.erase(-1.0) == 0
