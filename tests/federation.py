@@ -746,7 +746,8 @@ class World:
         self.kill_chance, self.down, self.wrong = 0.0, {}, {}
         calendar = self.plan.document.calendar
         # A corrected clock may need BELIEVED seconds until its party trusts it.
-        end = calendar.closes[-1] + 2 * max(GRACE, calendar.grace) + 2 * BELIEVED
+        grace = 2 * max(GRACE, calendar.grace)
+        end = max(calendar.closes[-1] + BELIEVED, self.now + PERIOD) + grace + BELIEVED
         for _ in range(200):
             # Small steps while leaves close, then larger ones to the end of the grace period.
             calendar_closed = self.now >= calendar.closes[-1] + PERIOD

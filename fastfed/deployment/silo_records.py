@@ -92,6 +92,9 @@ class SiloRecords(Speaker):
         #: Leaf -> digest of its sums, in the last snapshot and in the one that is being stored.
         self._saved_leaves = self._unsaved_leaves = dict[int, bytes]()
 
+    #: Release -> digest of a report that was sent and that this restored state does not have.
+    lost: dict[int, bytes]
+
     @property
     def closed_leaves(self) -> int:
         """Number of leaves 1, 2, ... that are closed: no reward enters them any more."""
@@ -303,16 +306,16 @@ class SiloRecords(Speaker):
         They ended before the time, and the sums of their leaf are released, so no report is made
         from them again. ``count`` records are looked at, from where the last call stopped.
         """
-        released = self.model.release
-        if self.plan.protocol.bits and released < self.plan.releases:
-            # A later release rounds the records of earlier leaves again, by random words that are
-            # numbered by all decisions, also by those that enter no leaf.
+        released = min(self.model.release, self.closed_leaves)
+        if self.plan.protocol.bits and (self.lost or released < self.plan.releases):
+            # A later release rounds the records of earlier leaves again. Its noise depends on the
+            # numbers of their decisions, so decisions that were not learned from are needed too.
             return []
         ids = []
         for number, write in self._store.records("ended", self.erased_up_to["ended"], count):
             ended = self._decode_end(write.value)
             is_last = number >= self._store.position.number
-            if is_last or ended.time >= before or ended.leaf > min(released, self.closed_leaves):
+            if is_last or ended.time >= before or ended.leaf > released:
                 break
             self.erased_up_to["ended"] = number
             ids.append(write.key)

@@ -29,6 +29,8 @@ from fastfed.deployment.kinds import silo_of as party_of
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.model import Decided
 from fastfed.deployment.process import SiloProcess
+from fastfed.deployment.seal import KEY, keyed_digest
+from fastfed.deployment.silo_records import _SNAPSHOT
 from fastfed.deployment.store import MemoryStore, SqliteStore, Write
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
@@ -353,6 +355,21 @@ def test_a_snapshot_that_is_not_this_silos_is_not_used(kind, tmp_path):
     store.close()
 
 
+def test_a_snapshot_of_an_earlier_version_is_used():
+    """It has no attributes of subclasses, which had no snapshots."""
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, store := MemoryStore())
+    silo.reward(silo.decide(ROWS, "ada").id, 0.5)
+    silo.close()
+    state = msgspec.msgpack.decode(store.snapshot()["state"][KEY:])
+    assert state.pop() == {} and len(state) == 10
+    state = msgspec.msgpack.encode(state)
+    seal = keyed_digest(silo.party._secret, _SNAPSHOT, deployment.plan.digest, state)
+    store.save_snapshot({"state": seal + state})
+    again = silo_of(deployment, store)
+    assert again._covered.position == store.position and state_of(again) == state_of(silo)
+
+
 def test_a_log_of_an_earlier_version_knows_its_persons():
     deployment = federation.Federation(federation.deployed())
     silo = silo_of(deployment, MemoryStore())
@@ -521,7 +538,7 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
 
     def erases(made):
         silo = made.processes["silo0"]
-        before = state_of(silo)
+        before, names = state_of(silo), set(silo.party.decisions)
         for stop in range(20):
             left = [stop]
 
@@ -561,6 +578,10 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
                 silo.store._db = db
                 break
         assert len(list(silo.party.ended)) <= 1 and state_of(silo) == before
+        # What a killed process had erased is in no file either.
+        erased = names - set(silo.party.decisions)
+        content = b"".join(file.read_bytes() for file in made.folder.iterdir())
+        assert len(erased) >= 79 and not any(name.encode() in content for name in erased)
         made.settle()
 
     lived(tmp_path / "a", erases, kind)
@@ -583,11 +604,13 @@ def test_an_overdue_decision_ends_when_its_record_is_erased():
 
 
 def test_records_that_a_later_release_rounds_again_are_not_erased():
-    from test_deployment_membership import plan_of
-
+    """Nor are other decisions before them: noise depends on the number of a record's decision."""
     deployment = federation.Federation(plan_of("shuffle-vector"))
     silo = deployment.processes["silo0"]
+    silo.cancel(silo.decide([[0.5, 0.1]]).id)
     silo.reward(silo.decide([[0.5, 0.1]]).id, 0.5)
+    report = silo.party.report(1)
+    assert silo.erase(-1.0) == 0 and silo.party.report(1) == report
     deployment.now = deployment.plan.document.calendar.closes[0] + 1.0
     deployment.settle()
     assert silo.party.model.release >= 1 and silo.erase(-1.0) == 0
