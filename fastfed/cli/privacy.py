@@ -35,7 +35,8 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
     fault (fault-...), or "all". "list" lists all audits, and what each of them attacks. An audit
     runs the implementation on two neighbouring datasets. Its result is a lower bound on the true
     epsilon with 95 % confidence. "caught" means that the bound is above the claim. "pass" means
-    that these runs did not refute the claim; this does not prove privacy.
+    that these runs did not refute the claim; this does not prove privacy. A few trials cannot
+    refute any claim: the largest bound that they can give is then shown.
     """
     from fastfed.simulation.audit import AUDITS, FAULTY, run_audit
 
@@ -57,6 +58,8 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
     for result in results:
         expected = " (as it must be)" if result.name in FAULTY else ""
         verdict = result.verdict + (expected if result.verdict == "caught" else "")
+        if not result.can_refute:
+            verdict += f": too few trials, which can show {result.largest_bound:.3g} at most"
         rows.append(
             (
                 result.name,

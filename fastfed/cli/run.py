@@ -151,11 +151,13 @@ def results(folder: Path, as_json: bool, as_csv: bool, curves: bool) -> None:
         raise click.UsageError("--json, --csv and --curves exclude each other")
     from fastfed.reporting import table
     from fastfed.reporting.figure import read_source
+    from fastfed.reporting.sharing import notes_on_curves
 
     source = read_source(folder)
     if as_json:
         statements = [s.to_builtins() for s in source.claims]
-        print_json({**source.results.to_builtins(), "statements": statements})
+        notes = notes_on_curves(source.results)
+        print_json({**source.results.to_builtins(), "notes": notes, "statements": statements})
     elif as_csv:
         click.echo(table.as_csv(source), nl=False)
     elif curves:

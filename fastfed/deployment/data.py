@@ -520,8 +520,17 @@ class _Reader:
         if column in self._duplicates:
             raise InputError(f'the table has two columns "{column}"; leave one out')
         if column not in self._index:
-            rename = f"; name it under columns, or list {show(name)} under absent" if name else ""
-            raise InputError(f'the table has no column "{column}"{self._other_columns()}{rename}')
+            advice = ""
+            if name and name == self._records.outcome.column:
+                # Without outcomes no reward is known, so `absent` is no way out.
+                advice = (
+                    "; rewards come from it: in the table's source (a TOML file) write columns = "
+                    f'{{ "{name}" = "its name in the table" }}, or outcomes with a column for each '
+                    "action"
+                )
+            elif name:
+                advice = f"; name it under columns, or list {show(name)} under absent"
+            raise InputError(f'the table has no column "{column}"{self._other_columns()}{advice}')
         return self._index[column]
 
     def _other_columns(self) -> str:

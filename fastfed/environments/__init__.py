@@ -20,6 +20,7 @@ from fastfed.environments.base import (
     described,
 )
 from fastfed.environments.classification import Classification
+from fastfed.environments.gymnasium import to_gymnasium
 from fastfed.environments.instances import HardInstance, NoDiversity
 from fastfed.environments.letor import Letor
 from fastfed.environments.log import Log
@@ -171,4 +172,5 @@ __all__ = [
     "environment_signature",
     "gradient_signature",
     "losses_signature",
+    "to_gymnasium",
 ]

@@ -138,6 +138,11 @@ def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
                 raise InputError(
                     f'--set: "{key}" is a key of curves: curve.{key}={show(value)} changes it'
                 )
+            if table_name in _labels(_curves(spec)):
+                raise InputError(
+                    f'--set: "{table_name}" is the label of a curve: '
+                    f"curve.{table_name}.{inner_key or 'KEY'}={show(value)} changes it"
+                )
             raise InputError(f'unknown key "{key}" in --set{nearest(table_name, TOP_KEYS)}')
         if table_name == "curve":
             _change_curves(spec, key, value)
@@ -168,11 +173,25 @@ def _curves(spec: dict[str, Any]) -> list[dict[str, Any]]:
     return [t for t in tables if isinstance(t, dict)] if isinstance(tables, list) else []
 
 
+def _labels(tables: list[dict[str, Any]]) -> list[str]:
+    """Return the labels of curve tables; a table without a label has its algorithm's name."""
+    return [str(t.get("label", t.get("algorithm"))) for t in tables]
+
+
 def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
     """Change one key in all curves that have it, or in the curves with the label in ``key``."""
     tables = _curves(spec)
     label, _, name = key.removeprefix("curve").lstrip(".").rpartition(".")
-    labels = [str(t.get("label", t.get("algorithm"))) for t in tables]
+    labels = _labels(tables)
+    # "LDP, epsilon = 1.0" is a label of one curve of the sweep "LDP". Its key ends at the sign =.
+    swept = key.removeprefix("curve").lstrip(".")
+    for sweep in labels:
+        if swept.startswith(f"{sweep}, ") and label not in labels:
+            raise InputError(
+                f'--set: "{swept}" names one curve of the sweep "{sweep}", whose curves share one '
+                f"table: curve.{sweep}.KEY=VALUE changes all of them. To change one of them, give "
+                "it a curve table in the spec"
+            )
     if not name:
         raise InputError("--set curve must name a key, as curve.KEY or curve.LABEL.KEY")
     if label:

@@ -395,6 +395,36 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
         """Print the text form in IPython terminals."""
         printer.text(str(self))
 
+    def epsilon_at(self, delta: float) -> float:
+        """Return the epsilon of ``exact`` at a different delta; see `Guarantee.epsilon_at`.
+
+        Raises
+        ------
+        InputError
+            If there is no exact guarantee, and as `Guarantee.epsilon_at` does.
+        """
+        return self._guarantee("epsilon_at").epsilon_at(delta)
+
+    def delta_at(self, epsilon: float) -> float:
+        """Return the delta of ``exact`` at a different epsilon; see `Guarantee.delta_at`.
+
+        Raises
+        ------
+        InputError
+            If there is no exact guarantee, and as `Guarantee.delta_at` does.
+        """
+        return self._guarantee("delta_at").delta_at(epsilon)
+
+    def _guarantee(self, name: str) -> Guarantee:
+        """Return ``exact``; raise InputError with the reason if there is none."""
+        if self.exact is None:
+            reasons = "; ".join(c.text for c in self.conditions if not c.holds)
+            raise InputError(
+                f'{name} needs a guarantee that holds, but status is "{self.status}" and exact is '
+                f"None{f' (condition that fails: {reasons})' if reasons else ''}"
+            )
+        return self.exact
+
     def to_builtins(self) -> dict[str, Any]:
         """Convert to plain data.
 

@@ -19,7 +19,7 @@ from fastfed.reporting.figure import Source, in_memory
 from fastfed.reporting.html import Html, details, element, join
 from fastfed.reporting.panels import curve_styles, panels
 from fastfed.reporting.sections import full_certificate, legend_labels, mark, results_table
-from fastfed.reporting.sharing import sharing_sentence
+from fastfed.reporting.sharing import notes_on_curves, sharing_sentence
 from fastfed.reporting.text import audit_sentences, calibration_sentences, certificate_sentences
 from fastfed.results.results import CurveResult, Results
 
@@ -73,7 +73,7 @@ def as_rich(value: Any) -> RenderableType:
     from rich.text import Text
 
     if isinstance(value, Results):
-        return _ruled(in_memory(value))
+        return Group(_ruled(in_memory(value)), *map(Text, notes_on_curves(value)))
     if isinstance(value, CurveResult):
         return Group(_ruled(in_memory(_as_results(value))), as_rich(value.certificate))
     summary = _summarise(value)
@@ -98,7 +98,10 @@ def _table(results: Results) -> Html:
     """Return the setting, the notes and the table of results as HTML."""
     source = in_memory(results)
     setting = element("p", f"{source.setting}, {source.replicates}", class_="quiet")
-    notes = [element("p", note, role="note") for note in source.about_records]
+    notes = [
+        element("p", note, role="note")
+        for note in (*source.about_records, *notes_on_curves(results))
+    ]
     answer = element("p", sentence) if (sentence := sharing_sentence(results)) else ""
     styles = curve_styles(results.curves, panels(source))
     # `legend_labels` puts a sample of the curve's line before each label.

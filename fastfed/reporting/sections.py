@@ -20,7 +20,7 @@ from fastfed.reporting.figure import (
 )
 from fastfed.reporting.html import Html, definitions, details, element, join, key, table
 from fastfed.reporting.panels import Panel
-from fastfed.reporting.sharing import sharing_sentence
+from fastfed.reporting.sharing import notes_on_curves, sharing_sentence
 from fastfed.reporting.svg import chart_svg, names_fit
 from fastfed.reporting.text import pair_text, privacy_text, spaced, span, spec_text
 from fastfed.results.paired import per_silo
@@ -217,13 +217,15 @@ def _fields(certificate: dict[str, Any]) -> Html:
 def experiment_section(source: Source, charts: Charts, level: int) -> Html:
     """Return the body of an experiment, without its title, with headings of ``level``."""
     heading = f"h{level}"
-    curves = source.results.curves
+    results = source.results
+    curves = results.curves
     if not curves:
         return element("p", "No replicate has run to its end yet.")
     names = legend_labels(curves, charts.styles)
     parts: list[Html] = []
-    if sentence := sharing_sentence(source.results):
+    if sentence := sharing_sentence(results):
         parts.append(element("p", sentence, class_="answer"))
+    parts += [element("p", _as_sentence(note), role="note") for note in notes_on_curves(results)]
     if source.claims:
         parts += [element(heading, "Claims"), _claims(source)]
     parts += [element(heading, "Regret"), _plots(source, charts)]
@@ -231,6 +233,11 @@ def experiment_section(source: Source, charts: Charts, level: int) -> Html:
     parts += [element(heading, "Privacy"), certificate_section(curves, names, level + 1)]
     parts += [element(heading, "Run"), _run(source)]
     return join(parts)
+
+
+def _as_sentence(note: str) -> str:
+    """Return a note with a capital letter and a full stop."""
+    return f"{note[0].upper()}{note[1:]}."
 
 
 def title_block(source: Source, tag: Html) -> Html:
@@ -298,7 +305,7 @@ def _plots(source: Source, charts: Charts) -> Html:
         count = spaced(len(source.results.curves))
         caption += f" Of {count} curves those of least regret, and in grey the range of all."
     notes = [*bounds_above_plot(source), *missing_bounds(source)]
-    caption += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
+    caption += "".join(f" {_as_sentence(note)}" for note in notes)
     blocks = [
         (_cards(charts.regret, f"{what} against rounds", charts.panels), caption),
         (_cards(charts.difference, f"{what} minus that of the baseline, against rounds", ()),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fastfed.reporting.text import plus_minus, shortfall
 from fastfed.results.paired import ALONE, Difference, baseline_differences, difference
-from fastfed.results.results import Results
+from fastfed.results.results import CurveResult, Results
 
 #: Largest number of curves that the sentence names.
 NAMED = 8
@@ -88,17 +89,50 @@ def notes_on_curves(results: Results) -> list[str]:
             f"an epsilon above {LARGE_EPSILON:g} protects hardly anybody: {_listed(loose)}"
         )
     random = [curve for curve in results.curves if curve.algorithm == CHANCE]
-    useless = [
-        curve.label
-        for curve in results.curves
-        for chance in random
-        if curve.algorithm != CHANCE
-        and (curve.silos, curve.dimension) == (chance.silos, chance.dimension)
-        and difference(curve, chance).sign >= 0
-    ]
+    estimated = False
+    useless: list[str] = []
+    for curve in results.curves:
+        if curve.algorithm == CHANCE:
+            continue
+        found = [
+            difference(curve, chance)
+            for chance in random
+            if (curve.silos, curve.dimension) == (chance.silos, chance.dimension)
+        ]
+        if not found and (unpaired := _difference_to_random(curve)) is not None:
+            estimated, found = True, [unpaired]
+        if any(_not_below(each) for each in found):
+            useless.append(curve.label)
     if useless:
-        notes.append(f"not better than random actions: {_listed(list(dict.fromkeys(useless)))}")
+        how = " (whose regret is estimated from a few rounds)" if estimated else ""
+        notes.append(f"not better than random actions{how}: {_listed(useless)}")
+    notes += dict.fromkeys(text for curve in results.curves for text in curve.cautions)
     return notes
+
+
+def _difference_to_random(curve: CurveResult) -> Difference | None:
+    """Return the difference of a curve to the estimated regret of random actions, if it is known.
+
+    The estimate counts all rounds, so it says nothing about silos that skip some by their clocks.
+    It is zero if all actions are equally good.
+    """
+    if curve.random_regret is None or "clock" in curve.parameters or not curve.random_regret[0]:
+        return None
+    end, (mean, stderr) = curve.final(), curve.random_regret
+    return Difference(
+        curve.label,
+        CHANCE,
+        end["mean"] - mean,
+        math.hypot(end["stderr"], stderr),
+        end["mean"],
+        mean,
+        len(curve.replicates),
+    )
+
+
+def _not_below(found: Difference) -> bool:
+    """Return True unless a difference is negative; a single replicate has no margin."""
+    return found.mean >= 0.0 if found.replicates < 2 else found.sign >= 0
 
 
 def _listed(labels: Sequence[str]) -> str:

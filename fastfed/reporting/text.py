@@ -94,6 +94,12 @@ def audit_sentences(result: AuditResult) -> list[str]:
     )
     if result.verdict == "caught":
         return ["Caught: the claim is refuted.", finding]
+    if not result.can_refute:
+        return [
+            f"Too few runs: they cannot show an epsilon above {result.largest_bound:.3g}, whatever "
+            "they return, so this pass says nothing about the claim. Give more trials.",
+            finding,
+        ]
     return ["Pass: these runs did not refute the claim, which proves no privacy.", finding]
 
 

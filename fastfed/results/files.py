@@ -62,7 +62,7 @@ def decode_certificate(value: str) -> dict[str, Any]:
 
 
 def decode_facts(value: str, checkpoints: int) -> dict[str, Any]:
-    """Decode and check the stored facts of a curve: silos, dimension, bounds and notes.
+    """Decode and check the stored facts of a curve: silos, dimension, bounds, notes and others.
 
     JSON has no infinity, so a bound that is stored as null is infinite.
 
@@ -77,8 +77,11 @@ def decode_facts(value: str, checkpoints: int) -> dict[str, Any]:
     for name in ("silos", "dimension"):
         if check_whole(facts[name]) < 1:
             raise ValueError(f"{name} {show(facts[name])}")
-    for note in facts.get("about_records", ()):
+    for note in (*facts.get("about_records", ()), *facts.get("cautions", ())):
         check_text(note)
+    if "random_regret" in facts:
+        mean, stderr = map(check_finite, facts["random_regret"])
+        facts["random_regret"] = mean, stderr
     for name, values in facts.get("bounds", {}).items():
         values[:] = [math.inf if v is None else float(v) for v in values]
         if len(values) != checkpoints:

@@ -104,6 +104,12 @@ class CurveResult(Displayed):
     parameters : dict
         Keys of the curve in the spec, except label and algorithm; a swept key has its value for
         this curve. Keys at their defaults may be missing.
+    cautions : tuple of str
+        Sentences about an environment whose results do not show what a reader expects, such as
+        silos that fastfed made by dividing records. Else empty.
+    random_regret : (float, float), optional
+        Group regret of uniformly random actions at the last round and its standard error, estimated
+        from rounds drawn at random. None if it is unknown.
     """
 
     label: str
@@ -126,8 +132,13 @@ class CurveResult(Displayed):
     provenance: dict[str, str] = field(default_factory=dict)
     about_records: tuple[str, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
+    cautions: tuple[str, ...] = ()
+    random_regret: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cautions", tuple(self.cautions))
+        if self.random_regret is not None:
+            object.__setattr__(self, "random_regret", tuple(self.random_regret))
         object.__setattr__(self, "about_records", tuple(self.about_records))
         object.__setattr__(self, "certificate", StoredCertificate(self.certificate))
 
@@ -289,6 +300,8 @@ class CurveResult(Displayed):
             "bounds": self.bounds,
             "packages": self.packages,
             "about_records": list(self.about_records),
+            "random_regret": self.random_regret
+            and dict(zip(("mean", "stderr"), self.random_regret, strict=True)),
             "events": self.events,
             "agent_rounds_per_second": self.agent_rounds_per_second,
             "certificate": self.dated_certificate,
@@ -380,12 +393,12 @@ class Results(Displayed):
         Returns
         -------
         Results
-            The same experiment with the selected curves only; it may have none.
+            The same experiment with the selected curves only.
 
         Raises
         ------
         InputError
-            If no curve has one of the keys.
+            If no curve has one of the keys, or none of the curves is selected.
         """
         known = dict.fromkeys(name for curve in self.curves for name in _facts(curve))
         for name in keys:
@@ -403,6 +416,8 @@ class Results(Displayed):
                 for name, values in wanted.items()
             )
         )
+        if not curves:
+            raise InputError(_nothing_selected(self.curves, wanted))
         return replace(self, curves=curves)
 
     def paired_difference(
@@ -606,6 +621,8 @@ class Results(Displayed):
 # as "group_regret", becomes the columns ``group_regret_mean`` and ``group_regret_stderr``.
 
 LEVELS = ("summary", "curves", "replicates")
+#: Largest number of values that an error of `Results.select` lists.
+SHOWN = 12
 #: Events that have a column. The value is None for a curve that does not count the event.
 EVENTS = ("indefinite", "clipped_features", "clipped_rewards", "switches", "switches_spent")
 REGRETS = ("group_regret", "per_silo_regret", "time_average_regret")
@@ -760,6 +777,23 @@ def _facts(curve: CurveResult) -> dict[str, Any]:
     """Return what curves are selected by: keys of the spec, then names and sizes."""
     names = ("label", "algorithm", "protocol", "silos", "dimension")
     return {**curve.parameters, **{name: getattr(curve, name) for name in names}}
+
+
+def _nothing_selected(curves: Sequence[CurveResult], wanted: dict[str, Any]) -> str:
+    """Return an error message: which values of the keys there are, if no curve has all of them."""
+    if not curves:
+        return "there are no curves to select from: no replicate has run to its end yet"
+    for name, values in wanted.items():
+        there = [facts[name] for curve in curves if name in (facts := _facts(curve))]
+        if not any(value in there for value in values):
+            distinct = [value for i, value in enumerate(there) if value not in there[:i]]
+            more = f" and {len(distinct) - SHOWN} more" if len(distinct) > SHOWN else ""
+            return (
+                f"no curve has {name} = {' or '.join(map(show, values)) or '(an empty list)'}; "
+                f"there are {', '.join(map(show, distinct[:SHOWN]))}{more}"
+            )
+    pairs = ", ".join(f"{name} = {' or '.join(map(show, v))}" for name, v in wanted.items())
+    return f"no curve has all of {pairs}; each of these values occurs in some curve"
 
 
 def _names(curve: CurveResult, rows: int) -> Columns:

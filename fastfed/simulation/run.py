@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from fastfed.environments import ENVIRONMENTS, Environment, environment_from_spe
 from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.results.store import CurveRow, ReplicateRow, Store, parameters_of
 from fastfed.simulation import dispatch
+from fastfed.simulation.chance import cautions, random_regret
 from fastfed.simulation.dispatch import (
     Layout,
     Resources,
@@ -25,9 +27,12 @@ from fastfed.simulation.dispatch import (
     missing_batches,
 )
 from fastfed.simulation.driver import Outcome
-from fastfed.simulation.engines import open_engine
+from fastfed.simulation.engines import Finished, open_engine
 from fastfed.simulation.experiment import Experiment, Problem, make_experiment
 from fastfed.simulation.snapshots import Snapshots
+
+#: The logger of the package. Runs log at the level INFO, which Python does not show by default.
+LOG = logging.getLogger("fastfed")
 
 # ---- Running an experiment into a store ----------------------------------------------------------
 
@@ -54,6 +59,10 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
     """Return the rows that the store keeps about the curves."""
     rows = []
     rounds = experiment.checkpoints
+    random_regrets = {
+        id(problem): random_regret(problem, experiment.horizon, experiment.seed)
+        for problem in {id(c.problem): c.problem for c in experiment.curves}.values()
+    }
     for curve in experiment.curves:
         facts: dict[str, Any] = {
             "silos": curve.problem.silos,
@@ -61,6 +70,10 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
         }
         if caveats := about_records(curve.problem):
             facts["about_records"] = caveats
+        if sentences := cautions(curve.problem):
+            facts["cautions"] = sentences
+        if (regret := random_regrets[id(curve.problem)]) is not None:
+            facts["random_regret"] = list(regret)
         if curve.packages:
             facts["packages"] = curve.packages
         if curve.system.bounds_at is not None:
@@ -121,6 +134,7 @@ def run(
         batches = missing_batches(experiment, store.done(), layout.together)
         snapshots = Snapshots.in_output(folder, experiment.digest())
         snapshots.tidy()
+        _log_start(experiment, batches, engine.threads)
         if on_start is not None:
             on_start(batches, engine.threads)
         for finished in engine.play(experiment, batches, progress, snapshots):
@@ -134,8 +148,31 @@ def run(
                 finished.threads,
             )
             snapshots.of(finished.work.replicate, finished.work.positions).drop()
+            _log_end(experiment, finished)
         snapshots.clear()
         return store.results(experiment.replicates)
+
+
+def _log_start(experiment: Experiment, batches: Sequence[RunBatch], threads: int) -> None:
+    """Log the remaining work of a run."""
+    LOG.info(
+        "%s: %d curve replicates, %d agent-rounds, on %d threads",
+        experiment.name,
+        sum(len(batch.positions) for batch in batches),
+        sum(experiment.agent_rounds(batch.positions) for batch in batches),
+        threads,
+    )
+
+
+def _log_end(experiment: Experiment, finished: Finished) -> None:
+    """Log a batch of runs that has ended."""
+    LOG.info(
+        "%s: replicate %d of %s, %.3g s",
+        experiment.name,
+        finished.work.replicate,
+        ", ".join(experiment.curves[position].label for position in finished.work.positions),
+        finished.seconds,
+    )
 
 
 def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
@@ -205,6 +242,7 @@ def simulate(
     driver: str = "compiled",
     memory_limit: int | str | None = None,
     name: str = "simulation",
+    progress: Callable[[int], None] | None = None,
     **keys: Any,
 ) -> Results:
     """Simulate one algorithm or several curves, and return their regret and certificates.
@@ -241,6 +279,8 @@ def simulate(
         memory.
     name : str
         Name of the experiment in the results.
+    progress : callable, optional
+        Called with the number of agent-rounds simulated since the last call, from any thread.
     **keys
         Keys of the algorithm, as in a spec: epsilon, delta, batch_size, ...
 
@@ -288,6 +328,10 @@ def simulate(
     elif keys:
         raise InputError(f'unknown argument "{next(iter(keys))}"; write keys into curves')
     choice("driver", driver, ["compiled", "step"])
+    if progress is not None and not callable(progress):
+        raise InputError(
+            f"progress must be a function of a number of agent-rounds, got {show(progress)}"
+        )
     experiment = make_experiment(
         name=name,
         environment=environment,
@@ -302,7 +346,7 @@ def simulate(
     resources = Resources(threads, memory_limit=memory_limit)
     layout = fit(experiment, resources, driver=driver, kept=True)
     with memory_ends(layout):
-        return _simulated(experiment, layout, check_threads(threads), driver)
+        return _simulated(experiment, layout, check_threads(threads), driver, progress)
 
 
 def _remedy(environment: object) -> str:
@@ -317,13 +361,21 @@ def _remedy(environment: object) -> str:
     return ""
 
 
-def _simulated(experiment: Experiment, layout: Layout, threads: int, driver: str) -> Results:
+def _simulated(
+    experiment: Experiment,
+    layout: Layout,
+    threads: int,
+    driver: str,
+    progress: Callable[[int], None] | None,
+) -> Results:
     """Run all replicates of an experiment in memory, and return their results."""
     outcomes: dict[tuple[int, int], Outcome] = {}
+    _log_start(experiment, missing_batches(experiment, set(), layout.together), threads)
     if driver == "compiled":
         batches = missing_batches(experiment, set(), layout.together)
         with open_engine("local", threads, at_once=layout.at_once) as engine:
-            for finished in engine.play(experiment, batches):
+            for finished in engine.play(experiment, batches, progress):
+                _log_end(experiment, finished)
                 for position, outcome in zip(
                     finished.work.positions, finished.outcomes, strict=True
                 ):
@@ -334,6 +386,8 @@ def _simulated(experiment: Experiment, layout: Layout, threads: int, driver: str
                 environment = curve.problem.open(experiment.seed, replicate)
                 outcome = dispatch.run_steps(environment, curve.system.plan, experiment.checkpoints)
                 outcomes[position, replicate] = outcome
+                if progress is not None:
+                    progress(experiment.agent_rounds((position,)))
     return collect(experiment, outcomes)
 
 

@@ -93,6 +93,11 @@ def test_a_key_is_changed_where_it_stands(tmp_path: Path) -> None:
         ("curve", "curve.KEY or curve.LABEL.KEY"),
         ("curve.epsilonn", 'no curve has a key "epsilonn"; did you mean "epsilon"'),
         ("curve.LPD.epsilon", 'unknown curve "LPD"; did you mean "LDP"'),
+        ("LDP.epsilon", '"LDP" is the label of a curve: curve.LDP.epsilon=3 changes it'),
+        ("LDP", '"LDP" is the label of a curve: curve.LDP.KEY=3 changes it'),
+        # A label of one curve of a sweep, in Python; a command cuts it at its first "=".
+        ("curve.LDP, epsilon = 1.0.delta", 'one curve of the sweep "LDP", whose curves share'),
+        ("curve.LDP, epsilon", "curve.LDP.KEY=VALUE changes all of them"),
     ],
 )
 def test_a_key_that_is_nowhere_is_named(tmp_path: Path, key: str, words: str) -> None:

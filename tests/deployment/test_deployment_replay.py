@@ -127,6 +127,8 @@ def test_names_codes_and_units_of_a_site_are_its_own(tmp_path):
         ("age,pain,sex,num\n63,5,1,m,0\n", {}, "line 2: 5 cells, but the header has 4"),
         ("age,pain,sex,num\n63,1,m,2\n", {}, 'line 2: outcome "num" must be one of 0, 1'),
         ("age,pain,num\n63,1,0\n", {}, 'no column "sex".*list \'sex\' under absent'),
+        ("age,pain,sex\n63,1,m\n", {}, r'no column "num"; rewards come from it: .* write columns = '
+         r'\{ "num" = "its name in the table" \}'),
         ("Age,pain,sex,num\n63,1,m,0\n", {}, '"age"; of its 4 columns .* other names: 1;'),
         ("age,pain,sex,sex,num\n63,1,m,m,0\n", {}, 'two columns "sex"'),
         ("age,pain,sex,num\n", {}, "the table has no rows"),

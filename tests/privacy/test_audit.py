@@ -10,10 +10,12 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from problems import ordinary_cases
 from scipy import stats
 
 from fastfed._validate import InputError
+from fastfed.cli import cli
 from fastfed.privacy import Budget, calibrate_tree, epsilon_of, mu_of
 from fastfed.privacy.audit import mechanisms
 from fastfed.privacy.audit.bounds import (
@@ -43,6 +45,7 @@ from fastfed.privacy.releases.prefix_sums import (
     node_number,
     toeplitz_factor,
 )
+from fastfed.reporting.notebook import as_html
 
 KEYS = ["name", "delta", "claimed_epsilon", "epsilon_lower_bound", "confidence", "trials"]
 
@@ -128,6 +131,33 @@ def test_functions_are_called_with_the_number_of_trials() -> None:
 
     result = audit("x", count_up, count_up, claimed_epsilon=1.0, delta=0.0, trials=50)
     assert calls == [50, 50] and result.trials == 50
+
+
+def test_few_runs_cannot_refute_a_claim() -> None:
+    def parted(n: int) -> AuditResult:
+        return audit("x", np.zeros(n), np.ones(n), claimed_epsilon=1.0, delta=0.0)
+
+    # Outputs that never agree, so the bound is the largest one: that of the second half of runs.
+    for n in (2, 10, 11, 40, 400):
+        result = parted(n)
+        by_hand = stats.binomtest(n - n // 2, n - n // 2).proportion_ci(0.95, "exact").low
+        expected = max(0.0, np.log(by_hand / (1.0 - by_hand)))
+        assert result.largest_bound == pytest.approx(expected, abs=1e-12)
+        # In five runs every event has the bound 0, so the choice of one is arbitrary.
+        assert result.epsilon_lower_bound == result.largest_bound or n == 11
+        assert result.can_refute == (result.verdict == "caught") == (expected > 1.0)
+    few = as_html(parted(10))
+    assert "Too few runs" in few and "did not refute" not in few
+    same = audit("x", np.ones(400), np.ones(400), claimed_epsilon=1.0, delta=0.0)
+    assert same.can_refute and "did not refute the claim" in as_html(same)
+    for name in ("gaussian-tree", "fault-noise-redrawn", "feducb-schedule"):
+        few_trials = CliRunner().invoke(cli, ["audit", name, "--trials", "10"])
+        # The audit of a schedule chooses no event, so it counts all ten runs. With 0.05 / 2 in each
+        # tail, low is 0.025^(1/10) = 0.6915: ln((0.6915 - 0.01) / (1 - 0.6915)) = 0.793.
+        most = "0.793" if name == "feducb-schedule" else "0"
+        assert f"pass: too few trials, which can show {most} at most" in few_trials.stdout
+    with pytest.raises(InputError, match=r"largest_bound must be >= 0\.5"):
+        AuditResult("x", 0.1, 1.0, 0.5, 0.95, 10, "pass", 0.4)
 
 
 # ---- estimated mu -------------------------------------------------------------------------------
@@ -311,7 +341,10 @@ def test_names_of_audits() -> None:
 
 def test_results_have_their_keys() -> None:
     result_dict = judged("x", 1.5, 100, claimed_epsilon=1.0, delta=0.01).to_builtins()
-    assert list(result_dict) == [*KEYS, "verdict"] and result_dict["verdict"] == "caught"
+    assert (
+        list(result_dict) == [*KEYS, "verdict", "largest_bound"]
+        and result_dict["verdict"] == "caught"
+    )
     assert json.loads(json.dumps(result_dict)) == result_dict
     assert judged("x", 1.0, 100, claimed_epsilon=1.0, delta=0.01).verdict == "pass"
 

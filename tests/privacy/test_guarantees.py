@@ -6,6 +6,7 @@ import json
 import math
 from statistics import NormalDist
 
+import msgspec
 import pytest
 
 import fastfed
@@ -60,6 +61,25 @@ def test_other_noise_has_no_mu():
         exact.delta_at(0.1)
     with pytest.raises(InputError, match="not Gaussian"):
         exact.to_dp_event()
+
+
+def test_a_certificate_without_a_guarantee_says_why_it_has_no_pairs():
+    proven = system("private-fedlinucb", protocol="central").deployed_certificate
+    assert proven.epsilon_at(1e-9) == proven.exact.epsilon_at(1e-9)
+    assert proven.delta_at(2.0) == proven.exact.delta_at(2.0)
+    (failed, *_) = (c.text for c in proven.conditions)
+    unproven = msgspec.structs.replace(
+        proven,
+        exact=None,
+        status="unproven",
+        conditions=tuple(
+            msgspec.structs.replace(c, holds=c.text != failed) for c in proven.conditions
+        ),
+    )
+    for call in (lambda: unproven.epsilon_at(1e-9), lambda: unproven.delta_at(1.0)):
+        with pytest.raises(InputError, match='status is "unproven" and exact is None') as error:
+            call()
+        assert failed in str(error.value)
 
 
 def test_nothing_sent_costs_nothing_at_any_delta():

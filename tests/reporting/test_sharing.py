@@ -181,3 +181,102 @@ def test_finals_by_replicate_pair_replicates_and_not_rows(played):
     )
     shuffled = replace(played, curves=(curve, played["alone"]))
     assert np.allclose(shuffled.paired_difference("open"), played.paired_difference("open"))
+
+
+# ---- Notes on results that do not show what a reader expects -------------------------------------
+
+
+def without_random(results):
+    """Leave out the curve of random actions."""
+    return replace(results, curves=tuple(c for c in results.curves if c.algorithm != "random"))
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        WORLD,
+        {"kind": "gap", "dimension": 3, "actions": 4, "gap": 0.2},
+        {"kind": "fixed-set", "dimension": 3, "actions": 5},
+        {"kind": "rotated", "dimension": 3, "actions": 5, "rotation": 0.5},
+        {"kind": "classification", "data": "digits", "dimension": 4},
+    ],
+    ids=lambda world: world["kind"],
+)
+def test_the_regret_of_random_actions_is_estimated_without_a_curve_of_them(world):
+    found = fastfed.simulate(world, "random", silos=4, horizon=100, replicates=30).curves[0]
+    mean, stderr = found.random_regret
+    played, error = found.final().values()
+    assert 0.0 <= stderr < 0.2 * mean
+    # Both sample thetas and rounds: five standard errors of their difference, and rounding.
+    assert abs(mean - played) < 5.0 * math.hypot(error, stderr) + 1e-9 * mean
+
+
+def test_a_curve_is_compared_with_the_estimate_if_there_is_no_curve_of_random_actions(played):
+    curve = played["open"]
+    mean, _ = curve.random_regret
+    assert curve.to_builtins()["random_regret"]["mean"] == mean
+
+    def useless(*finals):
+        made = with_finals(without_random(played), open=finals)
+        return [n for n in notes_on_curves(made) if n.startswith("not better than random actions")]
+
+    (note,) = useless(mean, 1.01 * mean, 0.99 * mean)
+    assert note == (
+        "not better than random actions (whose regret is estimated from a few rounds): open"
+    )
+    assert useless(0.5 * mean, 0.51 * mean, 0.49 * mean) == []
+    # Beyond the margin of two curves with three replicates, and within it.
+    silent = replace(curve, random_regret=(mean, 0.0), parameters={})
+    for scale, expected in ((1.02, 0), (0.98, 1)):
+        margin = 4.5265 * scale * 0.1 * mean / math.sqrt(3)
+        low = with_finals(
+            replace(played, curves=(silent,)),
+            open=[mean - margin + shift * 0.1 * mean for shift in (-1, 0, 1)],
+        )
+        assert len(notes_on_curves(low)) == expected
+    # Clocks leave rounds out, so the estimate is for other rounds.
+    late = replace(silent, parameters={"clock": {"rates": [0.5]}})
+    made = with_finals(replace(played, curves=(late,)), open=[2 * mean] * 3)
+    assert notes_on_curves(made) == []
+
+
+def test_one_replicate_is_compared_by_its_regret():
+    curves = [{"label": "open", "algorithm": "fedlinucb"}, {"label": "dice", "algorithm": "random"}]
+    one = fastfed.simulate(WORLD, curves=curves, silos=4, horizon=400)
+    assert one["open"].final()["mean"] < one["dice"].final()["mean"]
+    assert notes_on_curves(one) == notes_on_curves(without_random(one)) == []
+
+
+def test_one_action_is_no_choice_and_made_silos_are_named(tmp_path):
+    single = fastfed.simulate({**WORLD, "actions": 1}, "fedlinucb", silos=4, horizon=20)
+    (note,) = notes_on_curves(single)
+    assert note.startswith("there is only one action") and single.curves[0].final()["mean"] == 0.0
+    rows = [f"{i % 7},{i % 2},{'ab'[i % 2]}" for i in range(60)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["size,label,place", *rows]) + "\n")
+    world = {"kind": "classification", "data": str(table), "label": "label"}
+    curves = [{"label": "open", "algorithm": "fedlinucb"}]
+    made = fastfed.simulate(world, curves=curves, silos=3, horizon=20)
+    assert any("divided the records into 3 blocks" in note for note in notes_on_curves(made))
+    named = fastfed.simulate({**world, "silo": "place"}, curves=curves, horizon=20)
+    assert not any("divided" in note for note in notes_on_curves(named))
+    alone = fastfed.simulate(world, curves=curves, silos=1, horizon=20)
+    assert not any("divided" in note for note in notes_on_curves(alone))
+
+
+def test_notes_are_on_the_page_in_the_table_in_json_and_in_notebooks(tmp_path):
+    spec = tmp_path / "one.toml"
+    spec.write_text(
+        'name = "one"\nhorizon = 20\nsilos = 4\nreplicates = 2\n'
+        '[environment]\nkind = "sphere"\ndimension = 3\nactions = 1\n'
+        '[[curve]]\nlabel = "open"\nalgorithm = "fedlinucb"\n'
+    )
+    folder = tmp_path / "out"
+    results = fastfed.run(spec, folder)
+    fastfed.report(folder)
+    text = "here is only one action, so nothing is chosen and no curve has regret"
+    assert text in (folder / "report.html").read_text()
+    assert text in (folder / "table.txt").read_text() and text in results._repr_html_()
+    printed = CliRunner().invoke(cli, ["results", str(folder), "--json"]).stdout
+    (note,) = json.loads(printed)["notes"]
+    assert text in note and fastfed.load(folder).curves[0].random_regret == (0.0, 0.0)

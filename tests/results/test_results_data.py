@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -74,10 +75,22 @@ def test_curves_are_selected_by_keys_and_names(results):
     assert labels(epsilon=2) == labels(epsilon=2.0) == first[2:4]
     assert labels(epsilon=[0.5, 2.0], batch_size=8) == [first[1], first[3]]
     assert labels(algorithm="local-linucb") == ["late"]
-    assert labels(epsilon=7.0) == [] and labels() == first
+    assert labels() == first
     assert results.select(epsilon=2).horizon == 40
     with pytest.raises(InputError, match=r'no curve has the key "epsilom".*"epsilon"'):
         results.select(epsilom=1.0)
+    # Nothing is selected: which values there are.
+    for keys, message in (
+        ({"epsilon": 7.0}, r"no curve has epsilon = 7\.0; there are 0\.5, 2"),
+        ({"epsilon": [7, 8]}, "no curve has epsilon = 7 or 8; there are"),
+        ({"epsilon": []}, r"no curve has epsilon = \(an empty list\); there are"),
+        ({"epsilon": 2, "batch_size": 9}, "no curve has batch_size = 9; there are 4, 8"),
+        ({"epsilon": 2, "label": "late"}, "no curve has all of epsilon = 2, label = 'late'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            results.select(**keys)
+    with pytest.raises(InputError, match="no replicate has run"):
+        replace(results, curves=()).select()
 
 
 @pytest.mark.parametrize("level", ["summary", "curves", "replicates"])

@@ -549,6 +549,7 @@ def test_a_store_without_bounds_loads_and_a_resumed_run_adds_them(tmp_path, monk
     experiment = experiment_from_spec(spec())
     fastfed.run(experiment, tmp_path)
     facts = [msgspec.json.decode(row[4]) for row in cells(tmp_path)[1]]
+    assert all(len(curve.pop("random_regret")) == 2 for curve in facts)
     assert facts == [{"silos": 3, "dimension": 3}] * 3
     assert all(curve.bounds == {} for curve in fastfed.load(tmp_path).curves)
     results_before = cells(tmp_path)[2]
@@ -678,3 +679,39 @@ def test_certificates_name_version_spec_digest_and_date(tmp_path, monkeypatch):
     assert f"by fastfed {fastfed.__version__} on 2031-01-03 (UTC)" in text and digest in text
     # Certificates of two runs are compared without the date.
     assert "date" not in first.certificate
+
+
+# ---- Progress and the log ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", ["compiled", "step"])
+def test_simulate_reports_all_agent_rounds(driver: str) -> None:
+    world = {"kind": "sphere", "dimension": 3, "actions": 4}
+    curves = [{"label": "open", "algorithm": "fedlinucb"}, {"label": "dice", "algorithm": "random"}]
+    reported: list[int] = []
+    sizes = {"silos": 5, "horizon": 60, "replicates": 3, "driver": driver}
+    found = fastfed.simulate(world, curves=curves, progress=reported.append, **sizes)
+    assert sum(reported) == 2 * 3 * 5 * 60
+    plain = fastfed.simulate(world, curves=curves, **sizes)
+    assert (found["open"].group_regret == plain["open"].group_regret).all()
+    with pytest.raises(fastfed.InputError, match="progress must be a function"):
+        fastfed.simulate(world, curves=curves, silos=5, horizon=60, progress=True)
+
+
+def test_runs_log_their_work_and_every_replicate(tmp_path, caplog) -> None:
+    world = {"kind": "sphere", "dimension": 3, "actions": 4}
+    sizes = {"name": "small", "silos": 5, "horizon": 60, "replicates": 3}
+    with caplog.at_level("INFO", logger="fastfed"):
+        fastfed.simulate(world, "fedlinucb", threads=1, **sizes)
+        lines = [record.getMessage() for record in caplog.records]
+        assert lines[0] == "small: 3 curve replicates, 900 agent-rounds, on 1 threads"
+        assert [re.sub(", [^,]* s$", "", line) for line in lines[1:]] == [
+            f"small: replicate {number} of fedlinucb" for number in range(3)
+        ]
+        caplog.clear()
+        curve = {"label": "open", "algorithm": "fedlinucb"}
+        stored = experiment_from_spec({**sizes, "environment": world, "curve": [curve]})
+        for expected in (4, 1):  # the second run has nothing left to simulate
+            fastfed.run(stored, tmp_path / "out", threads=1)
+            assert len(caplog.records) == expected
+            caplog.clear()

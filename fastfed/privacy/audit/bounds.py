@@ -56,6 +56,9 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
     verdict : {"pass", "caught"}
         "caught" if the bound is above the claim. "pass" means only that these runs did not refute
         the claim.
+    largest_bound : float, optional
+        The largest bound that this number of runs can give, if all runs on one dataset and none on
+        the other show the event. None if the audit does not count events.
 
     Raises
     ------
@@ -70,6 +73,7 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
     confidence: float
     trials: int
     verdict: str
+    largest_bound: float | None = None
 
     def __post_init__(self) -> None:
         """Check all fields, and that the verdict follows from them."""
@@ -79,11 +83,18 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
         number("confidence", self.confidence, above=0, below=1)
         integer("trials", self.trials, at_least=1)
         choice("verdict", self.verdict, VERDICTS)
+        if self.largest_bound is not None:
+            number("largest_bound", self.largest_bound, at_least=bound)
         if (self.verdict == "caught") != (bound > claimed):
             raise InputError(
                 f'verdict must be "caught" exactly when {bound:g} is above the claimed '
                 f'{claimed:g}, got "{self.verdict}"'
             )
+
+    @property
+    def can_refute(self) -> bool:
+        """False if no outcome of this number of runs would have refuted the claim."""
+        return self.largest_bound is None or self.largest_bound > self.claimed_epsilon
 
     def to_builtins(self) -> dict[str, Any]:
         """Convert to a dict of strings and numbers, with the keys of the JSON output."""
@@ -198,8 +209,19 @@ def audit(
     tp, fp = reversed(hits) if swap else hits
     bound = epsilon_lower_bound(tp, fp, n - half, delta, confidence)
     return judged(
-        name, bound, n, claimed_epsilon=claimed_epsilon, delta=delta, confidence=confidence
+        name,
+        bound,
+        n,
+        claimed_epsilon=claimed_epsilon,
+        delta=delta,
+        confidence=confidence,
+        largest_bound=largest_bound(n - half, delta, confidence),
     )
+
+
+def largest_bound(trials: int, delta: float, confidence: float = CONFIDENCE) -> float:
+    """Return the largest lower bound on epsilon that counts in this number of runs can give."""
+    return epsilon_lower_bound(trials, 0, trials, delta, confidence)
 
 
 def estimated_mu(
@@ -262,11 +284,12 @@ def judged(
     claimed_epsilon: float,
     delta: float,
     confidence: float = CONFIDENCE,
+    largest_bound: float | None = None,
 ) -> AuditResult:
     """Return the result of an audit with this lower bound on epsilon."""
     claimed = number("claimed_epsilon", claimed_epsilon, at_least=0)
     verdict = "caught" if bound > claimed else "pass"
-    return AuditResult(name, delta, claimed, bound, confidence, trials, verdict)
+    return AuditResult(name, delta, claimed, bound, confidence, trials, verdict, largest_bound)
 
 
 def _statistics_of(name: str, runs: Runs, trials: int | None) -> np.ndarray:

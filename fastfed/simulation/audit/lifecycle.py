@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -260,7 +260,8 @@ def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
-    objects, bounds = originals(), [0.0]
+    objects = originals()
+    results: list[AuditResult] = []
     way_of_class: dict[str, str] = {}
     for kind, way in copies():
         way_of_class.setdefault(kind, way)
@@ -285,10 +286,17 @@ def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
             delta=DELTA,
             confidence=confidence,
         )
-        bounds.append(result.epsilon_lower_bound)
+        results.append(result)
         if result.verdict == "caught":
             break
-    return judged(name, max(bounds), trials, claimed_epsilon=EPSILON, delta=DELTA)
+    return judged(
+        name,
+        max((result.epsilon_lower_bound for result in results), default=0.0),
+        trials,
+        claimed_epsilon=EPSILON,
+        delta=DELTA,
+        largest_bound=max((cast(float, r.largest_bound) for r in results), default=None),
+    )
 
 
 def _views(

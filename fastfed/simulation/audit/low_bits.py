@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -449,7 +449,7 @@ def audit_low_bits(name: str, trials: int, seed: int) -> AuditResult:
     """
     seed = check_seed(seed)
     error_probability = (1.0 - CONFIDENCE) / len(AUDITED)
-    bounds = []
+    results = []
     for kind in AUDITED:
         statistics_0, statistics_1 = scores(channel(kind, 2, seed), trials, seed)
         result = audit(
@@ -460,5 +460,12 @@ def audit_low_bits(name: str, trials: int, seed: int) -> AuditResult:
             delta=DELTA,
             confidence=1.0 - error_probability,
         )
-        bounds.append(result.epsilon_lower_bound)
-    return judged(name, max(bounds), trials, claimed_epsilon=EPSILON, delta=DELTA)
+        results.append(result)
+    return judged(
+        name,
+        max(result.epsilon_lower_bound for result in results),
+        trials,
+        claimed_epsilon=EPSILON,
+        delta=DELTA,
+        largest_bound=max(cast(float, result.largest_bound) for result in results),
+    )

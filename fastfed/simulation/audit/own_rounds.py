@@ -19,7 +19,13 @@ from fastfed._kernels import linalg
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import integer
 from fastfed.bandits.silo import Silo
-from fastfed.privacy.audit.bounds import AuditResult, audit, epsilon_lower_bound, judged
+from fastfed.privacy.audit.bounds import (
+    AuditResult,
+    audit,
+    epsilon_lower_bound,
+    judged,
+    largest_bound,
+)
 from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.release import spread
@@ -129,7 +135,8 @@ def audit_own_rounds(name: str, kind: type[Silo], trials: int, seed: int) -> Aud
         views = [seen(kind, plan, noise, u) for u in (users, users.replaced(round, replacements))]
         changed += views[0] != views[1]
     bound = epsilon_lower_bound(changed, 0, trials, 0.0)
-    return judged(name, bound, trials, claimed_epsilon=0.0, delta=0.0)
+    most = largest_bound(trials, 0.0)
+    return judged(name, bound, trials, claimed_epsilon=0.0, delta=0.0, largest_bound=most)
 
 
 # ---- Users of shared rounds ----------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""What readers of results should know about their environment: the regret of random actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastfed._kernels import environments
+from fastfed.environments import EnvironmentSpec
+from fastfed.results.paired import mean_and_error
+
+if TYPE_CHECKING:
+    from fastfed.simulation.experiment import Problem
+
+#: Rounds are drawn in this many replicates, whatever replicates a run has. So the estimate is the
+#: same in all parts of a run.
+REPLICATES = 8
+#: Most and fewest rounds drawn in each of these replicates.
+ROUNDS, FEWEST = 128, 8
+#: Between the two, the rounds of a replicate have this number of features, to bound the time.
+FEATURES = 250_000
+#: Environments whose rounds call a function of the user, which may be slow.
+SLOW = ("python",)
+
+
+def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, float] | None:
+    """Estimate the group regret of uniformly random actions from rounds drawn at random.
+
+    Parameters
+    ----------
+    problem : Problem
+        Environment and number of silos.
+    horizon : int
+        T, the number of rounds of each silo.
+    seed : int
+        Seed of the experiment.
+
+    Returns
+    -------
+    (float, float) or None
+        The estimate and its standard error. None for losses of experts, and for environments that
+        call a Python function in every round.
+    """
+    if not isinstance(problem.facts, EnvironmentSpec) or problem.environment.kind in SLOW:
+        return None
+    features_of_round = problem.facts.actions * problem.facts.dimension
+    count = min(ROUNDS, max(FEWEST, FEATURES // features_of_round))
+    means = []
+    for replicate in range(REPLICATES):
+        environment = problem.open(seed, replicate)
+        assert isinstance(environment, environments.Environment)
+        draw = np.random.default_rng((seed, replicate))
+        silos = draw.integers(problem.silos, size=count)
+        rounds = draw.integers(1, horizon, endpoint=True, size=count)
+        gaps = []
+        for silo, number in zip(silos.tolist(), rounds.tolist(), strict=True):
+            _, expected = environment.round(silo, number)
+            gaps.append(expected.max() - expected.mean())
+        means.append(np.mean(gaps))
+    mean, stderr = mean_and_error(np.array(means))
+    agent_rounds = problem.silos * horizon
+    return mean * agent_rounds, stderr * agent_rounds
+
+
+def cautions(problem: Problem) -> list[str]:
+    """Return sentences about an environment whose results do not show what a reader expects."""
+    facts = problem.facts
+    sentences = []
+    if getattr(facts, "actions", 0) == 1:
+        sentences.append("there is only one action, so nothing is chosen and no curve has regret")
+    if facts.real_records and problem.silos > 1 and problem.environment.natural_silos() is None:
+        sentences.append(
+            f"the data have no silos, so fastfed divided the records into {problem.silos} blocks "
+            "of about equal size: real silos usually differ more, and sharing then gains less"
+        )
+    return sentences
