@@ -121,6 +121,7 @@ cdef extern from "ff_fixed.h" nogil:
                        double *scratch)
     int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)
     double ff_fixed_observe(double *model, double y)
+    double ff_fixed_log_entry(const double *model)
     double ff_fixed_inverse_norm(const double *model, const ff_actions *actions,
                                  const double *w, int64_t d, double *scratch)
 
@@ -276,11 +277,13 @@ cdef extern from "ff_estimate.h" nogil:
         double base
         int64_t determinant
         double anchor
+        int64_t arms
     double ff_refresh(const double *statistic, double lam, int64_t d, double *w, double *theta,
                       double *scratch)
     double ff_radius_at(const ff_radius *radius, double offset, double lam, double count,
                         int64_t d)
     double ff_log_inflation(const ff_radius *radius, double inflation)
+    double ff_log_volume(const ff_radius *radius, const double *w, int64_t d)
     double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                                  double log_inflation, double log_det, int64_t d)
     double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)

@@ -374,6 +374,11 @@ class Silo(Acting, Once):
         if self._chosen is None:
             raise InputError("observe needs a select before it")
         x, clip, feature_clipped, reward_clipped = self._chosen.copy(), self.plan.clip, False, False
+        if self.plan.arms and not (np.count_nonzero(x) == 1 and x.max() == 1.0):
+            raise InputError(
+                "the plan is for arms: features must be a unit vector (one 1, else 0), got "
+                f"{show(x)}"
+            )
         if clip is not None:
             y, feature_clipped, reward_clipped = clip.apply(x, y)
         if self.plan.flips:

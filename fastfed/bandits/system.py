@@ -100,6 +100,10 @@ class Algorithm(_system.Algorithm):
 
     def settled(self, config: Any, problem: ProblemSpec) -> Any:
         """Return the config with all defaults that depend on the problem's sizes filled in."""
+        if getattr(problem, "arms", False):
+            from fastfed.bandits.arms import check_arms  # it imports this module
+
+            check_arms(self.id, config)
         return config.settled(problem) if isinstance(config, Config) else config
 
 

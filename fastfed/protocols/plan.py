@@ -241,7 +241,13 @@ class Plan(OwnArrays):
     secure: SecureSum | None = None  # the secure sum that silos and server execute, if masked
     drawn_once: bool = False  # simulate the noise of all silos' sum by one draw, see `simulated`
     room: int = 1  # fixed-point sums of a silo hold up to `room` records for each of its rounds
+    arms: bool = False  # every feature vector is a unit vector, so V is diagonal
     flips: int = 0  # users send bits of rewards, flipped with chance flips / 2^53; 0: no such bits
+
+    @property
+    def coordinates(self) -> int:
+        """Number of coordinates that one confidence set is about: d, or 1 for arms."""
+        return 1 if self.arms else self.dimension
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
         """Return the plan with ``change`` applied to its claim, if it has a claim."""

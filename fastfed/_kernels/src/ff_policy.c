@@ -202,8 +202,12 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
         s = ff_observe_whitened(w, theta, p->feature, y, d, p->observe);
     else
         s = ff_observe(w, theta, p->feature, y, d, p->observe);
-    /* det(V + x x') = s det V. */
-    if (c->radius.determinant)
+    /* det(V + x x') = s det V. The largest entry of a diagonal V can only grow. */
+    if (c->radius.arms) {
+        const double largest = c->fixed ? ff_fixed_log_entry(c->fixed + silo * c->fixed_size)
+                                        : ff_log_volume(&c->radius, w, d);
+        c->log_dets[silo] = largest > c->log_dets[silo] ? largest : c->log_dets[silo];
+    } else if (c->radius.determinant)
         c->log_dets[silo] += ff_log(s);
     if (c->bonus_cache.version && c->second_bonus != 0.0)
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);

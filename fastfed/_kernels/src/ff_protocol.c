@@ -303,7 +303,7 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
             c->radius.multiplier * (c->tau * (lambda + shift) + c->error_bound[k]);
     }
     if (c->radius.determinant) {
-        c->log_det = ff_log_det(c->w, d);
+        c->log_det = ff_log_volume(&c->radius, c->w, d);
         c->log_inflation = ff_log_inflation(&c->radius, c->inflation);
     }
     if (c->widths) {
