@@ -4,6 +4,11 @@ Action a is the unit vector e_a in every round, so the sums of x x' are diagonal
 often each arm was chosen. The direct radius then consists of K confidence sets of one coordinate
 each (docs/arms.md), and a private release adds noise to K counts and K sums.
 
+Between two synchronisations, all users of a lazy federation would get the same arm, because all
+are offered the same actions and nothing is learned. So with a sieve the arms that pass it are
+ranked by a draw in each round: the estimate plus m' times the bonus times a standard normal. Every
+arm that passes may be chosen under the proven regret bound.
+
 ``thompson`` (Thompson 1933; Agrawal and Goyal 2012, Algorithm 1) draws a mean for each arm from its
 posterior, a beta distribution with a uniform prior, and chooses the arm with the largest draw. It
 is not private. Its silos synchronise in batches, and by default learn from their own users at once.
@@ -14,12 +19,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fastfed._system import account
 from fastfed._validate import InputError, show
 from fastfed.bandits.assemble import assemble
 from fastfed.bandits.certify import certify
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.protocols.account import FOR_ARMS
+from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.score import Score
 
@@ -73,6 +80,17 @@ def check_arms(algorithm: str, config: Any) -> None:
         )
 
 
+def with_draws(system: System, problem: ProblemSpec) -> System:
+    """Return the system with draws in place of the ranking, if it is lazy and has a sieve."""
+    plan: Plan = system.plan
+    if not (plan.lazy and plan.sieve_growth and plan.score is None and plan.policy == "ucb"):
+        return system
+    from fastfed.bandits.arm_scores import normal_draws  # loads numba
+
+    plan = replace(plan, score=Score(normal_draws))
+    return replace(system, plan=plan, certificate=account(plan, problem))
+
+
 # ---- Thompson sampling ---------------------------------------------------------------------------
 
 #: Keys of a thompson curve that may be set.
@@ -106,7 +124,7 @@ def build_thompson(config: ThompsonConfig, problem: ProblemSpec) -> System:
             "thompson needs arms without contexts, whose rewards are 0 or 1 (environment "
             '"arms"): use linucb or fedlinucb with contexts'
         )
-    from fastfed.bandits.beta_draws import beta_draws  # loads numba
+    from fastfed.bandits.arm_scores import beta_draws  # loads numba
 
     clip = config.bounds(published=False)
     plan, theory = assemble(config, problem, PROTOCOLS["none"], config.batches(problem), clip)

@@ -1,4 +1,4 @@
-"""The score of Thompson sampling on arms: a draw from the posterior of each mean."""
+"""Scores that draw a value for each arm. All are for a diagonal V."""
 
 from __future__ import annotations
 
@@ -51,4 +51,18 @@ def beta_draws(state, key, round, actions, dimension, x, w, theta, beta, gamma, 
         g = gamma_draw(key, first, 1.0 + wins)
         h = gamma_draw(key, first + _ATTEMPTS, 1.0 + losses)
         out[a] = g / (g + h)
+    return actions
+
+
+@numba.cfunc(score_signature())
+def normal_draws(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):  # type: ignore[no-untyped-def]
+    """Draws on arms: each arm's score is normal around its estimate, with its bonus as std.
+
+    With a sieve, both radii come multiplied by m'.
+    """
+    factor = numba.carray(w, (dimension, dimension))
+    out = numba.carray(scores, (actions,))
+    for a in range(actions):
+        root = factor[a, a]
+        out[a] = theta[a] + (beta * root + gamma * root * root) * normal(key, a)
     return actions
