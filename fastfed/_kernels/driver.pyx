@@ -203,6 +203,7 @@ cdef class Run:
         if curve["score"] is not None:
             function = curve["score"].function.address
             c.score = <ff_score>function
+            c.score_diagonal = curve["score"].diagonal
             if curve["score"].state is not None:
                 c.score_state = <const double *>address_of(curve["score"].state)
                 c.score_state_size = curve["score"].state.size

@@ -99,6 +99,13 @@ cdef extern from "ff_scores.h" nogil:
                       const double *theta, double beta, double gamma, const ff_sieve *sieve,
                       int64_t d, double *scratch, double *x)
 
+cdef extern from "ff_arms.h" nogil:
+    double ff_arms_observe(double *w, double *theta, const double *x, double y, int64_t d)
+    int64_t ff_arms_scratch(int64_t d)
+    int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double *w,
+                           const double *theta, double beta, double gamma, const ff_sieve *sieve,
+                           int64_t d, double *scratch, double *x)
+
 cdef extern from "ff_directions.h" nogil:
     enum: FF_MOST_DIRECTIONS
     ctypedef struct ff_directions:
@@ -367,6 +374,7 @@ cdef extern from "ff_run.h" nogil:
         ff_score score
         const double *score_state
         int64_t score_state_size
+        int64_t score_diagonal
         int64_t randomizer
         int64_t analyzer
         int64_t release

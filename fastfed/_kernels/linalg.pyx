@@ -80,6 +80,11 @@ def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
     return ff_observe(&w[0, 0], t, &x[0], y, d, &scratch[0])
 
 
+def arms_observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
+    """As `observe`, for a unit vector x and a diagonal W."""
+    return ff_arms_observe(&w[0, 0], &theta[0], &x[0], y, w.shape[0])
+
+
 def accumulate(double[::1] statistic, const double[::1] x, double y):
     """Add a data point to a statistic (bias, packed covariance), in place."""
     cdef int64_t d = x.shape[0]
@@ -226,11 +231,17 @@ def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
     cdef uintptr_t function = score.function.address
     cdef const double *state = <const double *>address_of(score.state)
     cdef int64_t size = 0 if score.state is None else score.state.size
-    cdef double[::1] scratch = np.empty(ff_scored_scratch(d, view.actions, size))
+    cdef bint diagonal = score.diagonal
+    cdef double[::1] scratch = np.empty(
+        ff_arms_scratch(d) if diagonal else ff_scored_scratch(d, view.actions, size))
     cdef double[::1] x = np.empty(d)
     with nogil:
-        a = ff_scored(<ff_score>function, state, size, key, round, &view, &w[0, 0], &theta[0],
-                      beta, gamma, passing_pointer, d, &scratch[0], &x[0])
+        if diagonal:
+            a = ff_arms_scored(<ff_score>function, key, round, &w[0, 0], &theta[0], beta, gamma,
+                               passing_pointer, d, &scratch[0], &x[0])
+        else:
+            a = ff_scored(<ff_score>function, state, size, key, round, &view, &w[0, 0],
+                          &theta[0], beta, gamma, passing_pointer, d, &scratch[0], &x[0])
     if a < 0:
         raise status_error(FF_SCORE_FAILED)
     return a, np.asarray(x)

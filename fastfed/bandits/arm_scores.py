@@ -41,11 +41,11 @@ def beta_draws(state, key, round, actions, dimension, x, w, theta, beta, gamma, 
     With a regularizer of 1, an arm with n rewards of sum s has the entry 1 + n of V and the
     estimate s / (1 + n). The posterior under a uniform prior is Beta(1 + s, 1 + n - s).
     """
-    factor = numba.carray(w, (dimension, dimension))
+    roots, estimates = numba.carray(w, (dimension,)), numba.carray(theta, (dimension,))
     out = numba.carray(scores, (actions,))
     for a in range(actions):
-        v = 1.0 / (factor[a, a] * factor[a, a])
-        wins = max(theta[a] * v, 0.0)
+        v = 1.0 / (roots[a] * roots[a])
+        wins = max(estimates[a] * v, 0.0)
         losses = max(v - 1.0 - wins, 0.0)
         first = np.uint64(2 * a) * _ATTEMPTS
         g = gamma_draw(key, first, 1.0 + wins)
@@ -60,9 +60,9 @@ def normal_draws(state, key, round, actions, dimension, x, w, theta, beta, gamma
 
     With a sieve, both radii come multiplied by m'.
     """
-    factor = numba.carray(w, (dimension, dimension))
+    roots, estimates = numba.carray(w, (dimension,)), numba.carray(theta, (dimension,))
     out = numba.carray(scores, (actions,))
     for a in range(actions):
-        root = factor[a, a]
-        out[a] = theta[a] + (beta * root + gamma * root * root) * normal(key, a)
+        root = roots[a]
+        out[a] = estimates[a] + (beta * root + gamma * root * root) * normal(key, a)
     return actions

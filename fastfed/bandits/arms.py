@@ -87,7 +87,7 @@ def with_draws(system: System, problem: ProblemSpec) -> System:
         return system
     from fastfed.bandits.arm_scores import normal_draws  # loads numba
 
-    plan = replace(plan, score=Score(normal_draws))
+    plan = replace(plan, score=Score(normal_draws, diagonal=True))
     return replace(system, plan=plan, certificate=account(plan, problem))
 
 
@@ -128,7 +128,7 @@ def build_thompson(config: ThompsonConfig, problem: ProblemSpec) -> System:
 
     clip = config.bounds(published=False)
     plan, theory = assemble(config, problem, PROTOCOLS["none"], config.batches(problem), clip)
-    plan = replace(plan, score=Score(beta_draws))
+    plan = replace(plan, score=Score(beta_draws, diagonal=True))
     source = "Agrawal and Goyal 2012, Algorithm 1"
     plan, certificate = certify(plan, problem, theory, None, source)
     return System("thompson", plan, certificate, theory=theory)

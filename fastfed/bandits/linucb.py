@@ -167,10 +167,11 @@ class Estimate:
     def observe(self, x: np.ndarray, reward: float) -> None:
         """Update V <- V + x x' and u <- u + x y, with y = ``reward``."""
         log_det_before = self.log_det
-        ratio = linalg.observe(self.w, self.theta, x, reward)
         if self.arms:
+            linalg.arms_observe(self.w, self.theta, x, reward)
             self._log_det = max(log_det_before, linalg.log_volume(self.w, True))
         else:
+            ratio = linalg.observe(self.w, self.theta, x, reward)
             self._log_det = log_det_before + linalg.log(ratio)
 
 

@@ -6,6 +6,7 @@
 #endif
 
 #include "ff_linalg.h"
+#include "ff_random.h"
 #include "ff_vectors.h"
 
 /* Arrays are padded to multiples of this many numbers. */

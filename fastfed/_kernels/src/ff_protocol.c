@@ -9,6 +9,11 @@ void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending 
 {
     const int64_t d = run->dimension;
     double *batch = c->batch + silo * ff_statistic(d);
+    for (int64_t p = 0; c->radius.arms && p < pending->count; p++)
+        ff_arms_accumulate(batch + d, batch, pending->points + p * (d + 1),
+                           pending->points[p * (d + 1) + d], d);
+    if (c->radius.arms)
+        pending->count = 0;
     if (pending->count == 1)
         ff_accumulate(batch + d, batch, pending->points, pending->points[d], d);
     else if (pending->count)
