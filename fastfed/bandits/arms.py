@@ -16,6 +16,7 @@ is not private. Its silos synchronise in batches, and by default learn from thei
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +66,7 @@ def check_arms(algorithm: str, config: Any) -> None:
         )
     for key, (usual, reason) in FIXED_KEYS.items():
         if (value := getattr(config, key, usual)) != usual:
-            needed = f"must be {show(usual)}" if usual else "must be left out"
+            needed = f"must be {json.dumps(usual)}" if usual else "must be left out"
             raise InputError(f"{key} {needed} for arms, got {show(value)}: {reason}")
     if config.regularizer not in (None, "from-noise") and isinstance(config.regularizer, str):
         raise InputError(
@@ -115,6 +116,11 @@ class ThompsonConfig(Config, frozen=True, kw_only=True):
             usual = getattr(Config(), key), getattr(settled, key)
             if key not in BATCHES and getattr(self, key) not in usual:
                 raise InputError(f"{key} has no meaning for thompson: it has no confidence bound")
+
+    @property
+    def sieve_proven(self) -> bool:
+        """False: there is no confidence bound that a sieve could use."""
+        return False
 
 
 def build_thompson(config: ThompsonConfig, problem: ProblemSpec) -> System:

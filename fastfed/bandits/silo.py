@@ -255,6 +255,12 @@ class Silo(Acting, Once):
         if self.round == self.plan.horizon:
             raise InputError(f"the plan ends after round {self.plan.horizon}")
         features = check_actions(actions, self.plan.dimension)
+        if self.plan.arms and not np.array_equal(features, np.eye(self.plan.dimension)):
+            # Entries of x x' off the diagonal have no noise, so they must be 0.
+            raise InputError(
+                "the plan is for arms without contexts: actions must be the unit vectors "
+                f"numpy.eye({self.plan.dimension}), got shape {features.shape}"
+            )
         if self.plan.policy == "random":
             chosen_index = self._noise.action(self.index, self.round + 1, len(features))
             self._chosen = np.array(features[chosen_index], dtype=np.float64)
@@ -374,11 +380,6 @@ class Silo(Acting, Once):
         if self._chosen is None:
             raise InputError("observe needs a select before it")
         x, clip, feature_clipped, reward_clipped = self._chosen.copy(), self.plan.clip, False, False
-        if self.plan.arms and not (np.count_nonzero(x) == 1 and x.max() == 1.0):
-            raise InputError(
-                "the plan is for arms: features must be a unit vector (one 1, else 0), got "
-                f"{show(x)}"
-            )
         if clip is not None:
             y, feature_clipped, reward_clipped = clip.apply(x, y)
         if self.plan.flips:

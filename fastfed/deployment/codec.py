@@ -33,7 +33,7 @@ ROUNDED = {"factor": 1, "trials": 2}
 RETIRED = frozenset({"bonus", "tie_bonus", "allowance"})
 ADDED = frozenset({"ranking", "sieve_growth", "widths", "own.sieve_width"})
 #: Numbers that plan files lack if they are older than the number, and the value of that time.
-ABSENT = {"flips": 0, "arms": False}
+ABSENT = {"flips": 0}
 _DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
 
 #: Maps the name and value of a number to the number that replaces it.
