@@ -21,7 +21,7 @@ from fastfed._validate import InputError
 from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.radius import direct_regret_bound
 from fastfed.bandits.silo import Silo
-from fastfed.deployment.codec import numbers_of
+from fastfed.deployment.kinds import check_supported
 from fastfed.environments import Arms, Sphere
 from fastfed.privacy.sensitivity import DIAGONAL, joint_sensitivity
 from fastfed.protocols.account import FOR_ARMS
@@ -265,10 +265,8 @@ def test_updates_of_arms_equal_those_of_other_features() -> None:
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (0, 9), (3, 1), (40, 60)])
 def test_draws_of_thompson_sampling_have_the_posterior_of_each_mean(wins: int, losses: int) -> None:
     """Compute two p-values for each pair: of the oracle's draws, which the kernel's equal."""
-    draws = [
-        oracle.thompson(k * k + 17, np.array([wins, 1]), np.array([losses, 2])) for k in range(3000)
-    ]
-    first, second = np.array(draws).T
+    counts = np.array([wins, 1]), np.array([losses, 2])
+    first, second = np.array([oracle.thompson(k * k + 17, *counts) for k in range(3000)]).T
     assert stats.kstest(first, stats.beta(1 + wins, 1 + losses).cdf).pvalue > RARE
     assert stats.kstest(second, stats.beta(2, 3).cdf).pvalue > RARE
 
@@ -359,11 +357,9 @@ def test_the_condition_of_unit_vectors_fails_for_other_problems() -> None:
     assert any("unit vector" in c.text and not c.holds for c in certificate.conditions)
 
 
-def test_plan_files_without_the_number_are_of_contexts() -> None:
-    assert numbers_of(system(CURVES["federated, no sieve"]).plan)["arms"] is True
-    facts = Sphere(dimension=3, actions=4).facts(2, 40)
-    plan = ALGORITHMS["fedlinucb"].make({}, problem_spec(facts, 2, 40)).plan
-    assert plan.arms is False
+def test_deployments_refuse_arms() -> None:
+    with pytest.raises(InputError, match="deployments do not run plans with arms without contexts"):
+        check_supported(system(CURVES["silo, no sieve"]).plan)
 
 
 # ---- confidence sets -----------------------------------------------------------------------------
@@ -430,9 +426,8 @@ def test_noise_bounds_have_their_probability() -> None:
     counts = plan.noise_std.diagonal * tree
     assert 4.0 * stats.norm.sf(n / counts).sum() <= alpha / 4.0
     errors = math.hypot(plan.noise_std.bias, plan.noise_std.diagonal) * tree
-    assert 8.0 * stats.norm.sf(plan.radius.error_bound[1:] / errors).sum() <= alpha / 4.0 * (
-        1 + 1e-6
-    )
+    tails = stats.norm.sf(plan.radius.error_bound[1:] / errors)
+    assert 8.0 * tails.sum() <= alpha / 4.0 * (1.0 + 1e-6)
 
 
 def test_regret_is_below_its_bound() -> None:
