@@ -15,6 +15,7 @@ from oracle import arms as oracle
 from scipy import stats
 from test_drivers import both, same
 
+from fastfed import advice
 from fastfed._kernels import linalg
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
@@ -483,3 +484,32 @@ def test_other_protocols_have_no_account_for_arms(protocol: str) -> None:
     plan = ALGORITHMS["private-fedlinucb"].make(keys, problem_spec(facts, 3, 120)).plan
     with pytest.raises(InputError, match="no arms, or one of the protocols"):
         check_plan(dataclasses.replace(plan, arms=True))
+
+
+# ---- widths of the sieve, and advice -------------------------------------------------------------
+
+
+def test_widths_are_those_of_one_coordinate() -> None:
+    """C of docs/radius.md without noise (n = E = 0, lambda = c = 1), for rows of one arm."""
+    plan = system(CURVES["federated"]).plan
+    alpha = 0.01 / 4.0
+    for k, width in enumerate(plan.widths):
+        rows = 3 * plan.end(k)
+        beta = 0.5 * math.sqrt(2.0 * math.log(1.0 / alpha) + math.log(1.0 + rows))
+        assert width == pytest.approx(beta + 1.0, rel=1e-12)
+
+
+def test_messages_are_counts_and_sums() -> None:
+    plan = system(CURVES["silo"]).plan
+    assert plan.bits_up_of(2) == plan.bits_down_of(2) == 2 * 64 * (4 + 4) * 3
+
+
+def test_advice_compares_what_takes_arms() -> None:
+    keys = {"silos": 3, "horizon": 60, "epsilon": 4.0, "delta": 1e-5, "seconds": 0.05}
+    answer = advice.plan(Arms(means=MEANS), **keys)
+    assert {verdict.trust for verdict in answer.verdicts} == {"silo-ldp", "central"}
+    assert {c.protocol for c in answer.candidates} == {"silo-ldp", "central"}
+    with pytest.raises(
+        InputError, match='trust must be one of silo-ldp, central for arms, got "sh'
+    ):
+        advice.plan(Arms(means=MEANS), trust="shuffle", **keys)
