@@ -506,10 +506,8 @@ def test_messages_are_counts_and_sums() -> None:
 
 def test_advice_compares_what_takes_arms() -> None:
     keys = {"silos": 3, "horizon": 60, "epsilon": 4.0, "delta": 1e-5, "seconds": 0.05}
-    answer = advice.plan(Arms(means=MEANS), **keys)
+    answer = advice.plan(environment=Arms(means=MEANS), **keys)
     assert {verdict.trust for verdict in answer.verdicts} == {"silo-ldp", "central"}
     assert {c.protocol for c in answer.candidates} == {"silo-ldp", "central"}
-    with pytest.raises(
-        InputError, match='trust must be one of silo-ldp, central for arms, got "sh'
-    ):
-        advice.plan(Arms(means=MEANS), trust="shuffle", **keys)
+    with pytest.raises(InputError, match="trust must be one of silo-ldp, central for arms"):
+        advice.plan(environment=Arms(means=MEANS), trust="shuffle", **keys)
