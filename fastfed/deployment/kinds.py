@@ -248,6 +248,7 @@ def check_supported(plan: Plan) -> None:
         "a trigger": plan.trigger is not None,
         "eager selection": not plan.lazy,
         "own rounds": plan.own is not None,
+        "arms without contexts": plan.arms,
         "a score function": plan.score is not None,
         "another policy than ucb": plan.policy != "ucb",
         "no clipping": plan.clip is None,
