@@ -376,7 +376,7 @@ def results_table(source: Source, names: Sequence[Html]) -> Html:
     # The section "Run" has the speed.
     columns = [i for i in text_table.used_columns(cells) if 0 < i < text_table.SPEED]
     rows = [[name, *(row[i] for i in columns)] for name, row in zip(names, cells, strict=True)]
-    remarks = text_table.remarks(source, speed=False)
+    remarks = text_table.remarks(source, speed=False, notes=False)
     for label, count, theorem, bound in synchronisation_bounds(source.results):
         by = f" ({theorem})" if theorem else ""
         remarks.append(

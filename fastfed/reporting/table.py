@@ -120,8 +120,11 @@ def fitting_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
     return sorted(chosen)
 
 
-def remarks(source: Source, *, speed: bool = True) -> list[str]:
-    """Return the lines below the table: how to read it, and events that occurred."""
+def remarks(source: Source, *, speed: bool = True, notes: bool = True) -> list[str]:
+    """Return the lines below the table: how to read it, notes, and events that occurred.
+
+    A report shows the notes above its table, so it leaves them out here.
+    """
     lines = [
         "group regret at the last round, summed over silos: mean ± standard error; "
         "privacy as (epsilon, delta); synchronisations and bytes sent up and down in one "
@@ -133,7 +136,8 @@ def remarks(source: Source, *, speed: bool = True) -> list[str]:
             f"difference: regret{per} minus that of the baseline, paired by replicate; a negative "
             "difference is less regret"
         )
-    lines += notes_on_curves(source.results)
+    if notes:
+        lines += notes_on_curves(source.results)
     counts = {len(curve.replicates) for curve in source.results.curves}
     for curve in source.results.curves:
         if len(counts) > 1:
