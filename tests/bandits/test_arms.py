@@ -28,6 +28,7 @@ from fastfed.privacy.sensitivity import DIAGONAL, joint_sensitivity
 from fastfed.protocols.account import FOR_ARMS
 from fastfed.protocols.plan import check_plan
 from fastfed.protocols.server import Server
+from fastfed.simulation import compiled
 from fastfed.simulation.experiment import make_experiment
 from fastfed.simulation.systems import problem_spec
 
@@ -330,13 +331,29 @@ def test_only_rewards_are_protected_with_exact_counts() -> None:
 
 
 def test_a_plan_without_arms_has_no_account_of_diagonal_noise() -> None:
-    plan = system(CURVES["silo"]).plan
+    plan = system(CURVES["silo, no sieve"]).plan
     assert check_plan(plan) is plan
     with pytest.raises(InputError, match="epsilon"):
         check_plan(dataclasses.replace(plan, arms=False))
     std = dataclasses.replace(plan.noise_std, diagonal=0.9 * plan.noise_std.diagonal)
     with pytest.raises(InputError, match="epsilon"):
         check_plan(dataclasses.replace(plan, noise_std=std))
+
+
+def test_a_score_for_the_diagonal_is_refused_without_arms() -> None:
+    facts = Sphere(dimension=4, actions=4).facts(3, 120)
+    plan = ALGORITHMS["fedlinucb"].make({"sieve": 1.0}, problem_spec(facts, 3, 120)).plan
+    score = system(CURVES["thompson"]).plan.score
+    with pytest.raises(InputError, match="arms if its score is for the diagonal"):
+        check_plan(dataclasses.replace(plan, score=score))
+
+
+def test_an_environment_that_breaks_its_promise_fails() -> None:
+    e = experiment(CURVES["thompson"])
+    plan = e.curves[0].system.plan
+    world = Sphere(dimension=4, actions=3).open(0, 0, 3)
+    with pytest.raises(RuntimeError):
+        compiled.run(world, [plan], e.checkpoints)
 
 
 def test_a_silo_refuses_features_that_are_no_arm() -> None:
