@@ -59,6 +59,7 @@ CURVES: dict[str, dict[str, Any]] = {
     "silo": PRIVATE,
     "silo, tree": {**PRIVATE, "release": "tree", "batch_size": 6},
     "silo, no sieve": {**PRIVATE, "sieve": 1.0},
+    "silo, eager": {**PRIVATE, "lazy": False},
     "silo, little noise": {**PRIVATE, "epsilon": 400.0},
     "silos of two budgets": {**PRIVATE, "epsilon": None, "silo_epsilon": [4.0, 9.0, 4.0]},
     "server": {**PRIVATE, "protocol": "central"},
@@ -112,6 +113,15 @@ def test_the_two_drivers_agree_at_corner_sizes(
 ) -> None:
     e = experiment(CURVES[name], silos, horizon, Arms(actions=arms))
     (compiled_outcome,), (step_outcome,) = both(e)
+    same(compiled_outcome, step_outcome)
+
+
+@pytest.mark.parametrize("regularizer", [1e-3, 2.0])
+def test_the_two_drivers_agree_where_a_noisy_count_is_negative(regularizer: float) -> None:
+    """With a regularizer far below the noise, both drivers shift V and count the shifts."""
+    curve = {**PRIVATE, "epsilon": 0.3, "regularizer": regularizer, "batch_size": 4}
+    (compiled_outcome,), (step_outcome,) = both(experiment(curve))
+    assert compiled_outcome.events["indefinite"] > 0
     same(compiled_outcome, step_outcome)
 
 
