@@ -77,6 +77,7 @@ REFUSED = {
     "linucb-sdp-vec": _DEVICES,
     "feducb-decentralized": "it has no hub, and when its silos report depends on their data",
     "fedlinucb": "it is not private",
+    "thompson": "it is not private",
     "private-dartboard": _BASELINE,
     "limited-updates": _BASELINE,
 }

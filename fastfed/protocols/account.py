@@ -263,6 +263,9 @@ def check_combination(plan: Plan) -> None:
         'protocol "silo-ldp-prefix" if a trigger reads noisy sums': (
             not noisy_trigger or protocol.id == "silo-ldp-prefix"
         ),
+        "arms if its score is for the diagonal of w": (
+            plan.score is None or not plan.score.diagonal or plan.arms
+        ),
         f"no arms, or one of the protocols {', '.join(FOR_ARMS)} with the direct radius, fixed "
         "rounds and no local rounds": not plan.arms or _supports_arms(plan),
         f"no delayed rewards, or one of the protocols {', '.join(DELAYABLE)} with users of one "

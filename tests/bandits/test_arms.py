@@ -28,6 +28,7 @@ from fastfed.privacy.sensitivity import DIAGONAL, joint_sensitivity
 from fastfed.protocols.account import FOR_ARMS
 from fastfed.protocols.plan import check_plan
 from fastfed.protocols.server import Server
+from fastfed.simulation import compiled
 from fastfed.simulation.experiment import make_experiment
 from fastfed.simulation.systems import problem_spec
 
@@ -58,6 +59,7 @@ CURVES: dict[str, dict[str, Any]] = {
     "silo": PRIVATE,
     "silo, tree": {**PRIVATE, "release": "tree", "batch_size": 6},
     "silo, no sieve": {**PRIVATE, "sieve": 1.0},
+    "silo, eager": {**PRIVATE, "lazy": False},
     "silo, little noise": {**PRIVATE, "epsilon": 400.0},
     "silos of two budgets": {**PRIVATE, "epsilon": None, "silo_epsilon": [4.0, 9.0, 4.0]},
     "server": {**PRIVATE, "protocol": "central"},
@@ -111,6 +113,15 @@ def test_the_two_drivers_agree_at_corner_sizes(
 ) -> None:
     e = experiment(CURVES[name], silos, horizon, Arms(actions=arms))
     (compiled_outcome,), (step_outcome,) = both(e)
+    same(compiled_outcome, step_outcome)
+
+
+@pytest.mark.parametrize("regularizer", [1e-3, 2.0])
+def test_the_two_drivers_agree_where_a_noisy_count_is_negative(regularizer: float) -> None:
+    """With a regularizer far below the noise, both drivers shift V and count the shifts."""
+    curve = {**PRIVATE, "epsilon": 0.3, "regularizer": regularizer, "batch_size": 4}
+    (compiled_outcome,), (step_outcome,) = both(experiment(curve))
+    assert compiled_outcome.events["indefinite"] > 0
     same(compiled_outcome, step_outcome)
 
 
@@ -330,13 +341,29 @@ def test_only_rewards_are_protected_with_exact_counts() -> None:
 
 
 def test_a_plan_without_arms_has_no_account_of_diagonal_noise() -> None:
-    plan = system(CURVES["silo"]).plan
+    plan = system(CURVES["silo, no sieve"]).plan
     assert check_plan(plan) is plan
     with pytest.raises(InputError, match="epsilon"):
         check_plan(dataclasses.replace(plan, arms=False))
     std = dataclasses.replace(plan.noise_std, diagonal=0.9 * plan.noise_std.diagonal)
     with pytest.raises(InputError, match="epsilon"):
         check_plan(dataclasses.replace(plan, noise_std=std))
+
+
+def test_a_score_for_the_diagonal_is_refused_without_arms() -> None:
+    facts = Sphere(dimension=4, actions=4).facts(3, 120)
+    plan = ALGORITHMS["fedlinucb"].make({"sieve": 1.0}, problem_spec(facts, 3, 120)).plan
+    score = system(CURVES["thompson"]).plan.score
+    with pytest.raises(InputError, match="arms if its score is for the diagonal"):
+        check_plan(dataclasses.replace(plan, score=score))
+
+
+def test_an_environment_that_breaks_its_promise_fails() -> None:
+    e = experiment(CURVES["thompson"])
+    plan = e.curves[0].system.plan
+    world = Sphere(dimension=4, actions=3).open(0, 0, 3)
+    with pytest.raises(RuntimeError):
+        compiled.run(world, [plan], e.checkpoints)
 
 
 def test_a_silo_refuses_features_that_are_no_arm() -> None:

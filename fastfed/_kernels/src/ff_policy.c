@@ -172,6 +172,9 @@ static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64
     ff_sieve sieve;
     if (sieved)
         sieve = sieve_of(c, silo, round, w, NULL, NULL, beta, d, p->bound);
+    /* An environment that breaks its promise of arms must not make an index out of range. */
+    if (c->score_diagonal && actions->actions != d)
+        return -1;
     if (c->score_diagonal)
         return ff_arms_scored(c->score, ff_key(&stream), round, w, theta, beta, c->second_bonus,
                               sieved ? &sieve : NULL, d, scratch, p->feature);
