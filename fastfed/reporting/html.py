@@ -109,6 +109,24 @@ tbody th a { font-weight: 600; }
 td, .number, .pairs { font-variant-numeric: tabular-nums; }
 svg.key { vertical-align: middle; margin-right: 0.6rem; flex: none; }
 
+.sweep th, .sweep td { white-space: nowrap; }
+.sweep tbody th { min-width: 0; }
+.search input {
+  font: inherit; color: inherit; background: var(--card); border: 1px solid var(--line);
+  border-radius: 6px; padding: 0.3rem 0.6rem; width: min(100%, 24rem);
+}
+.sweep thead button {
+  font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
+}
+.sweep thead button::after { content: " ↕"; opacity: 0.5; }
+.sweep th[aria-sort="ascending"] button::after { content: " ↑"; opacity: 1; }
+.sweep th[aria-sort="descending"] button::after { content: " ↓"; opacity: 1; }
+.heat { width: fit-content; max-width: 100%; }
+.heat table { width: auto; }
+.heat th, .heat td { padding: 0.35rem 0.7rem; text-align: right; white-space: nowrap; }
+.heat tbody th { min-width: 0; }
+.heat td { background: color-mix(in srgb, var(--accent) var(--share, 0%), var(--card)); }
+
 .mark {
   display: inline-block; padding: 0.05em 0.65em; border-radius: 99px; font-size: 0.95em;
   font-weight: 600; white-space: nowrap;
@@ -170,6 +188,13 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line);
   }
   tbody td::before { content: attr(data-label); color: var(--quiet); }
   tbody td > * { min-width: 0; justify-self: start; }
+  .heat thead { display: table-header-group; position: static; clip-path: none; }
+  .heat table { display: table; width: auto; }
+  .heat tbody { display: table-row-group; }
+  .heat tbody tr { display: table-row; }
+  .heat tbody th, .heat tbody td { display: table-cell; width: auto; padding: 0.3rem 0.5rem; }
+  .heat tbody td::before { content: none; }
+  .sweep tbody tr[hidden] { display: none; }
 }
 @page { margin: 16mm 14mm; }
 @media print {
@@ -193,6 +218,7 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line);
   .scroll { overflow: visible; border-radius: 0; border-width: 1px 0; }
   th, td { padding: 0.25rem 0.4rem; white-space: normal; }
   summary { list-style: none; }
+  .search { display: none; }
   tbody th, .wide tbody th { min-width: 0; }
   details { border: 0; padding: 0; }
   details::details-content { content-visibility: visible; block-size: auto; }

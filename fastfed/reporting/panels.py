@@ -298,7 +298,7 @@ def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
 def symbols(text: str) -> str:
     """Replace keys in a label by symbols: "LDP, epsilon = 1.0" becomes "LDP, ε = 1"."""
     base, pairs = split_label(text)
-    texts = [f"{SYMBOLS.get(k, k)} = {_value(v)}" for k, v in pairs.items()]
+    texts = [f"{SYMBOLS.get(k, k)} = {number_text(v)}" for k, v in pairs.items()]
     base = re.sub(r"\bepsilon\b", "ε", re.sub(r"\bdelta\b", "δ", base))
     return ", ".join([base, *texts])
 
@@ -307,7 +307,7 @@ def _key_text(key: str, value: str) -> str:
     """Format a key and its value for a plot: "M = 10", or only "direct" for a text."""
     if key == "label" or (key not in SYMBOLS and not _is_number(value)):
         return symbols(value)
-    return f"{SYMBOLS.get(key, key)} = {_value(value)}"
+    return f"{SYMBOLS.get(key, key)} = {number_text(value)}"
 
 
 def _is_number(text: str) -> bool:
@@ -318,7 +318,12 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _value(text: str) -> str:
+def sort_key(text: str) -> tuple[bool, float, str]:
+    """Return the key by which values of a swept key are sorted: numbers first, then texts."""
+    return (False, float(text), "") if _is_number(text) else (True, 0.0, text)
+
+
+def number_text(text: str) -> str:
     """Format a number for reading: 1 for 1.0, 32 000 for 32000; other text stays as it is."""
     if not _is_number(text):
         return text

@@ -19,9 +19,10 @@ from fastfed.reporting.figure import (
     y_axis,
 )
 from fastfed.reporting.html import Html, definitions, details, element, join, key, table
-from fastfed.reporting.panels import Panel
+from fastfed.reporting.panels import Panel, number_text, split_label
 from fastfed.reporting.sharing import notes_on_curves, sharing_sentence
 from fastfed.reporting.svg import chart_svg, names_fit
+from fastfed.reporting.sweep import SCRIPT, heat_maps, is_sweep, swept_keys
 from fastfed.reporting.text import pair_text, privacy_text, spaced, span, spec_text
 from fastfed.results.paired import per_silo
 from fastfed.results.results import CurveResult
@@ -69,6 +70,11 @@ def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], le
     ``names`` are the labels of the curves as elements; ``level`` is the level of headings.
     """
     conditions = _conditions(curves)
+    side_by_side = table(
+        HEADINGS,
+        [_summary(curve.certificate, name) for curve, name in zip(curves, names, strict=True)],
+        label="Certificates side by side",
+    )
     parts: list[Html] = [
         element(
             "p",
@@ -76,11 +82,9 @@ def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], le
             "the guarantee of the noise that was added. Without a proof there is no number.",
             class_="quiet",
         ),
-        table(
-            HEADINGS,
-            [_summary(curve.certificate, name) for curve, name in zip(curves, names, strict=True)],
-            label="Certificates side by side",
-        ),
+        details(f"Certificates of {len(curves)} curves side by side", side_by_side)
+        if is_sweep(curves)
+        else side_by_side,
     ]
     if conditions:
         with_conditions = [c for c in curves if c.certificate["conditions"]]
@@ -228,8 +232,13 @@ def experiment_section(source: Source, charts: Charts, level: int) -> Html:
     parts += [element("p", _as_sentence(note), role="note") for note in notes_on_curves(results)]
     if source.claims:
         parts += [element(heading, "Claims"), _claims(source)]
-    parts += [element(heading, "Regret"), _plots(source, charts)]
+    parts.append(element(heading, "Regret"))
+    if is_sweep(curves):
+        parts.append(heat_maps(source, Y_LABELS[y_axis(source)]))
+    parts.append(_plots(source, charts))
     parts += [element(heading, "Results"), results_table(source, names)]
+    if is_sweep(curves):
+        parts.append(element("script", Html(SCRIPT)))
     parts += [element(heading, "Privacy"), certificate_section(curves, names, level + 1)]
     parts += [element(heading, "Run"), _run(source)]
     return join(parts)
@@ -375,7 +384,23 @@ def results_table(source: Source, names: Sequence[Html]) -> Html:
     cells = text_table.table_rows(source)
     # The section "Run" has the speed.
     columns = [i for i in text_table.used_columns(cells) if 0 < i < text_table.SPEED]
-    rows = [[name, *(row[i] for i in columns)] for name, row in zip(names, cells, strict=True)]
+    rows: list[list[str]] = [
+        [name, *(row[i] for i in columns)] for name, row in zip(names, cells, strict=True)
+    ]
+    headings = [text_table.HEADINGS[i] for i in (0, *columns)]
+    numbers = [place for place, i in enumerate((0, *columns)) if i in text_table.RIGHT]
+    curves = source.results.curves
+    class_ = None
+    if is_sweep(curves):
+        # Labels of sweeps repeat every key, so keys become columns. The best curves come first.
+        keys, class_ = swept_keys(curves), "sweep"
+        for row, curve in zip(rows, curves, strict=True):
+            base, pairs = split_label(curve.label)
+            row[:1] = [base, *(number_text(pairs.get(name, "-")) for name in keys)]
+        headings[1:1] = keys
+        numbers = [*range(1, len(keys) + 1), *(place + len(keys) for place in numbers)]
+        ends = [float(curve.mean[-1]) for curve in curves]
+        rows = [rows[i] for i in sorted(range(len(rows)), key=ends.__getitem__)]
     remarks = text_table.remarks(source, speed=False, notes=False)
     for label, count, theorem, bound in synchronisation_bounds(source.results):
         by = f" ({theorem})" if theorem else ""
@@ -383,12 +408,7 @@ def results_table(source: Source, names: Sequence[Html]) -> Html:
             f"{label}: synchronisations {text_table.times(count)}, at most{by} {amount(bound)}"
         )
     return join(
-        table(
-            [text_table.HEADINGS[i] for i in (0, *columns)],
-            rows,
-            label="Results",
-            numbers=[place for place, i in enumerate((0, *columns)) if i in text_table.RIGHT],
-        ),
+        table(headings, rows, label="Results", numbers=numbers, class_=class_),
         [element("p", f"{line}.", class_="quiet") for line in remarks],
     )
 

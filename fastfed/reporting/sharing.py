@@ -11,6 +11,8 @@ from fastfed.results.results import CurveResult, Results
 
 #: Largest number of curves that the sentence names.
 NAMED = 8
+#: Number of curves that a note names if it is about more than ``NAMED``.
+FEW = 3
 #: Above this epsilon a guarantee changes odds by a factor of more than 22 000.
 LARGE_EPSILON = 10.0
 #: The algorithm that plays uniformly random actions.
@@ -105,7 +107,7 @@ def notes_on_curves(results: Results) -> list[str]:
             useless.append(curve.label)
     if useless:
         how = " (whose regret is estimated from a few rounds)" if estimated else ""
-        notes.append(f"not better than random actions{how}: {_listed(useless)}")
+        notes.append(f"not shown to be better than random actions{how}: {_listed(useless)}")
     notes += dict.fromkeys(text for curve in results.curves for text in curve.cautions)
     return notes
 
@@ -136,6 +138,9 @@ def _not_below(found: Difference) -> bool:
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """Return labels as a list, of which the first few are named."""
-    more = len(labels) - NAMED
-    return ", ".join(labels[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    """Return labels as a list; of more than ``NAMED`` only the first few are named."""
+    named = labels if len(labels) <= NAMED else labels[:FEW]
+    # Labels of sweeps have commas inside.
+    separator = "; " if any("," in label for label in named) else ", "
+    more = f" and {len(labels) - FEW} more" if len(labels) > NAMED else ""
+    return separator.join(named) + more

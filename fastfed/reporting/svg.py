@@ -86,9 +86,15 @@ def chart_svg(chart: Chart, label: str) -> Html:
     )  # fmt: skip
 
 
+#: Largest number of names in two lines beside the ends; the leaders of more would cross.
+MAX_WRAPPED = 4
+
+
 def names_fit(chart: Chart) -> bool:
     """Return True if the names of lines fit beside their ends; else the chart needs a legend."""
     names = [end_text(end) for end in chart.ends]
+    if sum("\n" in name for name in names) > MAX_WRAPPED:
+        return False
     room = max((_width(name, NAME_SIZE) for name in names), default=math.inf) <= MAX_NAMES * WIDTH
     return room and texts_fit(names, NAME_SIZE, _height(chart) - 5.0 * FONT_SIZE)
 

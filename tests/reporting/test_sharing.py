@@ -136,7 +136,7 @@ def test_many_curves_are_counted(played):
 
 def test_notes_on_curves_that_protect_nobody_or_learn_nothing(played):
     notes = notes_on_curves(with_finals(played, open=[50, 52, 51], dice=[10, 12, 11]))
-    assert notes == ["not better than random actions: open"]
+    assert notes == ["not shown to be better than random actions: open"]
     notes = notes_on_curves(played)
     assert "an epsilon above 10 protects hardly anybody: server, epsilon = 50.0" in notes
 
@@ -218,11 +218,16 @@ def test_a_curve_is_compared_with_the_estimate_if_there_is_no_curve_of_random_ac
 
     def useless(*finals):
         made = with_finals(without_random(played), open=finals)
-        return [n for n in notes_on_curves(made) if n.startswith("not better than random actions")]
+        return [
+            n
+            for n in notes_on_curves(made)
+            if n.startswith("not shown to be better than random actions")
+        ]
 
     (note,) = useless(mean, 1.01 * mean, 0.99 * mean)
     assert note == (
-        "not better than random actions (whose regret is estimated from a few rounds): open"
+        "not shown to be better than random actions (whose regret is estimated from a few rounds): "
+        "open"
     )
     assert useless(0.5 * mean, 0.51 * mean, 0.49 * mean) == []
     # Beyond the margin of two curves with three replicates, and within it.
