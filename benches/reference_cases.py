@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy_arms
 import numpy_float32
 import reference
 import reference_agent
 
 from fastfed._kernels import environments
 from fastfed.bandits.system import System
-from fastfed.environments import FixedSet
+from fastfed.environments import Arms, FixedSet
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.simulation.bench import LetorPool, SyntheticPool
 from fastfed.simulation.experiment import Experiment
@@ -43,6 +44,9 @@ def competent_microseconds(experiment: Experiment) -> float:
             environment.means,
             rounds=experiment.horizon,
         )
+    if isinstance(environment, Arms):
+        means = environment.theta(experiment.seed, 0)
+        return numpy_arms.arms_microseconds(plan, means, rounds=experiment.horizon)
     environment_run = environment.open(experiment.seed, 0, 1)
     assert isinstance(environment_run, environments.Environment)
     rows, means = environment_run.round(0, 0)

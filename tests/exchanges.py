@@ -28,6 +28,25 @@ from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
 #: The losses of three experts in one decision.
 LOSSES = [0.9, 0.1, 0.8]
+#: Tables of small systems in phases and with experts.
+ROBIN = {
+    "algorithm": "robin",
+    "horizon": 40,
+    "epsilon": 1.0,
+    "delta": 1e-6,
+    "initial_phases": 2,
+    "diversity": 0.05,
+    "concentration_multiplier": 1e-3,
+}
+TREES = {"algorithm": "fed-dp-ope-stoch", "horizon": 63, "batch": "largest", "smoothness": 60.0}
+SWITCHES = {
+    "algorithm": "fed-svt",
+    "horizon": 40,
+    "phase_length": 10,
+    "optimal_loss": 0.0,
+    "switches": 3,
+    "threshold": 4.0,
+}
 
 
 def spec_of_experts(system, silos=3, dimension=3, tables=None):
@@ -37,6 +56,30 @@ def spec_of_experts(system, silos=3, dimension=3, tables=None):
     spec["columns"] = [{"name": f"e{i}", "low": 0.0, "high": 1.0} for i in range(dimension)]
     spec["system"] = {"epsilon": 1.0, "delta": 1e-6} | system
     return spec
+
+
+def spec_of_phases(system=ROBIN, silos=3, dimension=2, tables=None):
+    """Return a spec of robin; ``tables`` adds keys to [federation]."""
+    spec = federation.spec(silos=silos, dimension=dimension)
+    spec["federation"] |= tables or {}
+    return spec | {"system": system}
+
+
+#: System -> its spec, of systems that send no batches.
+OTHERS = {
+    "robin": spec_of_phases(),
+    "fed-dp-ope-stoch": spec_of_experts(TREES),
+    "fed-svt": spec_of_experts(SWITCHES),
+}
+_PLANS = {}
+
+
+def small_plan(name, **tables):
+    """Return the compiled plan of one of `OTHERS`, with some tables replaced; compile it once."""
+    key = name, repr(tables)
+    if key not in _PLANS:
+        _PLANS[key] = plans.compile_plan(OTHERS[name] | tables)
+    return _PLANS[key]
 
 
 def values(plan, data, kind=Report):
@@ -93,10 +136,12 @@ class ExpertWorld(World):
             if self.open[name] and rng.random() < 0.5:
                 decision = self.open[name].pop(rng.randrange(len(self.open[name])))
                 losses = [rng.random() for _ in range(3)]
-                while not self.perform(name, self.parties[name].losses(decision, losses, self.now)):
+                while not self.perform(
+                    name, self.parties[name].losses(decision, losses, self.clock(name))
+                ):
                     pass
             else:
-                step, new_decision = silo.decide(None, self.now)
+                step, new_decision = silo.decide(None, self.clock(name))
                 if self.perform(name, step):
                     self.open[name].append(new_decision.id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 from contextlib import contextmanager, suppress
@@ -16,7 +17,14 @@ from fastfed.deployment import plans, wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import hub_of, silo_of
 from fastfed.deployment.ledger import Charge, Ledger
-from fastfed.deployment.party import BELIEVED, Covered, Message, SteadyClock, Step
+from fastfed.deployment.party import (
+    BELIEVED,
+    NOTHING,
+    Covered,
+    Message,
+    SteadyClock,
+    Step,
+)
 from fastfed.deployment.process import Process, SiloProcess, restored
 from fastfed.deployment.seal import Identity, SealedNoise, digest, encrypted_to, keyed_digest
 from fastfed.deployment.silo import SiloParty
@@ -134,6 +142,8 @@ PATIENT = {"start": START, "period": PERIOD, "grace": 900, "reward_deadline": 25
 #: Protocols with sums under pairwise masks, and all protocols whose reports are integer words.
 MASKS = "secure-sum by masks"
 MASKED_BITS = "shuffle-vector by masks"
+#: Users' devices send bits in place of rewards.
+BITS = "user-bit"
 WORDS = ("secure-sum", MASKS, "shuffle-vector", MASKED_BITS)
 
 
@@ -163,6 +173,9 @@ def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
         system["algorithm"] = system.pop("protocol")
     # Most deployment tests are about nodes of trees. Other tests check the default release.
     tree_keys = {"release": "tree"} if protocol in TREES else {}
+    if protocol == BITS:
+        system |= {"protects": "reward"}
+        del system["delta"]
     system |= more.pop("system", {"batch_size": batch, **tree_keys})
     spec_table = {
         "federation": {"name": "tests", "least": 2},
@@ -277,7 +290,10 @@ def served(federation, release, names=None, reward=0.5):
     federation.now = federation.plan.document.calendar.closes[release - 1] - 10.0
     for name in names or federation.plan.silos:
         process = federation.processes[name]
-        process.reward(process.decide(ROWS).id, reward)
+        if federation.plan.plan.flips:
+            process.bit(process.decide(ROWS).id, int(reward > 0.4))
+        else:
+            process.reward(process.decide(ROWS).id, reward)
     federation.now += 10.0
 
 
@@ -301,6 +317,35 @@ class Forgetful(MemoryStore):
         """Save none: without fsync it could be newer than the writes."""
 
 
+class Remembering(MemoryStore):
+    """A store that also remembers the writes that were erased."""
+
+    def __init__(self, writes=()):
+        super().__init__(writes)
+        self.everything = list(writes)
+
+    def write(self, write):
+        is_new = super().write(write)
+        self.everything += [write] * is_new
+        return is_new
+
+    def copy(self):
+        """Return a store with the same content, as a backup of a file has it."""
+        twin = Remembering()
+        twin.__dict__ |= {name: copy.copy(value) for name, value in vars(self).items()}
+        return twin
+
+
+def learned(party):
+    """Return everything that the records of a silo have led to."""
+    names = ("_learning_count", "clipped_features", "clipped_rewards", "_has_subjects",
+             "_record_count", "_learning_by_period", "_old_places")  # fmt: skip
+    state = {name: copy.copy(getattr(party, name, None)) for name in names}
+    state["counts"] = party.decisions.count, party.ended.count
+    state["leaves"], state["theta"] = party._leaf_sums.tobytes(), party.model.theta.tobytes()
+    return state
+
+
 class World:
     """Parties, a network that loses and repeats messages, a clock and a seeded random generator.
 
@@ -309,7 +354,7 @@ class World:
 
     def __init__(
         self, plan, seed, *, kinds=None, kill=0.03, restore=0.0, hub_restore=0.0, reverse=False,
-        forget=False, stride=20.0, skew=0.0, helper_restore=0.0, versions=0.0,
+        forget=False, stride=20.0, skew=0.0, helper_restore=0.0, versions=0.0, erase=0.0,
     ):  # fmt: skip
         self.plan, self.random = plan, random.Random(seed)
         self.kinds = {"silo": SiloParty, "hub": Hub, "helper": Helper} | (kinds or {})
@@ -321,8 +366,10 @@ class World:
         self.helper_restore_chance, self.helper_restores = helper_restore, 0
         #: Probability that a message first arrives in another version of the format.
         self.version_chance, self.versions = versions, 0
+        #: Probability that a silo erases old records in a moment.
+        self.erase_chance, self.erased = erase, 0
         self.now, self.network, self.kills, self.restores = float(START), [], 0, 0
-        self.stores = {p.name: (Forgetful if forget else MemoryStore)() for p in plan.parties}
+        self.stores = {p.name: (Forgetful if forget else Remembering)() for p in plan.parties}
         self.ledgers = {name: Ledger(":memory:") for name in plan.silos}
         for ledger in self.ledgers.values():
             ledger.set_ceiling("records", 20.0, 1e-5)
@@ -376,6 +423,18 @@ class World:
         for write in new_party.upgrade():
             store.write(write)
             self.fold(name, write)
+        if covered != NOTHING:
+            self.check_restored(name)
+
+    def check_restored(self, name):
+        """Check that a silo's state from a snapshot is the state from all writes, erased or not."""
+        party, everything = self.parties[name], MemoryStore(self.stores[name].everything)
+        full = self.kinds["silo"](self.plan, name, secret(name), self.ledgers[name])
+        full.attach(everything)
+        for write in everything.writes():
+            full.fold(write)
+        if learned(full) != learned(party):
+            raise Violation(f"the snapshot of {name} leads to another state than its log")
 
     def fold(self, name, write):
         """Apply a stored write, as a process does; now and then save a snapshot of the state."""
@@ -418,13 +477,26 @@ class World:
         """Restore a silo's state, but not its ledger, from an old backup."""
         if self.backups[name]:
             self.restores += 1
-            self.stores[name] = MemoryStore(self.random.choice(self.backups[name]))
+            self.stores[name] = self.random.choice(self.backups[name]).copy()
             self.start(name)
             # The application repeats outcomes that the restored silo no longer knows.
             ended = self.parties[name].ended
             self.open[name] = [
                 decision for decision in self.parties[name].decisions if decision not in ended
             ]
+
+    def erase(self, name):
+        """Erase a silo's records that are old enough, as `SiloProcess.erase` does."""
+        before = self.clock(name) - self.random.choice((0.0, 100.0))
+        if not self.perform(name, Step(self.parties[name].expire(before, 100))):
+            return
+        party, store = self.parties[name], self.stores[name]
+        ids = party.erasable(before, 100)
+        if ids and not self.dies(name):
+            store.save_snapshot(party.snapshot(Covered(store.position, self.others[name])), ids)
+            party.snapshot_saved()
+            self.erased += len(ids)
+            self.dies(name)
 
     def restore_hub(self):
         """Restore the hub from an old backup, or make a backup."""
@@ -586,9 +658,7 @@ class World:
                 else:
                     reward = rng.random() * 1.2 - 0.1
                     # The application repeats a report while the silo does not answer.
-                    while not self.perform(
-                        name, self.parties[name].reward(decision, reward, self.clock(name))
-                    ):
+                    while not self.perform(name, self.end(name, decision, reward)):
                         pass
             else:
                 contexts = [
@@ -600,6 +670,13 @@ class World:
         except InputError:
             pass
 
+    def end(self, name, decision, reward):
+        """Return a silo's step for a reward, or for the bit that is sent in place of it."""
+        silo, now = self.parties[name], self.clock(name)
+        if self.plan.plan.flips:
+            return silo.bit(decision, int(reward > 0.5), now)
+        return silo.reward(decision, reward, now)
+
     def moment(self):
         """Do one random thing: deliver, act, tick, move the clock, replay, back up or restore."""
         rng, names = self.random, list(self.parties)
@@ -610,6 +687,9 @@ class World:
             return
         if self.helper_restore_chance and rng.random() < 0.05:
             self.restore_helper()
+            return
+        if self.erase_chance and rng.random() < self.erase_chance:
+            self.erase(rng.choice(self.plan.silos))
             return
         draw = rng.random()
         if draw < 0.45 and self.network:
@@ -628,7 +708,8 @@ class World:
             if rng.random() < self.restore_chance:
                 self.restore(name)
                 return
-            self.backups[name].append(list(self.stores[name].writes()))
+            if self.restore_chance:
+                self.backups[name].append(self.stores[name].copy())
 
     def run(self, moments=350):
         """Run a schedule with faults, then heal the federation and return the last model."""
@@ -665,7 +746,8 @@ class World:
         self.kill_chance, self.down, self.wrong = 0.0, {}, {}
         calendar = self.plan.document.calendar
         # A corrected clock may need BELIEVED seconds until its party trusts it.
-        end = calendar.closes[-1] + 2 * max(GRACE, calendar.grace) + 2 * BELIEVED
+        grace = 2 * max(GRACE, calendar.grace)
+        end = max(calendar.closes[-1] + BELIEVED, self.now + PERIOD) + grace + BELIEVED
         for _ in range(200):
             # Small steps while leaves close, then larger ones to the end of the grace period.
             calendar_closed = self.now >= calendar.closes[-1] + PERIOD

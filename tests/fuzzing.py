@@ -79,6 +79,7 @@ BANDITS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("linucb-sdp-vec", {"epsilon": 0.2, "delta": 0.1, "batch_size": 5}),
     ("robin", {"epsilon": 2.0, "delta": 1e-5, "initial_phases": 2, "diversity": 0.01}),
     ("local-linucb", {}),
+    ("thompson", {"batch_size": 5}),
     ("random", {}),
 )
 WORLDS = (
@@ -89,6 +90,7 @@ WORLDS = (
     {"kind": "hard-instance", "dimension": 4},
     {"kind": "no-diversity"},
     {"kind": "rotated", "dimension": 3, "actions": 4, "rotation": 0.5},
+    {"kind": "arms", "means": [0.2, 0.7, 0.4]},
     {"kind": "classification", "data": "digits", "dimension": 3},
 )
 LOSSES = (
@@ -255,7 +257,7 @@ def fit_key(rng: Random, curve: dict[str, Any]) -> None:
 KEYS_OF_WORLDS = (
     *("reward", "actions", "dimension", "gap", "experts", "mean", "path", "data", "losses"),
     *("function", "silo", "label", "columns", "sampling", "radius", "contexts", "burst"),
-    *("optimum", "features", "coding", "projection_seed", "multiplicity", "rotation"),
+    *("optimum", "features", "coding", "projection_seed", "multiplicity", "rotation", "means"),
 )
 
 

@@ -19,11 +19,14 @@ from random import Random
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from federation import MASKED_BITS, MASKS, PATIENT, WORDS, Violation, World, deployed, quickly
+from exchanges import ExpertWorld, small_plan
+from federation import BITS, MASKED_BITS, MASKS, PATIENT, WORDS, Violation, World, deployed, quickly
 
 from fastfed._random import SystemNoise
+from fastfed.deployment.experts import ExpertHub, ExpertSilo, SparseHub, SparseSilo
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.party import Message, Step
+from fastfed.deployment.phases import PhaseHub, PhaseSilo
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import Write
 from fastfed.deployment.sums import Helper
@@ -43,6 +46,13 @@ PLANS = {
     "shuffle-vector": ("shuffle-vector", {}),
     "shuffle-vector, fewer": ("shuffle-vector", FEWER),
     "shuffle-vector, masks": (MASKED_BITS, {}),
+    "user-bit": (BITS, {}),
+}
+#: Plans that send no batches, from seed `ALL` on: class of the world, and classes of silo and hub.
+WITHOUT_BATCHES = {
+    "robin": (World, PhaseSilo, PhaseHub),
+    "fed-dp-ope-stoch": (ExpertWorld, ExpertSilo, ExpertHub),
+    "fed-svt": (ExpertWorld, SparseSilo, SparseHub),
 }
 #: If every silo must be in every set, lost records may delay a release for ever.
 NEEDS_ALL = {name for name, (p, tables) in PLANS.items() if p in WORDS and tables is not FEWER}
@@ -50,16 +60,19 @@ FAULTS = ("kills", "silos put back", "hub put back")
 #: Seeds from here on have more kinds of faults; smaller seeds keep the schedules that have found
 #: something.
 MORE = 1_000_000
+#: Seeds from here on also draw plans of bits, `WITHOUT_BATCHES`, and silos that erase old records.
+ALL = 10_000_000
 YEARS = 10 * 365 * 86_400.0
 
 
 def chosen(seed: int) -> tuple[str, str, dict, dict]:
     """Return plan, faults, tables of the spec and keys of the world of one schedule."""
     rng = Random(f"schedule {seed}")
-    name, faults = rng.choice(list(PLANS)), rng.choice(FAULTS)
-    tables = {"federation": {"name": "tests", "least": 2}, **PLANS[name][1]}
+    names = [name for name in PLANS if seed >= ALL or PLANS[name][0] != BITS]
+    name, faults = rng.choice(names + list(WITHOUT_BATCHES) * (seed >= ALL)), rng.choice(FAULTS)
+    protocol, more = PLANS.get(name, (name, {}))
+    tables = {"federation": {"name": "tests", "least": 2}, **more}
     tables["federation"] = {"name": "tests", **tables["federation"]}
-    protocol = PLANS[name][0]
     if protocol in WORDS and tables["federation"]["least"] == 2 and name in NEEDS_ALL:
         del tables["federation"]
     # Usually two releases, the smallest number at which a second one can fail; sometimes four.
@@ -79,6 +92,8 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
         if faults != "hub put back" and protocol in ("secure-sum", "shuffle-vector"):
             keys["helper_restore"] = rng.choice((0.0, 0.7))
         keys["versions"] = 0.02
+    if seed >= ALL:
+        keys["erase"] = rng.choice((0.0, 0.1))
     return name, faults, tables, keys
 
 
@@ -91,7 +106,12 @@ def run(seed: int) -> tuple[Counter, str]:
 def drawn(seed: int) -> tuple[Counter, str]:
     """See `run`."""
     name, faults, tables, keys = chosen(seed)
-    world = World(deployed(PLANS[name][0], **tables), seed, **keys)
+    if name in WITHOUT_BATCHES:
+        kind, silo, hub = WITHOUT_BATCHES[name]
+        plan = small_plan(name, **{k: tables[k] for k in ("federation", "calendar") if k in tables})
+        world = kind(plan, seed, kinds={"silo": silo, "hub": hub}, **keys)
+    else:
+        world = World(deployed(PLANS[name][0], **tables), seed, **keys)
     did: Counter = Counter({"schedules": 1, f"plan {name}": 1, f"with {faults}": 1})
     did["with wrong clocks"] = "skew" in keys
     did["with clocks wrong by years"] = keys.get("skew") == YEARS
@@ -100,7 +120,7 @@ def drawn(seed: int) -> tuple[Counter, str]:
         if faults == "hub put back":
             world.run_with_the_hub_put_back(stretches=4, moments=30, rounds=8)
         else:
-            world.run(moments=150)
+            world.run(moments=400 if keys.get("erase") else 150)
     except Violation as violation:
         broken = str(violation)
         if "come to its end" in broken and waits_for_lost_records(name, world):
@@ -115,6 +135,8 @@ def drawn(seed: int) -> tuple[Counter, str]:
             "helpers put back": world.helper_restores,
             "messages of another version": world.versions,
             "hubs put back to before a broadcast": world.behind,
+            "snapshots": world.snapshots,
+            "erased records": world.erased,
             "reports": len(world.reports),
             "releases": len(world.broadcasts),
             "sets with silos left out": sum(

@@ -203,6 +203,7 @@ cdef class Run:
         if curve["score"] is not None:
             function = curve["score"].function.address
             c.score = <ff_score>function
+            c.score_diagonal = curve["score"].diagonal
             if curve["score"].state is not None:
                 c.score_state = <const double *>address_of(curve["score"].state)
                 c.score_state_size = curve["score"].state.size
@@ -210,6 +211,7 @@ cdef class Run:
         c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
         c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
         c.radius.determinant, c.radius.anchor = curve["determinant"], curve["anchor"]
+        c.radius.arms = curve["arms"]
         c.direct, c.inflation = curve["direct"], 1.0
         c.sieve.limit, c.sieve.slack, c.sieve.ranking = curve["sieve"]
         c.sieve_growth = curve["sieve_growth"]

@@ -99,6 +99,13 @@ cdef extern from "ff_scores.h" nogil:
                       const double *theta, double beta, double gamma, const ff_sieve *sieve,
                       int64_t d, double *scratch, double *x)
 
+cdef extern from "ff_arms.h" nogil:
+    double ff_arms_observe(double *w, double *theta, const double *x, double y, int64_t d)
+    int64_t ff_arms_scratch(int64_t d)
+    int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double *w,
+                           const double *theta, double beta, double gamma, const ff_sieve *sieve,
+                           int64_t d, double *scratch, double *x)
+
 cdef extern from "ff_directions.h" nogil:
     enum: FF_MOST_DIRECTIONS
     ctypedef struct ff_directions:
@@ -121,6 +128,7 @@ cdef extern from "ff_fixed.h" nogil:
                        double *scratch)
     int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)
     double ff_fixed_observe(double *model, double y)
+    double ff_fixed_log_entry(const double *model)
     double ff_fixed_inverse_norm(const double *model, const ff_actions *actions,
                                  const double *w, int64_t d, double *scratch)
 
@@ -276,11 +284,13 @@ cdef extern from "ff_estimate.h" nogil:
         double base
         int64_t determinant
         double anchor
+        int64_t arms
     double ff_refresh(const double *statistic, double lam, int64_t d, double *w, double *theta,
                       double *scratch)
     double ff_radius_at(const ff_radius *radius, double offset, double lam, double count,
                         int64_t d)
     double ff_log_inflation(const ff_radius *radius, double inflation)
+    double ff_log_volume(const ff_radius *radius, const double *w, int64_t d)
     double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                                  double log_inflation, double log_det, int64_t d)
     double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
@@ -364,6 +374,7 @@ cdef extern from "ff_run.h" nogil:
         ff_score score
         const double *score_state
         int64_t score_state_size
+        int64_t score_diagonal
         int64_t randomizer
         int64_t analyzer
         int64_t release

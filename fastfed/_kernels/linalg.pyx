@@ -62,6 +62,13 @@ def log_det(const double[:, ::1] w):
     return ff_log_det(&w[0, 0], w.shape[0])
 
 
+def log_volume(const double[:, ::1] w, bint arms):
+    """Return ln det V or, for arms, the logarithm of the largest entry of the diagonal V."""
+    cdef ff_radius radius
+    radius.arms = arms
+    return ff_log_volume(&radius, &w[0, 0], w.shape[0])
+
+
 def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
     """Update W and theta by a data point, in place; theta may be None. Returns the determinant's
     ratio."""
@@ -71,6 +78,11 @@ def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
     if theta is not None:
         t = &theta[0]
     return ff_observe(&w[0, 0], t, &x[0], y, d, &scratch[0])
+
+
+def arms_observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
+    """As `observe`, for a unit vector x and a diagonal W."""
+    return ff_arms_observe(&w[0, 0], &theta[0], &x[0], y, w.shape[0])
 
 
 def accumulate(double[::1] statistic, const double[::1] x, double y):
@@ -219,11 +231,17 @@ def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
     cdef uintptr_t function = score.function.address
     cdef const double *state = <const double *>address_of(score.state)
     cdef int64_t size = 0 if score.state is None else score.state.size
-    cdef double[::1] scratch = np.empty(ff_scored_scratch(d, view.actions, size))
+    cdef bint diagonal = score.diagonal
+    cdef double[::1] scratch = np.empty(
+        ff_arms_scratch(d) if diagonal else ff_scored_scratch(d, view.actions, size))
     cdef double[::1] x = np.empty(d)
     with nogil:
-        a = ff_scored(<ff_score>function, state, size, key, round, &view, &w[0, 0], &theta[0],
-                      beta, gamma, passing_pointer, d, &scratch[0], &x[0])
+        if diagonal:
+            a = ff_arms_scored(<ff_score>function, key, round, &w[0, 0], &theta[0], beta, gamma,
+                               passing_pointer, d, &scratch[0], &x[0])
+        else:
+            a = ff_scored(<ff_score>function, state, size, key, round, &view, &w[0, 0],
+                          &theta[0], beta, gamma, passing_pointer, d, &scratch[0], &x[0])
     if a < 0:
         raise status_error(FF_SCORE_FAILED)
     return a, np.asarray(x)
@@ -306,6 +324,10 @@ cdef class FixedModel:
         """Learn the reward of the action selected last; return the factor by which det V grows."""
         return ff_fixed_observe(&self.model[0], y)
 
+    def log_entry(self):
+        """Return -ln ||x||^2_{V^-1} of the action selected last."""
+        return ff_fixed_log_entry(&self.model[0])
+
     def inverse_norm(self):
         """Return an upper bound on the largest eigenvalue of V^-1; inf if it is not known."""
         cdef int64_t d = self.w.shape[0]
@@ -328,8 +350,9 @@ def inverse_norm(const double[:, ::1] w):
 
 def row_width(double multiplier, double scale, double base, double anchor, double gamma,
               double rows, int64_t d):
-    """Return C of a silo that adds rows one by one, see ff_row_width."""
+    """Return C of a silo that adds rows one by one, see ff_row_width. For arms d is 1."""
     cdef ff_radius radius
+    radius.arms = 0
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     radius.determinant, radius.anchor = 1, anchor
     return ff_row_width(&radius, gamma, rows, d)
@@ -355,8 +378,9 @@ def radius_at(double multiplier, double scale, double base, double offset, doubl
 
 def determinant_radius(double multiplier, double scale, double base, double offset, double anchor,
                        double inflation, double log_det, int64_t d):
-    """Return the confidence radius with determinant, see ff_radius."""
+    """Return the confidence radius with determinant, see ff_radius. For arms d is 1."""
     cdef ff_radius radius
+    radius.arms = 0
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     radius.anchor = anchor
     return ff_determinant_radius(&radius, offset, inflation,

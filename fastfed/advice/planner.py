@@ -37,6 +37,7 @@ from fastfed.advice.systems import (
     NOT_SHARED,
     SIEVES,
     TRUST,
+    WITHOUT_ARMS,
     Choice,
     Question,
     Recipe,
@@ -173,13 +174,13 @@ def plan(
     >>> a.verdicts[0].trust, {c.trust for c in a.candidates}
     ('central', {'central'})
     """
-    trusts = _trusts(trust)
     simulated, table = _environment(environment, dimension, actions, intercept)
     horizon = integer("horizon", horizon, at_least=2, at_most=2**32 - 2)
     shared = make_problem(simulated, silos, horizon)
     environment_facts = shared.facts
     check_kind(registered("private-fedlinucb"), simulated.kind, environment_facts)
     assert isinstance(environment_facts, EnvironmentSpec)
+    trusts = _trusts(trust, environment_facts.arms)
     if shared.silos < 2:
         raise InputError(f"silos must be >= 2: a single silo has nobody to share with, got {silos}")
     choice("relation", relation, RELATIONS)
@@ -195,7 +196,7 @@ def plan(
         # The default sphere stands for an unknown environment, which may have no constant feature.
         centred=environment_facts.intercept is not None
         and not (environment is None and intercept is None),
-        differ=not scalable(simulated),
+        differ=not scalable(simulated) and not environment_facts.arms,
     )
     time_budget = number("seconds", seconds, above=0.0)
     halving = SuccessiveHalving(
@@ -217,10 +218,16 @@ def plan(
     return search.advice(table)
 
 
-def _trusts(trust: str | Sequence[str] | None) -> list[str]:
+def _trusts(trust: str | Sequence[str] | None, arms: bool) -> list[str]:
     """Return the requested trust models, checked, in the order of ``TRUST``."""
-    requested = list(TRUST) if trust is None else [trust] if isinstance(trust, str) else list(trust)
+    known = [name for name in TRUST if not arms or name not in WITHOUT_ARMS]
+    requested = known if trust is None else [trust] if isinstance(trust, str) else list(trust)
     for name in requested:
+        if arms and name in WITHOUT_ARMS:
+            raise InputError(
+                f'trust must be one of {", ".join(known)} for arms, got "{name}": its protocols '
+                "have no account for arms"
+            )
         choice("trust", name, list(TRUST))
     if not requested:
         raise InputError(f"trust must name at least one of {', '.join(TRUST)}")
@@ -441,7 +448,9 @@ class _Search:
         problem, question = self.question.problem, self.question
         local = self.candidates.get("silo-ldp", [])
         feducb = "adds noise at the silos, and that trust was not requested"
-        if local:
+        if problem.arms:
+            feducb = "it needs contexts, and arms have none"
+        elif local:
             feducb = feducb_reason(question, min(local, key=lambda c: c.plan.releases))
         left_out = {**ELSEWHERE, "feducb": feducb}
         if not question.centred:

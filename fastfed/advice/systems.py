@@ -59,6 +59,9 @@ TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     ),
 }
 
+#: Trust models whose protocols take no arms (docs/arms.md).
+WITHOUT_ARMS = ("shuffle", "secure-sum")
+
 #: Systems that are never candidates, with the reasons.
 ELSEWHERE = {
     "silo-ldp-prefix": 'equivalent to "silo-ldp" with release "tree": the same noise, sent as sums',

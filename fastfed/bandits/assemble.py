@@ -51,7 +51,7 @@ from fastfed.privacy.releases.prefix_sums import (
     optimal_factor,
     toeplitz_factor,
 )
-from fastfed.privacy.sensitivity import Budget
+from fastfed.privacy.sensitivity import DIAGONAL, Budget
 from fastfed.protocols.account import USER_BIT, bounds_of, centred_of, tree_batch
 from fastfed.protocols.clocks import Clocks
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
@@ -224,8 +224,8 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
             budget,
             releases,
             config.calibration,
-            config.layout,
-            config.ratio,
+            DIAGONAL if problem.arms else config.layout,
+            (config.covariance_ratio or 1.0) if problem.arms else config.ratio,
             returning=participations,
             factor=factor,
             centred=centred,
@@ -782,5 +782,6 @@ def make_plan(
         ranking=config.ranking[0],
         reward_limit=config.reward_limit(problem, clip),
         room=problem.room,
+        arms=problem.arms,
         flips=noise.flips if noise else 0,
     )

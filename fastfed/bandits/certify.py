@@ -96,6 +96,8 @@ DRAWN_ONCE = (
 PUBLIC_OFFER = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
 )
+#: Text of the condition of arms without contexts.
+UNIT_VECTORS = "every feature vector is the unit vector of an arm (the code makes it)"
 #: Condition of rewards that arrive late: each record is in one batch, as without delays.
 DELAYS = Condition("when a reward arrives does not depend on data (each delay is drawn)", True)
 #: Condition of silos with their own clocks: each silo's stream is that of fixed rounds.
@@ -278,6 +280,7 @@ def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition
     """Return the conditions on the environment, delays, clocks and the plan's score function."""
     return (
         *problem.conditions,
+        *((Condition(UNIT_VECTORS, problem.arms),) if plan.arms else ()),
         *((DELAYS,) if isinstance(plan, DelayedPlan) else ()),
         *((CLOCKS,) if isinstance(plan, ClockedPlan) else ()),
         *((plan.score.condition,) if plan.score is not None else ()),

@@ -67,27 +67,30 @@ class Estimate:
 
     _log_det: float | None  # None if it must be recomputed from w
 
-    def __init__(self, dimension: int, regularizer: float) -> None:
-        self.dimension = dimension
+    def __init__(self, dimension: int, regularizer: float, arms: bool = False) -> None:
+        self.dimension, self.arms = dimension, arms
         self.w = np.zeros((dimension, dimension))
         self.theta = np.zeros(dimension)
         self.refresh(np.zeros(dimension + dimension * (dimension + 1) // 2), regularizer)
 
     @classmethod
     def of_sums(
-        cls, dimension: int, statistic: np.ndarray, regularizer: float
+        cls, dimension: int, statistic: np.ndarray, regularizer: float, arms: bool = False
     ) -> tuple[Estimate, float]:
         """Return a new estimate from synchronised sums, and the shift that `refresh` returns."""
         estimate = cls.__new__(cls)
-        estimate.dimension = dimension
+        estimate.dimension, estimate.arms = dimension, arms
         estimate.w, estimate.theta = np.zeros((dimension, dimension)), np.zeros(dimension)
         return estimate, estimate.refresh(statistic, regularizer)
 
     @property
     def log_det(self) -> float:
-        """ln det V, updated incrementally since the last refresh."""
+        """ln det V, updated incrementally since the last refresh.
+
+        For arms it is the logarithm of the largest entry of the diagonal V.
+        """
         if self._log_det is None:
-            self._log_det = linalg.log_det(self.w)
+            self._log_det = linalg.log_volume(self.w, self.arms)
         return self._log_det
 
     def refresh(self, statistic: np.ndarray, regularizer: float) -> float:
@@ -164,7 +167,12 @@ class Estimate:
     def observe(self, x: np.ndarray, reward: float) -> None:
         """Update V <- V + x x' and u <- u + x y, with y = ``reward``."""
         log_det_before = self.log_det
-        self._log_det = log_det_before + linalg.log(linalg.observe(self.w, self.theta, x, reward))
+        if self.arms:
+            linalg.arms_observe(self.w, self.theta, x, reward)
+            self._log_det = max(log_det_before, linalg.log_volume(self.w, True))
+        else:
+            ratio = linalg.observe(self.w, self.theta, x, reward)
+            self._log_det = log_det_before + linalg.log(ratio)
 
 
 class FixedEstimate(Estimate):
@@ -183,7 +191,8 @@ class FixedEstimate(Estimate):
     """
 
     def __init__(self, estimate: Estimate, rows: np.ndarray, bound: float) -> None:
-        self.dimension, self.w, self.theta = estimate.dimension, estimate.w, estimate.theta
+        self.dimension, self.arms = estimate.dimension, estimate.arms
+        self.w, self.theta = estimate.w, estimate.theta
         self._log_det, self._rows = estimate.log_det, rows
         self._model = linalg.FixedModel(rows, self.w, self.theta, bound)
 
@@ -211,7 +220,11 @@ class FixedEstimate(Estimate):
 
     def observe(self, x: np.ndarray, reward: float) -> None:
         """Learn the reward of the action that was selected last."""
-        self._log_det = self.log_det + linalg.log(self._model.observe(reward))
+        log_det_before, ratio = self.log_det, self._model.observe(reward)
+        if self.arms:
+            self._log_det = max(log_det_before, self._model.log_entry())
+        else:
+            self._log_det = log_det_before + linalg.log(ratio)
 
     def inverse_norm(self) -> float:
         """Return an upper bound on the largest eigenvalue of V^-1; inf if it is not known."""
@@ -294,7 +307,7 @@ class Acting:
             radius.anchor,
             gamma,
             float(rows),
-            plan.dimension,
+            plan.coordinates,
         )
         return plan.sieve_growth * linalg.slack(width, beta, gamma, 1.0, self._inverse)
 
@@ -305,10 +318,11 @@ class Acting:
     def _radius(self) -> float:
         """Return beta of the next round."""
         plan, entry = self.plan, self.plan.entry(self.release)
-        radius, d = plan.radius, plan.dimension
+        radius = plan.radius
         if radius.determinant:
-            return radius.of(entry, self._inflation, self._estimate.log_det, d)
-        return radius.at(entry, plan.rows(self.release, self.round + 1), d)
+            log_det = self._estimate.log_det
+            return radius.of(entry, self._inflation, log_det, plan.coordinates)
+        return radius.at(entry, plan.rows(self.release, self.round + 1), plan.dimension)
 
     def _refresh(self, statistic: np.ndarray, release: int) -> float:
         """Update V and theta_hat from synchronised sums.
@@ -321,7 +335,7 @@ class Acting:
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
             regularizer = linalg.choose_regularizer(statistic, full, floor, plan.dimension)
-        estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer)
+        estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer, plan.arms)
         # An upper bound on the eigenvalues of V^-1, where it is needed.
         needs_inverse = plan.widths or regularizer < full
         inverse = linalg.inverse_norm(estimate.w) if needs_inverse else 0.0
@@ -334,7 +348,7 @@ class Acting:
             raise environments.status_error(-2)
         slack = self._slack
         if plan.widths:
-            beta = plan.radius.of(k, inflation, estimate.log_det, plan.dimension)
+            beta = plan.radius.of(k, inflation, estimate.log_det, plan.coordinates)
             slack = linalg.slack(plan.widths[k], beta, second, inflation, inverse)
             slack = plan.sieve_growth * slack if shift == 0.0 else 1.0
         if self.trigger is not None:

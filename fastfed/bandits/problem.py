@@ -44,6 +44,9 @@ class ProblemSpec:
         Caveats about the data, for the certificate.
     conditions : tuple of Condition
         Further conditions of every guarantee, and whether they hold.
+    arms : bool, default False
+        True if action a is the unit vector e_a in every round, so that V is diagonal, and its
+        expected reward is one number in [0, 1].
     room : int, default 1
         A silo may learn from up to ``room * horizon`` records. Confidence radii assume ``horizon``
         records.
@@ -62,6 +65,7 @@ class ProblemSpec:
     notes: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
     linear_by_silo: bool = False
+    arms: bool = False
     room: int = 1
 
 

@@ -158,7 +158,11 @@ def make_theory(
     Theory
     """
     radius, regularizer = config.radius, config.regularizer_rule
-    centred, d, alpha = config.centred_norm(problem), problem.dimension, failure_probability
+    alpha = failure_probability
+    if problem.arms:
+        # V is diagonal: K confidence sets of one coordinate each (docs/arms.md).
+        problem, alpha = replace(problem, dimension=1), alpha / problem.dimension
+    centred, d = config.centred_norm(problem), problem.dimension
     noise_alpha = 0.0 if distribution.none else alpha / 2.0
     n_bound = distribution.operator_norms(d, alpha / 4.0)
     union = 1 if released_only else union
@@ -227,11 +231,10 @@ def reward_conditions(
     With an intercept of kappa > 1, ||theta*|| may exceed 1. Pass ``any_norm`` = True for a proof
     that then uses another bound on ||theta*||.
     """
+    if problem.arms:
+        mean = Condition("an arm has one mean reward, in [0, 1], at all silos", True)
+        return (mean, _unclipped(problem, clip))
     norm_above_1 = problem.intercept not in (None, 1.0)
-    rewards_unclipped = problem.reward_range is not None and (
-        clip is None
-        or (clip.low <= problem.reward_range[0] <= problem.reward_range[1] <= clip.high)
-    )
     # With one silo, the theta* of that silo is the theta* of the federation.
     linear = problem.linear or (problem.silos == 1 and problem.linear_by_silo)
     return (
@@ -245,8 +248,17 @@ def reward_conditions(
             "the allowed norm",
             linear,
         ),
-        Condition("rewards are bounded, and clipping does not move their mean", rewards_unclipped),
+        _unclipped(problem, clip),
     )
+
+
+def _unclipped(problem: ProblemSpec, clip: Clip | None) -> Condition:
+    """Return the condition that clipping does not change rewards."""
+    holds = problem.reward_range is not None and (
+        clip is None
+        or (clip.low <= problem.reward_range[0] <= problem.reward_range[1] <= clip.high)
+    )
+    return Condition("rewards are bounded, and clipping does not move their mean", holds)
 
 
 def _direct(
@@ -437,7 +449,7 @@ def _widths(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray, list[fl
 def _widths_at(plan: Plan, theory: Theory, entry: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return C of step 2 for entries of the radius (n,), for V with these numbers of rows (n,)."""
     radius = plan.radius
-    d, c = plan.dimension, radius.anchor
+    d, c = plan.coordinates, radius.anchor
     n = np.maximum(theory.regularizer[entry] - c, 0.0)
     gamma = radius.tau * (n + c) + radius.error_bound[entry]
     rows_per_dimension = rows / d

@@ -255,6 +255,12 @@ class Silo(Acting, Once):
         if self.round == self.plan.horizon:
             raise InputError(f"the plan ends after round {self.plan.horizon}")
         features = check_actions(actions, self.plan.dimension)
+        if self.plan.arms and not np.array_equal(features, np.eye(self.plan.dimension)):
+            # Entries of x x' off the diagonal have no noise, so they must be 0.
+            raise InputError(
+                "the plan is for arms without contexts: actions must be the unit vectors "
+                f"numpy.eye({self.plan.dimension}), got shape {features.shape}"
+            )
         if self.plan.policy == "random":
             chosen_index = self._noise.action(self.index, self.round + 1, len(features))
             self._chosen = np.array(features[chosen_index], dtype=np.float64)

@@ -85,6 +85,11 @@ class Algorithm(_system.Algorithm):
             If ``build`` refuses the config or does not return a System, or if the score is unknown.
         """
         system: System = super().make_checked(config, problem)
+        if getattr(system.plan, "arms", False):
+            from fastfed.bandits.arms import with_draws  # it imports this module
+
+            if (drawn := with_draws(system, problem)) is not system:
+                return drawn
         score = getattr(config, "score", UCB)
         plan_score = getattr(system.plan, "score", None)
         # The algorithm may have put a score function into the plan without the key `score`.
@@ -100,6 +105,10 @@ class Algorithm(_system.Algorithm):
 
     def settled(self, config: Any, problem: ProblemSpec) -> Any:
         """Return the config with all defaults that depend on the problem's sizes filled in."""
+        if getattr(problem, "arms", False):
+            from fastfed.bandits.arms import check_arms  # it imports this module
+
+            check_arms(self.id, config)
         return config.settled(problem) if isinstance(config, Config) else config
 
 

@@ -288,7 +288,6 @@ def silo(
         Metrics(process, metrics).start()
     addresses = page_of(process, page)
     if keep is not None:
-        process.check_erasable()
         threading.Thread(
             target=process.keep_erasing, args=(86_400.0 * keep, say), daemon=True
         ).start()

@@ -16,15 +16,22 @@
 docs/deployment.md states the guarantees. Needs the extra ``deploy``.
 """
 
+import importlib
 from typing import Any
 
-__all__ = ["AsyncClient", "Client", "PrivateLinUCB"]
+__all__ = ["AsyncClient", "Client", "PrivateLinUCB", "bit_to_send"]
+
+#: Name -> the module that defines it.
+_MODULES = {
+    "AsyncClient": "fastfed.deployment.client",
+    "Client": "fastfed.deployment.client",
+    "PrivateLinUCB": "fastfed.deployment.agent",
+    "bit_to_send": "fastfed.privacy.mechanisms.user_bit",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a name of `__all__` when it is used: most need packages of the extra ``deploy``."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastfed.deployment import agent, client
-
-    return getattr(agent if name == "PrivateLinUCB" else client, name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

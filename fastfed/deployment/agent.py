@@ -1,9 +1,11 @@
 """A private LinUCB agent for one service: a federation of one silo, with its hub in one process.
 
 All parts are those of a deployment. Decisions are durable before they are answered, releases are
-made by the calendar, noise comes from the operating system, and a ledger counts what was spent. The
-silo adds the noise (`silo-ldp`). So the model that chooses actions and the hub's files hold noisy
-sums only. The silo's files hold the raw records of the service.
+made by the calendar, noise comes from the operating system, and a ledger counts what was spent.
+
+With the protocol `silo-ldp` the silo adds the noise. So the model that chooses actions and the
+hub's files hold noisy sums only. The silo's files hold the raw records of the service. With
+`user-bit` users' devices send random bits in place of rewards, and the service never has a reward.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from fastfed._files import write_whole
-from fastfed._validate import InputError, array, integer, number, show
+from fastfed._validate import InputError, array, choice, integer, number, show
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import failure
 from fastfed.deployment.ledger import Ledger, spent_lines
@@ -40,6 +42,10 @@ SILO, HUB, SETTINGS = "silo", "hub", "agent.json"
 DATASET = "records"
 #: Settings that a new agent must have.
 REQUIRED = ("epsilon", "delta", "period", "releases", "batch_size")
+#: Protocols of an agent, the default first.
+PROTOCOLS = ("silo-ldp", "user-bit")
+#: The ledger's delta of an agent with pure guarantees, which no charge uses.
+SMALLEST_DELTA = 1e-12
 #: Settings that are parts of a plan file.
 TABLES = ("columns", "actions", "reward", "norm")
 #: Keys of a curve that are not free: they follow from the settings.
@@ -63,7 +69,7 @@ class PrivateLinUCB:
     folder : str or Path
         The folder of the agent. It holds secrets and records.
     epsilon, delta : float
-        The budget of one person over all releases.
+        The budget of one person over all releases. `user-bit` needs no delta.
     period : int
         Seconds between two releases. Each release contains the rewards that became known in its
         period. A release after a number of rewards is not possible: one person more would move all
@@ -87,6 +93,10 @@ class PrivateLinUCB:
     reward_deadline : int, optional
         A reward that comes this many seconds after its decision, or later, is not learned. By
         default one period.
+    protocol : {"silo-ldp", "user-bit"}, optional
+        By default "silo-ldp": the agent is trusted with records. With "user-bit" nobody is trusted
+        with rewards, and contexts are public. Each device then sends ``bit_to_send(reward,
+        agent.flips)``, and the service passes it to `bit` (docs/user-bit.md).
     system : mapping, optional
         Further keys of a curve of `private-fedlinucb`, such as ``{"sieve": 0.1}``.
 
@@ -120,6 +130,7 @@ class PrivateLinUCB:
         norm: float | None = None,
         start: int | None = None,
         reward_deadline: int | None = None,
+        protocol: str | None = None,
         system: Mapping[str, Any] | None = None,
     ) -> None:
         settings = {
@@ -135,6 +146,7 @@ class PrivateLinUCB:
             "norm": norm,
             "start": start,
             "reward_deadline": reward_deadline,
+            "protocol": protocol,
             "system": system,
         }
         given = {key: _plain(key, value) for key, value in settings.items() if value is not None}
@@ -219,6 +231,11 @@ class PrivateLinUCB:
         self._advance_if_due()
         self._silo.outcome(decision.id if isinstance(decision, Decision) else decision, value)
 
+    def bit(self, decision: str | Decision, bit: int) -> None:
+        """Store the bit, 0 or 1, that a user's device sends in place of the reward ("user-bit")."""
+        self._advance_if_due()
+        self._silo.bit(decision.id if isinstance(decision, Decision) else decision, bit)
+
     def cancel(self, decision: str | Decision) -> None:
         """End a decision that will never have a reward."""
         self._silo.cancel(decision.id if isinstance(decision, Decision) else decision)
@@ -278,6 +295,11 @@ class PrivateLinUCB:
             return np.array(self._silo.party.model.theta)
 
     @property
+    def flips(self) -> int:
+        """The flip probability of a device's bit, in units of 2^-53; 0 unless "user-bit"."""
+        return int(self._silo.party.plan.flips)
+
+    @property
     def certificate(self) -> Certificate:
         """The privacy certificate of all releases."""
         return self._silo.party.deployed.certificate
@@ -329,9 +351,10 @@ def _check_same(folder: Path, given: Mapping[str, Any]) -> None:
     """Raise InputError if a given setting is not the one of the agent in the folder."""
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     for key, value in given.items():
-        if settings.get(key) != value:
+        stored = settings.get(key, PROTOCOLS[0] if key == "protocol" else None)
+        if stored != value:
             raise InputError(
-                f"{key} must be {show(settings.get(key))}, as the agent in {folder} was made, got "
+                f"{key} must be {show(stored)}, as the agent in {folder} was made, got "
                 f"{show(value)}: its privacy is for these settings; make another agent in another "
                 "folder, for other people"
             )
@@ -341,7 +364,9 @@ def _make(folder: Path, settings: Mapping[str, Any]) -> None:
     """Make the folder of a new agent: whole, or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"folder must be new, empty, or that of an agent, got {folder}")
-    if missing := [key for key in REQUIRED if key not in settings]:
+    has_bits = choice("protocol", settings.get("protocol", PROTOCOLS[0]), PROTOCOLS) == "user-bit"
+    required = [key for key in REQUIRED if not (has_bits and key == "delta")]
+    if missing := [key for key in required if key not in settings]:
         raise InputError(f"{folder} has no agent, and a new one needs {', '.join(missing)}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-new-"))
@@ -362,15 +387,19 @@ def _write(folder: Path, settings: Mapping[str, Any]) -> None:
     period = integer("period", settings["period"], at_least=1)
     releases = integer("releases", settings["releases"], at_least=1)
     batch_size = integer("batch_size", settings["batch_size"], at_least=1)
+    protocol, budget = settings.get("protocol", PROTOCOLS[0]), {}
+    budget["epsilon"] = number("epsilon", settings["epsilon"], above=0.0)
+    if "delta" in settings:
+        budget["delta"] = number("delta", settings["delta"], above=0.0, below=1.0)
     spec: dict[str, Any] = {
         "federation": {"name": "agent", "least": 1},
         "system": {
             **settings.get("system", {}),
-            "protocol": "silo-ldp",
+            **({"protects": "reward"} if protocol == "user-bit" else {}),
+            "protocol": protocol,
             "horizon": releases * batch_size,
             "batch_size": batch_size,
-            "epsilon": number("epsilon", settings["epsilon"], above=0.0),
-            "delta": number("delta", settings["delta"], above=0.0, below=1.0),
+            **budget,
         },
         "calendar": {
             "start": settings.get("start", math.floor(time.time())),
@@ -396,7 +425,7 @@ def _write(folder: Path, settings: Mapping[str, Any]) -> None:
     for name in keys:
         folders.countersign(folder / name, folder / folders.PLAN)
     ledger = Ledger(str(folder / SILO / folders.LEDGER))
-    ledger.set_ceiling(DATASET, settings["epsilon"], settings["delta"])
+    ledger.set_ceiling(DATASET, budget["epsilon"], budget.get("delta", SMALLEST_DELTA))
     ledger.close()
     text = json.dumps(dict(settings), indent=1, sort_keys=True, allow_nan=False)
     write_whole(folder / SETTINGS, text.encode())

@@ -44,13 +44,14 @@ KEYS = {
     "/reward": ("id", "reward"),
     "/outcome": ("id", "outcome"),
     "/losses": ("id", "losses"),
+    "/bit": ("id", "bit"),
     "/cancel": ("id",),
     "/decide_many": ("decisions",),
     "/reward_many": ("rewards",),
     **dict.fromkeys(("/status", "/recover", "/leave", "/export", "/broadcast"), ()),
 }
 #: Paths whose requests store something about one decision.
-CALLS = ("/decide", "/reward", "/outcome", "/losses", "/cancel")
+CALLS = ("/decide", "/reward", "/outcome", "/losses", "/bit", "/cancel")
 #: Path with many -> path of one.
 ONE = {"/decide_many": "/decide", "/reward_many": "/reward"}
 
@@ -90,6 +91,8 @@ def _call_of(silo: SiloProcess, path: str, given: object) -> Call[Any]:
         return Call(lambda: (party.outcome(name, request.get("outcome"), now()), None))
     if path == "/losses":
         return Call(lambda: (party.losses(name, request.get("losses"), now()), None))
+    if path == "/bit":
+        return Call(lambda: (party.bit(name, request.get("bit"), now()), None))
     return Call(lambda: (party.cancel(name, now()), None))
 
 

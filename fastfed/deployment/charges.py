@@ -46,6 +46,7 @@ from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
+from fastfed.privacy.mechanisms.user_bit import UserBits
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.mechanisms.vertex_sets import _ways
 from fastfed.privacy.releases.buffered import buffered_column
@@ -139,10 +140,11 @@ def charge_of(
     events = released(plan)
     assert events is not None
     event: Any = events[0]
-    if isinstance(event, Scores):
-        # A loss enters only one phase. The first release is charged for the phase with the highest
-        # cost, and the other releases cost nothing.
-        charge_values = (*totals_of_scores(event), report, event.exact(0.0) * _UP)
+    if isinstance(event, Scores | UserBits):
+        # A loss enters only one phase, and a bit one release. The first release is charged for the
+        # phase with the highest cost, and the other releases cost nothing.
+        cost = totals_of_bit(event) if isinstance(event, UserBits) else totals_of_scores(event)
+        charge_values = (*cost, report, event.exact(0.0) * _UP)
         return Charge(
             dataset, digest, release, *(charge_values if release <= 1 else (0.0, 0.0, report))
         )
@@ -356,6 +358,22 @@ def squared_scores(event: Scores, failure: float) -> float:
                 mu_of_set = min(of_responses(count, f * change, failure) for _, f, count in ways)
                 mu = max(mu, mu_of_set)
     return mu * mu * _UP
+
+
+# ---- bits of users -------------------------------------------------------------------------------
+
+
+def totals_of_bit(event: UserBits) -> tuple[float, float]:
+    """Return the cost (mu^2, 0) of the one bit that a user's device sends.
+
+    Notes
+    -----
+    Guarantee: a bit that is flipped with probability q is mu-GDP with mu = 2 Phi^-1(1 - q). Its
+    trade-off function is linear between (0, 1), (q, q) and (1, 0), and the Gaussian one is convex
+    and meets it at (q, q), so it lies below.
+    """
+    # The logits of 1 - q and q differ by twice the bit's epsilon.
+    return of_range(2.0 * event.exact(0.0)) ** 2 * _UP, 0.0
 
 
 # ---- noise bits ----------------------------------------------------------------------------------

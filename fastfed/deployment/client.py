@@ -251,6 +251,10 @@ class Client:
         """Store the losses of all experts at a decision, for a plan with experts."""
         self.call("losses", id=id, losses=losses)
 
+    def bit(self, id: str, bit: int) -> None:
+        """Store the bit that the user's device has sent for a decision, in a plan of bits."""
+        self.call("bit", id=id, bit=bit)
+
     def cancel(self, id: str) -> None:
         """End a decision that will never have a reward."""
         self.call("cancel", id=id)
@@ -408,6 +412,10 @@ class AsyncClient:
     async def losses(self, id: str, losses: Any) -> None:
         """Store the losses of all experts at a decision; see `Client.losses`."""
         await self.call("losses", id=id, losses=losses)
+
+    async def bit(self, id: str, bit: int) -> None:
+        """Store the bit of a decision; see `Client.bit`."""
+        await self.call("bit", id=id, bit=bit)
 
     async def cancel(self, id: str) -> None:
         """End a decision that will never have a reward."""

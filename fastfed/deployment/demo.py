@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import shutil
 import signal
 import socket
@@ -145,6 +146,8 @@ def made_plan(
     system_settings = SYSTEM_KEYS.get(system, {"batch_size": PATIENTS * room})
     if system == SYSTEMS[0]:
         system_settings = system_settings | {"protocol": protocol}
+        if protocol == "user-bit":
+            system_settings |= {"protects": "reward"}
     elif protocol != SUPPORTED[0]:
         raise InputError(f"{system} has no choice of protocols; leave protocol out")
     experts = system in ("fed-svt", "fed-dp-ope-stoch")
@@ -313,6 +316,15 @@ def _visit(
     if plan.kind.experts:
         losses = [row[0] + 0.5 for row in rows]
         return "losses", {}, lambda action: {"losses": losses}
+    if plan.plan.flips:
+        # Not by `bit_to_send`: the demo compares its run with one without failures.
+        coin = random.Random(f"{silo} {patient}").random()
+        low, high = plan.plan.bit_values
+        return (
+            "bit",
+            {"actions": rows},
+            lambda action: {"bit": int(coin * (high - low) < reward_of(rows, action) - low)},
+        )
     return "reward", {"actions": rows}, lambda action: {"reward": reward_of(rows, action)}
 
 

@@ -29,11 +29,12 @@ from fastfed.deployment import wire
 from fastfed.deployment.charges import Scores
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.model import earlier_model
-from fastfed.deployment.party import Covered, Step
+from fastfed.deployment.party import Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.schema import private_array
 from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import Decided, Decision, Ended, SiloParty
+from fastfed.deployment.silo_records import EXPIRED
 from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, Refused, packed
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
@@ -143,6 +144,15 @@ def check_experts(plan: Experts) -> Experts:
 _SLACK = 2.0**-20
 
 
+class Placed(Decided, frozen=True, array_like=True):
+    """A stored decision, with its place among the losses of its period; -1 if it has none.
+
+    Decisions in logs of earlier versions have no ``place``.
+    """
+
+    place: int | None = None
+
+
 class Lost(Ended, frozen=True, array_like=True):
     """The stored end of a decision, with the losses (d,) of all experts in [0, 1]."""
 
@@ -236,13 +246,17 @@ class ExpertSilo(SiloParty):
 
     model: Weights  # type: ignore[assignment]
     starts = staticmethod(_even_weights)
+    kept = ("_learning_by_period", "_old_places")
 
     def __init__(self, deployed: DeployedPlan, *given: Any, **more: Any) -> None:
         # State saved in the store: survives a restart.
         #: Period -> number of its decisions that may be learned from.
         self._learning_by_period: dict[int, int] = {}
-        #: Decision id -> its period, and its place among the period's losses.
-        self._places: dict[str, tuple[int, int]] = {}
+        #: Decision id -> place, of decisions that have not ended and are stored without it.
+        self._old_places: dict[str, int] = {}
+        # State of this process: empty after a restart.
+        #: A period, and the tree of each place in it; see `_tree`.
+        self._trees = 0, np.zeros(0, dtype=np.int8)
         super().__init__(deployed, *given, **more)
 
     def _limits(self) -> LossRange:
@@ -251,15 +265,17 @@ class ExpertSilo(SiloParty):
     def _randomizer(self) -> None:
         return None
 
+    @property
+    def _statistic_size(self) -> int:
+        return self.wire.size
+
+    @staticmethod
+    def _decode_decision(value: bytes) -> Placed:
+        return msgspec.msgpack.decode(value, type=Placed)
+
     @staticmethod
     def _decode_end(value: bytes) -> Lost:
         return msgspec.msgpack.decode(value, type=Lost)
-
-    restarts_from_records = True
-
-    def snapshot(self, covers: Covered) -> dict[str, bytes]:
-        """Return no snapshot: the places of all decisions are computed from the log."""
-        return {}
 
     # ---- calls of the application ----------------------------------------------------------------
 
@@ -289,9 +305,11 @@ class ExpertSilo(SiloParty):
         expert = self.model.drawn(uniform)
         is_known = subject is not None and self._is_known(subject_digest, subject)
         learns = self._may_be_learned(now) and not is_known and not self.lost
-        propensity = float(self.model.theta[expert])
-        stored = Decided(
-            expert, propensity, self.model.release, learns, float(now), b"", b"", subject_digest
+        propensity, release = float(self.model.theta[expert]), self.model.release
+        period = self.deployed.document.calendar.period(now)
+        place = self._learning_by_period.get(period, 0) if learns else -1
+        stored = Placed(
+            expert, propensity, release, learns, float(now), b"", b"", subject_digest, place
         )
         # A place in the phase is taken when the decision is stored: one decision after the other.
         return self._decided(stored, id, touches=(("place", ""),) if learns else ())
@@ -346,17 +364,13 @@ class ExpertSilo(SiloParty):
         coded = packed((np.clip(losses_given, low, high) - low) / (high - low))
         previous = self._end(name)
         if previous is not None:
-            if (
-                isinstance(previous, Lost)
-                and previous.losses == coded
-                and previous.why != "cancelled"
-            ):
+            is_repeated = previous.losses == coded and previous.why != "cancelled"
+            if is_repeated or previous.why == EXPIRED:
                 return Step()
             raise InputError(f"decision {name} has ended already")
-        # A decision that may not be learned from has no place, and counts as of period 0.
         calendar = self.deployed.document.calendar
-        period, _ = self._places.get(name, (0, 0))
-        if not period:
+        period = calendar.period(decided.time)
+        if not decided.learns:
             reason = "unused"
         elif now > decided.time + calendar.reward_deadline or self._open_leaf(now) != period:
             reason = "late"
@@ -375,45 +389,59 @@ class ExpertSilo(SiloParty):
 
     # ---- state and reports -----------------------------------------------------------------------
 
-    def fold(self, write: Write) -> None:
-        """Apply a stored write to the state."""
+    def _fold_record_write(self, write: Write) -> None:
+        """Apply a durable write of one of the kinds `summarised` to the state."""
+        super()._fold_record_write(write)
         if write.kind == "ended":
-            self.ended.count += 1
-            self._open.pop(write.key, None)
-            return
-        super().fold(write)
-        decided = self._open[write.key] if write.kind == "decision" else None
-        if decided is not None and decided.learns:
+            self._old_places.pop(write.key, None)
+        elif write.kind == "decision" and (decided := self._open[write.key]).learns:
             period = self.deployed.document.calendar.period(decided.time)
-            self._places[write.key] = period, self._learning_by_period.get(period, 0)
-            self._learning_by_period[period] = self._learning_by_period.get(period, 0) + 1
+            place = self._learning_by_period.get(period, 0)
+            self._learning_by_period[period] = place + 1
+            if decided.place is None:
+                self._old_places[write.key] = place
+
+    def _fold_record(self, name: str, ended: Any) -> None:
+        """Add the losses of a decision to the sums of its tree.
+
+        With the noise of a deployment, losses are rounded to fixed point, so that their sums are
+        exact, whatever the order.
+        """
+        place = self._decision(name).place
+        tree = self._tree(ended.leaf, self._old_places[name] if place is None else place)
+        if tree:
+            loss = np.frombuffer(ended.losses, dtype="<f8").astype(np.float64)
+            unit = self._unit(ended.leaf) if is_exact(self._noise) else None
+            tree_sums = self._leaf_sums[ended.leaf - 1].reshape(-1, len(loss))[tree - 1]
+            aggregation.add(tree_sums, loss if unit is None else exact.quantise(loss, unit))
+
+    def _tree(self, period: int, place: int) -> int:
+        """Return the tree (from 1) to whose mean a place of a period belongs; 0 for none.
+
+        A random order of the places, independent of the losses, assigns them to trees.
+        """
+        if self._trees[0] != period:
+            phase = of_trees(self.deployed).phases[period - 1]
+            order = self._noise.sample(self.index, phase.number, len(phase.samples))
+            trees = np.zeros(len(order), dtype=np.int8)
+            for leaf in phase.leaves:
+                if leaf.depth == 0:
+                    trees[order[leaf.start : leaf.stop]] = leaf.tree
+            self._trees = period, trees
+        return int(self._trees[1][place])
+
+    def _unit(self, period: int) -> float:
+        """Return the unit to which the losses of a period are rounded."""
+        plan = of_trees(self.deployed)
+        return plan.unit(plan.phases[period - 1])
 
     def report(self, release: int) -> bytes:
         """Make the report of a phase: the mean losses of each of its trees.
 
-        The same losses give the same bytes. With the noise of a deployment, losses are rounded to
-        fixed point, so that their sums are exact.
+        The same losses give the same bytes.
         """
-        plan = of_trees(self.deployed)
-        phase = plan.phases[release - 1]
-        unit = plan.unit(phase) if is_exact(self._noise) else None
-        losses_by_place: dict[int, np.ndarray] = {}
-        for name, (period, place) in self._places.items():
-            ended = self.ended.get(name)
-            if period == release and isinstance(ended, Lost) and ended.leaf == release:
-                losses_by_place[place] = np.frombuffer(ended.losses, dtype="<f8").astype(np.float64)
-        # A random order of the places, independent of the losses, assigns the losses to leaves.
-        order = self._noise.sample(self.index, phase.number, len(phase.samples))
-        values = np.zeros((self.wire.size // plan.experts, plan.experts))
-        for leaf in phase.leaves:
-            if leaf.depth == 0:
-                for place in order[leaf.start : leaf.stop].tolist():
-                    if place in losses_by_place:
-                        loss = np.clip(losses_by_place[place], plan.bounds.low, plan.bounds.high)
-                        rounded = loss if unit is None else exact.quantise(loss, unit)
-                        aggregation.add(values[leaf.tree - 1], rounded)
-                values[leaf.tree - 1] /= leaf.stop - leaf.start
-        return self.encrypt_report(release, values.ravel())
+        phase = of_trees(self.deployed).phases[release - 1]
+        return self.encrypt_report(release, self._leaf_sums[release - 1] / phase.batch)
 
 
 class ExpertHub(Hub):
@@ -519,20 +547,20 @@ class SparseSilo(ExpertSilo):
         """Return how many decisions of a period may be learned from: one for each round."""
         return self.plan.batch_of(period)
 
+    def _tree(self, period: int, place: int) -> int:
+        """Return 1: all losses of a period are in one sum."""
+        return 1
+
+    def _unit(self, period: int) -> float:
+        """Return the unit to which losses are rounded."""
+        return exact.quantum(self.plan.silos * self.plan.horizon)
+
     def report(self, release: int) -> bytes:
         """Make the report of an exchange: each expert's sum of losses since the previous exchange.
 
         The same losses give the same bytes.
         """
-        plan = of_experts(self.deployed)
-        unit = exact.quantum(plan.silos * plan.horizon) if is_exact(self._noise) else None
-        total = np.zeros(plan.experts)
-        for name, (period, _) in self._places.items():
-            ended = self.ended.get(name)
-            if period == release and isinstance(ended, Lost) and ended.leaf == release:
-                loss = np.frombuffer(ended.losses, dtype="<f8").astype(np.float64)
-                aggregation.add(total, loss if unit is None else exact.quantise(loss, unit))
-        return self.encrypt_report(release, total)
+        return self.encrypt_report(release, self._leaf_sums[release - 1])
 
 
 class SparseHub(ExpertHub):

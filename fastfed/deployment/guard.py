@@ -37,6 +37,15 @@ FALSE_ALARMS = 1e-3
 SIGMAS = 8.0
 
 
+def record_bounds(plan: Plan) -> tuple[float, float]:
+    """Return (L, Y), the bounds on a record's feature norm and on its absolute reward.
+
+    Where users send bits, Y also bounds the estimate of a reward from a bit.
+    """
+    feature, reward = bounds(plan)
+    return feature, max(reward, *map(abs, plan.bit_values))
+
+
 def hub_sees_reports(plan: Plan) -> bool:
     """Return True if each silo adds noise to its report, and the hub sees single reports."""
     return plan.secure is None and plan.protocol.noise_by == "silos"
@@ -126,7 +135,7 @@ class Cap:
     def bounds(self, release: int, silo: int) -> tuple[float, float]:
         """Return the bounds on a silo's sums of x y (Euclidean norm) and x x^T (Frobenius)."""
         plan, d = self._plan, self._plan.dimension
-        feature, reward = bounds(plan)
+        feature, reward = record_bounds(plan)
         counted_records = self._influence * rounds_in_report(plan, release)
         noise_factor = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
         std = plan.noise_std
@@ -172,11 +181,12 @@ def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> Non
     Raises
     ------
     Refused
-        If no records can have these sums, or they are not in the fixed point of records.
+        If no records can have these sums, or they are not in the fixed point of records, which sums
+        of bits' estimates need not be.
     """
-    d, (feature, reward) = plan.dimension, bounds(plan)
+    d, (feature, reward) = plan.dimension, record_bounds(plan)
     max_records, (unit, _) = plan.most_records(release), fixed_point(plan)
-    if not np.array_equal(values, np.round(values / unit) * unit):
+    if not plan.flips and not np.array_equal(values, np.round(values / unit) * unit):
         raise Refused(f"{who} is not in fixed point, multiples of 2^{round(math.log2(unit))}")
     # Each entry of each record is rounded to fixed point, which changes the sums by at most this.
     slack = 2.0 * max_records * unit * d + 1e-9 * max_records
@@ -369,7 +379,7 @@ class Range:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        feature, reward = bounds(plan)
+        feature, reward = record_bounds(plan)
         d, s = plan.dimension, plan.statistic_size
         self._record = np.full(s, feature * feature)
         self._record[:d] = feature * reward

@@ -72,9 +72,10 @@ class Hub(Speaker):
     ) -> None:
         super().__init__(deployed, deployed.document.hub.name, secret)
         self._sealing = SealedNoise(secret, deployed.digest, self.name)
-        # True if reports are exact sums of records in fixed point, as the hub then checks. Records
-        # of a simulation, which passes its own noise source, are not in fixed point.
-        self._exact = noise is None and self.plan.protocol.noise_by == "server"
+        # True if reports are sums of records without noise, as the hub then checks. Records of a
+        # simulation, which passes its own noise source, are not in fixed point.
+        raw = self.plan.protocol.noise_by == "server" or self.plan.flips > 0
+        self._exact = noise is None and raw
         self._server = self._make_server(noise)
         self._range, self._chain_summary = self._limits(), summary(deployed)
         influence = deployed.document.influence

@@ -46,7 +46,14 @@ if TYPE_CHECKING:
 # ---- plans that can be deployed -----------------------------------------------------------------
 
 #: Protocols that the parties of this package run.
-SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
+SUPPORTED = (
+    "silo-ldp",
+    "silo-ldp-prefix",
+    "central",
+    "secure-sum",
+    "shuffle-vector",
+    "user-bit",
+)
 #: Values of ``system.algorithm`` in a spec that can be deployed.
 SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch", "fed-svt")
 #: Protocols with secure sums: nobody sees a single silo's report.
@@ -65,12 +72,12 @@ REFUSED = {
         "its account is of one replaced record in pairs (epsilon, delta) of single nodes, with no "
         "proof for a record that comes late and no charge that a ledger could add up"
     ),
-    "user-bit": _DEVICES,
     "linucb-ldp": _DEVICES,
     "linucb-sdp-amp": _DEVICES,
     "linucb-sdp-vec": _DEVICES,
     "feducb-decentralized": "it has no hub, and when its silos report depends on their data",
     "fedlinucb": "it is not private",
+    "thompson": "it is not private",
     "private-dartboard": _BASELINE,
     "limited-updates": _BASELINE,
 }
@@ -121,12 +128,23 @@ EXACT_BITS = (
 _MASKS = "the masks' keys"
 
 
+def _one_bit(plan: Plan) -> Condition:
+    """Return the condition about users' devices, which states the plan's flip probability."""
+    return Condition(
+        f"each person's device sends one bit at most, flipped with probability {plan.flips} / "
+        "2^53, and whether and when it does so does not depend on the reward (taken on trust)",
+        True,
+    )
+
+
 def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
     """Return the conditions that a linear bandit's deployment adds to its certificate.
 
     They depend on how its reports are hidden: by a helper, by masks, or not at all.
     """
-    conditions = (DELAYED, COUNTED)
+    if plan.flips:
+        return (_one_bit(plan),)
+    conditions = (KEPT, DELAYED, COUNTED)
     if added_up(plan) and helper:
         return *conditions, SPLIT if plan.protocol.bits else APART
     return (*conditions, MASKED) if added_up(plan) and plan.silos > 1 else conditions
@@ -149,11 +167,14 @@ def linear_rounds(plan: Plan) -> Plan:
 
 
 def charged_bits(plan: Plan) -> tuple[float, float] | None:
-    """Return (requested epsilon, charged epsilon) of a plan with noise bits; None for other noise.
+    """Return (requested epsilon, charged epsilon) of a plan with bits; None for other noise.
 
     Requested is the epsilon of the plan's budget, charged is the epsilon that ledgers count.
     """
     events: Any = released(plan)
+    if plan.flips:
+        # Ledgers count the pure epsilon, and not the smaller one at the budget's delta.
+        return events[0].budget.epsilon, events[0].exact(0.0)
     if plan.protocol.bits and plan.releases:
         return events[0].budget.epsilon, charges.charge_of_bits(events[0])[0]
     return None
@@ -228,6 +249,7 @@ def check_supported(plan: Plan) -> None:
         "a trigger": plan.trigger is not None,
         "eager selection": not plan.lazy,
         "own rounds": plan.own is not None,
+        "arms without contexts": plan.arms,
         "a score function": plan.score is not None,
         "another policy than ucb": plan.policy != "ucb",
         "no clipping": plan.clip is None,
@@ -238,7 +260,9 @@ def check_supported(plan: Plan) -> None:
         "a user of several silos, whose ledgers do not know of each other": claim.silos_met != 1,
         'a relation other than "replace", which covers late records': claim.budget.relation
         != "replace",
-        'a unit other than "user"': claim.budget.unit != "user",
+        'a unit other than "user", or "reward" with bits of users': (
+            claim.budget.unit != ("reward" if plan.flips else "user")
+        ),
         # In one dimension, replacing a record may cost less than moving it to a later leaf.
         "secure sums of one feature": plan.secure is not None and plan.dimension == 1,
         'release "nested"': plan.release == "nested",
@@ -634,10 +658,10 @@ def certified(
     ``helper`` is True if secure sums are split into shares for hub and helper, False for masks.
     """
     kind, certificate = kind_of(plan), deployed(account(plan, problem))
-    conditions = (KEPT, *kind.conditions(plan, helper))
+    conditions = kind.conditions(plan, helper)
     if not kind.linear:
         return msgspec.structs.replace(
-            certificate, conditions=(*certificate.conditions, *conditions)
+            certificate, conditions=(*certificate.conditions, KEPT, *conditions)
         )
     return with_conditions(certificate, conditions)
 

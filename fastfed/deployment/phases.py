@@ -8,8 +8,9 @@ set of reports for each release.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from fastfed.deployment.party import Covered
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, packed
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Plan
@@ -219,6 +219,9 @@ class PhaseSilo(SiloParty):
     """
 
     model: PhaseModel  # type: ignore[assignment]
+    kept = ("_record_count",)
+    #: Number of records before the first release.
+    _record_count = 0
 
     starts = staticmethod(_model_at_start)
 
@@ -232,18 +235,22 @@ class PhaseSilo(SiloParty):
     def _phases(self) -> PhasePlan:
         return of_phases(self.deployed)
 
-    def fold(self, write: Write) -> None:
-        """Apply a stored write to the state."""
-        super().fold(write)
-        is_end = write.kind == "ended" and not self.model.release
-        if is_end and self._decode_end(write.value).leaf:
-            self.model.learned(self._leaf_sums.sum(axis=0), self.model.round + 1)
+    def _fold_record(self, name: str, ended: Any) -> None:
+        """Add a record to its leaf and, before the first release, to the local policy."""
+        super()._fold_record(name, ended)
+        if not self.model.release:
+            self._record_count += 1
+            self._learn_locally()
 
-    restarts_from_records = True
+    def restore(self, parts: Mapping[str, bytes]) -> Covered:
+        """Set the state to that of a snapshot; see `SiloRecords.restore`."""
+        covered = super().restore(parts)
+        self._learn_locally()
+        return covered
 
-    def snapshot(self, covers: Covered) -> dict[str, bytes]:
-        """Return no snapshot: the local model is computed from the log, record by record."""
-        return {}
+    def _learn_locally(self) -> None:
+        """Compute the local policy's sums from the leaves."""
+        self.model.learned(self._leaf_sums.sum(axis=0), self._record_count)
 
     def status(self, now: float | None = None) -> dict[str, object]:
         """Return the state as `SiloParty.status` does, but theta = None before the first release.

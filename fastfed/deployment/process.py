@@ -27,7 +27,7 @@ from fastfed.deployment.store import Conflict, Position, Store, Write, chained
 
 T = TypeVar("T")
 #: Maximum number of syncs of calls at a time.
-SYNCS = 3
+SYNCS = 6
 #: Number of writes between two snapshots: a restart applies at most about this many.
 SNAPSHOT_EVERY = 10_000
 #: Number of records that are erased while calls wait.
@@ -488,6 +488,10 @@ class SiloProcess(Process):
         """Store the losses of all experts at a decision; see `ExpertSilo.losses`."""
         self.call(lambda: (self.party.losses(name, losses, self.now()), None))
 
+    def bit(self, name: str, bit: int) -> None:
+        """Store the bit that a user's device has sent for a decision; see `SiloParty.bit`."""
+        self.call(lambda: (self.party.bit(name, bit, self.now()), None))
+
     def cancel(self, name: str) -> None:
         """End a decision without a reward; see `SiloParty.cancel`."""
         self.call(lambda: (self.party.cancel(name, self.now()), None))
@@ -500,12 +504,9 @@ class SiloProcess(Process):
 
         Raises
         ------
-        InputError
-            See `check_erasable`.
         OSError
             If the disk is full. The next call tries again.
         """
-        self.check_erasable()
         count, last_count = 0, -1
         while count != last_count:
             last_count, count = count, count + self._erase_some(keep)
@@ -530,13 +531,6 @@ class SiloProcess(Process):
                 self.party.erased_up_to = up_to
                 raise
             return len(ids)
-
-    def check_erasable(self) -> None:
-        """Raise InputError if a restart needs the records: in phases, or with experts."""
-        if self.party.restarts_from_records:
-            raise InputError(
-                "records of a plan in phases or with experts cannot be erased: a restart needs them"
-            )
 
     def keep_erasing(self, keep: float, say: Callable[[str], None]) -> None:
         """Erase records older than ``keep`` seconds for ever; ``say`` gets each new problem."""

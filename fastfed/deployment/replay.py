@@ -20,6 +20,7 @@ from fastfed.deployment.data import Case, Source, span
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.process import SiloProcess
 from fastfed.deployment.shell import FULL
+from fastfed.privacy.mechanisms.user_bit import bit_to_send
 
 #: Seconds until a decision or outcome that the silo refused is tried again.
 AGAIN = 0.5
@@ -242,6 +243,11 @@ class Replay:
         outcome = case.by.get(action) if case.by else case.outcome
         if outcome is None or case.taken not in (None, action):
             self._silo.cancel(name)
+        elif flips := party.plan.flips:
+            # In a rehearsal this process is also the user's device.
+            index = party.decisions[name].action
+            reward = party.deployed.document.schema.reward(outcome, index)
+            self._silo.bit(name, bit_to_send(reward, flips))
         else:
             self._silo.outcome(name, outcome)
 

@@ -315,8 +315,15 @@ class SiloParty(SiloRecords):
             If reports are `lost`, if there is no such decision, or if it was cancelled or has a
             different reward.
         """
+        if self.plan.flips:
+            raise InputError(
+                "this plan learns from bits that users' devices send, not from rewards: call bit"
+            )
+        return self._ended(name, private_reward("reward", reward), now)
+
+    def _ended(self, name: str, y: float, now: float) -> Step:
+        """Return the step that stores a decision's reward, or its bit; see `reward`."""
         self.check_recovered()
-        y = private_reward("reward", reward)
         decided, previous = self._decision(name), self._end(name)
         if previous is not None:
             if (previous.reward == y and previous.why != "cancelled") or previous.why == EXPIRED:
@@ -333,8 +340,36 @@ class SiloParty(SiloRecords):
 
     def outcome(self, name: str, value: object, now: float) -> Step:
         """Convert an outcome to a reward, as the plan's schema declares, and record it."""
+        if self.plan.flips:
+            # Refused before the outcome is looked at.
+            return self.reward(name, 0.0, now)
         action = self._decision(name).action
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
+
+    def bit(self, name: str, bit: object, now: float) -> Step:
+        """Record the bit that a user's device has sent in place of a reward (`bit_to_send`).
+
+        It enters the sums as the unbiased estimate of the reward, ``plan.bit_values[bit]``.
+        Otherwise as `reward`.
+
+        Parameters
+        ----------
+        name : str
+            The id of the decision.
+        bit : {0, 1}
+        now : float
+            Seconds since 1970.
+
+        Raises
+        ------
+        InputError
+            As `reward`, and if the plan takes rewards.
+        """
+        if not self.plan.flips:
+            raise InputError('bit is for protocol "user-bit": call reward or outcome')
+        if type(bit) is not int or bit not in (0, 1):
+            raise InputError("bit must be 0 or 1, as the user's device has sent it")
+        return self._ended(name, float(bit), now)
 
     def losses(self, name: str, losses: object, now: float) -> Step:
         """Raise InputError, since this plan has no experts; `ExpertSilo` overrides this method."""

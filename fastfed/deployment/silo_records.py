@@ -33,6 +33,26 @@ EXPIRED = "expired"
 CACHED, AT_ONCE = 10_000, 10_000
 
 
+class Saved(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a snapshot, without the sums of leaves.
+
+    Snapshots of earlier versions have no ``more``.
+    """
+
+    position: Position
+    others: bytes
+    leaves: dict[int, bytes]
+    erased_up_to: dict[str, int]
+    decisions: int
+    ended: int
+    learning: int
+    clipped_features: int
+    clipped_rewards: int
+    has_subjects: bool
+    #: Name -> value of the attributes `SiloRecords.kept`.
+    more: dict[str, Any] = {}
+
+
 class SiloRecords(Speaker):
     """The part of a silo that stores its records and adds them up.
 
@@ -44,8 +64,8 @@ class SiloRecords(Speaker):
     """
 
     summarised: ClassVar[tuple[str, ...]] = (*RECORDS, "subject", "subjects")
-    #: True if a restart needs all records, so none can be erased.
-    restarts_from_records: ClassVar[bool] = False
+    #: Names of a subclass's attributes that decisions and rewards change: plain data.
+    kept: ClassVar[tuple[str, ...]] = ()
     model: Model
 
     def __init__(self, deployed: DeployedPlan, name: str, secret: bytes) -> None:
@@ -54,13 +74,13 @@ class SiloRecords(Speaker):
         self._store: Store = MemoryStore()
         # ---- State saved in the store: survives a restart.
         #: Decision id -> the stored decision. Both mappings are read from the store when needed.
-        self.decisions = StoredValues("decision", msgspec.msgpack.Decoder(Decided).decode)
+        self.decisions: StoredValues[Any] = StoredValues("decision", self._decode_decision)
         #: Decision id -> its reward, or why it has none.
         self.ended: StoredValues[Any] = StoredValues("ended", self._decode_end)
         #: Decision id -> decision, of the last `CACHED` decisions that have not ended.
-        self._open: dict[str, Decided] = {}
+        self._open: dict[str, Any] = {}
         #: Exact sums of each leaf, (releases, s), where s is the length of one record's statistic.
-        self._leaf_sums = np.zeros((self.plan.releases, self.plan.statistic_size))
+        self._leaf_sums = np.zeros((self.plan.releases, self._statistic_size))
         #: Numbers of decisions that may be learned from, of clipped features and clipped rewards.
         self._learning_count = self.clipped_features = self.clipped_rewards = 0
         #: True if each person's keyed digest is the key of a write. Logs of earlier versions lack
@@ -72,10 +92,18 @@ class SiloRecords(Speaker):
         #: Leaf -> digest of its sums, in the last snapshot and in the one that is being stored.
         self._saved_leaves = self._unsaved_leaves = dict[int, bytes]()
 
+    #: Release -> digest of a report that was sent and that this restored state does not have.
+    lost: dict[int, bytes]
+
     @property
     def closed_leaves(self) -> int:
         """Number of leaves 1, 2, ... that are closed: no reward enters them any more."""
         raise NotImplementedError
+
+    @property
+    def _statistic_size(self) -> int:
+        """Number s of entries in the sums of a leaf."""
+        return int(self.plan.statistic_size)
 
     def _statistic(self, x: np.ndarray, y: float) -> np.ndarray:
         """Compute the statistic of one record, (s,)."""
@@ -117,7 +145,7 @@ class SiloRecords(Speaker):
 
     # ---- decisions -------------------------------------------------------------------------------
 
-    def _decision(self, name: str) -> Decided:
+    def _decision(self, name: str) -> Any:
         """Return the stored decision with this id; raise InputError if there is none."""
         decision = self._open.get(name) or self.decisions.get(name)
         if decision is None:
@@ -129,6 +157,11 @@ class SiloRecords(Speaker):
         return None if name in self._open else self.ended.get(name)
 
     @staticmethod
+    def _decode_decision(value: bytes) -> Any:
+        """Decode a stored decision."""
+        return msgspec.msgpack.decode(value, type=Decided)
+
+    @staticmethod
     def _decode_end(value: bytes) -> Any:
         """Decode the stored end of a decision."""
         return msgspec.msgpack.decode(value, type=Ended)
@@ -137,7 +170,7 @@ class SiloRecords(Speaker):
         """Apply a durable write of one of the kinds `summarised` to the state."""
         kind, key, value = write
         if kind == "decision":
-            decision = msgspec.msgpack.decode(value, type=Decided)
+            decision = self._decode_decision(value)
             self.decisions.count += 1
             self._open[key] = decision
             if len(self._open) > CACHED:
@@ -154,7 +187,7 @@ class SiloRecords(Speaker):
         elif kind == "subjects":
             self._has_subjects, self._old_subjects = True, set()
 
-    def _fold_record(self, name: str, ended: Ended) -> None:
+    def _fold_record(self, name: str, ended: Any) -> None:
         """Add the record of a decision that has ended to its leaf."""
         x_and_y = self._clipped(name, ended)
         aggregation.add(self._leaf_sums[ended.leaf - 1], self._statistic(*x_and_y[:2]))
@@ -166,6 +199,9 @@ class SiloRecords(Speaker):
         x = np.frombuffer(self._decision(name).x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
         assert clip is not None and ended.reward is not None
+        if self.plan.flips:
+            _, features_clipped, _ = clip.apply(x, clip.low)
+            return x, self.plan.bit_values[int(ended.reward)], features_clipped, False
         y, features_clipped, reward_clipped = clip.apply(x, ended.reward)
         return x, y, features_clipped, reward_clipped
 
@@ -206,11 +242,19 @@ class SiloRecords(Speaker):
         """Return the state that decisions and rewards lead to, sealed by the silo's secret."""
         leaves = {k: digest(sums.tobytes()) for k, sums in enumerate(self._leaf_sums) if sums.any()}
         changed = [k for k in leaves if self._saved_leaves.get(k) != leaves[k]]
-        counts = self.decisions.count, self.ended.count, self._learning_count
-        clipped = self.clipped_features, self.clipped_rewards
-        state = msgspec.msgpack.encode(
-            (*covers, leaves, self.erased_up_to, *counts, *clipped, self._has_subjects)
+        saved = Saved(
+            *covers,
+            leaves,
+            self.erased_up_to,
+            decisions=self.decisions.count,
+            ended=self.ended.count,
+            learning=self._learning_count,
+            clipped_features=self.clipped_features,
+            clipped_rewards=self.clipped_rewards,
+            has_subjects=self._has_subjects,
+            more={name: getattr(self, name) for name in self.kept},
         )
+        state = msgspec.msgpack.encode(saved)
         seal = keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state)
         self._unsaved_leaves = leaves
         return {"state": seal + state} | {
@@ -226,21 +270,18 @@ class SiloRecords(Speaker):
         seal, state = parts["state"][:KEY], parts["state"][KEY:]
         if seal != keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state):
             return NOTHING
-        position, others, leaves, erased, *counts = msgspec.msgpack.decode(
-            state,
-            type=tuple[
-                Position, bytes, dict[int, bytes], dict[str, int], int, int, int, int, int, bool
-            ],
-        )
-        if any(digest(parts.get(f"leaf {k}", b"")) != one for k, one in leaves.items()):
+        saved = msgspec.msgpack.decode(state, type=Saved)
+        if any(digest(parts.get(f"leaf {k}", b"")) != one for k, one in saved.leaves.items()):
             return NOTHING
-        for k in leaves:
+        for k in saved.leaves:
             self._leaf_sums[k] = np.frombuffer(parts[f"leaf {k}"])
-        self._saved_leaves, self.erased_up_to = leaves, erased
-        self.decisions.count, self.ended.count, self._learning_count = counts[:3]
-        self.clipped_features, self.clipped_rewards = counts[3:5]
-        self._has_subjects = bool(counts[5])
-        return Covered(position, others)
+        self._saved_leaves, self.erased_up_to = saved.leaves, saved.erased_up_to
+        self.decisions.count, self.ended.count = saved.decisions, saved.ended
+        self._learning_count, self._has_subjects = saved.learning, saved.has_subjects
+        self.clipped_features, self.clipped_rewards = saved.clipped_features, saved.clipped_rewards
+        for name in self.kept:
+            setattr(self, name, saved.more[name])
+        return Covered(saved.position, saved.others)
 
     def expire(self, before: float, count: int) -> tuple[Write, ...]:
         """Return the writes that end open decisions whose reward was due before a time.
@@ -250,7 +291,7 @@ class SiloRecords(Speaker):
         deadline = self.deployed.document.calendar.reward_deadline
         writes = []
         for number, write in self._store.records("decision", self.erased_up_to["decision"], count):
-            decided = msgspec.msgpack.decode(write.value, type=Decided)
+            decided = self._decode_decision(write.value)
             if decided.time + deadline >= before:
                 break
             self.erased_up_to["decision"] = number
@@ -265,15 +306,16 @@ class SiloRecords(Speaker):
         They ended before the time, and the sums of their leaf are released, so no report is made
         from them again. ``count`` records are looked at, from where the last call stopped.
         """
-        released = self.model.release
-        if self.plan.protocol.bits and released < self.plan.releases:
-            # A later release rounds the records of earlier leaves again.
-            released = 0
+        released = min(self.model.release, self.closed_leaves)
+        if self.plan.protocol.bits and (self.lost or released < self.plan.releases):
+            # A later release rounds the records of earlier leaves again. Its noise depends on the
+            # numbers of their decisions, so decisions that were not learned from are needed too.
+            return []
         ids = []
         for number, write in self._store.records("ended", self.erased_up_to["ended"], count):
             ended = self._decode_end(write.value)
             is_last = number >= self._store.position.number
-            if is_last or ended.time >= before or ended.leaf > min(released, self.closed_leaves):
+            if is_last or ended.time >= before or ended.leaf > released:
                 break
             self.erased_up_to["ended"] = number
             ids.append(write.key)

@@ -286,7 +286,9 @@ def text_of(facts: Mapping[str, Any]) -> str:
             WIDTH,
             initial_indent=label.ljust(LABEL),
             subsequent_indent=" " * LABEL,
+            # A path is never cut.
             break_on_hyphens=False,
+            break_long_words=False,
         )
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, listed, show
+from fastfed.environments.arms import Arms
 from fastfed.environments.base import (
     Adversary,
     Environment,
@@ -45,6 +46,7 @@ BANDIT_ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "fixed-set": (FixedSet, "one set of actions in all rounds of a replicate, linear rewards"),
     "hard-instance": (HardInstance, "blocks of two coordinates, one a round: for lower bounds"),
     "no-diversity": (NoDiversity, "two fixed actions, a coordinate that only the first silo sees"),
+    "arms": (Arms, "arms without contexts: K Bernoulli means, the same at every silo"),
     "rotated": (Rotated, "the sphere, with theta* rotated by an angle at each silo"),
     "letor": (Letor, "learning-to-rank files (MSLR-WEB10K, WEB30K, LETOR): queries and documents"),
     "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
@@ -146,6 +148,7 @@ __all__ = [
     "BANDIT_ENVIRONMENTS",
     "ENVIRONMENTS",
     "Adversary",
+    "Arms",
     "Classification",
     "Environment",
     "EnvironmentSpec",

@@ -148,6 +148,9 @@ class EnvironmentSpec:
         kappa, if the last feature of every action is the constant 1 / sqrt(2 kappa) and the
         other features have norm at most 1 / sqrt 2. Expected linear rewards then lie in
         reward_range for all such features.
+    arms : bool
+        True if action a is the unit vector e_a in every round, and its expected reward is the same
+        number in [0, 1] in all rounds and silos.
     """
 
     dimension: int
@@ -163,6 +166,7 @@ class EnvironmentSpec:
     real_records: bool = False
     intercept: float | None = None
     linear_by_silo: bool = False
+    arms: bool = False
 
 
 class Environment(Protocol):

@@ -44,6 +44,7 @@ from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor, sq
 from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.prefix_sums import Factor, tree_levels
 from fastfed.privacy.sensitivity import (
+    DIAGONAL,
     STREAMS,
     Budget,
     Centred,
@@ -234,6 +235,9 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     silos_met : int, default 1
         The largest number of silos that one user visits, once each. Each silo adds independent
         noise, so their mechanisms compose: mu grows by sqrt(silos_met).
+    unit_vectors : bool, default False
+        True if every x is a unit vector e_a. The sum of x x^T is then diagonal, and its entries off
+        the diagonal, which are 0, need no noise.
 
     Notes
     -----
@@ -257,6 +261,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     centred: Centred | None = None
     coin: float = 1.0
     silos_met: int = 1
+    unit_vectors: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers for which no account is proven."""
@@ -302,7 +307,9 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         relation = named_relation(relation, self.budget)
         squared_bound = self.feature_bound**2
         bias_std = self.stds[0] / (self.feature_bound * self.reward_bound)
-        layout, covariance_std = recovered_layout(*self.stds[1:])
+        layout, covariance_std = (
+            (DIAGONAL, self.stds[2]) if self.unit_vectors else recovered_layout(*self.stds[1:])
+        )
         if min(bias_std, covariance_std) == 0.0:
             return math.inf
         if self.centred is None:

@@ -87,6 +87,9 @@ def check_gaussian_budget(budget: Budget) -> None:
 # Every value is proven; the proof is next to its formula.
 
 LAYOUTS = ("iid", "goe1", "goe2")
+#: Layout for records whose features are unit vectors e_a: the sum of x x^T is then diagonal, and
+#: only its d diagonal entries are released.
+DIAGONAL = "diagonal"
 
 
 def layout_stds(layout: str, noise_std: float) -> tuple[float, float]:
@@ -124,6 +127,7 @@ def stds_of_layout(layout: str, noise_std: float) -> tuple[float, float]:
         "iid": (s, s),
         "goe1": (s / math.sqrt(2.0), s),
         "goe2": (s, s * math.sqrt(2.0)),
+        DIAGONAL: (0.0, s),
     }[layout]
 
 
@@ -189,7 +193,10 @@ def joint_sensitivity(
     bias_std: float = 1.0,
     cov_std: float = 1.0,
 ) -> float:
-    """Compute `user_sensitivity` without checking the arguments."""
+    """Compute `user_sensitivity` without checking the arguments.
+
+    The layout may also be `DIAGONAL`, for records with a unit vector x = e_a.
+    """
     # mu^2 is the squared change of all distinct entries, each weighted by its noise precision:
     #   w_b ||x y - x' y'||^2 + Q(D),  D = x x^T - x' x'^T.
     #   goe1: Q = sum_{i<j} 2 D_ij^2/s^2 + sum_i D_ii^2/s^2   = ||D||_F^2 / s^2
@@ -205,6 +212,9 @@ def joint_sensitivity(
     w_c = (min_std / cov_std) ** 2 / (2.0 if layout == "goe2" else 1.0)
     if relation == "zero-out":
         squared = w_b + w_c  # |x y| = 1 and ||x x^T||_F = 1 at x = e_1, y = 1, where D is diagonal
+    elif layout == DIAGONAL:
+        # Two different unit vectors: y^2 w_b + y'^2 w_b + 2 w_c. The same one: (y - y')^2 w_b.
+        squared = max(2.0 * w_b + 2.0 * w_c, 4.0 * w_b)
     elif dimension == 1:
         squared = _replacement_line(w_b, w_c)
     else:

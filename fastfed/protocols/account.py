@@ -104,6 +104,9 @@ USER_BIT = "user-bit"
 DELAYABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
 
 
+#: Protocols with an account for arms: noise on the counts and sums of arms only, or bits of users.
+FOR_ARMS = ("none", "agent", "silo-ldp", "silo-ldp-prefix", "central", USER_BIT)
+
 #: Protocols whose server adds up one message of each silo, so that silos may have their own clocks.
 CLOCKED = ("none", "silo-ldp", "silo-ldp-prefix")
 
@@ -194,6 +197,19 @@ def _supports_clocks(plan: ClockedPlan) -> bool:
     )
 
 
+def _supports_arms(plan: Plan) -> bool:
+    """Return whether a plan for arms has an account and a radius."""
+    return (
+        plan.protocol.id in FOR_ARMS
+        and (plan.radius.direct or plan.policy == "random")
+        and plan.own is None
+        and plan.trigger is None
+        and not plan.public_constant
+        and not isinstance(plan, DelayedPlan | ClockedPlan)
+        and plan.release != "nested"
+    )
+
+
 def check_combination(plan: Plan) -> None:
     """Raise InputError for a combination of fields that no builder makes and no account covers."""
     protocol = plan.protocol
@@ -247,6 +263,11 @@ def check_combination(plan: Plan) -> None:
         'protocol "silo-ldp-prefix" if a trigger reads noisy sums': (
             not noisy_trigger or protocol.id == "silo-ldp-prefix"
         ),
+        "arms if its score is for the diagonal of w": (
+            plan.score is None or not plan.score.diagonal or plan.arms
+        ),
+        f"no arms, or one of the protocols {', '.join(FOR_ARMS)} with the direct radius, fixed "
+        "rounds and no local rounds": not plan.arms or _supports_arms(plan),
         f"no delayed rewards, or one of the protocols {', '.join(DELAYABLE)} with users of one "
         "batch, all of whose data are private": not isinstance(plan, DelayedPlan)
         or _supports_delays(plan),
@@ -444,6 +465,7 @@ def _gaussian_sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> P
         centred=centred_of(plan.clip),
         coin=plan.own.coin if plan.own is not None else 1.0,
         silos_met=claim.silos_met,
+        unit_vectors=plan.arms,
     )
 
 

@@ -241,7 +241,13 @@ class Plan(OwnArrays):
     secure: SecureSum | None = None  # the secure sum that silos and server execute, if masked
     drawn_once: bool = False  # simulate the noise of all silos' sum by one draw, see `simulated`
     room: int = 1  # fixed-point sums of a silo hold up to `room` records for each of its rounds
+    arms: bool = False  # every feature vector is a unit vector, so V is diagonal
     flips: int = 0  # users send bits of rewards, flipped with chance flips / 2^53; 0: no such bits
+
+    @property
+    def coordinates(self) -> int:
+        """Number of coordinates that one confidence set is about: d, or 1 for arms."""
+        return 1 if self.arms else self.dimension
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
         """Return the plan with ``change`` applied to its claim, if it has a claim."""
@@ -390,6 +396,11 @@ class Plan(OwnArrays):
         return statistic_size(self.dimension)
 
     @property
+    def sent_size(self) -> int:
+        """Number of entries of a statistic that are sent. For arms they are d sums and d counts."""
+        return 2 * self.dimension if self.arms else self.statistic_size
+
+    @property
     def share_until(self) -> int:
         """The last round that may be shared; 0 if the plan has no local rounds."""
         return self.own.until if self.own is not None else 0
@@ -485,7 +496,7 @@ class Plan(OwnArrays):
             return [0] * max(1, self.levels)
         if self.encoding is None:
             users = self.batch_size if self.protocol.senders == "users" else 1
-            return [64 * self.statistic_size * self.silos * users] * max(1, self.levels)
+            return [64 * self.sent_size * self.silos * users] * max(1, self.levels)
         return [self._labelled_bits(self.points(level), level) for level in range(self.levels)]
 
     def _labelled_bits(self, points: int, encoding: int) -> int:
@@ -510,7 +521,7 @@ class Plan(OwnArrays):
                     self._labelled_bits(self.points_of(k), self.encoding_at(k)) for k in ends
                 )
             if self.protocol.senders == "users":
-                return self.end(releases) * 64 * self.statistic_size * self.silos
+                return self.end(releases) * 64 * self.sent_size * self.silos
         if self.encoding is None or self.protocol.flat:
             return releases * self._bits_up_by_level[0] if releases else 0
         # A node of level j is released at each odd multiple of 2^j.
@@ -527,7 +538,7 @@ class Plan(OwnArrays):
         """
         if self.protocol.senders != "silos":
             return 0
-        return releases * 64 * self.statistic_size * self.silos
+        return releases * 64 * self.sent_size * self.silos
 
 
 @dataclass(frozen=True)

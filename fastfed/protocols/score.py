@@ -96,6 +96,9 @@ class Score:
         A function compiled with ``score_signature()``.
     state : array_like, optional
         Parameters of the function, passed to every call as float64; stored as a read-only copy.
+    diagonal : bool, default False
+        For plans of arms: the function gets the d diagonal entries of w in place of w, no features
+        and no state (both null pointers), which takes O(d) operations.
 
     Raises
     ------
@@ -105,6 +108,7 @@ class Score:
 
     function: Any
     state: np.ndarray | None = None
+    diagonal: bool = False
 
     def __post_init__(self) -> None:
         if not compiled(self.function):

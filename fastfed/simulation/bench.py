@@ -20,7 +20,7 @@ import numpy as np
 
 from fastfed._kernels import environments
 from fastfed._validate import InputError, nearest
-from fastfed.environments import Environment, FixedSet, RewardDistribution, Sphere
+from fastfed.environments import Arms, Environment, FixedSet, RewardDistribution, Sphere
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.simulation import compiled
@@ -55,6 +55,7 @@ CURVES: dict[str, dict[str, Any]] = {
         "algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-6, "lazy": False,
     },
     "default-linucb": {"algorithm": "linucb"},
+    "default-local": {"algorithm": "local-linucb"},
     "linucb": {"algorithm": "linucb", "radius": "published-code"},
     # The tree of the paper, which the paper's code does not use.
     "linucb-jdp": {
@@ -266,6 +267,13 @@ def wide_case(dimension: int) -> Case:
     )
 
 
+def arms_case(actions: int) -> Case:
+    """Return a case of silos that learn alone on arms, against NumPy for all silos at once."""
+    environment = partial(Arms, actions=actions)
+    name = f"arms-k{actions}"
+    return Case(name, None, environment, 20_000, 4000, "default-local", batch_size=None)
+
+
 CASES = (
     Case("sphere-k100-d10-ldp", sphere_work, Sphere, 1000, 50),
     # With T / B = 400 a data point is encoded for 4.76 nodes on average. The reference gets the
@@ -290,6 +298,7 @@ CASES = (
     letor_case(135, 2000, "default", close=True),
     letor_case(135, 2000, "default-eager", close=True),
     *(wide_case(d) for d in (20, 100, 200)),
+    *(arms_case(k) for k in (5, 10, 100)),
 )  # fmt: skip
 
 

@@ -135,6 +135,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "radius": (plan.radius.multiplier, plan.radius.scale, plan.radius.base),
         "radius_count": float(plan.rows_per_round),
         "determinant": plan.radius.determinant,
+        "arms": plan.arms,
         "direct": plan.radius.direct,
         "anchor": plan.radius.anchor,
         "error_bound": np.ascontiguousarray(plan.radius.error_bound, dtype=np.float64),

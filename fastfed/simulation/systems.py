@@ -94,6 +94,7 @@ def problem_spec(
         features_bounded=facts.features_bounded,
         intercept=facts.intercept,
         linear_by_silo=facts.linear_by_silo,
+        arms=facts.arms,
         multiplicity=facts.multiplicity,
         notes=facts.notes,
         conditions=tuple(Condition(text, holds) for text, holds in facts.conditions),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from decimal import Decimal, localcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +32,7 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.randomizer import user_bit
 from fastfed.simulation import compiled, server
+from fastfed.simulation.audit import run_audit
 from fastfed.simulation.experiment import make_experiment
 from fastfed.simulation.systems import ALGORITHMS
 
@@ -413,15 +412,14 @@ def test_parties_use_bits_only(epsilon: float) -> None:
     silo.receive(hub.combine([report]))
 
 
-def test_the_page_s_device_is_the_package_s() -> None:
-    """Run the function that docs/user-bit.md shows, and compare its law with the channel's."""
-    page = Path(__file__).parents[2] / "docs" / "user-bit.md"
-    code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
-    names: dict[str, Any] = {}
-    exec(code, names)
-    flips = flips_of(1.0)
-    for reward in (0.0, 0.25, 1.0):
-        one = oracle.channel(flips / ONE, [reward])[0, 1]
-        bits = [names["bit_to_send"](reward, flips) for _ in range(20_000)]
-        assert set(bits) == {0, 1}
-        assert abs(np.mean(bits) - one) < 5.0 * math.sqrt(one * (1.0 - one) / 20_000)
+@pytest.mark.parametrize(("name", "verdict"), [
+    ("user-bit", "pass"), ("fault-user-bit-half-of-the-flips", "caught"),
+])  # fmt: skip
+def test_an_audit_of_what_a_silo_sends_finds_the_epsilon_of_the_flips(
+    name: str, verdict: str
+) -> None:
+    result = run_audit(name)
+    assert result.verdict == verdict
+    # The bound is close to the true epsilon, which is the claimed one without the fault.
+    true = 1.0 if verdict == "pass" else math.log((ONE - flips_of(1.0) // 2) / (flips_of(1.0) // 2))
+    assert 0.95 * true <= result.epsilon_lower_bound <= true

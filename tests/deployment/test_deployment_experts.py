@@ -34,10 +34,7 @@ KINDS = {"silo": ExpertSilo, "hub": ExpertHub}
 
 
 def spec(silos=3, dimension=3, federation_=None, **system):
-    system = {
-        "algorithm": "fed-dp-ope-stoch", "horizon": 63, "batch": "largest", "smoothness": 60.0,
-    } | system  # fmt: skip
-    return exchanges.spec_of_experts(system, silos, dimension, federation_)
+    return exchanges.spec_of_experts(exchanges.TREES | system, silos, dimension, federation_)
 
 
 @lru_cache
@@ -320,6 +317,8 @@ def schedules(seeds, kinds=KINDS, **chances):
 
 def test_any_schedule_of_kills_and_restores_ends_in_one_model():
     worlds = schedules(range(10), kill=0.06) + schedules(range(20, 29), kill=0.04, restore=0.5)
+    worlds += schedules(range(40, 100), kill=0.06, erase=0.2, stride=40.0)
+    assert sum(w.snapshots for w in worlds) > 300 and sum(w.erased for w in worlds) > 40
     assert sum(w.kills for w in worlds) > 100 and sum(w.restores for w in worlds) > 5
     # Losses were learned from: first reports differ by schedule.
     assert len({w.reports.get(("silo0", 1)) for w in worlds}) > 5
@@ -331,11 +330,16 @@ def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_weights()
 
 
 class Unordered:
-    """A planted fault: a silo that orders its losses differently for each report."""
+    """A planted fault: a silo that orders its losses differently after each restart."""
 
-    def report(self, release):
-        self._noise = SystemNoise()
-        return super().report(release)
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more, noise=SystemNoise())
+
+
+class Forgetful:
+    """A planted fault: a silo whose snapshot does not hold the number of places taken."""
+
+    kept = ("_old_places",)
 
 
 @pytest.mark.parametrize(
@@ -345,6 +349,7 @@ class Unordered:
         ("silo", Moving, "another phase"),
         ("silo", Uncharged, "invariant 5"),
         ("silo", Unordered, "invariant|two|another"),
+        ("silo", Forgetful, "leads to another state"),
     ],
 )
 def test_planted_faults_are_caught(party, fault, message):

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ pytest.importorskip("cryptography")
 pytest.importorskip("httptools")
 
 import federation
+from exchanges import OTHERS, small_plan
 from test_deployment_doors import serving
 
 from fastfed import InputError
@@ -22,9 +24,13 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import process as process_module
 from fastfed.deployment.application import Application, answers
 from fastfed.deployment.client import AsyncClient, Client
+from fastfed.deployment.experts import ExpertSilo, Placed
+from fastfed.deployment.kinds import silo_of as party_of
 from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.model import Decided
 from fastfed.deployment.process import SiloProcess
-from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.seal import KEY, keyed_digest
+from fastfed.deployment.silo_records import _SNAPSHOT
 from fastfed.deployment.store import MemoryStore, SqliteStore, Write
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
@@ -51,20 +57,32 @@ class Slow(MemoryStore):
 def silo_of(made, store, name="silo0"):
     ledger = Ledger(":memory:")
     ledger.set_ceiling("records", 20.0, 1e-5)
-    party = SiloParty(made.plan, name, federation.secret(name), ledger)
+    party = party_of(made.plan, name, federation.secret(name), ledger)
     return SiloProcess(party, store, ledger, lambda: made.now)
+
+
+def use(silo, rows, value, subject=None, ends=True):
+    """Let a silo of any kind of plan decide and, if it ``ends``, learn a reward or losses."""
+    is_expert = isinstance(silo.party, ExpertSilo)
+    name = silo.decide(None if is_expert else rows, subject).id
+    if ends:
+        learn(silo, name, rows, value)
+    return name
+
+
+def learn(silo, name, rows, value):
+    """End a decision of any kind of silo."""
+    if isinstance(silo.party, ExpertSilo):
+        silo.losses(name, [value, 0.5, rows[0][0]])
+    else:
+        silo.reward(name, value)
 
 
 def state_of(process):
     """All of a silo's state that is saved, without what is cached or of the process alone."""
-    party = process.party
-    names = ("sealed", "unreported", "broadcasts", "alarms", "leave_reason", "_learning_count",
-             "clipped_features", "clipped_rewards", "_has_subjects")  # fmt: skip
-    state = {name: getattr(party, name) for name in names}
-    state["leaves"] = party._leaf_sums.tobytes()
-    state["counts"] = party.decisions.count, party.ended.count
-    state["theta"] = party.model.theta.tobytes()
-    return state
+    names = ("sealed", "unreported", "broadcasts", "alarms", "leave_reason")
+    state = {name: getattr(process.party, name) for name in names}
+    return state | federation.learned(process.party)
 
 
 # ---- calls in one sync ---------------------------------------------------------------------------
@@ -154,10 +172,8 @@ def test_experts_take_their_places_one_after_the_other():
     silo.store.sync = lambda: time.sleep(0.01)
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda _: silo.decide(), range(40)))
-    places = list(silo.party._places.values())
-    assert len(set(places)) == len(places)
-    room = {period: silo.party._room(period) for period, _ in places}
-    assert all(place < room[period] for period, place in places)
+    places = [one.place for one in silo.party.decisions.values() if one.learns]
+    assert sorted(places) == list(range(silo.party._room(1))) and len(places) < 40
 
 
 # ---- requests that are repeated, and many in one -------------------------------------------------
@@ -288,20 +304,23 @@ def test_a_call_after_the_files_are_closed_is_answered_by_the_next_process(tmp_p
 # ---- snapshots -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["silo-ldp", "central", "secure-sum", "shuffle-vector"])
-def test_a_restart_from_a_snapshot_is_a_restart_from_all_writes(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(process_module, "SNAPSHOT_EVERY", 7)
+def plan_of(kind):
     from test_deployment_membership import plan_of
 
+    return small_plan(kind) if kind in OTHERS else plan_of(kind)
+
+
+@pytest.mark.parametrize("kind", ["silo-ldp", "central", "secure-sum", "shuffle-vector", *OTHERS])
+def test_a_restart_from_a_snapshot_is_a_restart_from_all_writes(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(process_module, "SNAPSHOT_EVERY", 7)
     deployment = federation.Federation(plan_of(kind))
     silo = silo_of(deployment, store := SqliteStore(str(tmp_path / "s")))
     rng = random.Random(5)
     for k in range(60):
         deployment.now += 20.0
-        decision = silo.decide([[rng.random() / 2, 0.1], [0.2, rng.random() / 2]], f"p{k % 40}")
-        if rng.random() < 0.8:
-            silo.reward(decision.id, rng.random())
-    assert silo._covered.position.number > 60
+        rows = [[rng.random() / 2, 0.1], [0.2, rng.random() / 2]]
+        use(silo, rows, rng.random(), f"p{k % 40}", rng.random() < 0.8)
+    assert silo._covered.position.number > 60 and silo.party._leaf_sums.any()
     everything, full = state_of(silo), silo_of(deployment, MemoryStore(list(store.writes())))
     assert state_of(full) == everything
     store.close()
@@ -314,11 +333,12 @@ def test_a_restart_from_a_snapshot_is_a_restart_from_all_writes(kind, tmp_path, 
     last.close()
 
 
-def test_a_snapshot_that_is_not_this_silos_is_not_used(tmp_path):
-    deployment = federation.Federation(federation.deployed())
+@pytest.mark.parametrize("kind", ["silo-ldp", *OTHERS])
+def test_a_snapshot_that_is_not_this_silos_is_not_used(kind, tmp_path):
+    deployment = federation.Federation(plan_of(kind))
     silo = silo_of(deployment, store := SqliteStore(str(tmp_path / "s")))
     for k in range(5):
-        silo.reward(silo.decide(ROWS, f"p{k}").id, 0.5)
+        use(silo, ROWS, 0.5, f"p{k}")
     silo.close()
     everything = state_of(silo_of(deployment, store := SqliteStore(str(tmp_path / "s"))))
     for name in ("state", "leaf 0"):
@@ -335,6 +355,21 @@ def test_a_snapshot_that_is_not_this_silos_is_not_used(tmp_path):
     store.close()
 
 
+def test_a_snapshot_of_an_earlier_version_is_used():
+    """It has no attributes of subclasses, which had no snapshots."""
+    deployment = federation.Federation(federation.deployed())
+    silo = silo_of(deployment, store := MemoryStore())
+    silo.reward(silo.decide(ROWS, "ada").id, 0.5)
+    silo.close()
+    state = msgspec.msgpack.decode(store.snapshot()["state"][KEY:])
+    assert state.pop() == {} and len(state) == 10
+    state = msgspec.msgpack.encode(state)
+    seal = keyed_digest(silo.party._secret, _SNAPSHOT, deployment.plan.digest, state)
+    store.save_snapshot({"state": seal + state})
+    again = silo_of(deployment, store)
+    assert again._covered.position == store.position and state_of(again) == state_of(silo)
+
+
 def test_a_log_of_an_earlier_version_knows_its_persons():
     deployment = federation.Federation(federation.deployed())
     silo = silo_of(deployment, MemoryStore())
@@ -343,6 +378,33 @@ def test_a_log_of_an_earlier_version_knows_its_persons():
     again = silo_of(deployment, MemoryStore(old))
     assert not again.decide(ROWS, "ada").learns and again.decide(ROWS, "eve").learns
     assert Write("subjects", "", b"written") in list(again.store.writes())
+
+
+@pytest.mark.parametrize("kind", ["fed-dp-ope-stoch", "fed-svt"])
+def test_a_log_of_an_earlier_version_knows_the_places_of_its_decisions(kind):
+    """Decisions were stored without their places, and a silo with experts had no snapshot."""
+    deployment = federation.Federation(plan_of(kind))
+    deployment.now = deployment.plan.document.calendar.closes[2] - 50.0
+    silo = silo_of(deployment, MemoryStore())
+    ids = [use(silo, [[0.1 * k, 0.0]], 0.125 * k, ends=k % 2) for k in range(8)]
+    old = []
+    for kind, key, value in silo.store.writes():
+        if kind == "decision":
+            fields = msgspec.structs.astuple(msgspec.msgpack.decode(value, type=Placed))
+            value = msgspec.msgpack.encode(Decided(*fields[:-1]))
+        old.append(Write(kind, key, value))
+    again = silo_of(deployment, store := MemoryStore(old))
+    assert again.party._leaf_sums.tobytes() == silo.party._leaf_sums.tobytes()
+    again.close()
+    # An open decision keeps its place in a snapshot, and a new one takes the next place.
+    again = silo_of(deployment, store)
+    assert again._covered.position.number == len(old) and len(again.party._old_places) > 0
+    for process in (silo, again):
+        use(process, ROWS, 0.75)
+        for name in ids[::2]:
+            process.losses(name, [0.25, 0.5, 0.0])
+    assert again.party._leaf_sums.tobytes() == silo.party._leaf_sums.tobytes()
+    assert again.party.report(3) == silo.party.report(3) and not again.party._old_places
 
 
 # ---- erasing -------------------------------------------------------------------------------------
@@ -363,13 +425,14 @@ class OnDisk(federation.Federation):
     def reopen(self):
         self.ledgers["silo0"] = ledger = Ledger(str(self.folder / "ledger"))
         ledger.set_ceiling("records", 20.0, 1e-5)
-        party = SiloParty(self.plan, "silo0", federation.secret("silo0"), ledger)
+        party = party_of(self.plan, "silo0", federation.secret("silo0"), ledger)
         store = SqliteStore(str(self.folder / "state"))
         self.add(SiloProcess(party, store, ledger, lambda: self.now))
 
 
-def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(tmp_path):
-    undisturbed = federation.Federation(federation.deployed())
+@pytest.mark.parametrize("kind", ["silo-ldp", *OTHERS])
+def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(kind, tmp_path):
+    undisturbed = federation.Federation(plan_of(kind))
     deployment = OnDisk(undisturbed.plan, tmp_path)
     rng = random.Random(11)
     marks = [rng.random() / 3 for _ in range(200)]
@@ -383,8 +446,7 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(tmp_pa
             for name in world.plan.silos:
                 process = world.processes[name]
                 for k in range(60 if name == "silo0" else 1):
-                    rows = [[marks[60 * (release - 1) + k], 0.125]]
-                    process.reward(process.decide(rows).id, 0.375)
+                    use(process, [[marks[60 * (release - 1) + k], 0.125]], 0.375)
             world.now += 10.0
             world.settle()
         silo = deployment.processes["silo0"]
@@ -405,23 +467,23 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(tmp_pa
     silo = deployment.processes["silo0"]
     assert kept == [60] and silo.store.erased > 100
     first = erased_id
-    for again in (lambda: silo.reward(first, 0.5), lambda: silo.cancel(first)):
+    for again in (lambda: learn(silo, first, ROWS, 0.5), lambda: silo.cancel(first)):
         with pytest.raises(InputError, match="was erased"):
             again()
     silo.close()
 
 
-def lived(folder, erases):
+def lived(folder, erases, kind="silo-ldp"):
     """A federation in which silo0 has 80 records of each release; the size of its file."""
     folder.mkdir()
-    deployment = OnDisk(federation.deployed(), folder)
+    deployment = OnDisk(plan_of(kind), folder)
     deployment.settle()
     for close in deployment.plan.document.calendar.closes:
         deployment.now = close - 10.0
         for name in deployment.plan.silos:
             process = deployment.processes[name]
             for _ in range(80 if name == "silo0" else 1):
-                process.reward(process.decide(ROWS).id, 0.375)
+                use(process, ROWS, 0.375)
         deployment.now += 10.0
         deployment.settle()
         if erases:
@@ -465,7 +527,8 @@ def test_calls_go_on_while_records_are_erased(tmp_path):
     silo.close()
 
 
-def test_a_kill_while_records_are_erased_leaves_all_or_none(tmp_path):
+@pytest.mark.parametrize("kind", ["silo-ldp", *OTHERS])
+def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
     """At each statement of the store that erasing runs."""
 
     class Killed(BaseException):
@@ -475,7 +538,7 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(tmp_path):
 
     def erases(made):
         silo = made.processes["silo0"]
-        before = state_of(silo)
+        before, names = state_of(silo), set(silo.party.decisions)
         for stop in range(20):
             left = [stop]
 
@@ -515,9 +578,13 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(tmp_path):
                 silo.store._db = db
                 break
         assert len(list(silo.party.ended)) <= 1 and state_of(silo) == before
+        # What a killed process had erased is in no file either.
+        erased = names - set(silo.party.decisions)
+        content = b"".join(file.read_bytes() for file in made.folder.iterdir())
+        assert len(erased) >= 79 and not any(name.encode() in content for name in erased)
         made.settle()
 
-    lived(tmp_path / "a", erases)
+    lived(tmp_path / "a", erases, kind)
     assert steps[0] > 12
 
 
@@ -537,22 +604,26 @@ def test_an_overdue_decision_ends_when_its_record_is_erased():
 
 
 def test_records_that_a_later_release_rounds_again_are_not_erased():
-    from test_deployment_membership import plan_of
-
+    """Nor are other decisions before them: noise depends on the number of a record's decision."""
     deployment = federation.Federation(plan_of("shuffle-vector"))
     silo = deployment.processes["silo0"]
+    silo.cancel(silo.decide([[0.5, 0.1]]).id)
     silo.reward(silo.decide([[0.5, 0.1]]).id, 0.5)
+    report = silo.party.report(1)
+    assert silo.erase(-1.0) == 0 and silo.party.report(1) == report
     deployment.now = deployment.plan.document.calendar.closes[0] + 1.0
     deployment.settle()
     assert silo.party.model.release >= 1 and silo.erase(-1.0) == 0
 
 
-def test_a_plan_whose_restart_needs_all_records_says_so():
-    from test_deployment_experts import plan_of as deployed
-
-    silo = federation.Federation(deployed()).processes["silo0"]
-    with pytest.raises(InputError, match="cannot be erased"):
-        silo.erase(DAY)
+def test_losses_of_an_overdue_decision_that_has_expired_are_dropped():
+    deployment = federation.Federation(plan_of("fed-svt"))
+    silo = silo_of(deployment, MemoryStore())
+    name = silo.decide().id
+    deployment.now += deployment.plan.document.calendar.reward_deadline + 100.0
+    assert silo.erase(50.0) == 0 and silo.party.ended[name].why == "expired"
+    silo.losses(name, [0.25, 0.5, 0.75])
+    assert not silo.party._leaf_sums.any()
 
 
 # ---- kill -9 under load --------------------------------------------------------------------------

@@ -70,16 +70,11 @@ def killed(home, protocol, hidden, seed):
             for patient in range(k * demo.PATIENTS, (k + 1) * demo.PATIENTS):
                 for i, client in enumerate(clients):
                     demo._caught_up(client, k, close)
-                    rows = demo.rows_of(i, patient)
-                    decision = demo.insist(
-                        lambda c=client, r=rows: c.call("decide", actions=r), close
-                    )
+                    path, request, answer = demo._visit(plan, i, patient)
+                    decision = demo.insist(lambda c=client, g=request: c.call("decide", **g), close)
                     actions[i, patient] = decision["action"]
-                    request = {
-                        "id": decision["id"],
-                        "reward": demo.reward_of(rows, decision["action"]),
-                    }
-                    demo.insist(lambda c=client, g=request: c.call("reward", **g), close)
+                    end = {"id": decision["id"], **answer(decision["action"])}
+                    demo.insist(lambda c=client, p=path, g=end: c.call(p, **g), close)
             if time.time() >= close:
                 raise InputError(demo.TOO_BUSY)
         killer.join(KILLS * gap)
@@ -97,7 +92,9 @@ def killed(home, protocol, hidden, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("protocol", "hidden"), [("silo-ldp", None), ("secure-sum", "shares")])
+@pytest.mark.parametrize(
+    ("protocol", "hidden"), [("silo-ldp", None), ("secure-sum", "shares"), ("user-bit", None)]
+)
 def test_processes_that_are_killed_end_with_the_model_of_a_calm_run(protocol, hidden, tmp_path):
     for attempt in range(3):
         home = tmp_path / str(attempt)

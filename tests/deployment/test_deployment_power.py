@@ -112,7 +112,7 @@ def test_a_call_waits_for_a_sync_that_began_after_its_commit(silo, tmp_path, mon
 
 def test_calls_in_a_process_share_a_sync_only_if_it_begins_later(silo, monkeypatch):
     held = Held(monkeypatch)
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(process_module.SYNCS + 3) as pool:
         calls = []
         for k in range(process_module.SYNCS):
             calls.append(pool.submit(silo.decide, ROWS, f"p{k}"))

@@ -40,18 +40,7 @@ KINDS = {"silo": PhaseSilo, "hub": PhaseHub}
 
 
 def spec(silos=3, dimension=2, federation_=None, **system):
-    table = federation.spec(silos=silos, dimension=dimension)
-    table["federation"] |= federation_ or {}
-    table["system"] = {
-        "algorithm": "robin",
-        "horizon": 40,
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "initial_phases": 2,
-        "diversity": 0.05,
-        "concentration_multiplier": 1e-3,
-    } | system
-    return table
+    return exchanges.spec_of_phases(exchanges.ROBIN | system, silos, dimension, federation_)
 
 
 @lru_cache
@@ -356,6 +345,8 @@ def schedules(seeds, kinds=KINDS, **chances):
 
 def test_any_schedule_of_kills_and_restores_ends_in_one_model():
     worlds = schedules(range(20), kill=0.06) + schedules(range(20, 35), kill=0.04, restore=0.5)
+    worlds += schedules(range(40, 100), kill=0.06, erase=0.2, stride=40.0)
+    assert sum(w.snapshots for w in worlds) > 300 and sum(w.erased for w in worlds) > 40
     assert sum(w.kills for w in worlds) > 250 and sum(w.restores for w in worlds) > 15
     # Records were learned from: first reports differ by schedule.
     assert len({w.reports.get(("silo0", 1)) for w in worlds}) > 20
@@ -382,6 +373,12 @@ class Whimsical:
         return self.encrypt_report(release, np.random.default_rng().normal(size=d))
 
 
+class Forgetful:
+    """A planted fault: a silo whose snapshot does not hold the number of its records."""
+
+    kept = ()
+
+
 @pytest.mark.parametrize(
     ("party", "fault", "message"),
     [
@@ -389,6 +386,7 @@ class Whimsical:
         ("silo", Twice, "invariant 3"),
         ("silo", Uncharged, "invariant 5"),
         ("silo", Whimsical, "invariant|two"),
+        ("silo", Forgetful, "leads to another state"),
     ],
 )
 def test_planted_faults_are_caught(party, fault, message):

@@ -66,6 +66,12 @@ def test_random_schedules_of_all_that_is_deployed():
     assert did["kills"] > 100 and did["silos put back"] > 1 and did["hubs put back"] > 10
 
 
+def test_random_schedules_of_plans_in_phases_and_with_experts_and_of_erased_records():
+    did = drawn(range(schedules_of_all.ALL, schedules_of_all.ALL + 80))
+    assert all(did[f"plan {name}"] for name in schedules_of_all.WITHOUT_BATCHES)
+    assert did["snapshots"] > 100 and did["erased records"] > 10
+
+
 @pytest.mark.slow
 def test_many_random_schedules_of_all_that_is_deployed():
     did = drawn(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
@@ -100,8 +106,9 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
 
 #: Seeds of faults that were fixed: a restored hub that no silo reached in its grace period, whose
 #: helper alone knew the set, or whose helper was killed before it opened a set; silos that gave up
-#: too many reports; a hub that was told of the helper's second set before the first.
-FOUND = (26615, 35896, 301648, 52317, 96124)
+#: too many reports; a hub that was told of the helper's second set before the first; a silo with
+#: noise bits that erased decisions on whose numbers the noise depends.
+FOUND = (26615, 35896, 301648, 52317, 96124, 10000335)
 
 
 @pytest.mark.parametrize("seed", FOUND)

@@ -10,7 +10,7 @@ import federation
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Silo
 from fastfed.deployment.wire import Broadcast
-from fastfed.protocols.randomizer import Shuffler
+from fastfed.protocols.randomizer import Shuffler, user_bit
 from fastfed.protocols.secure_sum import simulated_keys
 from fastfed.protocols.server import Server
 
@@ -35,6 +35,8 @@ CASES = {
     "bits growing": ("shuffle-vector", GROWING),
     "bits flat": ("shuffle-vector", {"batch_size": 5, "release": "flat"}),
     "bits by masks": (federation.MASKED_BITS, {"batch_size": 5}),
+    "bits of users": (federation.BITS, {"batch_size": 5}),
+    "bits of users growing": (federation.BITS, GROWING),
 }
 
 
@@ -59,7 +61,11 @@ def test_deployed_parties_make_the_bits_of_the_step_objects(name):
             assert decision.action == silo.select(rows)
             assert decision.learns and decision.propensity == 1.0
             silo.observe(y)
-            process.reward(decision.id, y)
+            if p.flips:
+                words = noise.random_u32(i, round, 4)
+                process.bit(decision.id, user_bit(p, min(max(y, 0.0), 1.0), words))
+            else:
+                process.reward(decision.id, y)
         if p.due(round) == period:
             reports = [silo.report() for silo in silos]
             broadcast = server.combine(shuffler.shuffle(reports) if p.protocol.bits else reports)

@@ -28,18 +28,7 @@ KINDS = {"silo": SparseSilo, "hub": SparseHub}
 
 
 def spec(silos=3, **system):
-    return exchanges.spec_of_experts(
-        {
-            "algorithm": "fed-svt",
-            "horizon": 40,
-            "phase_length": 10,
-            "optimal_loss": 0.0,
-            "switches": 3,
-            "threshold": 4.0,
-        }
-        | system,
-        silos,
-    )
+    return exchanges.spec_of_experts(exchanges.SWITCHES | system, silos)
 
 
 @lru_cache
@@ -232,6 +221,8 @@ def schedules(seeds, kinds=KINDS, **chances):
 
 def test_any_schedule_of_kills_and_restores_ends_in_one_model():
     worlds = schedules(range(10), kill=0.06) + schedules(range(20, 29), kill=0.04, restore=0.5)
+    worlds += schedules(range(40, 100), kill=0.06, erase=0.2, stride=40.0)
+    assert sum(w.snapshots for w in worlds) > 300 and sum(w.erased for w in worlds) > 40
     assert sum(w.kills for w in worlds) > 100 and sum(w.restores for w in worlds) > 5
     # Losses were learned from: first reports differ by schedule.
     assert len({w.reports.get(("silo0", 1)) for w in worlds}) > 10

@@ -9,7 +9,7 @@ import numpy as np
 import plugins
 import pytest
 import test_drivers
-from scipy import stats
+from scipy import optimize, stats
 
 import fastfed
 from fastfed.bandits import ProblemSpec
@@ -37,7 +37,11 @@ def installed(tmp_path_factory) -> Path:
 
 
 def test_every_example_has_a_readme_and_is_on_the_page():
-    assert {p.name for p in plugins.EXAMPLES.iterdir() if p.is_dir()} == {*KINDS, "policy"}
+    assert {p.name for p in plugins.EXAMPLES.iterdir() if p.is_dir()} == {
+        *KINDS,
+        "policy",
+        "clicks",
+    }
     for example, (kind, name, _) in KINDS.items():
         text = (plugins.EXAMPLES / example / "README.md").read_text(encoding="utf-8")
         for command in (f"pip install ./examples/extending/{example}", f"fastfed list {kind}"):
@@ -380,3 +384,35 @@ def test_every_code_block_of_the_page_is_in_an_example():
     assert len(blocks) >= 5
     for block in blocks:
         assert block in files, block
+
+
+# ---- clicks --------------------------------------------------------------------------------------
+
+
+def test_the_logistic_policy_maximises_the_likelihood_of_its_bits():
+    policy = plugins.module("clicks", "glm_bits").GlmBits(3, 5, epsilon=2.0, batch=400)
+    rng, theta = np.random.default_rng(4), np.array([1.5, -1.0, 0.5])
+    for _ in range(400):
+        actions = rng.standard_normal((4, 3))
+        x = actions[policy.select(actions)]
+        policy.observe(float(rng.random() < 1.0 / (1.0 + math.exp(-(x @ theta)))))
+    x, bits, q = np.array(policy.x), np.array(policy.bits), policy.q
+
+    def loss(candidate):
+        g = q + (1.0 - 2.0 * q) / (1.0 + np.exp(-(x @ candidate)))
+        likelihood = np.sum(np.log(np.where(bits == 1, g, 1.0 - g)))
+        return -likelihood + candidate @ candidate / 2.0
+
+    fitted = optimize.minimize(loss, np.zeros(3), tol=1e-12).x
+    assert policy.theta == pytest.approx(fitted, abs=1e-4)
+    assert np.linalg.norm(policy.theta - theta) < 1.0
+
+
+def test_the_clicks_spec_runs(installed, tmp_path):
+    source = plugins.EXAMPLES / "clicks"
+    (installed / "glm_bits.py").write_text((source / "glm_bits.py").read_text(encoding="utf-8"))
+    sizes = ("--set", "horizon=200", "--set", "replicates=2")
+    child = plugins.fastfed(installed, "run", source / "spec.toml", *sizes, "-o", tmp_path / "out")
+    assert child.returncode == 0, child.stderr
+    status = [curve.certificate["status"] for curve in fastfed.load(tmp_path / "out").curves]
+    assert status == ["proven", "proven", "none", "none", "none"]

@@ -313,7 +313,9 @@ def test_every_algorithm_is_in_the_readme():
         assert f"`{name}`" in README
 
 
-@pytest.mark.parametrize(("name", "curves"), [("sphere", 5), ("visits", 6), ("digits", 4)])
+@pytest.mark.parametrize(
+    ("name", "curves"), [("sphere", 5), ("visits", 6), ("digits", 4), ("arms", 9)]
+)
 def test_the_quickstart_specs_load(name, curves):
     if name == "digits":
         pytest.importorskip("sklearn")

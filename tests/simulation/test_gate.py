@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -161,6 +162,8 @@ def test_workloads_can_be_created_and_run():
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """Return a git repository with one commit of empty sources."""
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
     root = tmp_path / "repository"
     kernels_ = root / "fastfed" / "_kernels" / "src"
     kernels_.mkdir(parents=True)

@@ -20,7 +20,7 @@ import pytest
 
 import fastfed
 from fastfed._kernels import driver
-from fastfed.environments import FixedSet, Sphere
+from fastfed.environments import Arms, FixedSet, Sphere
 from fastfed.results.store import Store
 from fastfed.simulation import compiled, snapshots
 from fastfed.simulation.dispatch import Interrupted
@@ -51,6 +51,10 @@ CURVES = [
     problems.curve("none", batch_size=5, clock={"rates": [0.3, 0.7]}),
     *[problems.curve(a, batch_size=6) for a in problems.AGENTS],
     {"label": "random", "algorithm": "random"},
+    {"label": "arms", "algorithm": "thompson", "batch_size": 7},
+    {"label": "arms", "algorithm": "fedlinucb", "batch_size": 7},
+    {"label": "arms", "algorithm": "fedlinucb", "batch_size": 7, "lazy": False},
+    {"label": "arms", "algorithm": "private-fedlinucb", "epsilon": 4.0, "delta": 0.01},
     {"label": "feducb", "algorithm": "feducb", "epsilon": 1.0, "delta": 0.01},
     {"label": "feducb 2", "algorithm": "feducb", "epsilon": 9.0, "delta": 0.01,
      "schedule": "private-determinant"},
@@ -92,6 +96,8 @@ def test_a_new_run_continues_from_a_snapshot_with_the_same_bits(
     environment = FixedSet(dimension=3, actions=6) if environment_name == "fixed" else None
     if "reward_centre" in curve:
         environment = Sphere(dimension=3, actions=6, intercept=2.0)
+    if curve["label"] == "arms":
+        environment = Arms(actions=6)
     experiment = one_curve(curve, environment)
     full_run, states = new_run(experiment)
     full_run.simulate(1, HORIZON)

@@ -67,11 +67,27 @@ double ff_log_inflation(const ff_radius *radius, double inflation)
     return ff_log(inflation / radius->anchor);
 }
 
+/* Return the number of coordinates that one confidence set is about. */
+FF_INLINE double coordinates(const ff_radius *radius, int64_t d)
+{
+    return radius->arms ? 1.0 : (double)d;
+}
+
+double ff_log_volume(const ff_radius *radius, const double *w, int64_t d)
+{
+    if (!radius->arms)
+        return ff_log_det(w, d);
+    double least = w[0];
+    for (int64_t i = 1; i < d; i++)
+        least = w[i * d + i] < least ? w[i * d + i] : least;
+    return -2.0 * ff_log(least);
+}
+
 /* Return the confidence radius from ln det V. */
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d)
 {
-    const double growth = log_det + (double)d * log_inflation;
+    const double growth = log_det + coordinates(radius, d) * log_inflation;
     const double width = inflation * (radius->base + (growth > 0.0 ? growth : 0.0));
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
@@ -80,7 +96,8 @@ double ff_determinant_radius(const ff_radius *radius, double offset, double infl
  * docs/radius.md). */
 double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
 {
-    const double growth = (double)d * ff_log(1.0 + rows / ((double)d * radius->anchor));
+    const double n = coordinates(radius, d);
+    const double growth = n * ff_log(1.0 + rows / (n * radius->anchor));
     return radius->multiplier * radius->scale * sqrt(radius->base + growth) +
            gamma / sqrt(radius->anchor);
 }

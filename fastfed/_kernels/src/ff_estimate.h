@@ -19,11 +19,13 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
 
 /* A confidence radius: multiplier (offset + scale sqrt(width)). Without `determinant`, width is
  * base + d ln(1 + count / (d lambda)). With it, width is inflation (base + ln det V + d
- * ln(inflation / anchor)). See bandits/radius.py. */
+ * ln(inflation / anchor)). With `arms` V is diagonal: the largest entry of V replaces det V, and 1
+ * replaces d. See bandits/radius.py. */
 typedef struct {
     double multiplier, scale, base; /* factors of the radius; constant part of the width */
     int64_t determinant; /* 1: the width uses ln det V */
     double anchor;       /* the lambda for which ln det V counts from 0 */
+    int64_t arms;        /* 1: V is diagonal */
 } ff_radius;
 /* Return the radius without determinant. count: rows in V. */
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
@@ -34,7 +36,9 @@ double ff_inflation(double lowered, double floor, double inverse);
 
 /* Return ln(inflation / anchor), which is constant between synchronisations. */
 double ff_log_inflation(const ff_radius *radius, double inflation);
-/* Return the radius with determinant. log_inflation: ff_log_inflation(). */
+/* Return ln det V from W or, with `arms`, the logarithm of the largest entry of V. */
+double ff_log_volume(const ff_radius *radius, const double *w, int64_t d);
+/* Return the radius with determinant. log_inflation: ff_log_inflation(); log_det: ff_log_volume(). */
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d);
 

@@ -6,6 +6,7 @@
 #endif
 
 #include "ff_linalg.h"
+#include "ff_random.h"
 #include "ff_vectors.h"
 
 /* Arrays are padded to multiples of this many numbers. */
@@ -84,14 +85,15 @@ FF_INLINE unsigned reaches(loose a, loose b)
 FF_INLINE int64_t pairs_up_to(int64_t d) { return 2 * d; }
 
 /* Numbers at the start of a model. */
-enum { MADE, ACTIONS, DIMENSION, CHOSEN, QUEUED, HEAD = 8 };
+enum { MADE, ACTIONS, DIMENSION, CHOSEN, QUEUED, ARMS, HEAD = 8 };
 
 FF_INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 /* A model, cut into its arrays. */
 typedef struct {
     int64_t n, np, d, dp; /* K, K padded, d, d padded */
-    int by_pairs;         /* 1: X V^-1 X' and X V^-2 X' are stored; 0: V^-1 */
+    int arms;             /* 1: action a is the unit vector e_a, and V is diagonal */
+    int by_pairs;         /* 1: X V^-1 X' and X V^-2 X' are stored; 0: V^-1 (neither for arms) */
     /* Arrays by action, (np) each. */
     double *mean;                 /* <x, theta>; -INFINITY past K */
     double *width, *second;       /* ||x||^2_{V^-1} and ||V^-1 x||^2 */
@@ -133,6 +135,7 @@ FF_INLINE parts cut(double *model)
     m.d = (int64_t)model[DIMENSION];
     m.np = padded(m.n);
     m.dp = padded(m.d);
+    m.arms = model[ARMS] != 0.0;
     m.by_pairs = m.n <= pairs_up_to(m.d);
     m.mean = model + HEAD;
     m.width = m.mean + m.np;
@@ -176,6 +179,35 @@ FF_INLINE void compute_roots(const parts *m, int64_t a)
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */
+
+/* Return 1 if action a is the unit vector e_a for every a, and W is diagonal. */
+static int are_arms(const ff_actions *actions, const double *w, int64_t d)
+{
+    const float *x = (const float *)actions->x;
+    if (actions->actions != d || actions->is_double)
+        return 0;
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j < d; j++)
+            if (x[i * actions->feature_stride + j] != (i == j ? 1.0f : 0.0f) ||
+                (j < i && w[i * d + j] != 0.0))
+                return 0;
+    return 1;
+}
+
+/* Make the model of arms. */
+static void make_arms(const parts *m, const double *w, const double *theta, double bound)
+{
+    for (int64_t a = 0; a < m->n; a++) {
+        const double z = w[a * m->d + a], u = z * z;
+        m->mean[a] = theta[a];
+        m->width[a] = u;
+        m->second[a] = u * u;
+        m->factor[a] = bound < 1.0 ? bound : 1.0;
+        m->clipped[a] = bound < 1.0;
+    }
+    for (int64_t a = 0; a < m->np; a += LANES)
+        compute_roots(m, a);
+}
 
 /* Compute V^{-1} from W. multiple: the diagonal entry of W if W is a multiple of I, else 0. */
 static void fill_inverse(const parts *m, const double *restrict w, double multiple)
@@ -246,6 +278,7 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
     model[ACTIONS] = (double)actions->actions;
     model[DIMENSION] = (double)d;
     model[CHOSEN] = model[QUEUED] = 0.0;
+    model[ARMS] = are_arms(actions, w, d);
     const parts m = cut(model);
     const double multiple = ff_multiple_of_identity(w, d);
     double *z = scratch, *u = scratch + d, *x = scratch + 2 * d;
@@ -253,6 +286,10 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
         m.mean[a] = -INFINITY;
         m.width[a] = m.second[a] = m.weight[a] = m.clipped[a] = 0.0;
         m.factor[a] = 1.0;
+    }
+    if (m.arms) {
+        make_arms(&m, w, theta, bound);
+        return;
     }
     if (!m.by_pairs) {
         fill_inverse(&m, w, multiple);
@@ -578,6 +615,15 @@ double ff_fixed_observe(double *model, double y)
     const double f = m.factor[k], rest = y - f * m.mean[k];
     double s, r;
     m.weight[k] += f * f;
+    if (m.arms) {
+        /* An entry v of V becomes v + f^2. */
+        s = 1.0 + f * f * m.width[k];
+        m.mean[k] += f * m.width[k] / s * rest;
+        m.width[k] /= s;
+        m.second[k] = m.width[k] * m.width[k];
+        compute_roots(&m, k & -LANES);
+        return s;
+    }
     if (m.by_pairs) {
         read_products(&m, k, queued);
         s = 1.0 + f * f * m.z[k];
@@ -613,6 +659,11 @@ double ff_fixed_observe(double *model, double y)
     return s;
 }
 
+double ff_fixed_log_entry(const double *model)
+{
+    return -ff_log(cut((double *)model).width[(int64_t)model[CHOSEN]]);
+}
+
 int ff_fixed_is_clipped(const double *model)
 {
     return cut((double *)model).clipped[(int64_t)model[CHOSEN]] != 0.0;
@@ -622,6 +673,8 @@ double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, con
                              int64_t d, double *scratch)
 {
     const parts m = cut((double *)model);
+    if (m.arms)
+        return largest_of(m.width, m.np) * (1.0 + 0x1p-50);
     const double multiple = ff_multiple_of_identity(w, d);
     if (m.n < d || multiple == 0.0)
         return INFINITY;

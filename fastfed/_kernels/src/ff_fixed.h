@@ -2,7 +2,8 @@
  *
  * It holds <x_a, theta>, ||x_a||^2_{V^{-1}} and ||V^{-1} x_a||^2 of all actions, and what updates
  * them: V^{-1} (d, d), or, if K is not much larger than d, X V^{-1} X' and X V^{-2} X' (K, K). A data
- * point then takes O(K d) or O(K^2) operations, and a choice O(K). Such a silo never computes the
+ * point then takes O(K d) or O(K^2) operations, and a choice O(K). If the actions are the unit
+ * vectors and V is diagonal, neither is held, and a data point takes O(1). Such a silo never computes the
  * inverse factor W of V (ff_linalg.h) between two synchronisations. */
 #ifndef FF_FIXED_H
 #define FF_FIXED_H
@@ -31,6 +32,10 @@ int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve
 
 /* Learn the reward y of the action that was chosen last. Returns the factor by which det V grows. */
 double ff_fixed_observe(double *model, double y);
+
+/* Return -ln ||x||^2_{V^-1} of the action that was chosen last: ln of its entry of V, if the actions
+ * are the unit vectors and V is diagonal. */
+double ff_fixed_log_entry(const double *model);
 
 /* Return 1 if learning the action that was chosen last counts as clipping (ff_clip_norm). */
 int ff_fixed_is_clipped(const double *model);

@@ -65,7 +65,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_score_sets) \
     each(ff_argmax_sets) \
     each(ff_fixed_size) each(ff_fixed_make) each(ff_fixed_choose) each(ff_fixed_observe) \
-    each(ff_fixed_is_clipped) each(ff_fixed_inverse_norm) \
+    each(ff_fixed_log_entry) each(ff_fixed_is_clipped) each(ff_fixed_inverse_norm) \
     each(ff_stride) each(ff_fill_capacity) each(ff_actions_of) each(ff_reward_of) \
     each(ff_mean_error) each(ff_sphere_mean) each(ff_sphere_fill) each(ff_gap_fill) \
     each(ff_gap_mean) each(ff_hard_fill) each(ff_pool_query) each(ff_pool_borrow) \

@@ -172,6 +172,12 @@ static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64
     ff_sieve sieve;
     if (sieved)
         sieve = sieve_of(c, silo, round, w, NULL, NULL, beta, d, p->bound);
+    /* An environment that breaks its promise of arms must not make an index out of range. */
+    if (c->score_diagonal && actions->actions != d)
+        return -1;
+    if (c->score_diagonal)
+        return ff_arms_scored(c->score, ff_key(&stream), round, w, theta, beta, c->second_bonus,
+                              sieved ? &sieve : NULL, d, scratch, p->feature);
     return ff_scored(c->score, c->score_state, c->score_state_size, ff_key(&stream), round, actions,
                      w, theta, beta, c->second_bonus, sieved ? &sieve : NULL, d, scratch,
                      p->feature);
@@ -198,12 +204,18 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
     double *w = c->w + silo * d * d, *theta = c->theta + silo * d, s;
     if (c->fixed)
         s = ff_fixed_observe(c->fixed + silo * c->fixed_size, y);
+    else if (c->radius.arms)
+        s = ff_arms_observe(w, theta, p->feature, y, d);
     else if (memcmp(p->known.x, p->feature, (size_t)d * sizeof(double)) == 0)
         s = ff_observe_whitened(w, theta, p->feature, y, d, p->observe);
     else
         s = ff_observe(w, theta, p->feature, y, d, p->observe);
-    /* det(V + x x') = s det V. */
-    if (c->radius.determinant)
+    /* det(V + x x') = s det V. The largest entry of a diagonal V can only grow. */
+    if (c->radius.arms) {
+        const double largest = c->fixed ? ff_fixed_log_entry(c->fixed + silo * c->fixed_size)
+                                        : ff_log_volume(&c->radius, w, d);
+        c->log_dets[silo] = largest > c->log_dets[silo] ? largest : c->log_dets[silo];
+    } else if (c->radius.determinant)
         c->log_dets[silo] += ff_log(s);
     if (c->bonus_cache.version && c->second_bonus != 0.0)
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);

@@ -9,6 +9,11 @@ void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending 
 {
     const int64_t d = run->dimension;
     double *batch = c->batch + silo * ff_statistic(d);
+    for (int64_t p = 0; c->radius.arms && p < pending->count; p++)
+        ff_arms_accumulate(batch + d, batch, pending->points + p * (d + 1),
+                           pending->points[p * (d + 1) + d], d);
+    if (c->radius.arms)
+        pending->count = 0;
     if (pending->count == 1)
         ff_accumulate(batch + d, batch, pending->points, pending->points[d], d);
     else if (pending->count)
@@ -303,7 +308,7 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
             c->radius.multiplier * (c->tau * (lambda + shift) + c->error_bound[k]);
     }
     if (c->radius.determinant) {
-        c->log_det = ff_log_det(c->w, d);
+        c->log_det = ff_log_volume(&c->radius, c->w, d);
         c->log_inflation = ff_log_inflation(&c->radius, c->inflation);
     }
     if (c->widths) {

@@ -19,6 +19,7 @@
 #include "ff_bonus_cache.h"
 #include "ff_fixed.h"
 #include "ff_environment.h"
+#include "ff_arms.h"
 #include "ff_estimate.h"
 #include "ff_linalg.h"
 #include "ff_random.h"
@@ -87,6 +88,7 @@ typedef struct {
     const double *score_state;   /* (score_state_size): state of the score function, copied for
                                   * every call; or NULL */
     int64_t score_state_size;    /* doubles of score_state */
+    int64_t score_diagonal;      /* 1: the function is called by ff_arms_scored */
     int64_t randomizer, analyzer, release; /* numbers of the enumerations above */
     const double *coefficients;  /* FF_TOEPLITZ: f (K). FF_FACTORISED: the factor (K, K).
                                   * FF_BUFFERED: coefficients of the buffers */

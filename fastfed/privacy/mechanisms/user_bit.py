@@ -21,11 +21,12 @@ sub-Gaussian of scale (high - low) / (2 (1 - 2 q)), which covers the reward's ow
 from __future__ import annotations
 
 import math
+import secrets
 from decimal import Decimal, localcontext
 
 import msgspec
 
-from fastfed._validate import InputError, choice, integer
+from fastfed._validate import InputError, choice, integer, reward_number
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon, largest_share
 from fastfed.privacy.certificate import Condition, noise_claim
 from fastfed.privacy.mechanisms.reward_release import PUBLIC_CONTEXTS
@@ -102,6 +103,40 @@ def bit_values(flips: int, low: float, high: float) -> tuple[float, float]:
 def bit_scale(flips: int, low: float, high: float) -> float:
     """Return the sub-Gaussian scale of these estimates, (high - low) / (2 (1 - 2 q))."""
     return (high - low) / (2.0 * (1.0 - 2.0 * flips / ONE))
+
+
+def bit_to_send(reward: float, flips: int) -> int:
+    """Return the bit that a user's device sends in place of a reward.
+
+    Parameters
+    ----------
+    reward : float
+        In [0, 1]. Values outside are clipped.
+    flips : int
+        The plan's flip probability, in units of 2^-53.
+
+    Returns
+    -------
+    int
+        0 or 1, drawn with the operating system's random bits.
+
+    Raises
+    ------
+    InputError
+        If a value is out of range. The reward is not quoted.
+
+    Notes
+    -----
+    Guarantee: pure epsilon for the reward, ln((2^53 - flips) / flips), unit "reward", relation
+    "replace", towards everybody who sees the bit.
+    """
+    integer("flips", flips, at_least=1, at_most=ONE // 2 - 1)
+    try:
+        share = min(max(reward_number("reward", reward), 0.0), 1.0)
+    except InputError:
+        raise InputError("reward must be a finite number, got something else") from None
+    bit = int(secrets.randbits(53) < share * ONE)
+    return bit ^ int(secrets.randbits(53) < flips)
 
 
 class UserBits(msgspec.Struct, frozen=True):

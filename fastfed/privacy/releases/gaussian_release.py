@@ -25,6 +25,7 @@ from fastfed.privacy.releases.prefix_sums import (
     tree_levels,
 )
 from fastfed.privacy.sensitivity import (
+    DIAGONAL,
     LAYOUTS,
     STREAMS,
     Budget,
@@ -75,8 +76,9 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
     ----------
     releases : int
         Number of releases, K = T / B. With 0, nothing is released and epsilon is 0.
-    layout : {"iid", "goe1", "goe2"}
-        Layout of each symmetric noise matrix.
+    layout : {"iid", "goe1", "goe2", "diagonal"}
+        Layout of each symmetric noise matrix. "diagonal" is for records whose x is a unit vector
+        e_a: the sum of x x^T is then diagonal, and only its diagonal gets noise.
     noise_std : float
         Standard deviation of each bias entry of one noise vector, in the units of the sums.
     calibration : {"exact", "theorem", "published-code"}
@@ -131,7 +133,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
         check_factor(self.release, self.releases, self.factor)
         choice("release", self.release, RELEASES)
         integer("releases", self.releases, at_least=0)
-        choice("layout", self.layout, LAYOUTS)
+        choice("layout", self.layout, (*LAYOUTS, DIAGONAL))
         choice("calibration", self.calibration, CALIBRATIONS)
         number("covariance_ratio", self.covariance_ratio, above=0)
         integer("returning", self.returning, at_least=1)

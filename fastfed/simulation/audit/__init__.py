@@ -34,6 +34,7 @@ from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.schedule import DETERMINANT
 from fastfed.protocols.serverless import Network, PeerPlan, Sums
+from fastfed.simulation.audit import bits as of_bits
 from fastfed.simulation.audit import experts as of_experts
 from fastfed.simulation.audit import lifecycle as of_lifecycle
 from fastfed.simulation.audit import own_rounds as of_own_rounds
@@ -301,6 +302,7 @@ AUDITS: dict[str, Audit] = {
     **of_lifecycle.AUDITS,
     **of_secure_sum.AUDITS,
     **of_own_rounds.AUDITS,
+    **of_bits.AUDITS,
     "low-bits": partial(audit_low_bits, "low-bits"),
 }
 #: Audits that must refute a claim: planted faults, and the schedule that depends on raw data.
@@ -310,6 +312,7 @@ FAULTY = (
     | of_lifecycle.FAULTY
     | of_secure_sum.FAULTY
     | of_own_rounds.FAULTY
+    | of_bits.FAULTY
     | {
         "fault-quarter-of-the-bits",
         "fault-users-quarter-of-the-bits",
@@ -324,6 +327,7 @@ TRIALS: dict[str, int] = {
     **of_lifecycle.TRIALS,
     **of_secure_sum.TRIALS,
     **of_own_rounds.TRIALS,
+    **of_bits.TRIALS,
     "low-bits": 300,
 }
 
@@ -446,6 +450,7 @@ ABOUT: dict[str, tuple[str, tuple[str, str]]] = {
     "fault-secure-sum-columns": ("sums whose factor is twice the accounted factor", _USER),
     "fault-secure-sum-coarse-noise": ("low bits under noise whose last bits are 0", _USER),
     **{name: (attacks, _USER) for name, attacks in of_own_rounds.ABOUT.items()},
+    **of_bits.ABOUT,
     "low-bits": ("low bits of the releases of five kinds of deployed objects", _USER),
 }
 

@@ -1,0 +1,68 @@
+#include "ff_arms.h"
+
+#include <math.h>
+
+/* Return the index of the entry of x that is not 0. */
+FF_INLINE int64_t arm_of(const double *restrict x, int64_t d)
+{
+    int64_t a = 0;
+    while (a < d - 1 && x[a] == 0.0)
+        a++;
+    return a;
+}
+
+void ff_arms_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
+                        double y, int64_t d)
+{
+    const int64_t a = arm_of(x, d);
+    gram[a * (a + 1) / 2 + a] += x[a] * x[a];
+    bias[a] += x[a] * y;
+}
+
+double ff_arms_observe(double *restrict w, double *restrict theta, const double *restrict x,
+                       double y, int64_t d)
+{
+    const int64_t a = arm_of(x, d);
+    double *root = w + a * d + a;
+    const double width = *root * *root, s = 1.0 + x[a] * x[a] * width;
+    theta[a] += x[a] * width / s * (y - x[a] * theta[a]);
+    *root /= sqrt(s);
+    return s;
+}
+
+int64_t ff_arms_scratch(int64_t d) { return 4 * d; }
+
+int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double *restrict w,
+                       const double *restrict theta, double beta, double gamma,
+                       const ff_sieve *sieve, int64_t d, double *restrict scratch,
+                       double *restrict x)
+{
+    double *scores = scratch, *roots = scratch + d, *estimates = scratch + 2 * d,
+           *reached = scratch + 3 * d;
+    double largest = -INFINITY;
+    const double factor = sieve ? 2.0 * sieve->slack - 1.0 : 0.0;
+    const double ranking = sieve ? sieve->ranking : 1.0;
+    for (int64_t a = 0; a < d; a++) {
+        const double root = w[a * d + a], bonus = beta * root + gamma * (root * root);
+        scores[a] = 0.0;
+        roots[a] = root;
+        estimates[a] = theta[a];
+        reached[a] = theta[a] + factor * bonus;
+        largest = theta[a] + bonus > largest ? theta[a] + bonus : largest;
+    }
+    if (score(NULL, key, round, d, d, NULL, roots, estimates, ranking * beta, ranking * gamma,
+              scores) != d)
+        return -1;
+    const double least = sieve && sieve->limit < largest ? sieve->limit : largest;
+    int64_t chosen = -1;
+    for (int64_t a = 0; a < d; a++) {
+        if (!isfinite(scores[a]))
+            return -1;
+        if ((!sieve || reached[a] >= least) && (chosen < 0 || scores[a] > scores[chosen]))
+            chosen = a;
+    }
+    memset(x, 0, (size_t)d * sizeof(double));
+    if (chosen >= 0)
+        x[chosen] = 1.0;
+    return chosen;
+}

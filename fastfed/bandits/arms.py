@@ -1,0 +1,149 @@
+"""Arms without contexts: what algorithms need there, and Thompson sampling.
+
+Action a is the unit vector e_a in every round, so the sums of x x' are diagonal: they count how
+often each arm was chosen. The direct radius then consists of K confidence sets of one coordinate
+each (docs/arms.md), and a private release adds noise to K counts and K sums.
+
+Between two synchronisations, all users of a lazy federation would get the same arm, because all
+are offered the same actions and nothing is learned. So with a sieve the arms that pass it are
+ranked by a draw in each round: the estimate plus m' times the bonus times a standard normal. Every
+arm that passes may be chosen under the proven regret bound.
+
+``thompson`` (Thompson 1933; Agrawal and Goyal 2012, Algorithm 1) draws a mean for each arm from its
+posterior, a beta distribution with a uniform prior, and chooses the arm with the largest draw. It
+is not private. Its silos synchronise in batches, and by default learn from their own users at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from fastfed._system import account
+from fastfed._validate import InputError, show
+from fastfed.bandits.assemble import assemble
+from fastfed.bandits.certify import certify
+from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.system import Algorithm, Config, System
+from fastfed.protocols.account import FOR_ARMS
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.protocol import PROTOCOLS
+from fastfed.protocols.score import Score
+
+#: Algorithms that take arms without contexts.
+ARMS_ALGORITHMS = (
+    *("linucb", "local-linucb", "fedlinucb", "private-fedlinucb"),
+    *("thompson", "random"),
+)
+#: Keys that a curve on arms leaves at these values, and why.
+FIXED_KEYS = {
+    "radius": ("direct", "no other radius is proven for arms"),
+    "calibration": ("exact", "no paper states constants for arms"),
+    "layout": (None, "the sum of x x' is diagonal"),
+    "reward_centre": (None, "no feature is constant"),
+    "base_rates": (None, "no feature is constant"),
+    "share": (None, "local rounds have no account for arms"),
+    "delay": (None, "late rewards have no account for arms"),
+    "clock": (None, "clocks of silos have no account for arms"),
+}
+
+
+def check_arms(algorithm: str, config: Any) -> None:
+    """Raise InputError for an algorithm or a key that arms without contexts do not allow.
+
+    Parameters
+    ----------
+    algorithm : str
+        Id of the algorithm.
+    config : Config
+        The checked keys of the curve.
+    """
+    if algorithm not in ARMS_ALGORITHMS:
+        raise InputError(
+            f"{algorithm} needs contexts, and arms have none: use one of "
+            f"{', '.join(ARMS_ALGORITHMS)}"
+        )
+    for key, (usual, reason) in FIXED_KEYS.items():
+        if (value := getattr(config, key, usual)) != usual:
+            needed = f"must be {json.dumps(usual)}" if usual else "must be left out"
+            raise InputError(f"{key} {needed} for arms, got {show(value)}: {reason}")
+    if config.regularizer not in (None, "from-noise") and isinstance(config.regularizer, str):
+        raise InputError(
+            f'regularizer must be "from-noise" or a number for arms, got "{config.regularizer}"'
+        )
+    protocol = getattr(config, "protocol", "none")
+    if protocol not in FOR_ARMS:
+        private = [p for p in FOR_ARMS if p not in ("none", "agent")]
+        raise InputError(
+            f'protocol must be one of {", ".join(private)} for arms, got "{protocol}": it has no '
+            "account for arms"
+        )
+
+
+def with_draws(system: System, problem: ProblemSpec) -> System:
+    """Return the system with draws in place of the ranking, if it is lazy and has a sieve."""
+    plan: Plan = system.plan
+    if not (plan.lazy and plan.sieve_growth and plan.score is None and plan.policy == "ucb"):
+        return system
+    from fastfed.bandits.arm_scores import normal_draws  # loads numba
+
+    plan = replace(plan, score=Score(normal_draws, diagonal=True))
+    return replace(system, plan=plan, certificate=account(plan, problem))
+
+
+# ---- Thompson sampling ---------------------------------------------------------------------------
+
+#: Keys of a thompson curve that may be set.
+BATCHES = ("batch_size", "batch_first", "batch_ratio", "release_rounds", "lazy")
+
+
+class ThompsonConfig(Config, frozen=True, kw_only=True):
+    """Keys of a thompson curve: the batch keys of `Config`, and ``lazy``.
+
+    Parameters
+    ----------
+    lazy : bool, default False
+        True if the posterior changes at synchronisations only.
+    """
+
+    lazy: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settled = Config(sieve=1.0, bonus=1.0, tie_bonus=1.0)
+        for key in Config.__struct_fields__:
+            usual = getattr(Config(), key), getattr(settled, key)
+            if key not in BATCHES and getattr(self, key) not in usual:
+                raise InputError(f"{key} has no meaning for thompson: it has no confidence bound")
+
+    @property
+    def sieve_proven(self) -> bool:
+        """False: there is no confidence bound that a sieve could use."""
+        return False
+
+
+def build_thompson(config: ThompsonConfig, problem: ProblemSpec) -> System:
+    """Build the system of one thompson curve: its plan and certificate."""
+    if not problem.arms:
+        raise InputError(
+            "thompson needs arms without contexts, whose rewards are 0 or 1 (environment "
+            '"arms"): use linucb or fedlinucb with contexts'
+        )
+    from fastfed.bandits.arm_scores import beta_draws  # loads numba
+
+    clip = config.bounds(published=False)
+    plan, theory = assemble(config, problem, PROTOCOLS["none"], config.batches(problem), clip)
+    plan = replace(plan, score=Score(beta_draws, diagonal=True))
+    source = "Agrawal and Goyal 2012, Algorithm 1"
+    plan, certificate = certify(plan, problem, theory, None, source)
+    return System("thompson", plan, certificate, theory=theory)
+
+
+THOMPSON = Algorithm(
+    id="thompson",
+    paper="none",
+    summary="Thompson sampling on arms with rewards 0 and 1, federated, not private",
+    config=ThompsonConfig,
+    build=build_thompson,
+)
