@@ -20,6 +20,9 @@ REPLICATES = 8
 ROUNDS, FEWEST = 64, 8
 #: Between the two, the rounds of a replicate have this number of features, to bound the time.
 FEATURES = 125_000
+#: Of a run's agent-rounds, at most this share is drawn in each of these replicates, so that the
+#: estimate takes less time than a small run.
+SHARE = 0.01
 #: Environments whose rounds call a function of the user, which may be slow.
 SLOW = ("python",)
 
@@ -45,7 +48,9 @@ def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, flo
     if not isinstance(problem.facts, EnvironmentSpec) or problem.environment.kind in SLOW:
         return None
     features_of_round = problem.facts.actions * problem.facts.dimension
-    count = min(ROUNDS, max(FEWEST, FEATURES // features_of_round))
+    agent_rounds = problem.silos * horizon
+    count = min(ROUNDS, FEATURES // features_of_round, int(SHARE * agent_rounds))
+    count = max(FEWEST, count)
     means = []
     for replicate in range(REPLICATES):
         environment = problem.open(seed, replicate)
@@ -59,7 +64,6 @@ def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, flo
             gaps.append(expected.max() - expected.mean())
         means.append(np.mean(gaps))
     mean, stderr = mean_and_error(np.array(means))
-    agent_rounds = problem.silos * horizon
     return mean * agent_rounds, stderr * agent_rounds
 
 
