@@ -23,14 +23,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import msgspec
 import numpy as np
-from federation import MASKS, Federation, deployed, secret
+from federation import BITS, MASKS, Federation, deployed, rewarded, secret
 
 from fastfed import InputError
 from fastfed.deployment import wire
 from fastfed.deployment.seal import Identity, encrypted_to
 from fastfed.deployment.sums import TO_HUB, share_context
 
-PROTOCOLS = ("silo-ldp", "central", "secure-sum", MASKS)
+PROTOCOLS = ("silo-ldp", "central", "secure-sum", MASKS, BITS)
 #: Largest CPU time in seconds of one message, and memory in bytes besides the message.
 SECONDS, BYTES = 0.05, 1 << 20
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
@@ -87,7 +87,8 @@ def played(plan) -> tuple[Federation, list[bytes]]:
         deployment.now = close - 10.0
         away = {n: deployment.processes.pop(n) for n in plan.silos if n not in names}
         for name in names:
-            deployment.processes[name].reward(deployment.processes[name].decide(ROWS).id, 0.5)
+            silo = deployment.processes[name]
+            rewarded(silo, silo.decide(ROWS).id, 0.5)
         deployment.now = close
         deployment.settle()
         deployment.processes |= away

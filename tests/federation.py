@@ -285,15 +285,20 @@ class Federation:
                     mail += self.processes[to].handle(data)[1]
 
 
+def rewarded(process, name, reward):
+    """Pass on a reward or, in a plan of bits, a bit in place of it."""
+    if process.party.plan.flips:
+        process.bit(name, int(reward > 0.4))
+    else:
+        process.reward(name, reward)
+
+
 def served(federation, release, names=None, reward=0.5):
     """Add a record at each silo in the period of a release, and move the clock to its close."""
     federation.now = federation.plan.document.calendar.closes[release - 1] - 10.0
     for name in names or federation.plan.silos:
         process = federation.processes[name]
-        if federation.plan.plan.flips:
-            process.bit(process.decide(ROWS).id, int(reward > 0.4))
-        else:
-            process.reward(process.decide(ROWS).id, reward)
+        rewarded(process, process.decide(ROWS).id, reward)
     federation.now += 10.0
 
 
