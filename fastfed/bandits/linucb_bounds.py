@@ -102,12 +102,13 @@ def lemma_a_4(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Return the bound of Lemma A.4 on the regret as a function of the noise.
+    """Return the regret bound of Lemma A.4 of Chowdhury and Zhou (2022), which depends on noise.
 
-    d B ln T + d sqrt(T) ln(T/alpha) + d^(3/4) sqrt(sigma T) ln T ln(T/alpha). Here sigma =
-    noise_std >= 0 is the largest standard deviation of an entry of the noise in any prefix sum. It
-    is 0 for `linucb`. The order is proven for a sufficiently large regularizer, the constant is not
-    given. All other bounds follow from this lemma.
+    The bound is d B ln T + d sqrt(T) ln(T/alpha) + d^(3/4) sqrt(sigma T) ln T ln(T/alpha). Here
+    alpha is ``failure_probability``, and sigma = ``noise_std`` >= 0 is the largest standard
+    deviation of an entry of the noise in any prefix sum (0 for `linucb`). The paper proves the
+    order if the regularizer is large enough. It does not give the constant, ``constant`` here. All
+    other bounds of this module follow from this lemma.
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)

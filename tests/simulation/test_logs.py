@@ -380,7 +380,9 @@ def test_the_command_prints_and_writes_the_values(tmp_path):
     assert "several releases" in result.output and "batch_size = 200" in result.output
     assert "fedlinucb" in (tmp_path / "out" / "certificates.txt").read_text()
     options = ["run", str(spec), "-o", str(tmp_path / "out"), "--format", "png"]
-    assert "--format goes with regret" in click.testing.CliRunner().invoke(cli, options).output
+    assert (
+        "a log of decisions has no regret" in click.testing.CliRunner().invoke(cli, options).output
+    )
     shown = click.testing.CliRunner().invoke(cli, ["privacy", str(spec)])
     assert shown.exit_code == 0 and "Made of real records" in shown.output
 
