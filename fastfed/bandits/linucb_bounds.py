@@ -300,10 +300,10 @@ def proposition_f_3(
 ) -> float:
     """Return the bound of Proposition F.3 on the regret of `linucb-jdp` in batches.
 
-    d B + d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <= 1 and a
-    trusted agent with a tree over batches. The order is proven up to logarithms of T if
-    d epsilon^2 <= ln(1/delta). Otherwise the dropped term d sqrt(T) ln(T/alpha) is larger. The
-    constant is not given.
+    The bound is d B + d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), with alpha =
+    ``failure_probability``, for epsilon <= 1 and a trusted agent with a tree over batches. The
+    paper proves the order up to logarithms of T if d epsilon^2 <= ln(1/delta). Otherwise the term
+    d sqrt(T) ln(T/alpha), which the paper drops, is larger. It does not give the constant.
     """
     t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     cost = _cost(math.sqrt(_ln(1, delta)) / epsilon, t, d)
