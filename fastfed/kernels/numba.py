@@ -75,7 +75,7 @@ def _target(name: str, value: Any, ndim: int) -> None:
     fits = _is_array(value, ndim) and value.dtype == types.float64
     if not fits or value.layout != "C" or not value.mutable:
         raise TypingError(
-            f"{name} must be a writable C-contiguous float64 array of {ndim} axes, for it is "
+            f"{name} must be a writable C-contiguous float64 array of {ndim} axes, because it is "
             f"updated in place, got {value}"
         )
 
