@@ -509,6 +509,7 @@ def leave(folder: Path) -> None:
     from fastfed.deployment import folder as folders
 
     click.echo(json.dumps(folders.leave(folder), indent=2))
+    say("this silo has left for good: it cannot come back to this plan")
 
 
 @deploy.command()
@@ -597,6 +598,8 @@ def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) ->
     with tempfile.TemporaryDirectory() as temporary_folder:
         home = folder or Path(temporary_folder)
         home.mkdir(parents=True, exist_ok=True)
+        if any(home.iterdir()):
+            raise InputError(f"{home} is not empty: choose a new folder for the demo")
         result = demonstration.run(home, click.echo, protocol, hidden, system)
     click.echo(json.dumps(result, indent=2))
     if not result["same"]:

@@ -62,7 +62,8 @@ def _checked(path: str, given: object) -> dict[str, Any]:
     """Return the object of a request; raise InputError for an unknown path or a wrong key."""
     keys = KEYS.get(path)
     if keys is None:
-        raise InputError(f"there is no {path[:40]}")
+        near = nearest(path, KEYS)
+        raise InputError(f"there is no {path[:40]}{near or '; there are ' + ', '.join(KEYS)}")
     if not isinstance(given, dict):
         raise InputError("a request must be a JSON object")
     # Refuse unknown keys: if a misspelled "subject" were ignored, a person could be learned from

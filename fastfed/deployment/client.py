@@ -102,6 +102,35 @@ def _list(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not plain data")
 
 
+def _id_of(decision: str | Decision) -> str:
+    """Return the id of a decision, which may be given as a `Decision` or as its id."""
+    return decision.id if isinstance(decision, Decision) else decision
+
+
+def _offers(offers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the requests of many decisions; raise InputError unless it is a list of mappings."""
+    if isinstance(offers, Mapping | str) or not isinstance(offers, Iterable):
+        raise InputError('give a list of arguments of decide, such as [{"actions": rows}, ...]')
+    items = list(offers)
+    if not all(isinstance(item, Mapping) for item in items):
+        raise InputError('each decision must be given as a dict, such as {"actions": rows}')
+    return [_offer(item) for item in items]
+
+
+def _rewards(rewards: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return the requests of many rewards; raise InputError unless it is a mapping."""
+    if not isinstance(rewards, Mapping):
+        raise InputError("give the rewards as a dict, such as {decision.id: 1.0}")
+    return [{"id": name, "reward": reward} for name, reward in rewards.items()]
+
+
+def _socket_of(path: str | Path) -> str:
+    """Return a socket's path as text; raise InputError for a folder."""
+    if Path(path).is_dir():
+        raise InputError(f"{path} is a folder: give its socket, {Path(path) / 'silo.sock'}")
+    return str(path)
+
+
 def _offer(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request of a decision, with an id and without what is None."""
     request = {key: value for key, value in given.items() if value is not None}
@@ -165,7 +194,7 @@ class Client:
     """
 
     def __init__(self, path: str | Path, wait: float = WAIT) -> None:
-        self._path, self._wait = str(path), number("wait", wait, at_least=0)
+        self._path, self._wait = _socket_of(path), number("wait", wait, at_least=0)
         self._lock, self._idle = threading.Lock(), list[socket.socket]()
         self._was_connected = False
 
@@ -225,12 +254,15 @@ class Client:
         list
             A decision for each person, or the error if the silo refused this one.
         """
-        items = [_offer(offer) for offer in offers]
+        items = _offers(offers)
         return _all_decided(self.call("decide_many", decisions=items)["decisions"])
 
-    def reward(self, id: str, reward: float) -> None:
-        """Store the reward of the decision ``id``. Late rewards are stored and not learned."""
-        self.call("reward", id=id, reward=reward)
+    def reward(self, id: str | Decision, reward: float) -> None:
+        """Store the reward of a decision, given by its id or as the `Decision`.
+
+        A late reward is stored and not learned. A reward outside [0, 1] is clipped.
+        """
+        self.call("reward", id=_id_of(id), reward=reward)
 
     def reward_many(self, rewards: Mapping[str, float]) -> dict[str, str]:
         """Store the rewards of many decisions, id -> reward, with one sync to disk.
@@ -240,24 +272,24 @@ class Client:
         dict
             For each reward that the silo refused: id -> why.
         """
-        items = [{"id": name, "reward": reward} for name, reward in rewards.items()]
+        items = _rewards(rewards)
         return _refused(rewards, self.call("reward_many", rewards=items)["rewards"])
 
-    def outcome(self, id: str, outcome: Any) -> None:
+    def outcome(self, id: str | Decision, outcome: Any) -> None:
         """Store the outcome of a decision, from which the plan computes the reward."""
-        self.call("outcome", id=id, outcome=outcome)
+        self.call("outcome", id=_id_of(id), outcome=outcome)
 
-    def losses(self, id: str, losses: Any) -> None:
+    def losses(self, id: str | Decision, losses: Any) -> None:
         """Store the losses of all experts at a decision, for a plan with experts."""
-        self.call("losses", id=id, losses=losses)
+        self.call("losses", id=_id_of(id), losses=losses)
 
-    def bit(self, id: str, bit: int) -> None:
+    def bit(self, id: str | Decision, bit: int) -> None:
         """Store the bit that the user's device has sent for a decision, in a plan of bits."""
-        self.call("bit", id=id, bit=bit)
+        self.call("bit", id=_id_of(id), bit=bit)
 
-    def cancel(self, id: str) -> None:
+    def cancel(self, id: str | Decision) -> None:
         """End a decision that will never have a reward."""
-        self.call("cancel", id=id)
+        self.call("cancel", id=_id_of(id))
 
     def status(self) -> dict[str, Any]:
         """Return the silo's status."""
@@ -369,7 +401,7 @@ class AsyncClient:
     """
 
     def __init__(self, path: str | Path, wait: float = WAIT) -> None:
-        self._path, self._wait = str(path), number("wait", wait, at_least=0)
+        self._path, self._wait = _socket_of(path), number("wait", wait, at_least=0)
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._was_connected = False
 
@@ -393,33 +425,33 @@ class AsyncClient:
 
     async def decide_many(self, offers: Iterable[Mapping[str, Any]]) -> list[Decision | InputError]:
         """Choose actions for many people; see `Client.decide_many`."""
-        items = [_offer(offer) for offer in offers]
+        items = _offers(offers)
         return _all_decided((await self.call("decide_many", decisions=items))["decisions"])
 
-    async def reward(self, id: str, reward: float) -> None:
+    async def reward(self, id: str | Decision, reward: float) -> None:
         """Store the reward of a decision; see `Client.reward`."""
-        await self.call("reward", id=id, reward=reward)
+        await self.call("reward", id=_id_of(id), reward=reward)
 
     async def reward_many(self, rewards: Mapping[str, float]) -> dict[str, str]:
         """Store the rewards of many decisions; see `Client.reward_many`."""
-        items = [{"id": name, "reward": reward} for name, reward in rewards.items()]
+        items = _rewards(rewards)
         return _refused(rewards, (await self.call("reward_many", rewards=items))["rewards"])
 
-    async def outcome(self, id: str, outcome: Any) -> None:
+    async def outcome(self, id: str | Decision, outcome: Any) -> None:
         """Store the outcome of a decision; see `Client.outcome`."""
-        await self.call("outcome", id=id, outcome=outcome)
+        await self.call("outcome", id=_id_of(id), outcome=outcome)
 
-    async def losses(self, id: str, losses: Any) -> None:
+    async def losses(self, id: str | Decision, losses: Any) -> None:
         """Store the losses of all experts at a decision; see `Client.losses`."""
-        await self.call("losses", id=id, losses=losses)
+        await self.call("losses", id=_id_of(id), losses=losses)
 
-    async def bit(self, id: str, bit: int) -> None:
+    async def bit(self, id: str | Decision, bit: int) -> None:
         """Store the bit of a decision; see `Client.bit`."""
-        await self.call("bit", id=id, bit=bit)
+        await self.call("bit", id=_id_of(id), bit=bit)
 
-    async def cancel(self, id: str) -> None:
+    async def cancel(self, id: str | Decision) -> None:
         """End a decision that will never have a reward."""
-        await self.call("cancel", id=id)
+        await self.call("cancel", id=_id_of(id))
 
     async def status(self) -> dict[str, Any]:
         """Return the silo's status."""

@@ -199,7 +199,7 @@ def run(
     hidden: str | None = None,
     system: str = SYSTEMS[0],
 ) -> dict[str, Any]:
-    """Run the demonstration in an empty folder.
+    """Run the demonstration in a folder, which must be new or empty.
 
     Parameters
     ----------

@@ -89,6 +89,10 @@ WAITS: dict[str, dict[str, Wait]] = {
             "state",
             "look at the hub's status; if the hub waits for this silo, make a new plan",
         ),
+        "start": Wait(
+            "the start of the plan's calendar",
+            "nothing is due; decisions before the start are not learned from",
+        ),
         "open": Wait("the end of the period", "nothing is due"),
         "clock": CLOCK,
     },

@@ -370,7 +370,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         if among is None:
             return list(range(len(self.actions.names)))
         if isinstance(among, str) or not isinstance(among, Sequence) or not among:
-            raise InputError("among must name at least one action, got something else")
+            raise InputError('among must be a list of names of actions, such as ["A", "B"]')
         index_of_name = {name: i for i, name in enumerate(self.actions.names)}
         indices = [
             index_of_name[name] for name in among if isinstance(name, str) and name in index_of_name

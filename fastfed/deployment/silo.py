@@ -249,8 +249,8 @@ class SiloParty(SiloRecords):
         """Return the step that stores a decision, and the decision; see `decide`."""
         name = self._entropy(ID // 2).hex() if id is None else id
         writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
-        if stored.subject:
-            # Of a person who is known already, this write is stored, and repeating it does nothing.
+        if stored.subject and stored.learns:
+            # A person who is not learned from, such as before the calendar's start, may be later.
             writes = (Write("subject", stored.subject.hex(), b""), *writes)
         return Step(writes, touches=touches), self._public(name, stored)
 
@@ -328,7 +328,10 @@ class SiloParty(SiloRecords):
         if previous is not None:
             if (previous.reward == y and previous.why != "cancelled") or previous.why == EXPIRED:
                 return Step()
-            raise InputError(f"decision {name} has ended already, otherwise")
+            raise InputError(
+                f"decision {name} has ended already, with another outcome or cancelled, and an "
+                "outcome cannot be changed"
+            )
         calendar = self.deployed.document.calendar
         leaf = self._open_leaf(now)
         is_late = now > decided.time + calendar.reward_deadline
@@ -394,7 +397,7 @@ class SiloParty(SiloRecords):
         if previous is not None:
             if previous.why == "cancelled":
                 return Step()
-            raise InputError(f"decision {name} has ended already, otherwise")
+            raise InputError(f"decision {name} has ended already, so it cannot be cancelled")
         return Step((Write("ended", name, wire.encoded(Ended(0, None, float(now), "cancelled"))),))
 
     def check_recovered(self) -> None:
@@ -483,7 +486,8 @@ class SiloParty(SiloRecords):
         if release <= closed_periods:
             given_up = self.unreported.get(release, "") == LOST
             return state("given-up" if given_up else "release", release, [hub])
-        return waiting("silo", "open", release, None)
+        is_early = now < self.deployed.document.calendar.start
+        return waiting("silo", "start" if is_early else "open", release, None)
 
     def _fits_ceiling(self, release: int) -> bool:
         """Return True if a release has been charged, or its charge fits under the ceiling."""

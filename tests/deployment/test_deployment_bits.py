@@ -102,7 +102,7 @@ def test_rewards_are_refused_and_so_is_what_is_no_bit(plan):
             silo.bit(name, wrong)
     silo.bit(name, 1)
     silo.bit(name, 1)
-    with pytest.raises(InputError, match="has ended already, otherwise"):
+    with pytest.raises(InputError, match="an outcome cannot be changed"):
         silo.bit(name, 0)
     other = federation.Federation(federation.deployed("silo-ldp"))
     with pytest.raises(InputError, match='bit is for protocol "user-bit"'):

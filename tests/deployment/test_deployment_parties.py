@@ -5,6 +5,7 @@ import re
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
@@ -12,8 +13,11 @@ import federation
 from federation import ROWS, served
 
 from fastfed import InputError
+from fastfed.cli import cli
 from fastfed.deployment import wire
+from fastfed.deployment.application import answers
 from fastfed.deployment.charges import charge_of
+from fastfed.deployment.client import Client
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.party import Step
 from fastfed.deployment.process import Process, SiloProcess
@@ -584,3 +588,37 @@ def test_a_restored_silo_at_its_ceiling_decides_says_what_it_needs_and_can_leave
     deployment.settle()
     other.leave()
     assert other.party.stopped and not other.decide(ROWS).learns
+
+
+def test_a_person_of_a_decision_before_the_start_can_be_learned_from_later():
+    deployment = federation.Federation(federation.deployed())
+    deployment.settle()
+    silo = deployment.processes["silo0"]
+    deployment.now = federation.START - 10.0
+    assert not silo.decide(federation.ROWS, "ada").learns
+    deployment.now = federation.START + 10.0
+    assert silo.decide(federation.ROWS, "ada").learns
+    assert not silo.decide(federation.ROWS, "ada").learns
+
+
+def test_calls_of_a_wrong_type_say_what_to_give(tmp_path):
+    with pytest.raises(InputError, match=r"is a folder: give its socket, .*silo\.sock"):
+        Client(tmp_path)
+    client = Client(tmp_path / "silo.sock", wait=0.0)
+    for wrong in ({"actions": federation.ROWS}, "rows", 3):
+        with pytest.raises(InputError, match="give a list of arguments of decide"):
+            client.decide_many(wrong)
+    with pytest.raises(InputError, match="each decision must be given as a dict"):
+        client.decide_many([federation.ROWS])
+    with pytest.raises(InputError, match="give the rewards as a dict"):
+        client.reward_many([("a", 1.0)])
+    silo = federation.Federation(federation.deployed()).processes["silo0"]
+    with pytest.raises(InputError, match=r'there is no /decyde.*"/decide"'):
+        answers(silo, "/decyde", {})
+
+
+def test_a_demo_needs_an_empty_folder(tmp_path):
+    (tmp_path / "plan").write_text("x")
+    result = CliRunner().invoke(cli, ["deploy", "demo", "--folder", str(tmp_path)])
+    assert result.exit_code == 2 and "is not empty: choose a new folder" in result.output
+    assert (tmp_path / "plan").read_text() == "x"

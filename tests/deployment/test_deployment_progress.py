@@ -49,6 +49,10 @@ def hub_of_open_period(made):
     made.now = federation.START + 10.0
 
 
+def silo_before_the_start(made):
+    made.now = federation.START - 10.0
+
+
 def hub_over(made):
     for release in range(1, 5):
         period(made, release)
@@ -217,6 +221,7 @@ def silo_after_its_report(made):
 
 
 SILO = [
+    ("start", "silo-ldp", silo_before_the_start, []),
     ("open", "silo-ldp", hub_of_open_period, []),
     ("over", "silo-ldp", silo_over, []),
     ("stopped", "silo-ldp", silo_stopped, []),
