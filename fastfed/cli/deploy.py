@@ -686,14 +686,18 @@ def ledger() -> None:
 
 
 @ledger.command()
-@click.argument("path", type=FILE)
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
 def show(path: Path) -> None:
-    """Print the budget spent on each dataset of the ledger at PATH."""
+    """Print the budget spent on each dataset of the ledger at PATH, a file or a silo's folder."""
     import sqlite3
     from contextlib import closing
 
+    from fastfed.deployment.folder import LEDGER
     from fastfed.deployment.ledger import Ledger, spent_lines
 
+    path = path / LEDGER if path.is_dir() else path
+    if not path.exists():
+        raise InputError(f"there is no ledger at {path}: only silos have one")
     try:
         with closing(Ledger.read(path)) as copy:
             lines = spent_lines(copy)
@@ -703,11 +707,12 @@ def show(path: Path) -> None:
 
 
 @ledger.command()
-@click.argument("folder", type=FOLDER)
+@click.argument("folder", type=click.Path(path_type=Path))
 def verify(folder: Path) -> None:
     """Check the chain of a party's log in FOLDER; for a hub, also compute all sums again."""
     from fastfed.deployment import folder as folders
 
+    folder = folder.parent if folder.is_file() else folder
     process = folders.read_party(folder)
     if not (folder / folders.STATE).exists():
         click.echo(f"{process.party.name}: no state yet, so nothing to check")

@@ -39,7 +39,12 @@ def only(name: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raise InputError for a key of a table that is not among the known keys."""
     for key in table:
         if key not in known:
-            raise InputError(f"unknown key {show(key)} in {name}; it may have {', '.join(known)}")
+            other = ""
+            if key in ("curve", "environment", "horizon", "silos"):
+                other = " (a spec of a simulation is for `fastfed run`)"
+            raise InputError(
+                f"unknown key {show(key)} in {name}{other}; it may have {', '.join(known)}"
+            )
 
 
 def schema_of(tables: Mapping[str, Any]) -> Schema:
