@@ -247,7 +247,10 @@ class SeededNoise:
         return rng.permutation(*key, _whole("count", count))
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
-        """Permute the bits (n,), an array of uint8, of one label in place."""
+        """Permute, in place, all bits of one label, which is an entry of the statistic.
+
+        ``bits`` (n,) must be contiguous and of uint8.
+        """
         if (
             getattr(bits, "dtype", None) != np.uint8
             or bits.ndim != 1

@@ -85,7 +85,7 @@ def read_sheet(
         ("table", table, "sqlite", "an SQLite file"),
     ):
         if value is not None and kind != wanted:
-            raise InputError(f"{key} goes with {what}, which {name} is not: leave it out")
+            raise InputError(f"{key} is only for {what}: leave it out for {name}")
     if kind == "excel":
         return _excel(data, name, sheet)
     return _sqlite(data, path, name, table) if kind == "sqlite" else None

@@ -415,7 +415,7 @@ class Once:
 
 
 def once(method: F) -> F:
-    """Decorate a method to run one call at a time, and only in the process of the object."""
+    """Decorate a method: calls run one at a time, and only in the process that made the object."""
 
     @wraps(method)
     def guarded(self: Any, *args: Any, **keys: Any) -> Any:

@@ -157,7 +157,7 @@ def run(
         )
     elif quick or replicates is not None or seed is not None or changes:
         raise InputError(
-            "replicates, seed, quick and changes go with a spec file, not with an Experiment"
+            "replicates, seed, quick and changes are for a spec file, not for an Experiment"
         )
     if not isinstance(experiment, Experiment):
         raise InputError(

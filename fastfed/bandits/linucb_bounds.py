@@ -79,9 +79,9 @@ def lemma_a_2(
 ) -> float:
     """Return the bound of Lemma A.2 on the regret of any batched LinUCB, with explicit constants.
 
-    d B G/(2 ln 2) + 4 beta sqrt(2 d T G), G = ln(1 + T/(d lambda_min)). beta >= 1 is the largest
-    radius of any batch. Every H_m, the regularizer plus noise, must have eigenvalues >= lambda_min
-    > 0. The bound is proven if the regret of a round is at most 1, on the event that the
+    The bound is d B G/(2 ln 2) + 4 beta sqrt(2 d T G), G = ln(1 + T/(d lambda_min)). beta >= 1 is
+    the largest radius of any batch. Every H_m, the regularizer plus noise, must have eigenvalues >=
+    lambda_min > 0. The bound is proven if the regret of a round is at most 1, on the event that the
     eigenvalues are that large and no confidence set fails. With the paper's radii the proof gives
     this event probability 1 - 2 alpha. The lemma states 1 - alpha.
     """
@@ -102,12 +102,13 @@ def lemma_a_4(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Return the bound of Lemma A.4 on the regret as a function of the noise.
+    """Return the regret bound of Lemma A.4 of Chowdhury and Zhou (2022), which depends on noise.
 
-    d B ln T + d sqrt(T) ln(T/alpha) + d^(3/4) sqrt(sigma T) ln T ln(T/alpha). Here sigma =
-    noise_std >= 0 is the largest standard deviation of an entry of the noise in any prefix sum. It
-    is 0 for `linucb`. The order is proven for a sufficiently large regularizer, the constant is not
-    given. All other bounds follow from this lemma.
+    The bound is d B ln T + d sqrt(T) ln(T/alpha) + d^(3/4) sqrt(sigma T) ln T ln(T/alpha). Here
+    alpha is ``failure_probability``, and sigma = ``noise_std`` >= 0 is the largest standard
+    deviation of an entry of the noise in any prefix sum (0 for `linucb`). The paper proves the
+    order if the regularizer is large enough. It does not give the constant, ``constant`` here. All
+    other bounds of this module follow from this lemma.
     """
     t, d = _sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -138,9 +139,9 @@ def theorem_3_2(
 ) -> float:
     """Return the bound of Theorem 3.2 on the regret of `linucb-sdp-amp`, from the main text.
 
-    d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(B/delta) / sqrt(epsilon) ln^2(T/alpha). The order is
-    proven, because for B >= 2 it is `theorem_b_1` with larger logarithms. The constant is not
-    given.
+    The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(B/delta) / sqrt(epsilon) ln^2(T/alpha).
+    The order is proven, because for B >= 2 it is `theorem_b_1` with larger logarithms. The constant
+    is not given.
     """
     t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     noise = math.sqrt(t / b) * _ln(b, delta) / epsilon
@@ -160,11 +161,11 @@ def theorem_b_1(
 ) -> float:
     """Return the bound of Theorem B.1 on the regret of `linucb-sdp-amp`.
 
-    d B ln T + d^(3/4) T^(3/4)/B^(1/4) (ln(B/delta) ln(2/delta))^(1/4) / sqrt(epsilon) ln T
-    ln(T/alpha). The order is proven for the theorem's noise, the constant is not given. For this
-    noise to be O(epsilon, delta)-SDP, the printed condition epsilon <= sqrt(ln(2/delta)/B) does not
-    suffice. Lemma B.4 also needs epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))), and so
-    large batches.
+    The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) (ln(B/delta) ln(2/delta))^(1/4) / sqrt(epsilon)
+    ln T ln(T/alpha). The paper proves the order for the theorem's noise, and gives no constant. For
+    this noise to be O(epsilon, delta)-SDP, the printed condition epsilon <= sqrt(ln(2/delta)/B)
+    does not suffice. Lemma B.4 also needs epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))),
+    and so large batches.
     """
     t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     noise = math.sqrt(t / b * _ln(b, delta) * _ln(2, delta)) / epsilon
@@ -183,9 +184,9 @@ def theorem_c_1(
 ) -> float:
     """Return the bound of Theorem C.1 on the regret of `linucb-sdp-vec`.
 
-    d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(d^2/delta) / sqrt(epsilon) ln T ln(T/alpha), for
-    epsilon <= 15 and delta < 1/2. The order is proven, the constant is not given. Theorem 3.5 has
-    ln^2(T/alpha) instead of the last two logarithms.
+    The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(d^2/delta) / sqrt(epsilon) ln T
+    ln(T/alpha), for epsilon <= 15 and delta < 1/2. The paper proves the order, and gives no
+    constant. Theorem 3.5 has ln^2(T/alpha) instead of the last two logarithms.
     """
     t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     noise = math.sqrt(t / b) * _ln(d * d, delta) / epsilon
@@ -235,7 +236,7 @@ def theorem_e_5(
 
     A user takes part at most once in every batch. The bound is
     d B ln T + d^(3/4) T/sqrt(B) ln^(3/4)(d^2 M/delta) / sqrt(epsilon) ln T ln(T/alpha), for
-    epsilon <= 15 and delta < 1/2. The order is proven, the constant is not given.
+    epsilon <= 15 and delta < 1/2. The paper proves the order, and gives no constant.
     """
     t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     noise = t / b * math.pow(_ln(d * d * (t / b), delta), 1.5) / epsilon
@@ -278,9 +279,9 @@ def proposition_f_1(
 ) -> float:
     """Return the bound of Proposition F.1 on the regret of `linucb-ldp` in batches.
 
-    d B + d^(3/4) T^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <= 1. epsilon
-    and delta are the budget of each message. The order is proven except for a missing factor ln T
-    of d B. The constant is not given.
+    The bound is d B + d^(3/4) T^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <=
+    1. epsilon and delta are the budget of each message. The order is proven except for a missing
+    factor ln T of d B. The constant is not given.
     """
     t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     cost = _cost(math.sqrt(t * _ln(1, delta)) / epsilon, t, d)
@@ -299,10 +300,10 @@ def proposition_f_3(
 ) -> float:
     """Return the bound of Proposition F.3 on the regret of `linucb-jdp` in batches.
 
-    d B + d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <= 1 and a
-    trusted agent with a tree over batches. The order is proven up to logarithms of T if
-    d epsilon^2 <= ln(1/delta). Otherwise the dropped term d sqrt(T) ln(T/alpha) is larger. The
-    constant is not given.
+    The bound is d B + d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), with alpha =
+    ``failure_probability``, for epsilon <= 1 and a trusted agent with a tree over batches. The
+    paper proves the order up to logarithms of T if d epsilon^2 <= ln(1/delta). Otherwise the term
+    d sqrt(T) ln(T/alpha), which the paper drops, is larger. It does not give the constant.
     """
     t, d, b, epsilon, delta = _batched(horizon, dimension, batch_size, epsilon, delta)
     cost = _cost(math.sqrt(_ln(1, delta)) / epsilon, t, d)

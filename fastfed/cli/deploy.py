@@ -589,8 +589,8 @@ def export(folder: Path, output: Path | None) -> None:
 def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) -> None:
     """Run a hub and three silos as processes, kill them, and compare with an undisturbed run.
 
-    One silo is also restored from an old backup, and one of its messages is replayed. The log of
-    each party is the file log in its folder.
+    One silo is also restored from an old backup, and one of its messages is replayed. Each party
+    writes the file named log in its folder.
     """
     from fastfed.deployment import demo as demonstration
 

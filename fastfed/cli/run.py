@@ -55,7 +55,9 @@ def run(
     experiment = load_spec(spec, replicates=replicates, seed=seed, quick=quick, changes=changes)
     if experiment.environment.kind == "log":
         if formats:
-            raise click.UsageError("--format goes with regret, which a log has not")
+            raise click.UsageError(
+                "--format draws regret, and a log of decisions has no regret: omit --format"
+            )
         from fastfed.cli.logs import run_log
 
         run_log(experiment, folder)

@@ -501,7 +501,7 @@ class Application:
     # ---- requests ----------------------------------------------------------------------------
 
     def begin(self, request: _Request, body: bytes) -> None:
-        """Compute a request; it is answered when its writes are durable."""
+        """Start the calls that a request asks for. It is answered when their writes are durable."""
         try:
             given = _object(body)
             request.calls = calls_of(self._silo, request.path, given)

@@ -104,7 +104,9 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
 
     plan = _changed(derived, "", take)
     if unused:
-        raise InputError(f"the plan file has a number {show(min(unused))}, which its plan does not")
+        raise InputError(
+            f"the plan file has a number {show(min(unused))}, which is not in its plan"
+        )
     return plan
 
 

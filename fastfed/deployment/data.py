@@ -200,7 +200,7 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
         raise InputError("a source needs database and query together")
     for key in ("sheet", "table"):
         if getattr(source, key) is not None and source.file is None:
-            raise InputError(f"{key} goes with file; a query names its table")
+            raise InputError(f"{key} is only for file: a query names its table")
     if source.decimal not in (".", ","):
         raise InputError(f'decimal must be "." or ",", got {show(source.decimal)}')
     if source.delimiter is not None and len(source.delimiter) != 1:

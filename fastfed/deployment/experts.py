@@ -477,10 +477,11 @@ class ExpertHub(Hub):
         return values
 
     def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
-        """Compute the weights (d,) after a phase, followed by zeros up to the size of a message.
+        """Compute the weights of the d experts after a phase.
 
-        Each leaf of the phase chooses an expert from the sum of the silos' mean losses plus noise,
-        and moves the weights towards it. A silo without a report counts with losses of 0.
+        Returned is an array of the size of a message: the weights, then zeros. Each leaf of the
+        phase chooses an expert from the sum of the silos' mean losses plus noise, and moves the
+        weights towards this expert. A silo without a report counts with losses of 0.
         """
         plan, size = of_trees(self.deployed), self.wire.size
         phase = plan.phases[release - 1]

@@ -362,7 +362,7 @@ def _hub_or_helper(name: str, plan: DeployedPlan, secret: bytes) -> Party:
 
 
 def export_model(folder: str | Path) -> dict[str, Any]:
-    """Export the last model of the silo of a folder; the silo may be running or not.
+    """Export the last model of the silo in a folder, whether or not the silo is running.
 
     Parameters
     ----------

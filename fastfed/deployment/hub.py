@@ -681,7 +681,9 @@ class Hub(Speaker):
             self.sets[int(key)] = opened_set = self.wire.body(self.wire.read(value), Opened)
             for entry in opened_set.entries:
                 if digest(self.reports.get((int(key), entry.silo), b"")) != entry.digest:
-                    raise BrokenLog(f"the set of release {key} holds a report that the log has not")
+                    raise BrokenLog(
+                        f"the set of release {key} holds a report that is not in the log"
+                    )
         elif kind == "answer":
             self.answers[int(key)] = value
         elif kind == "broadcast":

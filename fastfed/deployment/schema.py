@@ -125,14 +125,15 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return (*columns, *([Column(f"{self.name} missing", 0.0, 1.0)] if self.marked else []))
 
     @property
-    def largest(self) -> float:
-        """Largest squared norm of this column's features."""
+    def largest_squared_norm(self) -> float:
+        """Largest squared norm that this column's features can have together."""
         largest_known = 1.0 if self.kind == "category" else max(end * end for end in self.to)
         if not self.marked:
             return largest_known
         largest_filled = (
             0.0 if self.fill is None else sum(v * v for v in self._known(self.fill) or ())
         )
+        # The feature that marks a missing value is then 1.
         return max(largest_known, largest_filled + 1.0)
 
     @property
@@ -345,7 +346,9 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     @property
     def norm(self) -> float:
         """Largest norm that a row can have."""
-        context_square = sum(column.largest for column in self.variables) + self.actions.constant**2
+        context_square = (
+            sum(column.largest_squared_norm for column in self.variables) + self.actions.constant**2
+        )
         action_square = float((self.actions.matrix**2).sum(axis=1).max())
         return math.sqrt(action_square * context_square + self.actions.shared**2)
 

@@ -92,7 +92,7 @@ class RewardDistribution:
         if kind == "gaussian":
             return cls(kind, spec.get("std", 0.5))
         if "std" in spec:
-            raise InputError(f'reward.std goes with kind = "gaussian", not with "{kind}"')
+            raise InputError(f'reward.std needs reward.kind = "gaussian", got "{kind}"')
         return cls(kind)
 
     @property

@@ -227,7 +227,7 @@ class Classification(PoolEnvironment):
         choice("coding", self.coding, list(CODINGS))
         if self.coding == "blocks" and self.dimension != DIMENSION:
             raise InputError(
-                f'dimension goes with coding = "projection", got {self.dimension}: '
+                f'dimension needs coding = "projection", got {self.dimension}: '
                 "blocks have one number for each action and feature"
             )
         if self.norm is not None:
@@ -235,7 +235,7 @@ class Classification(PoolEnvironment):
         if isinstance(self.data, Records):
             for name in ("ranges", "norm", *_PREPARATIONS):
                 if getattr(self, name) is not None:
-                    raise InputError(f"{name} goes with a table; for arrays use from_arrays")
+                    raise InputError(f"{name} is only for a table: for arrays use from_arrays")
             return
         options = {name: getattr(self, name) for name in ("label", "silo", "columns", "ranges")}
         if self._shipped:

@@ -269,7 +269,7 @@ class Log:
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         integer("projection_seed", self.projection_seed, at_least=0, at_most=2**63 - 1)
         if self.coding == "blocks" and self.dimension != DIMENSION:
-            raise InputError(f'dimension goes with coding = "projection", got {self.dimension}')
+            raise InputError(f'dimension needs coding = "projection", got {self.dimension}')
         self.reward_range = declared_range(self.reward_range)
         number("train", self.train, above=0.0, below=1.0)
         integer("top", self.top, at_least=1)
@@ -281,7 +281,7 @@ class Log:
         if names is None:
             for key in _OF_TABLES:
                 if getattr(self, key) is not None:
-                    raise InputError(f'{key} goes with tables, not with format = "vw"')
+                    raise InputError(f'{key} is only for tables, not for format = "vw"')
             for path in self._files():
                 if not isinstance(path, (str, Path)) or not os.path.isfile(path):
                     raise InputError(f"data must be a file or a list of files, got {show(path)}")

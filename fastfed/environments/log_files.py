@@ -115,7 +115,7 @@ def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
 
 
 def _of_line(where: str, line: str) -> Decision:
-    """Return the decision of one line."""
+    """Parse one line to the decision that it logs."""
     label, shared = _parts(where, line)
     decision = Decision(where, shared)
     _set_label(decision, where, label)
@@ -169,7 +169,10 @@ def _set_label(decision: Decision, where: str, label: str) -> None:
 
 
 def _parts(where: str, line: str) -> tuple[str, Features]:
-    """Return the label of a line, without a tag, and the line's features."""
+    """Split a line of Vowpal Wabbit's format into its label and its features.
+
+    A tag, which begins with an apostrophe, is left out of the label.
+    """
     label, bar, rest = line.partition("|")
     if not bar:
         raise InputError(f"{where}: features must follow a bar (|), got {show(line.strip(), 60)}")

@@ -408,9 +408,11 @@ class ObliviousLosses:
         if self.losses is not None:
             for key in ("experts", "state", "optimal_loss"):
                 if getattr(self, key) is not None:
-                    raise InputError(f"{key} goes with function, not with losses")
+                    raise InputError(f"{key} is only for function, not for losses")
             if self.common:
-                raise InputError("common goes with function; losses (T, d) are common")
+                raise InputError(
+                    "common is only for function: losses of shape (T, d) are common to all silos"
+                )
             self._table = quantise_losses(self.losses)
             return
         if self.experts is None:
@@ -647,7 +649,9 @@ class LowerBoundLosses:
         check_experts(self.experts)
         choice("theorem", self.theorem, THEOREMS)
         if (self.theorem == "2.7") != (self.burst is not None):
-            raise InputError('burst, a number of rounds, goes with theorem = "2.7"')
+            raise InputError(
+                'theorem = "2.7" needs burst, a number of rounds, and no other theorem takes it'
+            )
         if self.burst is not None:
             integer("burst", self.burst, at_least=1, at_most=2**32)
 

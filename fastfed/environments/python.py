@@ -218,7 +218,9 @@ def user_function(
     if state is None:
         return function, None
     if not compiled:
-        raise InputError("state goes with a numba.cfunc; close over it instead")
+        raise InputError(
+            "state is only for a numba.cfunc: a Python function can close over its values"
+        )
     return function, array("state", state)
 
 

@@ -86,7 +86,7 @@ class GrowableArray:
         self._file.write(np.ascontiguousarray(block, dtype=self.dtype).data)
 
     def finish(self) -> None:
-        """Write the header, and pad blocks if their widths differ, to complete the .npy file."""
+        """Complete the .npy file: write its header, and pad blocks if their widths differ."""
         header = _header(self.dtype, self.shape)
         if (
             self._runs

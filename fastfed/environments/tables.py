@@ -219,7 +219,7 @@ def read_table(
     if not isinstance(data, (str, Path)):
         for key, value in (("sheet", sheet), ("table", table)):
             if value is not None:
-                raise InputError(f"{key} goes with files, got {show(value)} for a data frame")
+                raise InputError(f"{key} is only for files, got {show(value)} for a data frame")
         return _read_frame(data)
     path = Path(data)
     if not os.path.isdir(path):

@@ -164,7 +164,7 @@ def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
     figure = spec.get("figure")
     if effective_keys and isinstance(figure, dict):
         figure["changed"] = [f"{k}={changes[k]}" for k in effective_keys]
-        _leave_out_gone(figure, spec.get("curve"))
+        _delete_entries_without_curves(figure, spec.get("curve"))
 
 
 def _curves(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -217,8 +217,8 @@ def _keys_of(table: dict[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def _leave_out_gone(figure: dict[str, Any], tables: Any) -> None:
-    """Delete claims and bounds about curves that a change has renamed or removed.
+def _delete_entries_without_curves(figure: dict[str, Any], tables: Any) -> None:
+    """Delete claims and bounds (``statement``, ``line``) whose curves were renamed or removed.
 
     A note under the title says how many were deleted.
     """
@@ -243,7 +243,7 @@ def _leave_out_gone(figure: dict[str, Any], tables: Any) -> None:
     if deleted:
         note = figure.get("note", [])
         notes = [note] if isinstance(note, str) else note
-        sentence = f"left out, for the changes took their curves: {', '.join(deleted)}"
+        sentence = f"omitted, because their curves were renamed or removed: {', '.join(deleted)}"
         figure["note"] = [*notes, sentence] if isinstance(notes, list) else note
 
 

@@ -56,13 +56,19 @@ class PhaseNoise(NamedTuple):
 
 
 def _squared_errors(tree: int, smoothness: float, spread: float) -> np.ndarray:
-    """Return b m times the sub-Gaussian variance of e at each leaf of tree j, shape (2^j,).
+    """Bound the error of the gradient estimate at each leaf of tree j, shape (2^j,).
 
-    The root averages b m gradients in an interval of length `spread` (Hoeffding). A right child at
-    depth i averages b m 2^-i differences of gradients, each at most h = min(spread,
-    beta |x - x'|_1) from zero, where x' is the parent's point. From x' to x there are n = 2^(j-i)
-    updates, the first at leaf k. So x = pi x' + (1 - pi) q, where q is in the simplex and
-    pi = (k-1)k/((k+n-1)(k+n)) is the product of the updates' factors 1 - eta.
+    Returned is b m times the sub-Gaussian variance proxy of this error, where b m is the number of
+    losses of a batch over all clients and j = ``tree``. The estimate at a leaf is the average of
+    the root plus one correction for each right child on the path from the root to the leaf, so
+    their variance proxies add up.
+
+    The root averages b m gradients in an interval of length ``spread`` (Hoeffding). A right child
+    at depth i averages b m 2^-i differences of gradients, each at most h = min(spread,
+    beta |x - x'|_1) from zero, where beta = ``smoothness`` and x' is the parent's point. From x' to
+    x there are n = 2^(j-i) updates. The first of them is update k of the phase. So
+    x = pi x' + (1 - pi) q, where q is in the simplex and pi = (k-1)k/((k+n-1)(k+n)) is the product
+    of the updates' factors 1 - eta.
     """
     leaf_number = np.arange(2**tree)
     result = np.full(2**tree, spread * spread / 4.0)
@@ -292,12 +298,17 @@ def theorem_2_2(
     """Return the printed order of Theorem 2.2 (repeated as C.5) for one client; not a valid bound.
 
     The order is (alpha + beta) ln T sqrt(T ln(d)/m) + sqrt(alpha beta T) ln T ln d/(m^(1/4)
-    sqrt(epsilon)). It cannot hold for small beta: at beta = 0 it does not depend on epsilon, while
-    `lower_bounds.hidden_expert`, whose losses are linear and constant in time, costs any private
-    algorithm about ln(d)/(m epsilon). The proof's T_1 = log2(b epsilon beta sqrt(m)/(alpha ln d))/2
-    must be at least 1. No phase reaches this if T epsilon beta sqrt(m) is below about 8 (log2(T) -
-    1)^2 alpha ln d; the smallest tree alone adds alpha ln(T)^3 ln(d)/(sqrt(m) epsilon). The printed
-    noise is also too small. `stoch_regret` is the proven bound.
+    sqrt(epsilon)), with alpha = ``lipschitz``, beta = ``smoothness``, m = ``clients`` and
+    d = ``experts``. `stoch_regret` is the proven bound. There are three objections:
+
+    1. The order cannot hold for small beta. At beta = 0 it does not depend on epsilon, but the
+       losses of `lower_bounds.hidden_expert`, which are linear and constant in time, cost any
+       private algorithm about ln(d)/(m epsilon).
+    2. The proof needs a T_1 of at least 1, where T_1 = log2(b epsilon beta sqrt(m)/(alpha ln d))/2
+       and b is the batch size. T_1 is below 1 in every phase if T epsilon beta sqrt(m) is below
+       about 8 (log2(T) - 1)^2 alpha ln d. And even the smallest tree, T_1 = 1, adds the regret
+       alpha ln(T)^3 ln(d)/(sqrt(m) epsilon).
+    3. The printed noise is smaller than the guarantee needs.
     """
     t, m, d = (
         check_horizon(horizon),

@@ -150,10 +150,12 @@ def needed(batch: int, trees: int) -> float:
 
 
 def max_trees(phase: int, batch: int, wanted: float) -> int:
-    """Return the largest feasible T1 <= ``wanted``, or 0.
+    """Return the largest feasible number of trees T1 <= ``wanted``, or 0.
 
-    T1 is feasible if 2^T1 divides b and the previous phase has enough losses for T1 trees.
+    T1 is feasible if 2^T1 divides b = ``batch`` and the previous phase has enough losses for T1
+    trees.
     """
+    # Phase p starts in round 2^(p-1) and has as many rounds.
     losses_available = first_round(phase - 1)
     largest_wanted = math.floor(min(max(wanted, 0.0), MAX_TREES))
     fits = (

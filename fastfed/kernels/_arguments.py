@@ -18,7 +18,9 @@ def target(
     unfit."""
     if not isinstance(value, np.ndarray) or value.dtype != np.float64:
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
-        raise InputError(f"{name} must be a float64 array, for it is updated in place, got {kind}")
+        raise InputError(
+            f"{name} must be a float64 array, because it is updated in place, got {kind}"
+        )
     target_array: np.ndarray = unmasked(name, value)
     if not (
         target_array.flags.c_contiguous
@@ -26,8 +28,8 @@ def target(
         and target_array.flags.writeable
     ):
         raise InputError(
-            f"{name} must be writable and C-contiguous, at an aligned address, for it is updated "
-            f"in place, got writeable {target_array.flags.writeable}, strides "
+            f"{name} must be writable and C-contiguous, at an aligned address, because it is "
+            f"updated in place, got writeable {target_array.flags.writeable}, strides "
             f"{target_array.strides} for shape {target_array.shape}, aligned "
             f"{target_array.flags.aligned}"
         )

@@ -175,7 +175,7 @@ def shuffle_bits(
         raise InputError(f"bits must be a uint8 array of one or two dimensions, got {show(bits)}")
     if not (bits.flags.c_contiguous and bits.flags.writeable):
         raise InputError(
-            "bits must be writable and C-contiguous, for they are permuted in place, got "
+            "bits must be writable and C-contiguous, because they are permuted in place, got "
             f"writeable {bits.flags.writeable}, strides {bits.strides} for shape {bits.shape}"
         )
     if bits.size and bits.max() > 1:

@@ -75,7 +75,7 @@ def _target(name: str, value: Any, ndim: int) -> None:
     fits = _is_array(value, ndim) and value.dtype == types.float64
     if not fits or value.layout != "C" or not value.mutable:
         raise TypingError(
-            f"{name} must be a writable C-contiguous float64 array of {ndim} axes, for it is "
+            f"{name} must be a writable C-contiguous float64 array of {ndim} axes, because it is "
             f"updated in place, got {value}"
         )
 
@@ -328,7 +328,10 @@ def _ucb_scores(
         K, d = x.shape[-2], x.shape[-1]
         sets = x.size // (K * d)
         if sets_axis and stack and sets != models:
-            raise InputError("n sets of actions need one model, or n models")
+            raise InputError(
+                "a stack of factors must hold one for each set of actions; "
+                "a single factor serves all sets"
+            )
         scores = np.empty((max(sets, models), K))
         _raise_for_status(
             run(
@@ -379,7 +382,10 @@ def _ucb_argmax(
         K, d = x.shape[-2], x.shape[-1]
         sets = x.size // (K * d)
         if stack and sets != models:
-            raise InputError("n sets of actions need one model, or n models")
+            raise InputError(
+                "a stack of factors must hold one for each set of actions; "
+                "a single factor serves all sets"
+            )
         index = np.empty(sets, np.int64)
         _raise_for_status(
             run(

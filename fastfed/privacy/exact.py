@@ -52,8 +52,8 @@ def check_fixed(values: np.ndarray, unit: float, who: str) -> None:
     """Refuse sums that are not multiples of ``unit``, such as sums of float64 records."""
     if not (np.isfinite(values).all() and np.array_equal(values, quantise(values, unit))):
         raise InputError(
-            f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: a party with "
-            "noise of the operating system needs reports of parties without a seed"
+            f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: if the noise "
+            "comes from the operating system, create the parties that report without a seed, too"
         )
 
 

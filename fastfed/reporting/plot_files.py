@@ -175,7 +175,10 @@ def made_from_digest(source: Source) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value for msgpack; the hook for arrays and subclasses of dict."""
+    """Replace a value that msgpack cannot encode, where the inputs of a plot are hashed.
+
+    An array is replaced by its digest, which is enough to notice a change.
+    """
     if isinstance(value, np.ndarray):
         data = np.ascontiguousarray(value)
         return [data.dtype.str, list(data.shape), hashlib.sha256(data.tobytes()).digest()]

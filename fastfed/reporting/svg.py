@@ -212,7 +212,10 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def _fitting_ticks(axis: Axis, scale: _Scale) -> list[tuple[float, str]]:
-    """Return ticks of an x axis, as many as possible without overlapping texts."""
+    """Return ticks of an x axis, as many as possible without overlapping texts.
+
+    If even two ticks overlap, return the first and the last, whose texts may overlap.
+    """
     chosen: list[tuple[float, str]] = []
     for most in range(MAX_TICKS_LOG if axis.log else MAX_TICKS_X, 1, -1):
         chosen = ticks(axis, most)

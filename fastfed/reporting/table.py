@@ -277,7 +277,7 @@ def curves_csv(source: Source) -> str:
 
 
 def _as_csv(table: Columns) -> str:
-    """Return columns as CSV; unknown values are empty."""
+    """Return columns as the text of a CSV file. Values that are not known are empty cells."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(table)

@@ -87,7 +87,10 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Results:
 
 
 def missing_replicates(results: Results) -> str:
-    """Return which replicates are missing below the largest one that a curve has; "" if none."""
+    """Return a sentence about missing replicates; empty if none is missing.
+
+    A replicate is missing if a curve lacks it and some curve has it, or one with a larger number.
+    """
     end = max((max(curve.replicates, default=-1) + 1 for curve in results.curves), default=0)
     missing = {c.label: sorted(set(range(end)) - set(c.replicates)) for c in results.curves}
     lacking = [label for label, numbers in missing.items() if numbers]
@@ -97,8 +100,8 @@ def missing_replicates(results: Results) -> str:
     which = f"{numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} from {numbers[0]} on"
     others = f" and other {len(lacking) - 1}" if len(lacking) > 1 else ""
     return (
-        f"replicates below {end} are missing ({which}, of {show(lacking[0])}{others}): merge their "
-        f"parts too, or simulate them by `fastfed run` into this folder with --replicates {end}"
+        f"replicates below {end} are missing ({which}, of {show(lacking[0])}{others}): merge the "
+        f"parts that have them, or run `fastfed run` into this folder with --replicates {end}"
     )
 
 

@@ -178,7 +178,10 @@ def _name_holder(path: Path) -> Iterator[None]:
 
 @contextmanager
 def name_damaged(path: Path) -> Iterator[None]:
-    """Convert errors from reading a damaged store to an InputError that names the store."""
+    """Run a block that reads a store; an error of a damaged file becomes an InputError.
+
+    The InputError names the store.
+    """
     try:
         yield
     except InputError:

@@ -210,11 +210,13 @@ def pool_work(experiment: Experiment) -> Work:
     )
 
 
-def set_work(experiment: Experiment) -> Work:
-    """Count the work with a fixed set of actions, whose means and both bonuses are updated.
+def fixed_set_work(experiment: Experiment) -> Work:
+    """Count the work of one round with a fixed set of actions X, (K, d).
 
-    With V^-1 it is two products of the rows with vectors, two of V^-1, and an update of V^-1. With
-    X V^-1 X' and X V^-2 X' it is the update of half of both (src/ff_fixed.h).
+    The means and both bonuses of all actions are updated. A model that stores V^-1 needs two
+    products of X with vectors, two products of V^-1 with vectors, and an update of V^-1. A model
+    that stores X V^-1 X' and X V^-2 X' updates one triangle of each (src/ff_fixed.h). The smaller
+    of the two is counted.
     """
     k, d = 100, check_plan(experiment.curves[0].system.plan).dimension
     rows, pairs = 4 * k * d + 6 * d * d, 3 * k * k
@@ -263,7 +265,7 @@ def wide_case(dimension: int) -> Case:
     """Return a case with one agent, a fixed set and default keys, against O(K d) NumPy updates."""
     environment = partial(FixedSet, dimension=dimension)
     return Case(
-        f"set-k100-d{dimension}", set_work, environment, 2000, 1000, "default-linucb", 1, None
+        f"set-k100-d{dimension}", fixed_set_work, environment, 2000, 1000, "default-linucb", 1, None
     )
 
 

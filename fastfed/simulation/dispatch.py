@@ -510,9 +510,10 @@ def fit(
 
 
 def _smaller(wanted: Layout) -> list[tuple[int, int]]:
-    """List smaller layouts (at_once, together), from larger to smaller.
+    """List smaller layouts, as pairs (batches at once, curves of a batch), the largest first.
 
-    Batches at once are reduced first, because fewer curves in a batch cost more time.
+    The number of batches that run at once is reduced first. Only then are batches made smaller,
+    because a small batch takes more time for each curve.
     """
     layouts = []
     at_once, together = wanted.at_once, wanted.together

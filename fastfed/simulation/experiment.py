@@ -122,11 +122,11 @@ class Curve:
 
     @property
     def revision(self) -> int:
-        """Version of what the curve simulates: 2 if its results differ from those at first.
+        """Version of the curve's results: 2 if a change of fastfed has changed them, else 1.
 
-        That is so for the direct radius with noise, whose f is smaller, and for silos that never
-        synchronise, if they have a sieve and fewer fixed actions than features (docs/radius.md). It
-        is also so for losses that are coins, which are drawn in a different way (ff_coins.h).
+        These changes have changed results: a smaller direct radius with noise; a smaller slack for
+        silos that never synchronise and have a sieve and fewer fixed actions than features (both
+        docs/radius.md); other draws of losses that are 0 or 1 at random (ff_coins.h).
         """
         plan, environment = self.system.plan, self.problem.environment
         if isinstance(environment, StochasticLosses | RealizableLosses):

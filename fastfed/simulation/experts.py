@@ -99,11 +99,13 @@ class Ledger:
         weights: np.ndarray | None,
         sums: np.ndarray | None,
     ) -> None:
-        """Record n ranges of rounds edges[i] + 1 .. edges[i + 1], as `played` and `settle` do.
+        """Record what was played in n ranges of rounds, as n calls of `played` would.
 
-        ``which`` (n,) holds the chosen expert of each range, or with ``weights`` (k, d) the row
-        that was used. A range is followed by `settle` if its entry of ``settles`` (n,) is 1, and at
-        checkpoints. ``sums`` (n, d) are losses in units; pseudo-regret does not need them.
+        Range i has the rounds edges[i] + 1 to edges[i + 1]. If settles[i] is 1, and at checkpoints,
+        `settle` then adds the loss of what was played since its last call. Without ``weights``,
+        which[i] is the expert that was played. With ``weights`` (k, d), which[i] is the row of
+        ``weights`` that was played. ``sums`` (n, d) are the losses of each expert in each range, in
+        multiples of ``losses.unit``. Pseudo-regret does not need them.
         """
         gaps = None
         if self.adversary.suboptimality is not None:
@@ -265,8 +267,8 @@ def run(
                 course,
             )
         return finished(plan, ledger, checkpoints, last_round, course.x, decider.events)
-    stretches = with_sums(adversary.losses, edges[edges >= rounds_done], sums_needed, threads)
-    for first, end, sums in stretches:
+    ranges = ranges_with_losses(adversary.losses, edges[edges >= rounds_done], sums_needed, threads)
+    for first, end, sums in ranges:
         if plan.exchanges_before(first) > course.made:
             ledger.settle(course.x)
         for release in range(course.made + 1, plan.exchanges_before(first) + 1):
@@ -556,12 +558,13 @@ def rounds_of_call(losses: loss_kernels.Losses) -> int:
     return max(1, MOST_LOSSES // (losses.silos * losses.experts))
 
 
-def with_sums(
+def ranges_with_losses(
     losses: loss_kernels.Losses, edges: np.ndarray, needed: bool, threads: int
 ) -> Iterator[tuple[int, int, np.ndarray | None]]:
-    """Yield (first round, last round, losses of every expert over all clients) of each stretch.
+    """Yield the first round, the last round and the losses of each range between two ``edges``.
 
-    The losses are computed in blocks; they are None unless ``needed``.
+    The losses (d,) of the experts are summed over the rounds of the range and over all clients;
+    they are None unless ``needed``. Several ranges are computed together, to limit memory.
     """
     for at, end in blocks_of(losses, edges, MOST_SUMS):
         block_edges = edges[at : end + 1]

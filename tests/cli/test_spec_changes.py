@@ -119,7 +119,7 @@ def test_claims_are_not_judged_of_a_changed_figure() -> None:
     # The claim was about a curve that is gone.
     assert changed.figure["statement"] == []
     assert changed.figure["changed"] == ["curve.epsilon=[1.0, 5.0]"]
-    reason = "left out, for the changes took their curves: 1 statement"
+    reason = "omitted, because their curves were renamed or removed: 1 statement"
     assert changed.figure["note"][-1] == reason
     kept = sized_experiment(figure, changes={"silos": 5, "figure.log": "x"})
     assert kept.figure["changed"] == ["silos=5"] and len(kept.figure["statement"]) == 1

@@ -245,7 +245,7 @@ def test_facts_description_and_spec():
         ({"dimension": 4, "radius": 0.51}, r"radius must be > 0 and <= 0\.5, got 0\.51"),
         ({"radius": "wide"}, "radius must be a number"),
         ({"reward": {"kind": "bernoulli"}}, "expected rewards may be negative"),
-        ({"reward": {"kind": "none", "std": 1.0}}, 'reward.std goes with kind = "gaussian"'),
+        ({"reward": {"kind": "none", "std": 1.0}}, 'reward.std needs reward.kind = "gaussian"'),
         ({"actions": 3}, 'unknown key "actions" for environment "hard-instance"'),
     ],
 )

@@ -114,7 +114,7 @@ def test_keys_that_do_not_fit_are_refused():
         Classification.from_arrays(X, Y, norm=0)
     with pytest.raises(InputError, match=r'coding must be one of .* did you mean "blocks"'):
         Classification.from_arrays(X, Y, coding="block")
-    with pytest.raises(InputError, match="dimension goes with coding"):
+    with pytest.raises(InputError, match="dimension needs coding"):
         Classification.from_arrays(X, Y, coding="blocks", dimension=5)
     with pytest.raises(
         InputError, match="silos must be the 2 values of the silo column 'silo', got 3"

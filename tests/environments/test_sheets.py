@@ -219,13 +219,15 @@ def test_bytes_and_broken_text_of_a_database_are_never_quoted(tmp_path):
 def test_keys_go_with_files_of_their_kind(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(TEXT)
-    with pytest.raises(InputError, match=r"sheet goes with an Excel file, which .*t.csv is not"):
+    with pytest.raises(
+        InputError, match=r"sheet is only for an Excel file: leave it out for .*t.csv"
+    ):
         read_table(path, sheet="a")
-    with pytest.raises(InputError, match="table goes with an SQLite file"):
+    with pytest.raises(InputError, match="table is only for an SQLite file"):
         Classification(data=str(path), label="num", table="a").pool(2)
     with pytest.raises(InputError, match='sheet must be left out with data "digits"'):
         Classification(data="digits", sheet="a")
-    with pytest.raises(InputError, match="table goes with file"):
+    with pytest.raises(InputError, match="table is only for file"):
         source_of({"database": "x.db", "query": "SELECT 1", "table": "a"})
 
 

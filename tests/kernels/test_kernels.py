@@ -81,10 +81,13 @@ def frozen(array):
 
 
 BAD_TARGETS = [
-    (np.eye(3, dtype=np.float32), "must be a float64 array, for it is updated in place, got float"),
-    (np.eye(3, dtype=int), "must be a float64 array, for it is updated in place, got int"),
-    (np.eye(3).tolist(), "must be a float64 array, for it is updated in place, got list"),
-    (np.eye(3).astype(">f8"), "must be a float64 array, for it is updated in place, got >f8"),
+    (
+        np.eye(3, dtype=np.float32),
+        "must be a float64 array, because it is updated in place, got float",
+    ),
+    (np.eye(3, dtype=int), "must be a float64 array, because it is updated in place, got int"),
+    (np.eye(3).tolist(), "must be a float64 array, because it is updated in place, got list"),
+    (np.eye(3).astype(">f8"), "must be a float64 array, because it is updated in place, got >f8"),
     (frozen(np.eye(3)), "must be writable and C-contiguous, .* got writeable False"),
     (np.eye(6)[::2, ::2], r"must be writable and C-contiguous, .* got writeable True, strides"),
     (np.asfortranarray(np.ones((3, 3))), "must be writable and C-contiguous"),
@@ -363,7 +366,7 @@ def test_x_may_be_a_row_of_the_factor():
         ({"y": math.nan}, "y must be finite, got nan"),
         ({"theta": np.zeros(3)}, r"theta must have shape \(2,\), got \(3,\)"),
         ({"theta": np.zeros(4)[::2]}, "theta must be writable and C-contiguous"),
-        ({"theta": [0.0, 0.0]}, "theta must be a float64 array, for it is updated in place"),
+        ({"theta": [0.0, 0.0]}, "theta must be a float64 array, because it is updated in place"),
         ({"factor": np.eye(2, dtype=np.float32)}, "factor must be a float64 array"),
         ({"factor": frozen(np.eye(2))}, "factor must be writable and C-contiguous"),
         ({"factor": np.ones((2, 3))}, r"factor must have shape \(d, d\) with d >= 1"),

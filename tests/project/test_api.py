@@ -86,7 +86,7 @@ def test_run_takes_a_spec_file_or_an_experiment(spec: Path, tmp_path: Path) -> N
     quick = fastfed.run(spec, tmp_path / "d", quick=True)
     assert quick.curves[0].horizon == 5  # one batch
     np.testing.assert_array_equal(regrets(quick), regrets(fastfed.load(tmp_path / "c")))
-    with pytest.raises(InputError, match="go with a spec file"):
+    with pytest.raises(InputError, match="are for a spec file"):
         fastfed.run(load_experiment(spec), tmp_path / "e", quick=True)
 
 

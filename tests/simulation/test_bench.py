@@ -22,9 +22,9 @@ from fastfed.simulation.bench import (
     LetorPool,
     SyntheticPool,
     experiments_of,
+    fixed_set_work,
     measure,
     pool_work,
-    set_work,
     sphere_work,
 )
 from fastfed.simulation.experiment import Experiment, make_experiment
@@ -58,7 +58,7 @@ AGENTS = {case.protocol: case for case in CASES if case.name.startswith("fixed-k
         Case("pool", pool_work, lambda: SyntheticPool(5, 4, queries=20), 50, 25),
         Case("letor", pool_work, lambda: LetorPool(4, 30), 50, 25, "default", batch_size=None),
         Case("late", pool_work, lambda: LetorPool(4, 30), 50, 25, "default-eager", batch_size=None),
-        Case("set", set_work, lambda: FixedSet(13, 8), 60, 40, "default-linucb", 1, None),
+        Case("set", fixed_set_work, lambda: FixedSet(13, 8), 60, 40, "default-linucb", 1, None),
         *(
             Case(system, None, small_set, 60, 40, system, 1, case.batch_size)
             for system, case in AGENTS.items()

@@ -310,12 +310,12 @@ def test_open_bandit_logs_have_the_values_of_a_loop():
         ({"columns": ["reward"]}, "columns must not list the reward column"),
         ({"columns": "x"}, "columns must be a list"),
         ({"columns": [], "ranges": {"reward": [0, 1]}}, "ranges must be of feature columns"),
-        ({"table": "t"}, "table goes with an SQLite file"),
-        ({"format": "vw", "where": {"x": [0, 1]}}, 'where goes with tables, not with'),
+        ({"table": "t"}, "table is only for an SQLite file"),
+        ({"format": "vw", "where": {"x": [0, 1]}}, 'where is only for tables, not for'),
         ({"reward_range": [0, 0.5]}, r"reward must lie in reward_range \[0, 0.5\], got 1"),
         ({"where": {"action": [5, 9]}}, "where must keep at least one"),
         ({"horizon": 201}, "horizon must be <= 200, train = 0.5 of the rows"),
-        ({"dimension": 3}, 'dimension goes with coding = "projection"'),
+        ({"dimension": 3}, 'dimension needs coding = "projection"'),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_spec(tmp_path, keys, said):
@@ -380,7 +380,9 @@ def test_the_command_prints_and_writes_the_values(tmp_path):
     assert "several releases" in result.output and "batch_size = 200" in result.output
     assert "fedlinucb" in (tmp_path / "out" / "certificates.txt").read_text()
     options = ["run", str(spec), "-o", str(tmp_path / "out"), "--format", "png"]
-    assert "--format goes with regret" in click.testing.CliRunner().invoke(cli, options).output
+    assert (
+        "a log of decisions has no regret" in click.testing.CliRunner().invoke(cli, options).output
+    )
     shown = click.testing.CliRunner().invoke(cli, ["privacy", str(spec)])
     assert shown.exit_code == 0 and "Made of real records" in shown.output
 

@@ -208,7 +208,10 @@ def prefix_statistics(
 
 
 def release_statistics(release: GaussianRelease, trials: int, seed: int, world: int) -> np.ndarray:
-    """Compute the log likelihood ratio of Honaker's tree or Toeplitz noise, from all prefixes."""
+    """Compute the log likelihood ratio of the two worlds from all released prefixes, (trials,).
+
+    The release is Honaker's tree or has Toeplitz noise.
+    """
     steps, changed = release.releases, _changed_leaf(release)
     leaves = [_leaves(release, w) for w in (0, 1)]
     change = (leaves[1] - leaves[0])[changed - 1] * _precision(release)

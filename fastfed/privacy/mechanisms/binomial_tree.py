@@ -200,9 +200,11 @@ class BinomialTree(msgspec.Struct, frozen=True):
     def mu(self, relation: str | None = None) -> float:
         """Compute the GDP parameter of Gaussian noise of the same variance.
 
-        It is an approximation; `exact` is proven. mu^2 = sum_j 16 R_j g_j^2 D^2 / (3 N_j), where D
-        is the joint sensitivity, N_j the number of counted bits, and R_j the sum of squares from
-        `participation.level_squares` (1 for one batch).
+        This is only an approximation. `exact` returns the proven epsilon. mu^2 is the sum over
+        levels j of R_j g_j^2 D^2 / (3/16 N_j), where D is the joint sensitivity, g_j the number of
+        encoding steps for a value of 1, N_j the number of counted bits, each of variance 3/16, and
+        R_j the largest sum of squared numbers of records that one user has in the nodes of the
+        level (`participation.level_squares`; 1 for one batch).
         """
         record_sensitivity = self._sensitivity(relation)
         if any(self.counted(j) == 0 for j in range(self.depth)):

@@ -381,7 +381,10 @@ def _midpoint(k: Any, radius: float, bound: float) -> Any:
 
 
 def _nearest_bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.ndarray:
-    """Return, for each value, the bin with the nearest midpoint (the lower of two), (M,)."""
+    """Return the bin with the nearest midpoint for each of M values, shape (M,).
+
+    Of two midpoints that are equally near, it is the lower one.
+    """
     clipped = np.clip(x, -bound, bound)
     guess = np.floor((clipped + bound) / (2.0 * radius)).astype(np.int64)
     # Because of rounding, the guess may be one bin off, so compare with both neighbours.

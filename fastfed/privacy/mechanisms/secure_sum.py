@@ -442,7 +442,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         return [Condition(text, True) for text in texts]
 
     def sides(self) -> list[Side]:
-        """Return the guarantee if all others collude; an empty list if none is proven."""
+        """List the guarantee that holds if all others collude; empty if none is proven."""
         epsilon = self.fallback()
         if not math.isfinite(epsilon):
             return []

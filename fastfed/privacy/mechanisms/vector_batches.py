@@ -233,7 +233,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by the proven account, and the assumptions."""
+        """List the assumptions, then the claim with its verdict by the proven account."""
         budget = self.budget
         proven = self.exact()
         notes = ["computed"]

@@ -55,7 +55,10 @@ def inverse_root_poles(low: float, high: float) -> tuple[np.ndarray, np.ndarray]
 
 
 def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each leaf's conductance to the ground through earlier and through later leaves.
+    """Return the conductances of each leaf to the ground, by its two sides.
+
+    The matrix to invert is the Laplacian of a chain of leaves: a resistor between each two
+    neighbours, and from each leaf to the ground.
 
     Parameters
     ----------
@@ -67,7 +70,7 @@ def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray
     Returns
     -------
     tuple of ndarray, both (K, q)
-        Through the leaf itself and earlier ones, and through later ones.
+        First through the leaf's own resistor or earlier leaves, then through later leaves only.
     """
     size = len(between)
     earlier, later = np.empty_like(grounded), np.empty_like(grounded)

@@ -238,7 +238,10 @@ def _of_silo(pair: Any) -> np.ndarray:
 
 
 def copies() -> list[tuple[str, str]]:
-    """Return (class, way) for every object that can be copied; empty if all objects refuse."""
+    """List each object that could be copied, as (its class, the way of copying it).
+
+    The list should be empty: objects that draw noise must refuse all copies.
+    """
     copied = []
     for name, original in originals().items():
         for way, copy_object in WAYS.items():
