@@ -215,12 +215,12 @@ def fixed_set_work(experiment: Experiment) -> Work:
 
     The means and both bonuses of all actions are updated. A model that stores V^-1 needs two
     products of X with vectors, two products of V^-1 with vectors, and an update of V^-1. A model
-    that stores X V^-1 X' and X V^-2 X' updates one triangle of each (src/ff_fixed.h). The smaller
-    of the two is counted.
+    that stores X V^-1 X' and X V^-2 X' updates one triangle of each. The core stores the latter up
+    to K = 2 d (`pairs_up_to` in src/ff_fixed.c).
     """
     k, d = 100, check_plan(experiment.curves[0].system.plan).dimension
     rows, pairs = 4 * k * d + 6 * d * d, 3 * k * k
-    if rows < pairs:
+    if k > 2 * d:
         return Work(float64=rows, reads=((4.0 * k * d, 4.0 * k * d), (8.0 * d * d, 8.0 * d * d)))
     # Sixteen data points are subtracted together.
     return Work(float64=pairs, reads=((8.0 * k * k / 16, 8.0 * k * k),))
