@@ -1,4 +1,4 @@
-"""Check that no protocol accepts a calibration that has no effect on its noise."""
+"""Check what is easily forgotten for a new protocol: calibrations without effect, and lists."""
 
 import pytest
 
@@ -30,3 +30,15 @@ def test_every_calibration_that_is_accepted_changes_the_noise(protocol):
     assert exact is not None
     for calibration in ("theorem", "published-code"):
         assert noise_of(protocol, calibration) != exact
+
+
+def test_every_protocol_is_planned_and_deployed_or_has_a_reason():
+    pytest.importorskip("cryptography")
+    from fastfed.advice.systems import ELSEWHERE, TRUST
+    from fastfed.deployment.kinds import REFUSED, SUPPORTED
+
+    protocols = {name for name in PROTOCOLS if name != "none"}
+    planned = {protocol for _, pairs in TRUST.values() for protocol, _ in pairs}
+    elsewhere = {name for names in ELSEWHERE for name in names.split(", ")}
+    assert protocols <= planned | elsewhere and not planned & elsewhere
+    assert protocols <= {*SUPPORTED, *REFUSED} and not {*SUPPORTED} & {*REFUSED}
