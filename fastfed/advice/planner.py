@@ -375,7 +375,7 @@ class _Search:
         halving.run(name, going, self.size)
 
     def continuing(self, going: Sequence[Contender]) -> list[Contender]:
-        """Return the contenders of least regret so far, `CONTINUE` of each trust model."""
+        """Return, for each trust model, the `CONTINUE` contenders with the least regret so far."""
         names = {contender.name for contender in going}
         best: set[str] = set()
         for trust in self.trust_models:

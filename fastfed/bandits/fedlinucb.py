@@ -374,9 +374,9 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
 def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
     """Return the default rounds of the first batch of "shuffle-vector".
 
-    Releases before n0, see `useful_rounds`, only add noise to later ones. But where the same
-    actions come in all rounds, one batch explores only one direction. So the first batch has n0
-    rounds, and at most T / 50: if n0 is longer, sharing does not pay within T rounds.
+    It is n0 (`useful_rounds`), since releases before round n0 only add noise to later ones. It is
+    at most T / 50, for two reasons. Where the same actions are offered in all rounds, one batch
+    explores only one direction. And if n0 is above T / 50, sharing does not pay within T rounds.
     """
     single = msgspec.structs.replace(config, release=FLAT)
     noise = make_noise(single, problem, Schedule.at((problem.horizon,), problem.horizon))

@@ -717,6 +717,8 @@ def verify(folder: Path) -> None:
     if not (folder / folders.STATE).exists():
         click.echo(f"{process.party.name}: no state yet, so nothing to check")
         return
+    # `read_party` has applied the log, by which a hub computes all sums again. `writes` raises an
+    # error if the chain is broken.
     entries = sum(1 for _ in process.store.writes())
     click.echo(f"{process.party.name}: {entries} entries, chain and sums as they should be")
 

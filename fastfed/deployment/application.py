@@ -559,10 +559,12 @@ class Application:
             self._from_thread(self._deliver, done)
 
     def _plan_sync(self) -> None:
-        """Store what is computed, after all that has arrived by now is computed too.
+        """Plan a sync to disk of the calls that are computed.
 
-        If syncs are slow, do so at once if `few` calls wait: calls that are answered together come
-        back together, and so would share each sync for ever while the other threads are idle.
+        It runs after the requests that have arrived by now are computed, so that they share it. If
+        syncs are slow and at least `few` calls wait, it runs now instead. Otherwise clients whose
+        calls share a sync would send their next calls at the same time, and share every later sync
+        while the other threads that sync are idle.
         """
         if self._silo.pace >= self.fast and self._silo.waiting >= self.few:
             self._sync()

@@ -303,6 +303,7 @@ class PhaseHub(Hub):
             estimates[entry.silo] = self._decrypt_report(
                 envelope, f"report {release} of {envelope.sender}"
             )
+        # The noise is a function of the estimates that it hides.
         self._sealing.set_hidden_sums(release, digest(packed(estimates)))
         phase = self._phases.releasing[release - 1]
         local_estimates = [LocalEstimate(phase, row, i) for i, row in enumerate(estimates)]

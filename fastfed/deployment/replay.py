@@ -252,7 +252,10 @@ class Replay:
             self._silo.outcome(name, outcome)
 
     def run(self, stop: threading.Event, say: Callable[[str], None] = print) -> None:
-        """Replay until no events remain or `stop` is set; ``say`` gets each refusal once."""
+        """Replay until no events remain or ``stop`` is set.
+
+        ``say`` gets the text of each new problem, and not again while the problem persists.
+        """
         last_problem = ""
         while self.left and not stop.is_set():
             wait = min(max(self.due - self._silo.clock(), 0.0), AGAIN)

@@ -278,10 +278,11 @@ class FixedSet:
         return self._sphere().theta(seed, replicate)
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:
-        """Return the bytes of a replicate.
+        """Return an upper bound on the bytes of a replicate.
 
-        Every silo has a copy of the actions and their means. In addition every curve may have a
-        model of the actions in every silo, if V changes in every round (src/ff_fixed.h).
+        Every silo has a copy of the actions (float32) and of their means (float64). A curve whose V
+        changes in every round also has a model of the actions in every silo (src/ff_fixed.h). It is
+        counted for all curves.
         """
         model = 8 * driver.fixed_size(self.actions, self.dimension)
         return silos * (self.actions * (4 * self.dimension + 8) + 24 + curves * model)

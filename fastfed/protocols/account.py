@@ -548,9 +548,9 @@ def _amplified_tree(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> 
     layout, bias, ratio = _unit_noise(plan, std)
     if not bias:
         return RawData(budget)
-    # The amplification lemma treats the two streams separately, at the sensitivity of the bias
-    # stream. If the covariance stream has less noise relative to its sensitivity, account for both
-    # streams with that smaller noise.
+    # The amplification lemma bounds each of the two streams without the other, and has one noise
+    # level for both: that of the bias stream, relative to its sensitivity. If the covariance stream
+    # has less noise relative to its sensitivity, that smaller level is used for both.
     least = min(1.0, ratio * (1.0 if layout == "iid" else math.sqrt(2.0)))
     if least < 1.0 - 1e-12:
         bias, ratio = least * bias, ratio / least

@@ -325,7 +325,7 @@ class Encoder(_Rows):
         Raises
         ------
         InputError
-            As in `Masks.meet`, and after the first message.
+            As in `Masks.meet`, and after the first message if no sessions were stored before it.
         """
         if self.release and not self._masks.met:
             raise InputError("sessions must be exchanged before the first message")

@@ -371,7 +371,7 @@ def rows_of(name: str, source: Source) -> list[Row]:
 
 
 def rows_left_out(name: str, figure: Mapping[str, Any], reason: str) -> list[Row]:
-    """Return the rows with the claims of a [figure] table that was left out, with the reason."""
+    """Return one row for each claim of a figure that was not simulated; each states the reason."""
     claims = [(s["says"], s.get("tag", OURS)) for s in figure.get("statement", ())]
     paper, title = str(figure.get("paper", "")), str(figure.get("title", name))
     return [

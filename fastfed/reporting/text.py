@@ -100,7 +100,7 @@ def audit_sentences(result: AuditResult) -> list[str]:
             "they return, so this pass says nothing about the claim. Give more trials.",
             finding,
         ]
-    return ["Pass: these runs did not refute the claim, which proves no privacy.", finding]
+    return ["Pass: these runs did not refute the claim. A pass does not prove privacy.", finding]
 
 
 def calibration_sentences(calibrated: Calibrated) -> list[str]:

@@ -452,6 +452,10 @@ def run_sums(
             start: int, stop: int, rows: np.ndarray, weights: np.ndarray | None,
             at: int = at, sums: np.ndarray = sums,
         ) -> None:  # fmt: skip
+            """Record what was played in ranges start..stop - 1 of the block that begins at ``at``.
+
+            The defaults keep the values of this iteration.
+            """
             ledger.played_many(
                 edges[at + start : at + stop + 1],
                 exchange_flags[at + start + 1 : at + stop + 1],
@@ -707,7 +711,11 @@ def outcome(
     x: np.ndarray,
     events: dict[str, int],
 ) -> Outcome:
-    """Return the outcome of a curve, from its regret and its exchanges by each checkpoint (C,)."""
+    """Return the outcome of a curve.
+
+    ``exchanged`` (C,) is the number of exchanges up to each checkpoint, and ``x`` is what was
+    played last.
+    """
     return Outcome(
         group_regret=ledger.regret,
         synchronisations=exchanged,

@@ -620,7 +620,10 @@ def _divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -
 
 
 def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -> float:
-    """Compute a lower bound of the hockey-stick divergence in one direction."""
+    """Compute a lower bound of the hockey-stick divergence of the first dataset from the second.
+
+    ``moves`` has the values of each coordinate in the two datasets.
+    """
     losses = [_masses_and_losses(trials, noise, *move) for move in moves if move[0] != move[1]]
     if len(losses) == 1:
         ((mass, loss),) = losses

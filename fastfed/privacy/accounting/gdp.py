@@ -527,7 +527,8 @@ def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
     mu = number("mu", mu, at_least=0.0)
     if delta >= p * gaussian_delta(0.0, mu):
         return 0.0
-    # delta / p < 1 here, and p delta_mu(high) is at most delta.
+    # Here delta < p gaussian_delta(0, mu) <= p, so delta / p < 1. And p gaussian_delta(high, mu) <=
+    # delta, so ``high`` is a valid upper end of the bisection.
     high = gaussian_epsilon(mu, delta / p)
     if p == 1.0 or not math.isfinite(high):
         return high
