@@ -120,15 +120,15 @@ def nearest(word: str, options: Iterable[str]) -> str:
     named = {str(option).lower(): option for option in options}
     word = str(word).lower()
     meant = [value for value in _MEANT.get(re.sub("[ _]", "-", word), ()) if value in named]
-    # A ratio below 0.7 is a chance likeness (epsilom, silos), unless one word holds the other or
-    # they are equally long (two, too).
+    # A ratio below 0.7 is likely to be chance (epsilom, silos), unless one word contains the other
+    # or their lengths differ by at most 1 (two, too).
     close = [
         option
         for option in difflib.get_close_matches(word, list(named), n=len(named) or 1, cutoff=0.5)
         if word in option
         or option in word
         or difflib.SequenceMatcher(None, option, word).ratio()
-        >= (0.6 if abs(len(option) - len(word)) <= 1 else 0.7)
+        >= (0.65 if abs(len(option) - len(word)) <= 1 else 0.7)
     ]
     return f'; did you mean "{named[(meant + close)[0]]}"?' if meant or close else ""
 

@@ -330,7 +330,7 @@ def simulate(
         if OTHER_WORDS.get(key) in ("seed", "threads", "horizon", "silos", "replicates"):
             raise InputError(unknown_argument(key, [OTHER_WORDS[key]]))
     if curves is not None or algorithm in ALGORITHMS:
-        _check_keys(algorithm, keys)
+        _check_keys(algorithm, environment, keys)
     if horizon is None:
         raise InputError("horizon is required: the number of rounds of each silo")
     if (algorithm is None) == (curves is None):
@@ -363,10 +363,12 @@ def simulate(
         return _simulated(experiment, layout, check_threads(threads), driver, progress)
 
 
-def _check_keys(algorithm: str | None, keys: Iterable[str]) -> None:
+def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str]) -> None:
     """Raise InputError for a key that is a misspelt argument of `simulate`."""
     arguments = list(inspect.signature(simulate).parameters)[2:-1]
-    known = ALGORITHMS[algorithm].config.__struct_fields__ if algorithm else ()
+    config = ALGORITHMS[algorithm].config.__struct_fields__ if algorithm else ()
+    # A curve may also change numbers of the environment.
+    known = ["label", *config, *getattr(environment, "__dataclass_fields__", ())]
     for key in keys:
         hint = nearest(key, [*arguments, *known])
         if key not in known and hint and nearest(key, known) != hint:
