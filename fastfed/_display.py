@@ -59,3 +59,24 @@ class Displayed:
 
     def __rich__(self) -> Any:
         return renderer().as_rich(self)
+
+
+class Located:
+    """Mixin whose error for an attribute that does not exist says where its value is.
+
+    A class that has it implements `where_is`.
+    """
+
+    __slots__ = ()
+
+    def where_is(self, name: str) -> str:
+        """Return what to write for an attribute that another class has; "" if it is unknown."""
+        raise NotImplementedError
+
+    # Hidden from type checkers, to which any attribute would otherwise exist.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            where = "" if name.startswith("_") else self.where_is(name)
+            message = f"{type(self).__name__} has no attribute {name!r}"
+            raise AttributeError(f"{message}: write {where}" if where else message)

@@ -106,11 +106,31 @@ def unknown_argument(word: str, options: Iterable[str]) -> str:
     return f'unknown argument "{word}"{hint}'
 
 
+#: Words for parties and protocols, and the values that they may mean, the first that is an option.
+_MEANT = {
+    **dict.fromkeys(("server", "trusted", "trusted-server", "trusted-curator"), ("central",)),
+    **dict.fromkeys(("local", "silo", "ldp"), ("silo-ldp",)),
+    **dict.fromkeys(("shuffle", "shuffler"), ("shuffle-vector", "shuffle")),
+    **dict.fromkeys(("mask", "masks", "masking", "secagg"), ("secure-sum",)),
+}
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the option closest to word, or "" when none is close."""
     named = {str(option).lower(): option for option in options}
-    close = difflib.get_close_matches(str(word).lower(), list(named), n=1, cutoff=0.5)
-    return f'; did you mean "{named[close[0]]}"?' if close else ""
+    word = str(word).lower()
+    meant = [value for value in _MEANT.get(re.sub("[ _]", "-", word), ()) if value in named]
+    # A ratio below 0.7 is likely to be chance (epsilom, silos), unless one word contains the other
+    # or their lengths differ by at most 1 (two, too).
+    close = [
+        option
+        for option in difflib.get_close_matches(word, list(named), n=len(named) or 1, cutoff=0.5)
+        if word in option
+        or option in word
+        or difflib.SequenceMatcher(None, option, word).ratio()
+        >= (0.65 if abs(len(option) - len(word)) <= 1 else 0.7)
+    ]
+    return f'; did you mean "{named[(meant + close)[0]]}"?' if meant or close else ""
 
 
 def choice(name: str, value: object, options: Sequence[str]) -> str:

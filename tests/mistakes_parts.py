@@ -118,6 +118,11 @@ AGENTS = [
         ("dimension", ">= 1", "got 0"),
     ),
     Mistake(
+        "LinUCB(10**6)",
+        agent(lambda a: None, dimension=10**6),
+        ("dimension = 1000000", "12 TB", "available", "fewer features"),
+    ),
+    Mistake(
         "alpha = 0.01 of other libraries",
         agent(lambda a: None, alpha=0.01),
         ("LinUCB", "radius_multiplier"),

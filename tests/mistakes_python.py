@@ -122,6 +122,13 @@ class Needs(First):
         self.rate = rate
 
 
+def system() -> Any:
+    """Make a private system."""
+    import fastfed
+
+    return fastfed.make_system(**PRIVATE, silos=2, horizon=20, dimension=3)
+
+
 def policy(given: Any, **keys: Any) -> Make:
     return simulate(curves=[{"algorithm": "policy", "policy": given, **keys}])
 
@@ -197,6 +204,22 @@ SIMULATIONS = [
         lambda f: simulate(__import__("pandas").DataFrame({"a": [1]}))(f),
         ("environment", "Classification"),
         ("pandas",),
+    ),
+    Mistake(
+        "horizont for horizon",
+        lambda f: __import__("fastfed").simulate(WORLD, "local-linucb", horizont=20),
+        ('"horizont"', 'mean "horizon"'),
+    ),
+    Mistake(
+        "no horizon",
+        lambda f: __import__("fastfed").simulate(WORLD, "local-linucb"),
+        ("horizon is required", "rounds"),
+    ),
+    Mistake("replicate for replicates", simulate(replicate=5), ('mean "replicates"',)),
+    Mistake(
+        "replicate for replicates, with curves",
+        simulate(curves=[{"algorithm": "random"}], replicate=5),
+        ('mean "replicates"',),
     ),
     Mistake("rounds for horizon", simulate(rounds=5), ("rounds", "release_rounds")),
     Mistake(
@@ -275,6 +298,42 @@ USES = [
         results(lambda r: r.paired_difference("LDP", "none")),
         ("'none'", "alone"),
     ),
+    Mistake(
+        "select by a key that no curve resembles",
+        results(lambda r: r.select(gamma=1.0)),
+        ("gamma", "there are", "epsilon"),
+        never=("did you mean",),
+    ),
+    Mistake(
+        "epsilon of a certificate",
+        lambda f: system().certificate.epsilon,
+        ("Certificate", "'epsilon'", "certificate.exact.epsilon", "certificate.claimed.epsilon"),
+        error=AttributeError,
+    ),
+    Mistake(
+        "status of a stored certificate as an attribute",
+        results(lambda r: r["LDP"].certificate.status),
+        ("'status'", 'certificate["status"]'),
+        error=AttributeError,
+    ),
+    Mistake(
+        "epsilon as a key of a stored certificate",
+        results(lambda r: r["LDP"].certificate["epsilon"]),
+        ("'epsilon'", 'certificate["exact"]["epsilon"]', 'certificate["claimed"]["epsilon"]'),
+        error=KeyError,
+    ),
+    Mistake(
+        "a key that no certificate has",
+        results(lambda r: r["LDP"].certificate["guarantee"]),
+        ("'guarantee'", "status", "exact", "caveats"),
+        error=KeyError,
+    ),
+    Mistake(
+        "certificate of results",
+        results(lambda r: r.certificate),
+        ("Results", "'certificate'", "results.curves[0].certificate", "results[label]"),
+        error=AttributeError,
+    ),
     Mistake("log = True", results(lambda r: r.plot(log=True)), ("log", "True", '"xy"')),
 ]
 POLICIES = [
@@ -308,6 +367,16 @@ PRIVACY = [
         "calibrate to a pair",
         fastfed("calibrate", "gaussian-tree", (1.0, 1e-6)),
         ("budget", "Budget(epsilon, delta)", "(1.0, 1e-06)"),
+    ),
+    Mistake(
+        "calibrate by numbers in place of a budget",
+        fastfed("calibrate", "gaussian-tree", 1.0, 400),
+        ("budget", "1.0", "fastfed.Budget(1.0, 1e-6)"),
+    ),
+    Mistake(
+        "calibrate for no release",
+        fastfed("calibrate", "gaussian-tree", BUDGET, 0),
+        ("releases", ">= 1", "got 0"),
     ),
     Mistake(
         "calibrate an unknown mechanism",
@@ -354,7 +423,22 @@ PRIVACY = [
     ),
     Mistake("plan for one silo", sized(silos=1), ("silos", ">= 2", "got 1")),
     Mistake("plan(epsilon=inf)", sized(epsilon=float("inf")), ("epsilon", "inf", "finite")),
-    Mistake('plan for trust = "server"', sized(trust="server"), ("trust", "server", "central")),
+    Mistake(
+        'plan for trust = "server"', sized(trust="server"), ("trust", "server", 'mean "central"')
+    ),
+    *(
+        Mistake(
+            f"protocol={word} of simulate", private(protocol=word), ("protocol", f'mean "{meant}"')
+        )
+        for word, meant in {
+            "server": "central",
+            "trusted server": "central",
+            "local": "silo-ldp",
+            "shuffle": "shuffle-vector",
+            "Shuffler": "shuffle-vector",
+            "mask": "secure-sum",
+        }.items()
+    ),
     Mistake(
         "plan for an environment by its kind",
         sized(environment="sphere"),

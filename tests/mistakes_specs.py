@@ -488,7 +488,7 @@ COMMANDS = [
     Mistake(
         "results of a damaged store",
         stored("results", "kept", damage=lambda p: p.write_bytes(b"no database")),
-        ("results.sqlite", "damaged"),
+        ("results.sqlite", "damaged", "copy", "new folder"),
     ),
     Mistake(
         "results of a store of later versions",
@@ -541,6 +541,16 @@ COMMANDS = [
     Mistake(
         "completion of another shell", call("completion", "powershell"), ("powershell", "bash")
     ),
+    Mistake("the bench of nothing", call("bench", "foo"), ('"foo"', "start with", "letor, pool")),
+    Mistake(
+        "calibrate --releases 0",
+        call(
+            *("calibrate", "gaussian-tree", "--epsilon", "1", "--delta", "1e-6"),
+            *("--releases", "0"),
+        ),
+        ("releases", ">= 1", "got 0"),
+    ),
+    Mistake("a spec without silos", spec("silos = 4", ""), ("silos is required", "silos = 1")),
     Mistake("an unknown command", call("simulate", "s.toml"), ("simulate", "--help")),
 ]
 MISTAKES = KEYS + COMMANDS

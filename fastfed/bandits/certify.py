@@ -33,6 +33,7 @@ from fastfed.privacy.account import (
 from fastfed.privacy.certificate import (
     DRAWS,
     FLOATS,
+    LARGE_DELTA,
     LIMITS,
     REALS,
     SIMULATION,
@@ -562,8 +563,8 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> 
         )
     if budget.delta * users >= 1.0:
         caveats.append(
-            f"delta = {budget.delta:g} is not small against 1 / {users} users: it allows the "
-            "full disclosure of some of them, and certifies almost nothing"
+            f"delta = {budget.delta:g} {LARGE_DELTA} {users} users: it allows the full disclosure "
+            "of some of them, and certifies almost nothing"
         )
     # The proofs hold for bits as sent. For real numbers they ignore floating-point rounding.
     number_caveat = DRAWS if plan.protocol.bits else LIMITS if plan.protocol.masked else FLOATS

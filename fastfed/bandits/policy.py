@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from fastfed import off_policy
 from fastfed._files import write_whole
 from fastfed._kernels import checked, linalg
+from fastfed._memory import available, format_size
 from fastfed._validate import (
     InputError,
     array,
@@ -68,6 +69,11 @@ class Replayed:
     self_normalised: off_policy.PolicyValue | None
 
 
+def _bytes_of(dimension: int) -> int:
+    """Return the bytes of an agent: the Cholesky factor, and the sums of which it is made."""
+    return 12 * dimension**2
+
+
 class LinUCB:
     """A LinUCB agent (Abbasi-Yadkori et al. 2011) without privacy, for use in other tools.
 
@@ -97,7 +103,8 @@ class LinUCB:
     Raises
     ------
     InputError
-        For an invalid value. The message names the parameter.
+        For an invalid value, or a dimension whose matrices do not fit into the available memory.
+        The message names the parameter.
 
     Examples
     --------
@@ -120,6 +127,15 @@ class LinUCB:
         for name in others:
             raise TypeError(f"LinUCB: {unknown_argument(name, _PARAMETERS)}")
         self.dimension = integer("dimension", dimension, at_least=1)
+        # Memory is asked for only where it matters, since the answer takes time.
+        needed, limit = _bytes_of(self.dimension), None
+        if needed > 10**9:
+            limit = available()
+        if limit is not None and needed > limit:
+            raise InputError(
+                f"dimension = {self.dimension} needs about {format_size(needed)} for matrices of d "
+                f"rows and columns, and {format_size(limit)} are available: use fewer features"
+            )
         self.regularizer = number("regularizer", regularizer, above=0.0)
         self.failure_probability = number(
             "failure_probability", failure_probability, above=0.0, below=1.0
@@ -522,6 +538,7 @@ class LinUCB:
         Returns
         -------
         ndarray, shape (n,)
+            Zeros before the first reward: without data, theta_hat = 0.
 
         Raises
         ------

@@ -247,8 +247,9 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     "ratio without data" excludes the time in which the loop makes contexts. The peak rates and the
     reference need the repository's folder benches/: without a checkout their columns are empty.
     """
-    from fastfed.simulation.bench import run_bench
+    from fastfed.simulation.bench import cases_of, run_bench
 
+    cases_of(names)  # refuses unknown names before the message
     say("timing both drivers, one instance after the other")
     try:
         rows = run_bench(*names)

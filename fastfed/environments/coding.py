@@ -133,16 +133,27 @@ def _code_declared(table: Table, name: str, known: tuple[float, float] | list[st
         return coded
     low, high = known
     scaled = np.zeros((len(cells), 2))
+    clipped = 0
     for row, cell in enumerate(cells):
         if cell in MISSING:
             scaled[row, 1] = 1.0
         elif NUMBER.fullmatch(cell):
-            scaled[row, 0] = (min(max(float(cell), low), high) - low) / (high - low)
+            value = float(cell)
+            clipped += not low <= value <= high
+            scaled[row, 0] = (min(max(value, low), high) - low) / (high - low)
         else:
             raise InputError(
                 f"{table.where[row]}: column {show(name)} must hold numbers, as its entry in "
                 f"ranges is an interval, got {show(cell)}"
             )
+    given = len(cells) - int(scaled[:, 1].sum())
+    if 2 * clipped > given:
+        # A certificate must not depend on cells, so this is a warning and no note.
+        warnings.warn(
+            f"{table.path}: column {show(name)} has {clipped} of {given} values outside "
+            f"ranges.{name} = [{low:g}, {high:g}], and they are clipped: compare the units",
+            stacklevel=2,
+        )
     return scaled
 
 
@@ -266,16 +277,26 @@ def _classes(table: Table, label: str) -> np.ndarray:
 _MANY_CLASSES, _FEW_RECORDS = 20, 10
 #: The same for labels with numbers that are not whole.
 _MANY_FRACTIONS = 10
+#: With more classes, numbers that are not whole are refused: a run would take too long.
+_MOST_FRACTIONS = 100
 
 
 def _label_notes(table: Table, label: str, classes: np.ndarray) -> tuple[str, ...]:
-    """Return a note for the certificate if the label seems to be a number, not a class."""
+    """Return a note for the certificate if the label seems to be a number, not a class.
+
+    Raises InputError for more than 100 numbers that are not all whole.
+    """
     actions, count = int(classes.max()) + 1, len(classes)
     fractions = actions > _MANY_FRACTIONS and any(
         "." in cell and float(cell) % 1.0
         for cell in set(table.column(label))
         if NUMBER.fullmatch(cell)
     )
+    if fractions and actions > _MOST_FRACTIONS:
+        raise InputError(
+            f"{table.path}: label {show(label)} must be a class, got {actions} numbers in {count} "
+            "records: make a few classes of it by bins"
+        )
     if not fractions and (actions <= _MANY_CLASSES or count >= _FEW_RECORDS * actions):
         return ()
     return (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fastfed._display import Displayed
+from fastfed._display import Displayed, Located
 from fastfed._validate import InputError, choice, number, show
 from fastfed.privacy.sensitivity import RELATIONS, UNITS, Budget
 
@@ -65,6 +65,9 @@ COINS = (
     "released values are exact: integer sums, modulo 2^64, of fixed-point records and exactly "
     "sampled binomial noise; random bits come from the operating system (docs/secure-sum.md)"
 )
+
+#: Part of the caveat on a delta that allows the full disclosure of some users. Tables note it too.
+LARGE_DELTA = "is not small against 1 /"
 
 #: 2^-100, the smallest delta for which the operating system's 256-bit generator is trusted.
 MIN_DELTA = 2.0**-100
@@ -288,7 +291,7 @@ class Side(NamedTuple):
     conditions: tuple[Condition, ...] = ()
 
 
-class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
+class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=True):
     """A guarantee with its unit, relation and trust model: one entry of `Certificate.also`.
 
     Parameters
@@ -336,6 +339,12 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
     conditions: tuple[Condition, ...] = ()
     caveats: tuple[str, ...] = ()
     source: str
+
+    def where_is(self, name: str) -> str:
+        """Return where the numbers of a guarantee are."""
+        if name not in (*Guarantee.__struct_fields__, "rho"):
+            return ""
+        return f"certificate.exact.{name} (what holds) or certificate.claimed.{name}"
 
     def __post_init__(self) -> None:
         """Check every field, and that status, exact value and conditions agree."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fastfed.privacy.certificate import LARGE_DELTA
 from fastfed.reporting.text import plus_minus, shortfall
 from fastfed.results.paired import ALONE, Difference, baseline_differences, difference
 from fastfed.results.results import CurveResult, Results
@@ -90,6 +91,12 @@ def notes_on_curves(results: Results) -> list[str]:
         notes.append(
             f"an epsilon above {LARGE_EPSILON:g} protects hardly anybody: {_listed(loose)}"
         )
+    large: dict[str, list[str]] = {}
+    for curve in results.curves:
+        for caveat in curve.certificate["caveats"]:
+            if LARGE_DELTA in caveat:
+                large.setdefault(caveat, []).append(curve.label)
+    notes += [f"{_listed(labels)}: {caveat}" for caveat, labels in large.items()]
     random = [curve for curve in results.curves if curve.algorithm == CHANCE]
     estimated = False
     useless: list[str] = []

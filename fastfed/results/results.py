@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import numpy as np
 
-from fastfed._display import Displayed, renderer
+from fastfed._display import Displayed, Located, renderer
 from fastfed._validate import InputError, choice, listed, nearest_label, number, show
 from fastfed.results.paired import ALONE, baseline_differences, baseline_of, difference
 
@@ -46,12 +46,32 @@ def means(counts: np.ndarray) -> list[float]:
 # ---- Curves and results --------------------------------------------------------------------------
 
 
-class StoredCertificate(dict[str, Any], Displayed):
+class UnknownKey(InputError, KeyError):
+    """Raised if a certificate or results have no such key."""
+
+    __str__ = Exception.__str__  # KeyError quotes its message
+
+
+class StoredCertificate(dict[str, Any], Displayed, Located):
     """A stored certificate: a dict of plain data that prints as text."""
 
     def __str__(self) -> str:
         """Return the text of the certificate; ``dict(certificate)`` returns the data."""
         return str(renderer().as_text(self))
+
+    def where_is(self, name: str) -> str:
+        """Return how a key is read."""
+        if name in self:
+            return f'certificate["{name}"]'
+        if name not in ("epsilon", "delta", "mu"):
+            return ""
+        return f'certificate["exact"]["{name}"] (what holds) or certificate["claimed"]["{name}"]'
+
+    def __missing__(self, key: object) -> NoReturn:
+        """Refuse a key that does not exist: say where its value is, or list all keys."""
+        where = self.where_is(str(key))
+        hint = f": write {where}" if where else f"; it has {', '.join(self)}"
+        raise UnknownKey(f"a certificate has no key {show(key)}{hint}")
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print the text if IPython runs in a terminal."""
@@ -326,14 +346,12 @@ def total_events(replicates: Sequence[dict[str, int]]) -> dict[str, int]:
     return {name: sum(events.get(name, 0) for events in replicates) for name in names}
 
 
-class UnknownCurve(InputError, KeyError):
+class UnknownCurve(UnknownKey):
     """Raised if no curve has the requested label."""
-
-    __str__ = Exception.__str__  # KeyError quotes its message
 
 
 @dataclass(frozen=True, repr=False)
-class Results(Displayed):
+class Results(Displayed, Located):
     """All curves of one experiment, as ``simulate`` returns and ``load`` reads them.
 
     ``results[label]`` returns the curve with this label. ``len(results)`` is the number of curves,
@@ -356,6 +374,11 @@ class Results(Displayed):
     silos: int
     curves: tuple[CurveResult, ...]
     figure: dict[str, Any]
+
+    def where_is(self, name: str) -> str:
+        """Return how an attribute of a curve is read."""
+        known = hasattr(CurveResult, name) or name in (f.name for f in fields(CurveResult))
+        return f"results.curves[0].{name} or results[label].{name}" if known else ""
 
     def __repr__(self) -> str:
         lines = [f"<Results of {self.experiment}: {self.silos} silos, {self.horizon} rounds>"]

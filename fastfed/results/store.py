@@ -689,7 +689,10 @@ def read_meta(path: Path) -> dict[str, str]:
         meta = _select_meta(path, "ro")
     except (sqlite3.Error, *files.BROKEN) as error:
         if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_READONLY_ROLLBACK:
-            raise InputError(f"{path} is not a store of fastfed, or it is damaged") from None
+            raise InputError(
+                f"{path} is not a store of fastfed, or it is damaged: restore a copy of the "
+                "folder, or run the spec into a new folder"
+            ) from None
         # A process was killed during a commit. Opening the file for writing undoes that commit.
         try:
             meta = _select_meta(path, "rw")

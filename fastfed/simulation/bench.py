@@ -312,7 +312,9 @@ def cases_of(names: Sequence[str]) -> list[Case]:
     all_names = [case.name for case in CASES]
     for name in names:
         if not any(case_name.startswith(name) for case_name in all_names):
-            raise InputError(f'no bench starts with "{name}"{nearest(name, all_names)}')
+            kinds = sorted({case_name.split("-")[0] for case_name in all_names})
+            hint = nearest(name, all_names) or f"; they start with {', '.join(kinds)}"
+            raise InputError(f'no bench starts with "{name}"{hint}')
     return [case for case in CASES if not names or case.name.startswith(tuple(names))]
 
 

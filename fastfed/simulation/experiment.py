@@ -428,7 +428,9 @@ def make_problem(environment: Environment, silos: int | None, horizon: int) -> P
     if silos is None:
         silos = silos_of_data
     if silos is None:
-        raise InputError("silos is required: how many silos share the learning")
+        raise InputError(
+            "silos is required: how many silos share the learning (silos = 1 for a single agent)"
+        )
     silos = integer("silos", silos, at_least=1, at_most=2**31)
     if silos_of_data is not None and silos != silos_of_data:
         raise InputError(f"silos must be {silos_of_data} for these data, got {silos}")

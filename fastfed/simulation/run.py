@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import OTHER_WORDS, InputError, array, choice, show, unknown_argument
+from fastfed._validate import (
+    OTHER_WORDS,
+    InputError,
+    array,
+    choice,
+    nearest,
+    show,
+    unknown_argument,
+)
 from fastfed._validate import folder as path_of
 from fastfed.environments import ENVIRONMENTS, Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
@@ -30,6 +39,7 @@ from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines import Finished, open_engine
 from fastfed.simulation.experiment import Experiment, Problem, make_experiment
 from fastfed.simulation.snapshots import Snapshots
+from fastfed.simulation.systems import ALGORITHMS
 
 #: The logger of the package. Runs log at the level INFO, which Python does not show by default.
 LOG = logging.getLogger("fastfed")
@@ -231,7 +241,7 @@ def simulate(
     environment: Environment | dict[str, Any],
     algorithm: str | None = None,
     *,
-    horizon: int,
+    horizon: int | None = None,
     silos: int | None = None,
     replicates: int = 1,
     seed: int = 0,
@@ -257,7 +267,7 @@ def simulate(
         Name of the algorithm. With ``keys`` it makes one curve, or one curve for each value of a
         list-valued key.
     horizon : int
-        T, the number of rounds of each silo.
+        T, the number of rounds of each silo. It is required.
     silos : int, optional
         M, the number of silos. It may be omitted if the environment's data determine it.
     replicates : int
@@ -319,6 +329,10 @@ def simulate(
     for key in keys:
         if OTHER_WORDS.get(key) in ("seed", "threads", "horizon", "silos", "replicates"):
             raise InputError(unknown_argument(key, [OTHER_WORDS[key]]))
+    if curves is not None or algorithm in ALGORITHMS:
+        _check_keys(algorithm, environment, keys)
+    if horizon is None:
+        raise InputError("horizon is required: the number of rounds of each silo")
     if (algorithm is None) == (curves is None):
         raise InputError("give either algorithm and its keys, or curves")
     if curves is not None and not isinstance(curves, (list, tuple)):
@@ -347,6 +361,18 @@ def simulate(
     layout = fit(experiment, resources, driver=driver, kept=True)
     with memory_ends(layout):
         return _simulated(experiment, layout, check_threads(threads), driver, progress)
+
+
+def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str]) -> None:
+    """Raise InputError for a key that is a misspelt argument of `simulate`."""
+    arguments = list(inspect.signature(simulate).parameters)[2:-1]
+    config = ALGORITHMS[algorithm].config.__struct_fields__ if algorithm else ()
+    # A curve may also change numbers of the environment.
+    known = ["label", *config, *getattr(environment, "__dataclass_fields__", ())]
+    for key in keys:
+        hint = nearest(key, [*arguments, *known])
+        if key not in known and hint and nearest(key, known) != hint:
+            raise InputError(f'unknown argument "{key}"{hint}')
 
 
 def _remedy(environment: object) -> str:

@@ -414,7 +414,8 @@ def test_times_in_another_unit_are_named(tmp_path, when, word):
 @pytest.mark.parametrize(
     ("count", "label", "said"),
     [
-        (300, lambda i: 20 + (i * 7 % 150) / 10, True),
+        (300, lambda i: 20 + (i * 7 % 100) / 10, True),
+        (200, lambda i: i % 150, True),
         (442, lambda i: 25 + i * 11 % 214, True),
         (1000, lambda i: (i * 7 % 30) / 10, True),
         (400, lambda i: i % 20, False),
@@ -430,6 +431,28 @@ def test_a_label_that_seems_to_be_a_number_is_said(tmp_path, count, label, said)
         pool = Classification(data=path, label="y", silo="site").pool(None)
     assert any("if it is a number" in note for note in pool.notes) is said
     assert any("if it is a number" in str(w.message) for w in seen) is said
+
+
+def test_a_label_of_more_than_100_numbers_is_refused_without_bins(tmp_path):
+    rows = "".join(f"{i % 37},{20 + (i % 101) / 10}\n" for i in range(300))
+    path = put(tmp_path, "t.csv", "x,y\n" + rows)
+    with pytest.raises(InputError, match=r"label 'y' must be .* 101 numbers in 300 .* by bins"):
+        Classification(data=path, label="y").pool(2)
+    assert Classification(data=path, label="y", bins=[25.0]).facts(2, 20).actions == 2
+
+
+@pytest.mark.parametrize(("inside", "warned"), [(5, False), (4, True), (0, True)])
+def test_a_range_that_clips_most_values_is_said(tmp_path, inside, warned):
+    values = [*["14"] * inside, *["140.5"] * (10 - inside), ""]
+    rows = "".join(f"{cell},{i % 3},{'ab'[i % 2]}\n" for i, cell in enumerate(values))
+    path = put(tmp_path, "t.csv", "hb,x,y\n" + rows)
+    world = Classification(data=path, label="y", ranges={"hb": [5, 14], "x": [0, 2]})
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        pool = world.pool(2)
+    said = f"'hb' has {10 - inside} of 10 values outside ranges.hb = [5, 14]"
+    assert [said in str(w.message) for w in seen] == [True] * warned
+    assert not any("outside" in note for note in pool.notes)
 
 
 def test_a_class_without_records_is_said():

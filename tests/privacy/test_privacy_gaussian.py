@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -285,3 +286,12 @@ def test_sensitivity_errors_name_the_bad_argument() -> None:
         user_sensitivity("replace", "iid", 0)
     with pytest.raises(InputError, match="relation must be one of"):
         sum_sensitivity("add-remove")
+
+
+def test_arguments_of_epsilon_in_the_wrong_order_are_said() -> None:
+    with pytest.warns(UserWarning, match=r"epsilon is 0, because delta = 0.24 is above mu = 1e-06"):
+        assert epsilon_of(1e-6, 0.24) == 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert epsilon_of(0.24, 0.24) == epsilon_of(0.0, 0.24) == 0.0
+        assert epsilon_of(0.24, 1e-6) > 0.0

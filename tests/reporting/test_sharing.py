@@ -141,6 +141,14 @@ def test_notes_on_curves_that_protect_nobody_or_learn_nothing(played):
     assert "an epsilon above 10 protects hardly anybody: server, epsilon = 50.0" in notes
 
 
+def test_a_note_says_that_a_delta_allows_to_disclose_some_users():
+    large = {**CURVES[1], "epsilon": 1.0, "delta": 1 / 160}
+    curves = [large, {**large, "label": "small", "delta": 1 / 161}]
+    results = fastfed.simulate(WORLD, curves=curves, silos=4, horizon=40)
+    (note,) = [note for note in notes_on_curves(results) if "delta" in note]
+    assert note.startswith("server: delta = 0.00625 is not small against 1 / 160 users")
+
+
 def test_a_note_says_why_a_claim_is_not_proven():
     eager = {**CURVES[1], "epsilon": 1.0, "lazy": False, "calibration": "published-code"}
     curves = [eager, {**eager, "label": "twin"}, {**CURVES[1], "label": "fine", "epsilon": 2.0}]

@@ -10,6 +10,7 @@ last section covers Gaussian releases of randomly sampled records.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 
@@ -116,6 +117,8 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 def epsilon_of(mu: float, delta: float) -> float:
     """Compute the smallest epsilon for which a Gaussian mechanism is (epsilon, delta)-private.
 
+    The order of the arguments is mu, delta.
+
     Parameters
     ----------
     mu : float
@@ -134,12 +137,25 @@ def epsilon_of(mu: float, delta: float) -> float:
     InputError
         For values out of range.
 
+    Warns
+    -----
+    UserWarning
+        If 0 < mu < delta. Then epsilon is 0, and the arguments are probably in the wrong order.
+
     Notes
     -----
     Source: Balle & Wang 2018, Theorem 8.
     """
     mu = number("mu", mu, at_least=0)
-    return gaussian_epsilon(mu, number("delta", delta, at_least=0, below=1))
+    delta = number("delta", delta, at_least=0, below=1)
+    if 0 < mu < delta:
+        # The total variation distance is below 0.4 mu, so this is no error.
+        warnings.warn(
+            f"epsilon is 0, because delta = {delta:g} is above mu = {mu:g}: the order of the "
+            "arguments is epsilon_of(mu, delta)",
+            stacklevel=2,
+        )
+    return gaussian_epsilon(mu, delta)
 
 
 @lru_cache(4096)

@@ -79,8 +79,6 @@ class Size(msgspec.Struct, frozen=True):
 
 #: Assumed number of records of all secure sums. It affects only the grid to which they are rounded.
 SECURE_POINTS = 10**6
-#: The `source` of a result without releases.
-NOTHING = "nothing is released"
 
 
 def _result(
@@ -94,7 +92,6 @@ def _result(
 
 def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Calibrate Gaussian noise on sums of vectors of norm <= 1; a record is in every release."""
-    releases = integer("releases", releases, at_least=0)
     delta = number("delta", budget.delta, above=0, below=1)
     sensitivity = sum_sensitivity(budget.relation) if size.sensitivity is None else size.sensitivity
     total_sensitivity = math.sqrt(releases) * sensitivity
@@ -108,7 +105,7 @@ def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
         budget,
         releases,
         noise_std,
-        total_sensitivity / noise_std if releases else 0.0,
+        total_sensitivity / noise_std,
         source,
     )
 
@@ -149,7 +146,7 @@ def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
         f"g = {g}, b = {b} at level {j}"
         for j, (g, b) in enumerate(zip(tree.g, tree.b, strict=True))
     )
-    source = f"{tree.source}; {bits or 'nothing is released'}"
+    source = f"{tree.source}; {bits}"
     std = tree.noise_stds["bias"]
     return _result("vector-sum", budget, tree.releases, std, tree.mu(), source)
 
@@ -163,8 +160,6 @@ def _user_noise(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Cali
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         if shuffled and size.users is None:
             raise InputError(f"{name} needs users (of one batch, whose messages are shuffled)")
-        if integer("releases", releases, at_least=0) == 0:
-            return _result(name, budget, 0, 0.0, 0.0, NOTHING)
         mechanism = calibrate_local_gaussian(
             budget, size.users or 1, returning=releases, shuffled=shuffled
         )
@@ -182,8 +177,6 @@ def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
     """
     if size.users is None or size.dimension is None:
         raise InputError("vector-batches needs users (of one batch) and dimension")
-    if integer("releases", releases, at_least=0) == 0:
-        return _result("vector-batches", budget, 0, 0.0, 0.0, NOTHING)
     batches = calibrate_vector_batches(budget, size.users, size.dimension, returning=releases)
     source = f"{batches.source}; g = {batches.g[0]}, b = {batches.b}"
     return _result("vector-batches", budget, releases, batches.noise_std[0], batches.mu(), source)
@@ -193,8 +186,6 @@ def _secure_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Calibrate secure sums of equal batches; ``size.users`` silos, of which a third collude."""
     if size.users is None or size.dimension is None:
         raise InputError("secure-sum needs users (here: the silos) and dimension")
-    if integer("releases", releases, at_least=0) == 0:
-        return _result("secure-sum", budget, 0, 0.0, 0.0, NOTHING)
     factor = optimal_factor(tuple(range(1, releases + 1)), releases)
     silos = integer("users", size.users, at_least=1)
     secure_sum = calibrate_secure_sum(
@@ -210,8 +201,6 @@ def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
     The result's noise_std is of one score. Its mu is sqrt(releases) e, where each choice is
     (e, 0)-private: by the central limit theorem, many choices resemble a mu-GDP mechanism.
     """
-    if integer("releases", releases, at_least=0) == 0:
-        return _result("noisy-argmin", budget, 0, 0.0, 0.0, NOTHING)
     epsilon_per_choice = largest_share(
         budget.epsilon, budget.delta, "randomized-response", releases
     )
@@ -223,8 +212,6 @@ def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 def _laplace(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Calibrate Laplace noise on statistics of L1 sensitivity 1; mu as in `_noisy_argmin`."""
-    if integer("releases", releases, at_least=0) == 0:
-        return _result("laplace", budget, 0, 0.0, 0.0, NOTHING)
     epsilon_per_release = largest_share(budget.epsilon, budget.delta, "laplace", releases)
     laplace = Laplace(_sensitivity(size), epsilon_per_release)
     source = "Laplace noise of scale sensitivity / epsilon', proven composition of privacy losses"
@@ -240,8 +227,6 @@ def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
     The result's noise_std is of Gumbel noise on a cost: the choice of the smallest noisy cost has
     this distribution. mu is as in `_noisy_argmin`.
     """
-    if integer("releases", releases, at_least=0) == 0:
-        return _result("exponential", budget, 0, 0.0, 0.0, NOTHING)
     eta = largest_share(budget.epsilon, budget.delta, "bounded-range", releases)
     source = (
         f"exponential mechanism of eta = {eta:.6g} a choice, bounded range eta, proven composition"
@@ -425,9 +410,9 @@ def calibrate(
     budget : Budget
         The budget.
     releases : int
-        Number of releases. For "noisy-points", "shuffled-points" and "vector-batches": the largest
-        number of batches of one user. For "noisy-argmin", "laplace" and "exponential": the number
-        of choices or statistics that one record enters.
+        Number of releases, >= 1. For "noisy-points", "shuffled-points" and "vector-batches": the
+        largest number of batches of one user. For "noisy-argmin", "laplace" and "exponential": the
+        number of choices or statistics that one record enters.
     users, dimension : int, optional
         For "vector-sum" and "vector-batches", the number of users of one leaf or batch, and d. For
         "secure-sum", the number of silos, and d. For "shuffled-points", the number of users only.
@@ -458,7 +443,10 @@ def calibrate(
     25.35
     """
     if not isinstance(budget, Budget):
-        raise InputError(f"budget must be a Budget(epsilon, delta), got {show(budget)}")
+        raise InputError(
+            f"budget must be a Budget(epsilon, delta), got {show(budget)}: write "
+            "fastfed.Budget(1.0, 1e-6)"
+        )
     # Do not load installed packages for a built-in name.
     names = tuple(BUILTIN) if mechanism in BUILTIN else tuple(MECHANISMS)
     calibrate_mechanism = MECHANISMS[choice("mechanism", mechanism, names)]
@@ -478,6 +466,8 @@ def calibrate(
         users = integer("users", users, at_least=1)
     if dimension is not None:
         dimension = integer("dimension", dimension, at_least=1)
+    # A system that never synchronises has no release, and calibrates without this function.
+    releases = integer("releases", releases, at_least=1)
     with MECHANISMS.guard(mechanism):
         result = calibrate_mechanism(budget, releases, Size(users, dimension, sensitivity))
     if not isinstance(result, Calibrated):
