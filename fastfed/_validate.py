@@ -83,6 +83,8 @@ OTHER_WORDS = {
     "num_threads": "threads",
     "n_rounds": "horizon",
     "n_iterations": "horizon",
+    "n_steps": "horizon",
+    "T": "horizon",
     "n_agents": "silos",
     "n_clients": "silos",
     "n_runs": "replicates",

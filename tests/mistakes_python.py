@@ -215,6 +215,21 @@ SIMULATIONS = [
         lambda f: __import__("fastfed").simulate(WORLD, "local-linucb"),
         ("horizon is required", "rounds"),
     ),
+    Mistake(
+        "T for horizon",
+        lambda f: __import__("fastfed").simulate(WORLD, "local-linucb", T=20),
+        ('"T"', "called horizon"),
+    ),
+    Mistake(
+        "a list of algorithms",
+        simulate(WORLD, ["fedlinucb", "local-linucb"]),
+        ("label must be a text", "['fedlinucb', 'local-linucb']"),
+    ),
+    Mistake(
+        "curves, an unknown algorithm and a misspelt argument",
+        simulate(WORLD, "linUCB", curves=[{"algorithm": "random"}], replicate=2),
+        ("algorithm", "curves"),
+    ),
     Mistake("replicate for replicates", simulate(replicate=5), ('mean "replicates"',)),
     Mistake(
         "replicate for replicates, with curves",

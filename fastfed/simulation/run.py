@@ -329,7 +329,7 @@ def simulate(
     for key in keys:
         if OTHER_WORDS.get(key) in ("seed", "threads", "horizon", "silos", "replicates"):
             raise InputError(unknown_argument(key, [OTHER_WORDS[key]]))
-    if curves is not None or algorithm in ALGORITHMS:
+    if algorithm is None or (isinstance(algorithm, str) and algorithm in ALGORITHMS):
         _check_keys(algorithm, environment, keys)
     if horizon is None:
         raise InputError("horizon is required: the number of rounds of each silo")
