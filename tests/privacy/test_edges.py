@@ -62,6 +62,7 @@ CLOSE = 1e-6
 # ---- accounts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:epsilon is 0, because delta")
 @pytest.mark.parametrize("delta", [1e-300, 1e-30, 1e-9, 1e-3, 0.3])
 def test_epsilon_is_rounded_up(delta: float) -> None:
     """Check that the reported epsilon satisfies delta and that a slightly smaller epsilon does

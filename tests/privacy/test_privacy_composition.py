@@ -131,6 +131,7 @@ def test_delta_of_rho_equals_a_minimisation(rho: float, epsilon: float) -> None:
     assert c.delta_of_rho(epsilon, rho) == pytest.approx(min(1.0, math.exp(minimum.fun)), rel=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:epsilon is 0, because delta")
 def test_conversions_of_rho_are_ordered_and_inverse() -> None:
     """Check: true epsilon of a Gaussian <= tighter formula <= classic formula."""
     rng = np.random.default_rng(3)
