@@ -2,15 +2,15 @@
 
     .venv/bin/python tests/serving.py --clients 1 4 16 --seconds 5 --sync-ms 0 3
 
-Each client makes a decision, sends its reward, and goes on. It keeps its connection if the silo
-does. A slow disk is simulated by a library that delays each fsync by ``--sync-ms``. With
-``--alone`` it runs one sync at a time, and all syncs that arrive meanwhile share the next one.
+Each client makes a decision, sends its reward, and goes on, over one connection. One program in C
+(``load.c``) serves all clients, so that it leaves the processor to the silo. A slow disk is
+simulated by a library that delays each fsync by ``--sync-ms``. With ``--alone`` it runs one sync at
+a time, and all syncs that arrive meanwhile share the next one.
 *Inside* is the time in the silo, from a request's bytes to its answer's bytes. *Commit* is the time
 of one sync (of one transaction in versions before overlapping syncs).
 """
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -103,85 +103,36 @@ def made_silo(folder):
     return Path(folder) / "silo"
 
 
+def compiled(folder, name, text, *options):
+    """Compile a C program or, with the right options, a library; return its path."""
+    source, target = Path(folder) / f"{name}.c", Path(folder) / name
+    source.write_text(text)
+    command = [os.environ.get("CC", "cc"), "-O2", *options, "-o", target, source]
+    subprocess.run([*command, "-ldl", "-lpthread"], check=True)
+    return str(target)
+
+
 def slow_sync(folder):
     """Compile the library that delays fsync; return its path."""
-    source, library = Path(folder) / "slow.c", Path(folder) / "slow.so"
-    source.write_text(SLOW)
-    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", library, source]
-    subprocess.run([*command, "-ldl", "-lpthread"], check=True)
-    return str(library)
+    return compiled(folder, "slow", SLOW, "-shared", "-fPIC")
 
 
-class Connection(asyncio.Protocol):
-    """One client's connection: sends a request, and returns the answer's status and body."""
-
-    def __init__(self, path):
-        self._path, self._transport, self._data, self._answer = path, None, b"", None
-
-    def data_received(self, data):
-        self._data += data
-        self._look()
-
-    def connection_lost(self, exc):
-        self._transport = None
-        if self._answer is not None and not self._answer.done():
-            if self._data:
-                self._look(ended=True)
-            if not self._answer.done():
-                self._answer.set_exception(ConnectionError("cut off"))
-
-    def _look(self, ended=False):
-        head, split, body = self._data.partition(b"\r\n\r\n")
-        if not split:
-            return
-        lower = head.lower()
-        size = int(lower.partition(b"content-length:")[2].split(b"\r\n", 1)[0])
-        if len(body) < size or self._answer.done():
-            return
-        keeps = head.startswith(b"HTTP/1.1") and b"connection: close" not in lower
-        if not keeps and self._transport is not None:
-            self._transport.close()
-            self._transport = None
-        self._data = b""
-        self._answer.set_result((int(head[9:12]), body))
-
-    async def post(self, path, body):
-        loop = asyncio.get_running_loop()
-        self._answer, self._data = loop.create_future(), b""
-        if self._transport is None:
-            self._transport, _ = await loop.create_unix_connection(lambda: self, str(self._path))
-        head = f"POST {path} HTTP/1.1\r\nhost: silo\r\ncontent-type: application/json\r\n"
-        self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        return await self._answer
+def load_program(folder):
+    """Compile the program that loads a silo; return its path."""
+    return compiled(folder, "load", Path(__file__).with_name("load.c").read_text())
 
 
-async def client(path, bodies, until, times):
-    connection, number = Connection(path), 0
-    while (start := time.perf_counter()) < until:
-        status, answer = await connection.post("/decide", bodies[number % len(bodies)])
-        assert status == 200, answer
-        middle = time.perf_counter()
-        reward = json.dumps({"id": json.loads(answer)["id"], "reward": 0.5}).encode()
-        status, answer = await connection.post("/reward", reward)
-        assert status == 200, answer
-        times.append((middle - start, time.perf_counter() - middle))
-        number += 1
-
-
-def loaded(path, clients, seconds):
+def loaded(program, path, clients, seconds):
     """Load a silo with clients for some seconds; return the times of all (decision, reward)."""
     rng = np.random.default_rng(7)
     rows = rng.standard_normal((64, K, D))
     rows /= np.linalg.norm(rows, axis=2, keepdims=True)
-    bodies = [json.dumps({"actions": x.tolist()}).encode() for x in rows]
-    times = []
-
-    async def run():
-        until = time.perf_counter() + seconds
-        await asyncio.gather(*(client(path, bodies, until, times) for _ in range(clients)))
-
-    asyncio.run(run())
-    return np.array(times)
+    with tempfile.NamedTemporaryFile("w") as bodies:
+        bodies.writelines(json.dumps({"actions": x.tolist()}) + "\n" for x in rows)
+        bodies.flush()
+        command = [program, path, clients, seconds, bodies.name]
+        run = subprocess.run([*map(str, command)], check=True, capture_output=True, text=True)
+    return np.array([line.split() for line in run.stdout.splitlines()], float)
 
 
 @contextlib.contextmanager
@@ -231,11 +182,11 @@ def main():
         for clients in given.clients:
             with tempfile.TemporaryDirectory(dir=given.folder) as place:
                 folder, library = made_silo(Path(place) / "agent"), slow_sync(place)
-                file = Path(place) / "inside"
+                file, program = Path(place) / "inside", load_program(place)
                 with running(folder, sync_ms, library, file) as (process, path):
-                    loaded(path, clients, 0.5)
+                    loaded(program, path, clients, 0.5)
                     before, start = cpu_seconds(process.pid), time.perf_counter()
-                    times = loaded(path, clients, given.seconds)
+                    times = loaded(program, path, clients, given.seconds)
                     rate = len(times) / (time.perf_counter() - start)
                     cpu = (cpu_seconds(process.pid) - before) / len(times) * 1e6
                 rows = [np.array(row.split(), float) for row in file.read_text().splitlines()]
