@@ -312,7 +312,7 @@ class ExpertSilo(SiloParty):
             expert, propensity, release, learns, float(now), b"", b"", subject_digest, place
         )
         # A place in the phase is taken when the decision is stored: one decision after the other.
-        return self._decided(stored, id, touches=(("place", ""),) if learns else ())
+        return self._decided(stored, id, is_known, (("place", ""),) if learns else ())
 
     def _action_name(self, action: int) -> str:
         """Return the name of an expert."""

@@ -186,10 +186,11 @@ class Speaker:
         waits for the clocks to agree.
         """
         waits_now, waits_later = self._waits(now), self._waits(now + abs(self.ahead))
-        idle = waits_now["state"] == "open" or (
+        not_due = ("start", "open")
+        idle = waits_now["state"] in not_due or (
             waits_now["state"] == "hub" and not self.unanswered(now)
         )
-        if not self.ahead or not idle or waits_later["state"] == "open":
+        if not self.ahead or not idle or waits_later["state"] in not_due:
             return waits_now
         return waits_now | clocks_differ(waits_later["since"], self._others())
 

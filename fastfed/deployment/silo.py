@@ -238,19 +238,21 @@ class SiloParty(SiloRecords):
             offer,
             subject_digest,
         )
-        return self._decided(stored, id)
+        return self._decided(stored, id, is_known)
 
     def _decided(
         self,
         stored: Decided,
         id: str | None,
+        is_known: bool,
         touches: tuple[tuple[str, str], ...] = (),
     ) -> tuple[Step, Decision]:
         """Return the step that stores a decision, and the decision; see `decide`."""
         name = self._entropy(ID // 2).hex() if id is None else id
         writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
-        if stored.subject and stored.learns:
-            # A person who is not learned from, such as before the calendar's start, may be later.
+        if stored.subject and (stored.learns or is_known):
+            # A person who is not learned from now, such as before the calendar's start, may be
+            # later. Of a known person, an earlier version may have stored another digest.
             writes = (Write("subject", stored.subject.hex(), b""), *writes)
         return Step(writes, touches=touches), self._public(name, stored)
 

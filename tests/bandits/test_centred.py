@@ -234,7 +234,7 @@ def test_table_of_the_documentation_is_correct() -> None:
             best = min(noise_of(kappa, tau, r) for r in np.geomspace(0.3, 3.0, 200))
             assert cell == f"{noise_of(kappa, tau, 1.0):.3f} ({best:.3f})"
     without_intercept = math.hypot(1.0, 0.7) * user_sensitivity("replace", "goe2", cov_std=0.7)
-    assert f"have {without_intercept:.3f}." in page
+    assert f"the product is {without_intercept:.3f}." in page
 
 
 # ---- ||theta* - theta0|| -------------------------------------------------------------------------

@@ -447,7 +447,7 @@ def test_leave_and_recover_are_commands(home):
     stopped = run("recover", home / "silo1")
     assert stopped.exit_code == 2 and "does not run" in stopped.output
     result = run("leave", home / "silo1")
-    assert result.exit_code == 0 and json.loads(result.output)["stopped"] == "the silo has left"
+    assert result.exit_code == 0 and json.loads(result.stdout)["stopped"] == "the silo has left"
     process = folders.opened(home / "silo1")
     assert process.party.leave_reason
     process.store.close()
@@ -473,7 +473,7 @@ def test_recover_asks_the_silo_that_runs(home, monkeypatch):
         # The plan of a running silo can be continued, too.
         assert last_broadcast(home / "silo0")[1] == process.party.broadcasts[1]
         left = run("leave", home / "silo0")
-        assert json.loads(left.output)["stopped"] == "the silo has left"
+        assert json.loads(left.stdout)["stopped"] == "the silo has left"
         application.shutdown()
     process.store.close()
 

@@ -580,6 +580,7 @@ MAY_LOWER_EPSILON = {
     "rate": "-", "feature": "-", "low": "+-", "high": "+-", "centre": "+-", "constant": "-",
     "delta": "+", "delta_by_silo": "+", "threshold_scale": "+", "query_scale": "+",
     "kind": "-", "epsilon_coordinate": "-", "smoothness": "-", "initial": "+",
+    "arms": "+",  # parties then add up unit vectors only, which change sums by less
 }  # fmt: skip
 
 

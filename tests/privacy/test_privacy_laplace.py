@@ -141,4 +141,5 @@ def test_calibrated_choices_have_the_distribution_of_gumbel_noise() -> None:
     expected = np.exp(Exponential(1.5).log_probabilities(costs / 2.0))
     frequencies = np.bincount(chosen, minlength=3) / 100_000
     assert np.abs(frequencies - expected).max() < 5.0 * np.sqrt(0.25 / 100_000)
-    assert calibrate("exponential", Budget(1.5, 0.0), 0).noise_std == 0.0
+    with pytest.raises(InputError, match="releases must be an integer >= 1"):
+        calibrate("exponential", Budget(1.5, 0.0), 0)
