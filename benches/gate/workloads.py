@@ -80,6 +80,10 @@ def system(name: str) -> Call:
         environment, horizon = losses(experts=50), 300
     elif algorithm == "robin":
         horizon = 50
+    elif algorithm == "thompson":
+        from fastfed.environments import Arms
+
+        environment, horizon = Arms(actions=10), 2000
     elif algorithm.startswith("linucb"):
         environment, horizon, silos = FixedSet(basis_actions=True), 2000, 1
     e = experiment(environment, {"algorithm": algorithm, **keys}, horizon=horizon, silos=silos)
