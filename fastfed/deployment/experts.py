@@ -123,6 +123,10 @@ def check_experts(plan: Experts) -> Experts:
         'other noise than "central"': plan.protocol not in (CENTRAL_SCORES, SPARSE_SWITCHING),
         "losses that are not linear": not plan.linear,
         "no exchange of losses": not plan.exchanges,
+        # A silo scales losses to [0, 1], and adds them up without clipping them again.
+        "losses beyond [0, 1]": (
+            isinstance(plan, FrankWolfePlan) and plan.bounds[:2] != (0.0, 1.0)
+        ),
         "no budget": claim is None or claim.budget is None,
     }
     if claim is not None and claim.budget is not None and plan.exchanges:

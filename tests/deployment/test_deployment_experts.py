@@ -12,7 +12,7 @@ pytest.importorskip("cryptography")
 
 import exchanges
 import federation
-from exchanges import LOSSES, ExpertWorld, Moving, Redrawing, Uncharged
+from exchanges import LOSSES, ExpertWorld, Moving, Redrawing, Uncharged, small_plan
 from federation import Violation
 
 from fastfed import InputError
@@ -21,13 +21,14 @@ from fastfed.deployment import experts, plans, wire
 from fastfed.deployment import folder as folders
 from fastfed.deployment.application import answers
 from fastfed.deployment.demo import settle
-from fastfed.deployment.experts import ExpertHub, ExpertSilo
+from fastfed.deployment.experts import ExpertHub, ExpertSilo, check_experts
 from fastfed.deployment.kinds import SAME_PEOPLE, hub_of
 from fastfed.deployment.ledger import Charge, Ledger, epsilon_of_charges
 from fastfed.deployment.model import model_of
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.wire import Refused, Report
 from fastfed.experts.parties import ExpertClient, ExpertServer
+from fastfed.privacy.account import sealed
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
 KINDS = {"silo": ExpertSilo, "hub": ExpertHub}
@@ -374,3 +375,12 @@ def test_commands_make_join_and_open_a_plan_of_experts(tmp_path):
     for process in processes.values():
         process.store.close()
     assert sum(folders.export_model(tmp_path / "silo0")["theta"]) == pytest.approx(1.0)
+
+
+def test_a_plan_whose_losses_would_be_clipped_is_not_deployed():
+    """Silos do not clip losses again, so an account for narrower bounds would be wrong."""
+    plan = small_plan("fed-dp-ope-stoch").executed
+    narrower = sealed(replace(plan, bounds=plan.bounds._replace(high=0.5)))
+    with pytest.raises(InputError, match=r"losses beyond \[0, 1\]"):
+        check_experts(narrower)
+    assert check_experts(plan) is plan
