@@ -46,16 +46,16 @@ def inverse_root_poles(low: float, high: float) -> tuple[np.ndarray, np.ndarray]
     steps = np.arange(
         math.floor((first - margin) / SPACING), math.ceil((last + margin) / SPACING) + 1
     )
-    at = SPACING * steps
-    left, right = np.exp(first - at), np.exp(at - last)
-    u, slope = at + right - left, 1.0 + right + left
-    counts = (u > first - REACH) & (u < last + REACH)
-    u, slope = u[counts], slope[counts]
+    points = SPACING * steps
+    left, right = np.exp(first - points), np.exp(points - last)
+    u, slope = points + right - left, 1.0 + right + left
+    is_near = (u > first - REACH) & (u < last + REACH)
+    u, slope = u[is_near], slope[is_near]
     return np.exp(2.0 * u), 2.0 / math.pi * SPACING * slope * np.exp(u)
 
 
 def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the conductances of each leaf to the ground, by its two sides.
+    """Return the conductance of each leaf to the ground through earlier and through later leaves.
 
     The matrix to invert is the Laplacian of a chain of leaves: a resistor between each two
     neighbours, and from each leaf to the ground.
@@ -70,7 +70,7 @@ def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray
     Returns
     -------
     tuple of ndarray, both (K, q)
-        First through the leaf's own resistor or earlier leaves, then through later leaves only.
+        The first is through the leaf's resistor or earlier leaves, the second through later ones.
     """
     size = len(between)
     earlier, later = np.empty_like(grounded), np.empty_like(grounded)
