@@ -562,10 +562,10 @@ def terms(plan: Any) -> tuple[str, ...]:
 
 
 def accounted(plan: Any) -> tuple[float, ...] | None:
-    """Compute the exact epsilon of each event of a plan; None for an unregistered kind.
+    """Compute the exact epsilon of each privacy event of a plan, see `released`.
 
-    An epsilon is math.inf if none is proven. Raises InputError for numbers for which no account is
-    proven, and for combinations that no builder makes.
+    An epsilon is math.inf if none is proven. The result is None for an unregistered kind of plan.
+    Raises InputError for numbers, or combinations of fields, for which no account is proven.
     """
     check_numbers(plan)
     events = released(plan)
@@ -607,10 +607,10 @@ def sealed(plan: P) -> P:
 
 
 def verify(plan: Any) -> None:
-    """Refuse a plan whose numbers give a different epsilon than the one it was sealed with.
+    """Refuse a plan whose numbers give a different epsilon than its claim states.
 
-    A plan without a claim passes, since it promises nothing. If a plan has parts, each part is
-    verified. Raises InputError.
+    Raises InputError. A plan without a claim passes, since it promises nothing. If a plan has
+    parts, each part is verified.
     """
     # Parts of equal size share one plan object, which is verified once.
     for part_plan in {id(part.plan): part.plan for part in getattr(plan, "parts", ())}.values():

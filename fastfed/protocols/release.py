@@ -51,7 +51,7 @@ class PrefixNoise(Protocol):
         ...
 
     def size(self, k: int) -> tuple[int, float]:
-        """Return upper bounds on the number of terms and on the sum of absolute coefficients."""
+        """Return upper bounds on the number of `terms` and on the sum of their absolute values."""
         ...
 
 
@@ -89,7 +89,7 @@ class HonakerNoise:
         return coefficients
 
     def size(self, k: int) -> tuple[int, float]:
-        """Return upper bounds on the number of terms and on the sum of absolute coefficients."""
+        """Return upper bounds on the number of `terms` and on the sum of their absolute values."""
         # The coefficients of a block of level h add up to (h + 1) v_h, see `terms`.
         total = 0.0
         for top in range(k.bit_length()):

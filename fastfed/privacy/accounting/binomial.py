@@ -182,7 +182,7 @@ class Probits:
     """
 
     def __init__(self, trials: int) -> None:
-        """Tabulate the scale if it is small enough."""
+        """Tabulate the probit scale of Bin(trials, 1/4) if there are at most `TABLE_TRIALS`."""
         self.trials = trials
         self._table = 0 < trials <= TABLE_TRIALS
         if self._table:
@@ -728,6 +728,9 @@ _LOG_ROUNDING = 1e-12
 
 def std_of_coins(trials: int, reach: int, tail: float) -> float:
     """Compute the std of Gaussian noise that hides shifts no better than Bin(trials, 1/2).
+
+    With n = trials and V = reach it is a / sqrt(n), where a = n/2 - sqrt(n ln(1/tail) / 2) - V,
+    rounded down.
 
     Parameters
     ----------

@@ -289,7 +289,10 @@ def _log_peak(theta: np.ndarray) -> np.ndarray:
 
 
 def _log_sinhc(x: np.ndarray) -> np.ndarray:
-    """Compute ln(sinh(x)/x)."""
+    """Compute ln(sinh(x)/x).
+
+    The Taylor series replaces the formula for small x, where the formula would lose all digits.
+    """
     magnitude = np.abs(x)
     large = np.maximum(magnitude, 1e-2)
     log_large = large - math.log(2.0) + np.log1p(-np.exp(-2.0 * large)) - np.log(large)
@@ -312,7 +315,10 @@ def _weights(kind: str, epsilon: float) -> tuple[float, float]:
 
 
 def _cumulant(kind: str, epsilon: float, theta: np.ndarray) -> np.ndarray:
-    """Compute ln E e^(theta L) of the privacy loss L of one mechanism, at each theta (n,)."""
+    """Compute ln E e^(theta L) of the privacy loss L of one mechanism, at each theta (n,).
+
+    E e^(theta L) is the weighted mean of its values on the two parts of `_weights`.
+    """
     log_points = np.logaddexp(theta * epsilon, -(1.0 + theta) * epsilon) - math.log1p(
         math.exp(-epsilon)
     )

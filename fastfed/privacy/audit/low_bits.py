@@ -280,7 +280,7 @@ def residue_test(channel: Channel, step: np.ndarray) -> Test:
     """Return the test that excludes records whose noise would be no multiple of its step (e,)."""
 
     def test(released: np.ndarray) -> np.ndarray:
-        """Return for each record whether the release minus its contribution is a multiple."""
+        """Return for each record whether release minus contribution is a multiple of the step."""
         on_grid: np.ndarray = np.all(_on_step(released, channel.contributions, step), axis=2)
         return np.asarray(on_grid.any(axis=1))
 

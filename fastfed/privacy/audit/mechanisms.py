@@ -187,8 +187,10 @@ def prefix_statistics(
     """
     prefixes = [k for k in range(1, tree.releases + 1) if k.bit_count() <= 2]
     blocks = [prefix_nodes(k) for k in prefixes]
+    # The covariance of two prefixes is the number of nodes that they have in common.
     shared = [[len(set(a) & set(b)) for b in blocks] for a in blocks]
     covariance = np.diag(np.diag(shared)) if redrawn else np.array(shared)
+    # Every prefix contains leaf 1, the leaf that differs, so all of them change by one vector.
     sums = [_node_sums(_leaves(tree, w)) for w in (0, 1)]
     change = (sums[1][0] - sums[0][0]) * _precision(tree)
     direction = _likelihood_weights(covariance)[:, None] * change

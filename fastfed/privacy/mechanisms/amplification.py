@@ -235,25 +235,26 @@ def _composed_std(
     the largest change of one message by one record. Return None if the lemma proves nothing.
     """
     epsilon, delta = budget.epsilon, budget.delta
-    log2 = math.log(2.0) - math.log(delta)
+    log_term = math.log(2.0) - math.log(delta)
+    # The (epsilon, delta) of one message: by basic composition, and by advanced composition.
     shares = [(epsilon / message_count, delta / message_count)]
-    # Advanced composition gives q e tanh(e/2) + e sqrt(2 q ln(2/delta)) (Kairouz, Oh & Viswanath
-    # 2015, Theorem 3.4, with slack delta / 2). With this e, the second term is epsilon/2, and the
-    # first is at most epsilon/2 under the condition below.
-    if epsilon <= 8.0 * log2:
-        shares.append(
-            (epsilon / (2.0 * math.sqrt(2.0 * message_count * log2)), delta / (2.0 * message_count))
-        )
+    # Advanced composition of q messages of epsilon e gives q e tanh(e/2) + e sqrt(2 q ln(2/delta))
+    # (Kairouz, Oh & Viswanath 2015, Theorem 3.4, with slack delta / 2). With the e below, the
+    # second term is epsilon/2, and the first is at most epsilon/2 under this condition.
+    if epsilon <= 8.0 * log_term:
+        e = epsilon / (2.0 * math.sqrt(2.0 * message_count * log_term))
+        shares.append((e, delta / (2.0 * message_count)))
     points = dataset_distance / sensitivity
     candidates = [amplified_std(e, d, points, silos, sensitivity) for e, d in shares]
     return min((s for s in candidates if s is not None), default=None)
 
 
 def theorem_5_3_std(budget: Budget, releases: int, silos: int, horizon: int) -> float:
-    """Compute s of zhou-chowdhury-2024, Theorem 5.3, with constant 1 for its order.
+    """Compute the noise std s of zhou-chowdhury-2024, Theorem 5.3, with constant 1 for its order.
 
-    s^2 = 2 kappa ln(1/delta) ln(kappa/(delta T)) ln(M kappa/delta) / (epsilon^2 M), where
-    T = horizon is the number of rounds of a silo. 0 if nothing is released.
+    s^2 = 2 kappa ln(1/delta) ln(kappa/(delta T)) ln(M kappa/delta) / (epsilon^2 M), where kappa
+    is the depth of the tree of ``releases`` releases, T = ``horizon`` the number of rounds of a
+    silo, and M the number of ``silos``. s is 0 if nothing is released.
 
     Raises InputError for delta >= kappa / T, where the second logarithm is not positive.
     """
@@ -269,10 +270,10 @@ def theorem_5_3_std(budget: Budget, releases: int, silos: int, horizon: int) -> 
 
 
 def published_shuffle_std(budget: Budget, releases: int, silos: int, horizon: int) -> float:
-    """Compute s of the published experiment code of zhou-chowdhury-2024.
+    """Compute the noise std s of the published experiment code of zhou-chowdhury-2024.
 
-    s^2 = kappa ln(1/delta) ln(1 + kappa/(T delta)) ln(M kappa/delta) / (epsilon^2 M).
-    0 if nothing is released.
+    s^2 = kappa ln(1/delta) ln(1 + kappa/(T delta)) ln(M kappa/delta) / (epsilon^2 M), with the
+    names of `theorem_5_3_std`. s is 0 if nothing is released.
     """
     kappa, silos, horizon, delta = _check_sizes(budget, releases, silos, horizon)
     if kappa == 0:

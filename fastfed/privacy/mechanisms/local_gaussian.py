@@ -185,6 +185,7 @@ def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
         excess_at_high = excess(high)
         if excess_at_high > 0.0:
             return 1, excess_at_high
+        # The smallest epsilon0 whose delta0 is small enough for the available delta.
         epsilon0 = 0.0
         if excess(0.0) > 0.0:
             epsilon0 = _root(excess, high)
@@ -210,6 +211,7 @@ def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
 
     def ranked_negative_mu(logit: float) -> tuple[int, float]:
         """Return (0, -mu) for this split of delta, or a rank > 0, see `_minimise`."""
+        # The largest epsilon0 that Lemma B.4 allows and with which it gives at most epsilon.
         log_inner, log_rest = _split_delta(delta, logit)
         epsilon0 = _epsilon0_limit(log_users, log_inner) - 1e-13
         if epsilon0 <= 0.0:
@@ -218,6 +220,7 @@ def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
             epsilon0 = _root(
                 lambda e: _exp_epsilon_minus_1(e, log_users, log_inner) - largest_growth, epsilon0
             )
+        # The delta0 with which the lemma uses the rest of delta.
         log_delta0 = log_rest - _log_delta0_factor(epsilon0, log_users, log_inner)
         if log_delta0 < _SMALLEST:
             return 2, 0.0

@@ -101,9 +101,9 @@ def bit_values(flips: int, low: float, high: float) -> tuple[float, float]:
 
     ``flips`` is 2^53 times the probability of a flip.
     """
-    chance = flips / ONE
-    unit = (high - low) / (1.0 - 2.0 * chance)
-    return low - unit * chance, low + unit * (1.0 - chance)
+    flip_probability = flips / ONE
+    distance = (high - low) / (1.0 - 2.0 * flip_probability)
+    return low - distance * flip_probability, low + distance * (1.0 - flip_probability)
 
 
 def bit_scale(flips: int, low: float, high: float) -> float:

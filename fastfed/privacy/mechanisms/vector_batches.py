@@ -311,7 +311,7 @@ class UnequalBatches(msgspec.Struct, frozen=True):
     batches: tuple[VectorBatches, ...]
 
     def __post_init__(self) -> None:
-        """Refuse users of several batches."""
+        """Refuse batches whose users return."""
         if any(batch.returning != 1 for batch in self.batches):
             raise InputError(
                 "returning must be 1 where batches of a vector sum differ in size: no account is "

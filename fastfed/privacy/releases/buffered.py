@@ -56,6 +56,7 @@ def buffers(releases: int) -> tuple[tuple[float, ...], tuple[float, ...], float]
     """
     if releases == 0:
         return (), (), 1.0
+    # Points u of the trapezoid rule on [0, ln K + reach], with t = 1 / (1 + e^-u).
     last = math.log(releases) + REACH
     u = np.linspace(0.0, last, math.ceil(last / SPACING) + 1)
     one_minus_t = _round_to_bits(1.0 / (1.0 + np.exp(u)))

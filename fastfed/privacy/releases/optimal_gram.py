@@ -35,11 +35,12 @@ SPACING, EXTENSION, REACH = 0.22, 2.0, 40.0
 
 
 def inverse_root_poles(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return poles s (q,) and weights a (q,) with x^(-1/2) = sum_p a_p / (x + s_p) in [low, high].
+    """Return poles s (q,) and weights a (q,) of a sum of fractions that approximates x^(-1/2).
 
-    The relative error is a few roundings. x^(-1/2) is 2 / pi times the integral of
-    e^u / (x + e^(2 u)) over all u. The trapezoid rule converges exponentially, and beyond the
-    interval u is replaced by a function that grows exponentially, since the tails fall slowly.
+    For x in [low, high], sum_p a_p / (x + s_p) is x^(-1/2) up to a few roundings. x^(-1/2) is
+    2 / pi times the integral of e^u / (x + e^(2 u)) over all u, and the trapezoid rule for this
+    integral converges exponentially. The tails fall slowly, so the rule's variable is not u: it
+    is ``points``, of which u is a function that grows exponentially outside [first, last].
     """
     first, last = 0.5 * math.log(low) - EXTENSION, 0.5 * math.log(high) + EXTENSION
     margin = math.log(2.0 * REACH)
