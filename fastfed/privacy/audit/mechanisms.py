@@ -526,6 +526,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         """Return the log-likelihood ratios of n private means of vectors in one world."""
         signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
         uniforms = open_uniforms(draw, (n, 2, d))
+        # Replace the uniforms of the Laplace noise by those of `noise` times this noise.
         uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
         means = [
             mechanism.apply(worlds[world], flips, *u)

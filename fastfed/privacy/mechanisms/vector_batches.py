@@ -569,6 +569,7 @@ def _least_noise(
         record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
     else:
         record_sensitivity = centred.joint(budget.relation, "iid", 1.0, ratio)
+    # Raise g until the noise std, which is g sensitivity / mu, is at least EXACT_LEVELS.
     mu_per_batch = gaussian_mu(epsilon, delta) / math.sqrt(returning)
     g_bias = math.ceil(
         max(default_levels * max(1.0, ratio), EXACT_LEVELS * mu_per_batch / record_sensitivity)
@@ -587,6 +588,7 @@ def _least_noise(
         account = _account(honest_users * bits, norm, returning, coordinates)
         return min(account.mu(tails) / mu for tails, mu in tails_and_mu)
 
+    # Start at the bits for which Gaussian noise of the same variance would have this mu.
     bits = smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / honest_users, 1.0, excess)
     # Every caller computes this epsilon next. Cache it now, while the probit scale is in memory.
     _account(honest_users * bits, norm, returning, coordinates).epsilon(delta)

@@ -240,10 +240,11 @@ def honaker_worst_leaf(releases: int) -> int:
 
 
 def honaker_group_sensitivity_squared(leaves: Iterable[int], releases: int) -> float:
-    """Compute the squared sensitivity of all prefixes to a group of records, divided by one's.
+    """Compute the squared sensitivity of all prefixes to a group of records.
 
-    ``leaves`` has the leaf of each record. The result is exact: the sum over released blocks of the
-    squared sum of s/sqrt(u) over the records; see "Honaker's estimator" above.
+    It is in units of the squared sensitivity of a batch to one record. ``leaves`` has the leaf of
+    each record. The result is exact: the sum over released blocks of the squared sum of s/sqrt(u)
+    over the records; see "Honaker's estimator" above.
     """
     releases = integer("releases", releases, at_least=0)
     shifts: defaultdict[int, float] = defaultdict(float)
