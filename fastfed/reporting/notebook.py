@@ -123,11 +123,10 @@ def _summary_html(summary: Summary) -> Html:
 
 
 def _ruled(source: Source) -> RenderableType:
-    """Return the table of results for a terminal."""
+    """Return the table of results for a terminal, without the columns of speed and messages."""
     from fastfed.reporting.text import ruled
 
     rows = text_table.table_rows(source)
-    # Without speed and messages.
     columns = [i for i in text_table.used_columns(rows) if i <= text_table.STATUS]
     return ruled(
         [text_table.HEADINGS[i] for i in columns],
