@@ -37,7 +37,7 @@ from fastfed.bandits.problem import checked_batch, checked_budget, checked_const
 from fastfed.privacy.releases.prefix_sums import depth
 
 
-def _alpha(failure_probability: float) -> float:
+def _checked_alpha(failure_probability: float) -> float:
     """Check alpha and return it."""
     return number("failure_probability", failure_probability, above=0, at_most=1)
 
@@ -103,11 +103,12 @@ def non_private_regret(
 ) -> float:
     """Return the first term of Theorems 5.1, 5.3, 5.5 and Lemma C.4, without the privacy cost.
 
-    d M B ln T + d sqrt(M T) ln(M T / alpha). The order is proven, the constant is not given.
+    The term is d M B ln T + d sqrt(M T) ln(M T / alpha), where T is ``horizon``, M ``silos`` and B
+    ``batch_size``. The order is proven, the constant is not given.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     b = checked_batch(batch_size, t)
-    alpha = _alpha(failure_probability)
+    alpha = _checked_alpha(failure_probability)
     regret = d * m * b * math.log(t) + d * math.sqrt(m * t) * math.log(m * t / alpha)
     return checked_constant(constant) * regret
 
@@ -135,7 +136,10 @@ def theorem_5_1(
 
 
 def _shuffle_cost(t: int, m: int, d: int, epsilon: float, log: float) -> float:
-    """Return d^(3/4) sqrt(M T) log^(3/4) / sqrt(epsilon)."""
+    """Return d^(3/4) sqrt(M T) log^(3/4) / sqrt(epsilon), the privacy cost under shuffle DP.
+
+    T, M and d are checked integers; ``log`` is the logarithm in the theorem.
+    """
     return math.pow(d, 0.75) * math.sqrt(m * t) * math.pow(log, 0.75) / math.sqrt(epsilon)
 
 
@@ -231,7 +235,7 @@ def lemma_c2_beta(
     scale of the reward noise is R = 1.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
-    alpha = _alpha(failure_probability)
+    alpha = _checked_alpha(failure_probability)
     low = number("lambda_min", lambda_min, above=0)
     high = number("lambda_max", lambda_max, at_least=low)
     nu = number("nu", nu, at_least=0)

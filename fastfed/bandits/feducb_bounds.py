@@ -48,8 +48,8 @@ from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 THRESHOLDS = ("log-T", "M1.5")
 
 
-def _check(sizes: Trees | Sizes, *names: str) -> None:
-    """Check that the named fields are integers >= 1 and feature_bound > 0, and convert them."""
+def _check_fields(sizes: Trees | Sizes, *names: str) -> None:
+    """Check that the named fields are integers >= 1, and store them as int. Check feature_bound."""
     for name in names:
         count = integer(name, getattr(sizes, name), at_least=1)
         msgspec.structs.force_setattr(sizes, name, count)
@@ -88,19 +88,24 @@ class Trees(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _check(self, "dimension", "silos", "releases", "gamma")
+        _check_fields(self, "dimension", "silos", "releases", "gamma")
         number("failure_probability", self.failure_probability, above=0, at_most=1)
 
     def log_union(self, events: int) -> float:
-        """Return ln(events n M gamma / alpha), for a union bound over all releases of all trees.
+        """Return ln(events n M gamma / alpha), the logarithm in a union bound.
 
-        There are ``events`` events for each release.
+        There are ``events`` events in each of the n releases of M gamma trees; alpha is
+        ``failure_probability``.
         """
         count = events * self.silos * self.releases * self.gamma
         return math.log(count) - math.log(self.failure_probability)
 
     def prefix_std(self, noise_std: float) -> float:
-        """Return s sqrt(p), where p is the largest number of nodes in a prefix."""
+        """Return the largest std of the noise in a prefix sum: s sqrt(p).
+
+        s = ``noise_std`` is the std of one tree node, and p the largest number of nodes in a prefix
+        sum.
+        """
         std = number("noise_std", noise_std, at_least=0)
         return std * math.sqrt(max_prefix_nodes(self.releases))
 
@@ -197,7 +202,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _check(self, "horizon", "silos", "dimension", "gamma")
+        _check_fields(self, "horizon", "silos", "dimension", "gamma")
         number("rho_max", self.rho_max, at_least=number("rho_min", self.rho_min, above=0))
 
     @property
@@ -266,8 +271,11 @@ def _log_failure(failure_probability: float) -> float:
     return math.log(2.0) - math.log(alpha)
 
 
-def _offset(sizes: Sizes, kappa: float, parameter_bound: float) -> float:
-    """Return S sqrt(M rho_max) + kappa sqrt(M), the terms of the radius for H and the noise."""
+def _radius_offset(sizes: Sizes, kappa: float, parameter_bound: float) -> float:
+    """Return S sqrt(M rho_max) + kappa sqrt(M), the terms of the radius for H and the noise.
+
+    S is ``parameter_bound``, a bound on ||theta*||, and H a silo's regularizer.
+    """
     norm = number("parameter_bound", parameter_bound, above=0)
     bias = number("kappa", kappa, at_least=0)
     return math.sqrt(sizes.silos) * (norm * math.sqrt(sizes.rho_max) + bias)
@@ -294,7 +302,7 @@ def beta_bar(
     growth = sizes.dimension * sizes.log_growth
     scale = number("reward_scale", reward_scale, above=0)
     width = scale * math.sqrt(2.0 * _log_failure(failure_probability) + growth)
-    return width + _offset(sizes, kappa, parameter_bound)
+    return width + _radius_offset(sizes, kappa, parameter_bound)
 
 
 # ---- Regret with a server: Theorem 1 -------------------------------------------------------------
@@ -363,7 +371,7 @@ def theorem_2(
     """
     cover = integer("cliques", cliques, at_least=1, at_most=sizes.silos)
     inside = sizes.log_growth + math.sqrt(_log_failure(failure_probability))
-    inside += _offset(sizes, kappa, parameter_bound)
+    inside += _radius_offset(sizes, kappa, parameter_bound)
     volume = sizes.silos * cover * sizes.gamma * sizes.horizon * sizes.dimension
     scale = number("reward_scale", reward_scale, above=0) * math.sqrt(volume)
     return checked_constant(constant) * scale * inside

@@ -166,10 +166,12 @@ def centred_norm(
 
 
 def _top_eigenvalue(a_squared: float, e_squared: float) -> float:
-    """Return the top eigenvalue of the covariance of N (a, e) for o = 1, from ||a||^2 and e^2.
+    """Return the top eigenvalue of the covariance of N Delta, for the vector Delta = (a, e).
 
-    N Delta has variance 2 ||a||^2 + e^2 in the direction of a, ||a||^2 in the last entry, and
-    ||a||^2 + e^2 in all other directions. The covariance of the first two is ||a|| e.
+    N is a symmetric noise matrix with variance 1 off the diagonal, 2 on the diagonal and 0 in the
+    last diagonal entry. The arguments are ||a||^2 and e^2. N Delta has variance 2 ||a||^2 + e^2 in
+    the direction of a, ||a||^2 in the last entry, and ||a||^2 + e^2 in all other directions. The
+    covariance of the first two is ||a|| e.
     """
     return 0.5 * (
         3.0 * a_squared
