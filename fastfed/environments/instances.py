@@ -231,7 +231,10 @@ def least_eigenvalue(rows: np.ndarray) -> tuple[float, float]:
 
 
 def margin(gaps: np.ndarray) -> tuple[float, float]:
-    """Return the largest P(gap <= e)/e over gaps (n,), n >= 100, and its standard error."""
+    """Estimate C_0 = sup of P(gap <= e)/e from observed gaps (n,), n >= 100.
+
+    Return the largest ratio over a grid of levels e, and its standard error.
+    """
     ordered = np.sort(gaps)
     n = len(ordered)
     if ordered[0] <= 0.0:

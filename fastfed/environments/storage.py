@@ -156,7 +156,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the bytes before the values of a .npy file."""
+    """Return the header of a .npy file for an array of this type and shape."""
     text = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         text,
@@ -215,7 +215,7 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove those folders, innermost first, that are empty because nothing was written."""
+    """Remove folders, innermost first, up to the first one that is not empty."""
     with contextlib.suppress(OSError):
         for each in folders:
             each.rmdir()
@@ -347,7 +347,10 @@ def _rename(temporary: Path, folder: Path) -> None:
 
 @contextmanager
 def _locked(temporary: Path) -> Iterator[None]:
-    """Mark a temporary folder as in use, with a lock that ends with the process."""
+    """Mark a temporary folder as in use during the block.
+
+    The mark is a file lock, which the system releases if the process is killed.
+    """
     lock = None
     if fcntl is not None:
         with contextlib.suppress(OSError):  # a file system without locks
