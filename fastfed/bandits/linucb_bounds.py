@@ -44,14 +44,14 @@ from fastfed.bandits.problem import checked_batch, checked_budget, checked_const
 
 
 def _checked_sizes(horizon: int, dimension: int) -> tuple[int, int]:
-    """Check T and d, and return them."""
+    """Check the horizon T and the dimension d, and return them."""
     return integer("horizon", horizon, at_least=1), integer("dimension", dimension, at_least=1)
 
 
 def _checked_arguments(
     horizon: int, dimension: int, batch_size: int, epsilon: float, delta: float
 ) -> tuple[int, int, int, float, float]:
-    """Check T, d, B, epsilon and delta, and return them in this order."""
+    """Check the arguments, and return T, d, B, epsilon and delta."""
     t, d = _checked_sizes(horizon, dimension)
     return t, d, checked_batch(batch_size, t), *checked_budget(epsilon, delta)
 
@@ -62,7 +62,7 @@ def _ln(count: float, probability: float) -> float:
 
 
 def _log_failure(horizon: int, failure_probability: float) -> float:
-    """Return ln(T/alpha)."""
+    """Return ln(T/alpha) for the horizon T and the failure probability alpha."""
     return _ln(horizon, number("failure_probability", failure_probability, above=0, at_most=1))
 
 
@@ -84,6 +84,8 @@ def lemma_a_2(
     lambda_min > 0. The bound is proven if the regret of a round is at most 1, on the event that the
     eigenvalues are that large and no confidence set fails. With the paper's radii the proof gives
     this event probability 1 - 2 alpha. The lemma states 1 - alpha.
+
+    Here T is ``horizon``, d ``dimension`` and B ``batch_size``.
     """
     t, d = _checked_sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -109,6 +111,8 @@ def lemma_a_4(
     deviation of an entry of the noise in any prefix sum (0 for `linucb`). The paper proves the
     order if the regularizer is large enough. It does not give the constant, ``constant`` here. All
     other bounds of this module follow from this lemma.
+
+    Here T is ``horizon``, d ``dimension`` and B ``batch_size``.
     """
     t, d = _checked_sizes(horizon, dimension)
     b = checked_batch(batch_size, t)
@@ -145,6 +149,8 @@ def theorem_3_2(
     The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(B/delta) / sqrt(epsilon) ln^2(T/alpha).
     The order is proven, because for B >= 2 it is `theorem_b_1` with larger logarithms. The constant
     is not given.
+
+    Here T is ``horizon``, d ``dimension``, B ``batch_size`` and alpha ``failure_probability``.
     """
     t, d, b, epsilon, delta = _checked_arguments(horizon, dimension, batch_size, epsilon, delta)
     noise = math.sqrt(t / b) * _ln(b, delta) / epsilon
@@ -169,6 +175,8 @@ def theorem_b_1(
     this noise to be O(epsilon, delta)-SDP, the printed condition epsilon <= sqrt(ln(2/delta)/B)
     does not suffice. Lemma B.4 also needs epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))),
     and so large batches.
+
+    Here T is ``horizon``, d ``dimension``, B ``batch_size`` and alpha ``failure_probability``.
     """
     t, d, b, epsilon, delta = _checked_arguments(horizon, dimension, batch_size, epsilon, delta)
     noise = math.sqrt(t / b * _ln(b, delta) * _ln(2, delta)) / epsilon
@@ -190,6 +198,8 @@ def theorem_c_1(
     The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(d^2/delta) / sqrt(epsilon) ln T
     ln(T/alpha), for epsilon <= 15 and delta < 1/2. The paper proves the order, and gives no
     constant. Theorem 3.5 has ln^2(T/alpha) instead of the last two logarithms.
+
+    Here T is ``horizon``, d ``dimension``, B ``batch_size`` and alpha ``failure_probability``.
     """
     t, d, b, epsilon, delta = _checked_arguments(horizon, dimension, batch_size, epsilon, delta)
     noise = math.sqrt(t / b) * _ln(d * d, delta) / epsilon
@@ -218,6 +228,8 @@ def theorem_e_3(
     The constant is not given. In one logarithm the paper has delta instead of delta_m, so its noise
     is too small. ``printed`` = True computes the paper's bound for that noise, with ln(2/delta)
     instead of ln(M/delta).
+
+    Here T is ``horizon``, d ``dimension``, B ``batch_size`` and alpha ``failure_probability``.
     """
     t, d, b, epsilon, delta = _checked_arguments(horizon, dimension, batch_size, epsilon, delta)
     log_batch_delta = _ln(2, delta) if boolean("printed", printed) else _ln(t / b, delta)
@@ -240,6 +252,8 @@ def theorem_e_5(
     A user takes part at most once in every batch. The bound is
     d B ln T + d^(3/4) T/sqrt(B) ln^(3/4)(d^2 M/delta) / sqrt(epsilon) ln T ln(T/alpha), with
     M = T/B, for epsilon <= 15 and delta < 1/2. The paper proves the order, and gives no constant.
+
+    Here T is ``horizon``, d ``dimension``, B ``batch_size`` and alpha ``failure_probability``.
     """
     t, d, b, epsilon, delta = _checked_arguments(horizon, dimension, batch_size, epsilon, delta)
     noise = t / b * math.pow(_ln(d * d * (t / b), delta), 1.5) / epsilon
@@ -260,6 +274,8 @@ def proposition_e_7(
     d^(3/4) sqrt(M0 T) ln^(1/4)(1/delta) / sqrt(epsilon), where M0 = rounds_per_user in [1, T] is
     the largest number of rounds of one user. The order is proven up to logarithms if d epsilon^2 <=
     M0^2 ln(1/delta). Otherwise the dropped term d sqrt(T) is larger.
+
+    Here T is ``horizon`` and d ``dimension``.
     """
     t, d = _checked_sizes(horizon, dimension)
     epsilon, delta = checked_budget(epsilon, delta)
@@ -285,6 +301,8 @@ def proposition_f_1(
     The bound is d B + d^(3/4) T^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <=
     1. epsilon and delta are the budget of each message. The order is proven except for a missing
     factor ln T of d B. The constant is not given.
+
+    Here T is ``horizon``, d ``dimension``, B ``batch_size`` and alpha ``failure_probability``.
     """
     t, d, b, epsilon, delta = _checked_arguments(horizon, dimension, batch_size, epsilon, delta)
     cost = _cost(math.sqrt(t * _ln(1, delta)) / epsilon, t, d)
@@ -307,6 +325,8 @@ def proposition_f_3(
     ``failure_probability``, for epsilon <= 1 and a trusted agent with a tree over batches. The
     paper proves the order up to logarithms of T if d epsilon^2 <= ln(1/delta). Otherwise the term
     d sqrt(T) ln(T/alpha), which the paper drops, is larger. It does not give the constant.
+
+    Here T is ``horizon``, d ``dimension`` and B ``batch_size``.
     """
     t, d, b, epsilon, delta = _checked_arguments(horizon, dimension, batch_size, epsilon, delta)
     cost = _cost(math.sqrt(_ln(1, delta)) / epsilon, t, d)
@@ -353,6 +373,8 @@ def batch_size_3_3(horizon: int, *, constant: float = 1.0) -> int:
     """Return B = T^(3/5) of Corollary 3.3 and Remark 3.6 (`linucb-sdp-amp`, `linucb-sdp-vec`).
 
     B does not depend on the budget. The regret then grows as T^(3/5), up to logarithms.
+
+    Here T is ``horizon``.
     """
     t = integer("horizon", horizon, at_least=1)
     return _rounded_batch_size(math.pow(t, 0.6), t, constant)
@@ -367,6 +389,8 @@ def batch_size_b_2(
     theorem's condition on epsilon if epsilon > d^(1/8) T^(-3/8) ln^(1/2)(2/delta)
     ln^(-1/8)(T/delta), for example epsilon > 0.038 with T = 20 000, d = 5, delta = 0.1. The theorem
     then guarantees no privacy.
+
+    Here T is ``horizon`` and d ``dimension``.
     """
     return _rounded_batch_size(
         _balanced_batch_size("B.2", horizon, dimension, epsilon, delta), horizon, constant
@@ -380,6 +404,8 @@ def batch_size_b_3(
 
     B = d^(-1/4) T^(3/4) epsilon^(-1/2) ln^(1/4)(1/delta), where epsilon and delta are the local
     budget of one message. It balances the terms of `proposition_f_1`.
+
+    Here T is ``horizon`` and d ``dimension``.
     """
     return _rounded_batch_size(
         _balanced_batch_size("B.3", horizon, dimension, epsilon, delta), horizon, constant
@@ -392,6 +418,8 @@ def batch_size_c_2(
     """Return B of Corollary C.2 for `linucb-sdp-vec`, which balances the terms of `theorem_c_1`.
 
     B = d^(-1/5) epsilon^(-2/5) T^(3/5) ln^(2/5)(d^2/delta).
+
+    Here T is ``horizon`` and d ``dimension``.
     """
     return _rounded_batch_size(
         _balanced_batch_size("C.2", horizon, dimension, epsilon, delta), horizon, constant
@@ -406,6 +434,8 @@ def batch_size_c_3(
     B = d^(-1/4) T^(3/4) epsilon^(-1/2) ln^(1/2)(d^2/delta), where epsilon and delta are the local
     budget of one user's bits. It balances the terms of `theorem_c_1` at epsilon/sqrt(B), the
     epsilon of the shuffled batch.
+
+    Here T is ``horizon`` and d ``dimension``.
     """
     return _rounded_batch_size(
         _balanced_batch_size("C.3", horizon, dimension, epsilon, delta), horizon, constant
@@ -423,6 +453,8 @@ def batch_size_e_4(
     With T = 20 000, d = 5, delta = 0.1, this B violates the printed condition for epsilon >= 0.45.
     It violates the corrected condition, of Theorem B.1 with the budget of one batch, for
     epsilon >= 0.77.
+
+    Here T is ``horizon`` and d ``dimension``.
     """
     return _rounded_batch_size(
         _balanced_batch_size("E.4", horizon, dimension, epsilon, delta), horizon, constant
@@ -436,6 +468,8 @@ def batch_size_e_6(
 
     B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T d^2/delta). It makes the second term of
     `theorem_e_5` at most d B, up to the factor ln T ln(T/alpha).
+
+    Here T is ``horizon`` and d ``dimension``.
     """
     return _rounded_batch_size(
         _balanced_batch_size("E.6", horizon, dimension, epsilon, delta), horizon, constant
@@ -446,6 +480,8 @@ def batch_size_f_2(horizon: int, *, constant: float = 1.0) -> int:
     """Return B = T^(3/4) of Remark F.2 for `linucb-ldp`.
 
     The privacy cost grows with T in the same way.
+
+    Here T is ``horizon``.
     """
     t = integer("horizon", horizon, at_least=1)
     return _rounded_batch_size(math.pow(t, 0.75), t, constant)
@@ -455,6 +491,8 @@ def batch_size_f_4(horizon: int, *, constant: float = 1.0) -> int:
     """Return B = sqrt(T) of Remark F.4 for `linucb-jdp`.
 
     The privacy cost grows with T in the same way.
+
+    Here T is ``horizon``.
     """
     t = integer("horizon", horizon, at_least=1)
     return _rounded_batch_size(math.sqrt(t), t, constant)
@@ -474,6 +512,8 @@ def corollary_bound(
     The regret is d B with the B of the corollary's rule before rounding. epsilon and delta are as
     in the rule. The order is proven up to logarithms. For "3.3" the regret is T^(3/5)
     ln^(1/2)(T/delta) / sqrt(epsilon), of which only the growth with T is proven.
+
+    Here T is ``horizon`` and d ``dimension``.
     """
     choice("corollary", corollary, ["3.3", *_RULES])
     t, d = _checked_sizes(horizon, dimension)

@@ -215,9 +215,10 @@ class LinUCB:
 
     @property
     def confidence_radius(self) -> float:
-        """beta of the next round: Abbasi-Yadkori et al. (2011), Theorem 2, trace form.
+        """The confidence radius beta of the next round.
 
-        With a discount: Russac et al. (2019), Theorem 1.
+        Source: Abbasi-Yadkori et al. (2011), Theorem 2, in the form with the trace of V. With a
+        discount: Russac et al. (2019), Theorem 1.
         """
         square, row_count = self.discount**2, float(self.round)
         if square < 1.0:

@@ -132,17 +132,17 @@ def _checked_delta(delta: float) -> float:
 
 
 def _checked_margin(margin: float) -> float:
-    """Check C_0 and return it."""
+    """Check the margin constant C_0, and return it."""
     return number("margin", margin, above=0)
 
 
 def _checked_diversity(diversity: float) -> float:
-    """Check lambda_0 and return it."""
+    """Check the diversity constant lambda_0, and return it."""
     return number("diversity", diversity, above=0)
 
 
 def _checked_failure(failure_probability: float) -> float:
-    """Check beta and return it."""
+    """Check the failure probability beta, and return it."""
     return number("failure_probability", failure_probability, above=0, below=1)
 
 
@@ -176,6 +176,9 @@ def theorem_3_3(
     so misses a second factor ln(2/delta). It drops the regret of the initial rounds, which is
     linear in M, so only the growth with T is proven. `theorem_c_6` has both terms. The min(M, .) in
     Table 1 is for the variant of Remark 4.6.
+
+    Here T is ``horizon``, M ``silos``, d ``dimension``, lambda_0 ``diversity``, C_0 ``margin`` and
+    beta ``failure_probability``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _checked_epsilon(epsilon)
@@ -204,6 +207,8 @@ def theorem_c_6(
     if the models of all greedy phases satisfy the error bound of that proposition. ``printed`` =
     True computes the bound as in the paper's proof, 8 C_0 c_2^2 P + M 2^U. It counts only phase U
     of the initial phases, and a regret of 1 per round, although 2 is possible.
+
+    Here T is ``horizon``, M ``silos`` and C_0 ``margin``.
     """
     t, m, _ = checked_sizes(horizon, silos, 1)
     first = integer("initial_phases", initial_phases, at_least=1, at_most=MAX_PHASES)
@@ -229,8 +234,9 @@ def proposition_c_3(
 ) -> Estimation:
     """Return the constants of Proposition C.3 on the error of the models of `robin`.
 
-    The proposition states ||theta^(p) - theta*|| <= c_2/sqrt(M 2^(p-1)) for all p > U, with
-    probability 1 - beta. (The paper prints 2^p, its proof uses 2^(p-1).) With the printed budgets
+    The proposition states that the model theta^(p) after phase p of P satisfies ||theta^(p) -
+    theta*|| <= c_2/sqrt(M 2^(p-1)) for all p > U, the number of initial phases, with probability
+    1 - beta. (The paper prints 2^p, its proof uses 2^(p-1).) With the printed budgets
     epsilon_0 = epsilon/sqrt(6 P ln(2/delta)) and delta_0 = delta/(2 P) of one release,
 
     c_2 = c_1 (80 ln(16 d P/beta) sqrt(6 d ln(16 d M P/beta) ln(1/delta_0))/(sqrt(M) epsilon_0) + 1)
@@ -246,6 +252,9 @@ def proposition_c_3(
     needs, by 4 to 6 phases for arms on a sphere. c_1 lacks a factor 2 in its logarithm, for which a
     sharper covariance would more than compensate. In phase U rewards and chosen features are not
     independent.
+
+    Here d is ``dimension``, lambda_0 ``diversity``, C_0 ``margin`` and beta
+    ``failure_probability``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon, delta = _checked_epsilon(epsilon), _checked_delta(delta)
@@ -296,6 +305,8 @@ def theorem_4_2(
 
     The last term also needs delta to be smaller than e^(-M epsilon)/(4 M) by some factor. The proof
     needs delta of the order of 1/(d M^2 T), while the theorem states 1/(M sqrt T).
+
+    Here T is ``horizon``, M ``silos``, d ``dimension`` and C_0 ``margin``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _checked_epsilon(epsilon)
@@ -320,6 +331,8 @@ def theorem_4_5(
     margin condition and T >= d^2, min(M, max(sqrt M, 1/epsilon)) sqrt(d T). The orders are proven,
     the constants are not given. The proof replaces e^epsilon - 1 by epsilon, which changes the
     bound by a factor of at most 1.45^2.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _checked_epsilon(epsilon)
@@ -348,6 +361,8 @@ def theorem_5_3(
     min(M, 1/epsilon) C_0 d ln T. With ``margin`` = None, for instances without the margin
     condition, min(M, sqrt(M/epsilon)) sqrt(d T). The paper makes errors in constants and roots when
     it evaluates the integral of the proof. The integral gives these orders.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _checked_epsilon(epsilon)
@@ -369,6 +384,8 @@ def corollary_5_5(
 
     min(M, 1/epsilon^2) C_0 d ln T. With ``margin`` = None, for instances without the margin
     condition, min(M, sqrt(M)/epsilon) sqrt(d T). The bound is `theorem_4_5` with epsilon/sqrt(M).
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _checked_epsilon(epsilon)
@@ -397,6 +414,8 @@ def proposition_d_1(horizon: int, epsilon: float, delta: float, *, printed: bool
     epsilon < ln 9, and the regret T/2 of a fair coin if epsilon < ln 1.8. theta* of the paper has
     norm sqrt 2. With theta*/sqrt 2, and features of norm 1 instead of 1/2, the gap is sqrt 2, so
     the bound still holds.
+
+    Here T is ``horizon``.
     """
     t = integer("horizon", horizon, at_least=1)
     epsilon, delta = _checked_epsilon(epsilon), _checked_delta(delta)

@@ -76,8 +76,8 @@ class Algorithm(_system.Algorithm):
         Returns
         -------
         System
-            If the score is not "ucb" and there is no sieve, the system's theory states that the
-            score is no upper confidence bound.
+            If a score other than "ucb" chooses actions without a sieve, its theory has a failing
+            condition: that actions are chosen by upper confidence bounds.
 
         Raises
         ------
@@ -86,7 +86,7 @@ class Algorithm(_system.Algorithm):
         """
         system: System = super().make_checked(config, problem)
         if getattr(system.plan, "arms", False):
-            from fastfed.bandits.arms import with_draws  # it imports this module
+            from fastfed.bandits.arms import with_draws  # imported here, since it imports this file
 
             if (drawn := with_draws(system, problem)) is not system:
                 return drawn

@@ -313,11 +313,10 @@ def run(
         return run, state
 
     def report_progress(silos: int, rounds: int) -> None:
-        """Count the rounds of single silos, and report them in whole rounds of all silos."""
+        """Report the progress of a part with this number of silos, in rounds of all silos."""
         nonlocal agent_rounds
         agent_rounds += rounds * silos
         if progress is not None:
-            # In whole rounds of all silos.
             progress(agent_rounds // plan.silos - (agent_rounds - rounds * silos) // plan.silos)
 
     # The part that was being run when the snapshot was written, how many of its rounds were done,
@@ -333,8 +332,10 @@ def run(
             begin, done, resumed = stored.stage, position[0], (run, state)
             run.resume(position[1])
         del run, state
+    # Free the snapshot's arrays: all of them are copied by now.
     del stored
     for number, part in enumerate(plan.parts):
+        # `uses` is the number of rounds up to the last one that use the part's estimator.
         silos, uses = len(part.clique), plan.uses(part.estimator, last_round)
         if number < begin:
             report_progress(silos, uses)

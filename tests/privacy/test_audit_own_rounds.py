@@ -81,7 +81,7 @@ def test_pairs_differ_in_one_user_of_an_own_round() -> None:
     for trial in range(40):
         noise, rng = SeededNoise(1, trial), np.random.default_rng([1, trial])
         users, other = audits.Users.drawn(rng), audits.Users.drawn(rng)
-        round = audits.own_round(plan, noise, rng)
+        round = audits.random_local_round(plan, noise, rng)
         assert not plan.own.shares(round, noise.participation(0, round))
         changed = users.replaced(round, other)
         changed_users = np.argwhere((users.contexts != changed.contexts).any(axis=(2, 3)))
@@ -97,7 +97,7 @@ def test_users_of_shared_rounds_change_the_view() -> None:
     users, other = audits.Users.drawn(draw), audits.Users.drawn(draw)
     shared = [t for t in range(1, 11) if plan.own.shares(t, noise.participation(0, t))]
     views = [
-        audits.seen(Silo, plan, noise, viewed_users)
+        audits.outsider_view(Silo, plan, noise, viewed_users)
         for viewed_users in (users, users.replaced(shared[0], other))
     ]
     assert views[0] != views[1]
