@@ -183,6 +183,7 @@ def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
     schedule = _joint_schedule(config, problem)
     noise = _joint_noise(config, problem, schedule)
     assert config.release is not None
+    # The noise of the published code is no release type that a key can select.
     release = "nested" if isinstance(noise.mechanism, NestedNoise) else config.release
     budget = config.budget
     gamma = joint_gamma(budget.epsilon, budget.delta, max(problem.horizon, 2), problem.dimension)

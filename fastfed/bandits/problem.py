@@ -192,7 +192,7 @@ def _interval(name: str, value: object) -> tuple[float, float]:
 
 
 def checked_sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
-    """Check T, M and d, and return them."""
+    """Check the sizes, and return T, M and d."""
     return (
         integer("horizon", horizon, at_least=1),
         integer("silos", silos, at_least=1),
@@ -201,7 +201,7 @@ def checked_sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, i
 
 
 def checked_batch(batch_size: int, horizon: int) -> int:
-    """Check B and return it."""
+    """Check the batch size B, which is at most the horizon, and return it."""
     return integer("batch_size", batch_size, at_least=1, at_most=horizon)
 
 

@@ -223,6 +223,7 @@ def least_eigenvalue(rows: np.ndarray) -> tuple[float, float]:
     """Return the least eigenvalue of the mean of x x' over rows (n, d), and its standard error."""
 
     def least(part: np.ndarray) -> float:
+        """Return the least eigenvalue of the mean of x x' over some of the rows."""
         # The mean of x x' is positive semidefinite: a negative eigenvalue is a rounding error.
         return max(float(np.linalg.eigvalsh(part.T @ part / len(part))[0]), 0.0)
 

@@ -201,6 +201,7 @@ def _parse_into_cache(
     with fresh_folder(folder) as temporary, ExitStack() as stack:
 
         def growable(name: str, dtype: Any, table: bool = False) -> GrowableArray:
+            """Open a new array in the temporary folder, which is closed when the block ends."""
             path = temporary / f"{name}.npy"
             return stack.enter_context(closing(GrowableArray(path, dtype, table=table)))
 
@@ -438,7 +439,7 @@ def _drop_older(folder: Path, stamps: list[_Stamp]) -> None:
 
 
 def _stamp(source: Path) -> _Stamp:
-    """Return the stamp of a source file; raise InputError if it cannot be read."""
+    """Return name, size and time stamp of a source file; raise InputError if it cannot be read."""
     try:
         status = source.stat()
     except OSError as error:

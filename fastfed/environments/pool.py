@@ -142,19 +142,21 @@ class Pool:
 
     @cached_property
     def quantised(self) -> environments.QuantisedActions | None:
-        """Buffer for the features in int16, which screening reads; None if it would be too large.
+        """Buffer for a copy of the features in int16; None if it would be too large.
 
-        Screening computes cheap upper bounds of scores, and skips actions that cannot be best.
+        From these features compiled code computes cheap upper bounds on scores, so that it can skip
+        actions that cannot be best.
         """
         buffer = environments.QuantisedActions(self.starts, self.dimension)
         return buffer if 0 < buffer.size <= MAX_QUANTISED else None
 
     @cached_property
     def directions(self) -> environments.Directions | None:
-        """Principal directions of the rows, which bounds of scores use, or None.
+        """Principal directions of the rows, from which compiled code bounds scores, or None.
 
-        They are eigenvectors of the second moments of DIRECTION_QUERIES queries. None if the
-        dimension is small, or if few eigenvectors do not capture almost all of the second moments.
+        They are the top eigenvectors of the second moments of DIRECTION_QUERIES queries. The
+        property is None if the dimension is small, or if more than 60 eigenvectors are needed to
+        capture almost all of the second moments.
         """
         if (
             self.queries < DIRECTION_QUERIES
@@ -171,6 +173,7 @@ class Pool:
         sizes, directions = np.linalg.eigh(moments)
         # The share of the second moments that the first 1, 2, ... directions leave out.
         share_left = 1.0 - np.cumsum(sizes[::-1]) / max(sizes.sum(), np.finfo(float).tiny)
+        # Multiples of 6, which src/ff_directions.h requires.
         counts = [
             r
             for r in range(6, min(61, self.dimension // 2), 6)

@@ -408,7 +408,8 @@ class PoolStorage(ABC):
         self._store(values, means)
 
     @abstractmethod
-    def _store(self, values: np.ndarray, means: np.ndarray) -> None: ...
+    def _store(self, values: np.ndarray, means: np.ndarray) -> None:
+        """Store a chunk of rows: flat float32 values, float64 means."""
 
     @abstractmethod
     def change_means(self, change: Change) -> None:
@@ -424,6 +425,7 @@ class ArrayStorage(PoolStorage):
         self._values = self._rows = 0
 
     def _store(self, values: np.ndarray, means: np.ndarray) -> None:
+        """Copy a chunk of rows behind the rows that were stored before."""
         self.values[self._values : self._values + len(values)] = values
         self.means[self._rows : self._rows + len(means)] = means
         self._values, self._rows = self._values + len(values), self._rows + len(means)
@@ -449,6 +451,7 @@ class FileStorage(PoolStorage):
             raise
 
     def _store(self, values: np.ndarray, means: np.ndarray) -> None:
+        """Append a chunk of rows to both files."""
         self._values.append(values)
         self._means.append(means)
 

@@ -86,9 +86,11 @@ class SyntheticPool(PoolEnvironment):
         self.silo_starts = equal_blocks(queries, SILOS)
 
     def load(self, silos: int | None) -> Pool:
+        """Return the pool, whose silos are fixed."""
         return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify this environment."""
         return {"kind": self.kind}
 
 
@@ -136,6 +138,7 @@ class LetorPool(PoolEnvironment):
         self.silo_starts = equal_blocks(queries, SILOS)
 
     def load(self, silos: int | None) -> Pool:
+        """Return the pool, whose silos are fixed."""
         return self.loaded_pool
 
     @cached_property
@@ -144,6 +147,7 @@ class LetorPool(PoolEnvironment):
         return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify this environment."""
         return {"kind": self.kind}
 
 

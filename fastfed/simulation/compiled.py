@@ -348,9 +348,11 @@ def progress_with_snapshots(
     """
 
     def write_snapshot(snapshot: Snapshot) -> None:
+        """Write the state after the rounds that are done."""
         snapshot.write(rounds_done, run.numbers(), states, stage)
 
     def on_progress(rounds: int) -> None:
+        """Report further rounds, and write a snapshot if one is due."""
         nonlocal rounds_done
         rounds_done += rounds
         tell(snapshot, write_snapshot, rounds, progress)

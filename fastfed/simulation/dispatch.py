@@ -93,6 +93,7 @@ def run(
     for group in groups:
 
         def on_progress(rounds: int, curves: int = len(group)) -> None:
+            """Report rounds of this group, added up over its curves."""
             if progress is not None:
                 progress(rounds * curves)
 
@@ -225,6 +226,7 @@ def run_together(
     problem = experiment.curves[work.positions[0]].problem
 
     def on_progress(rounds: int) -> None:
+        """Report the progress of rounds in agent-rounds."""
         if progress is not None:
             progress(rounds * problem.silos)
 

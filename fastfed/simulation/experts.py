@@ -683,6 +683,7 @@ class Scores:
 
     @property
     def _silos(self) -> range:
+        """Indices of all clients."""
         return range(self.plan.silos)
 
     def _sum(

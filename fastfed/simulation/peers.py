@@ -246,6 +246,8 @@ def _report_crossings(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarr
     sent = np.searchsorted(when, checkpoints, side="right")
     if not len(when):
         return np.zeros(len(checkpoints))
+    # Rounds since the last reports. At the end of the round in which they are sent, they have
+    # crossed their first edges. All earlier reports have arrived.
     age = checkpoints - when[np.maximum(sent - 1, 0)]
     crossed = (sent - 1) * edges[gamma] + edges[np.clip(age + 1, 0, gamma)]
     return np.where(sent > 0, crossed, 0).astype(np.float64)

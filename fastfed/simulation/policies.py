@@ -258,6 +258,7 @@ class _CheckedPolicy:
         return int(index)
 
     def observe(self, reward: float) -> None:
+        """Pass a reward to the policy, as a Python float."""
         self.policy.observe(float(reward))
 
 

@@ -305,12 +305,16 @@ class Snapshots:
         return cls(Path(folder) / FOLDER, digest)
 
     def of(self, replicate: int, positions: Sequence[int]) -> Snapshot:
-        """Return the snapshot of one batch of runs."""
+        """Return the snapshot of one batch of runs: the curves at ``positions`` of a replicate.
+
+        Its file need not exist.
+        """
         parts = [FORMAT, fastfed.__version__, self.digest, replicate, list(positions)]
-        of = json.dumps(parts)
-        # The name has the first curve and the number of curves; `of` inside the file has all.
+        identity = json.dumps(parts)
+        # The file name has only the first curve and the number of curves. The identity inside the
+        # file has all curves.
         name = f"replicate-{replicate}-curves-{positions[0]}-{len(positions)}.npz"
-        return Snapshot(self.folder / name, of)
+        return Snapshot(self.folder / name, identity)
 
     def tidy(self) -> None:
         """Delete temporary files of killed processes. No other run may be writing here."""

@@ -180,6 +180,7 @@ def audit_switching(case: Switching, name: str, trials: int, seed: int) -> Audit
     laws = [switching_law(claimed, table) for table in tables]
 
     def log_ratio(noise: SeededNoise, world: int) -> float:
+        """Run the federation once in a world; return the log likelihood ratio of its choices."""
         experts = chosen_experts(plan, noise, tables[world])
         return laws[1](experts) - laws[0](experts)
 
@@ -288,6 +289,7 @@ def audit_board(case: Board, name: str, trials: int, seed: int) -> AuditResult:
     laws = [board_law(claimed, table) for table in tables]
 
     def log_ratio(noise: SeededNoise, world: int) -> float:
+        """Run the federation once in a world; return the log likelihood ratio of its choices."""
         experts = chosen_experts(plan, noise, tables[world])
         return laws[1](experts) - laws[0](experts)
 
@@ -388,6 +390,7 @@ def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditRe
     log_ratios = leaf_law(claimed, 1) - leaf_law(claimed, 0)
 
     def log_ratio(noise: SeededNoise, world: int) -> float:
+        """Run the federation once; return the log likelihood ratio of its choices in the tree."""
         experts = np.array(chosen_experts(plan, noise, losses_of_run(claimed, noise, world)))
         return float(log_ratios[experts[leaves]].sum())
 

@@ -186,25 +186,31 @@ def originals() -> dict[str, Original]:
     bits = VectorSum(DIMENSION, 20, epsilon=EPSILON, delta=DELTA).noise_bits
 
     def of_server(world: int) -> tuple[Server, Report]:
+        """Return a server, and a silo's report with the record of this world."""
         return Server(central), Report(1, DIMENSION, _point(RECORDS[world]), 0)
 
     def of_user(world: int) -> Any:
+        """Return a user, and the features of the user's record in this world."""
         return User(users, 1), RECORDS[world]
 
     def of_tree(world: int) -> Any:
+        """Return a release of running sums, and the record of this world."""
         total = TreeRelease(DIMENSION, RELEASES, epsilon=EPSILON, delta=DELTA)
         return total, RECORDS[world]
 
     def of_sum(world: int) -> Any:
+        """Return a protocol for one sum, and vectors whose first is the record of this world."""
         protocol = VectorSum(DIMENSION, 20, noise_bits=bits)
         return protocol, np.array([RECORDS[world], *[OTHER] * 19])
 
     def of_averager(world: int) -> Any:
+        """Return a server of ROBIN, and estimates whose first is the record of this world."""
         rows = [RECORDS[world], OTHER, OTHER, OTHER]
         phase = robin.releasing[0]
         return Averager(robin), [LocalEstimate(phase, x, i) for i, x in enumerate(rows)]
 
     def of_expert_server(world: int) -> Any:
+        """Return a server of experts, and a client's report with the loss of this world."""
         server = ExpertServer(_expert_plan("central"))
         server.start()
         return server, _expert_client("central", world).report()
@@ -341,6 +347,7 @@ def _score_with_memory_in_state() -> Any:
     def remember(  # type: ignore[no-untyped-def]
         state, key, round, actions, dimension, x, w, theta, beta, gamma, scores
     ):
+        """Score action a by a times the first feature of round 1, which the state holds."""
         if round == 1:
             state[0] = x[0]
         for a in range(actions):
@@ -364,7 +371,10 @@ def _score_with_memory_outside_state() -> Any:
 
     @intrinsic
     def pointer(typing, address):  # type: ignore[no-untyped-def]
+        """Return the typing and the code of a cast from an address to a pointer."""
+
         def generated(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            """Generate the instruction that casts the address."""
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
         return types.CPointer(types.float64)(types.int64), generated
@@ -373,6 +383,7 @@ def _score_with_memory_outside_state() -> Any:
     def remember(  # type: ignore[no-untyped-def]
         state, key, round, actions, dimension, x, w, theta, beta, gamma, scores
     ):
+        """Score action a by a times the first feature of round 1, which the memory holds."""
         memory = pointer(int(state[0]))
         if round == 1:
             memory[0] = x[0]

@@ -61,6 +61,7 @@ class Silent(SeededNoise):
         super().__init__(0)
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        """Return zeros instead of the noise (s,) of a tree node."""
         return np.zeros(dimension + dimension * (dimension + 1) // 2)
 
 
@@ -279,6 +280,7 @@ def _mean_channel(name: str, records: Records) -> Channel:
     )
 
     def send(vectors: np.ndarray) -> np.ndarray:
+        """Return the winsorized mean of the vectors, with noise."""
         return winsorized_mean(vectors, epsilon=EPSILON, delta=DELTA, radius=1.0)[0]
 
     return _rotated_mean_channel(name, records, mechanism, MEAN_LAPLACE, send)
@@ -299,6 +301,7 @@ def _averager_channel(name: str, records: Records) -> Channel:
     phase = plan.releasing[0]
 
     def send(vectors: np.ndarray) -> np.ndarray:
+        """Return the server's first model if the clients' estimates are these vectors."""
         estimates = [LocalEstimate(phase, x, i) for i, x in enumerate(vectors)]
         return Averager(plan).combine(estimates).values
 

@@ -56,6 +56,7 @@ class Leaking(Silo):
     """A planted fault: the data of local rounds also enter the batch."""
 
     def _learn(self, x: np.ndarray, y: float) -> None:
+        """Learn the features x and the reward y of a round; local ones enter the batch too."""
         if self.plays_own:
             self._randomizer.observe(x, y)
         super()._learn(x, y)
@@ -65,6 +66,7 @@ class Peeking(Silo):
     """A planted fault: actions of shared rounds also depend on raw data of local rounds."""
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
+        """Choose an action by raw data of local rounds, also in shared rounds."""
         assert self._own is not None
         return self._own.select(actions, self._estimate, 0.0, 0.0)
 

@@ -388,6 +388,7 @@ def _check_workers(client: Client, address: str) -> int:
     """Return the number of threads of all workers; raise InputError if fastfed versions differ."""
 
     def version() -> str:  # nested, so that its code is sent: a worker may lack this module
+        """Return the version of fastfed at a worker."""
         import fastfed
 
         return str(fastfed.__version__)
@@ -431,6 +432,7 @@ def _progress_received(client: Client, topic: str, tally: Tally) -> Iterator[Tal
     """Add the progress messages of the workers to a tally during the block."""
 
     def on_event(event: tuple[float, Any]) -> None:
+        """Record the progress message of a worker."""
         replicate, positions, agent_rounds = event[1]
         tally.record(RunBatch(replicate, tuple(positions)), agent_rounds)
 

@@ -92,6 +92,7 @@ class ClientSnapshot(Snapshot):
         self.worker.log_event(self.topic, (HOLDS, self.worker.address, self.key))
 
     def _open(self) -> Any:
+        """Return the snapshot that the client sent, as an open file."""
         return io.BytesIO(self.exchange.from_client.pop(self.key))  # a KeyError means: no snapshot
 
     def drop(self) -> None:
@@ -262,6 +263,7 @@ def carrier(
             call(give, address, token, content_by_key)
 
     def serve() -> None:
+        """Handle the messages of workers, until the message None."""
         while (message := messages.get()) is not None:
             with suppress(Exception):  # a worker may die, or the disk may be full
                 answer(*message)
@@ -278,6 +280,7 @@ def carrier(
         messages.put(None)
 
         def forget(dask_scheduler: Any) -> None:  # nested: a scheduler may lack this module
+            """Remove the names of announced snapshots from the scheduler."""
             dask_scheduler.task_metadata.pop(name, None)
 
         with suppress(Exception):
