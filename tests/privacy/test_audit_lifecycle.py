@@ -129,7 +129,7 @@ def test_audit_detects_a_score_with_its_own_memory() -> None:
 
 
 def test_audit_of_a_score_without_memory_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audits, "_remembering", lambda: score_without_memory)
+    monkeypatch.setattr(audits, "_score_with_memory_in_state", lambda: score_without_memory)
     assert audits.audit_score("x", False, 500, 1).verdict == "pass"
 
 

@@ -53,7 +53,7 @@ def test_statistics_are_log_likelihood_ratios(share: dict, shown: bool) -> None:
     """Check E[ratio] = 1 in the first world and E[1 / ratio] = 1 in the second."""
     plan = audits._plan(silos=1, horizon=audits.UNTIL + 2, batch_size=1, share=share)
     for world, sign in ((0, 1.0), (1, -1.0)):
-        ratios = np.exp(sign * audits.statistics(plan, 3000, 5, world, shown))
+        ratios = np.exp(sign * audits.log_ratios_of_runs(plan, 3000, 5, world, shown))
         error = ratios.std() / math.sqrt(len(ratios))
         assert abs(ratios.mean() - 1.0) < 5.0 * error and ratios.std() > 0.1
         if shown:
