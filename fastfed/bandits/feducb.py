@@ -322,7 +322,11 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
 def privatizers(
     config: FedUCBConfig, problem: ProblemSpec, releases: int
 ) -> tuple[Privatizer, ...]:
-    """Calibrate the noise of each silo if silos have different budgets, else return ()."""
+    """Calibrate the noise of each silo for its budget in ``silo_epsilon`` and ``silo_delta``.
+
+    Each silo adds noise to the nodes of a tree with ``releases`` leaves. Return () if all silos
+    have the same budget.
+    """
     if config.silo_epsilon is None:
         return ()
     deltas = config.silo_delta or (config.delta or 0.0,) * problem.silos
@@ -341,7 +345,7 @@ def privatizers(
     return tuple(privatizer_of_budget[budget] for budget in budgets)
 
 
-def weakest(silo_privatizers: tuple[Privatizer, ...]) -> Privatizer:
+def least_noisy(silo_privatizers: tuple[Privatizer, ...]) -> Privatizer:
     """Return the privatizer with the least noise, with the largest epsilon and delta of any silo.
 
     Parameters
@@ -374,7 +378,8 @@ def privatizer(
     releases : int
         The number of leaves of the tree.
     silo_privatizers : tuple of Privatizer, optional
-        The privatizer of each silo, if silos have different budgets. Then `weakest` is returned.
+        The privatizer of each silo, if silos have different budgets. The result is then their
+        `least_noisy`.
     silos_met : int, default 1
         The largest number of silos at which one user takes part.
 
@@ -385,7 +390,7 @@ def privatizer(
     if not config.private or config.sends_bits:
         return None
     if silo_privatizers:
-        return weakest(silo_privatizers)
+        return least_noisy(silo_privatizers)
     assert config.epsilon is not None and config.delta is not None
     rounds = releases if config.schedule == "private-determinant" else 0
     budget = Budget(config.epsilon, config.delta, config.relation)
@@ -417,7 +422,7 @@ def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
     return Schedule(problem.horizon, batch_size)
 
 
-def resolve_schedule(config: K) -> K:
+def with_fixed_schedule(config: K) -> K:
     """Return the config with ``schedule`` = "fixed" if silos synchronise after every round."""
     if config.every_round and config.schedule != "fixed":
         return msgspec.structs.replace(config, schedule="fixed")
@@ -426,7 +431,7 @@ def resolve_schedule(config: K) -> K:
 
 def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
     """Build the system of one feducb curve: its plan, certificate and bounds."""
-    config = resolve_schedule(config)
+    config = with_fixed_schedule(config)
     fixed = config.schedule == "fixed"
     schedule = fixed_schedule(config, problem) if fixed else Schedule(problem.horizon, 1)
     silo_privatizers = privatizers(config, problem, schedule.releases)
@@ -436,7 +441,7 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
     plan, theory = plan_and_theory(config, federation, noise, schedule, clip, silo_privatizers)
     plan = replace(plan, drawn_once=config.noise_draws == "sum")
     source = source_text(config, noise, "Algorithm 1")
-    noise_of_plan = _noise(config, problem, schedule, noise, silo_privatizers)
+    noise_of_plan = _noise_of_plan(config, problem, schedule, noise, silo_privatizers)
     plan, certificate = certify(plan, problem, theory, noise_of_plan, source)
     return System(
         "feducb", plan, certificate, _bound_curves(config, federation, noise), theory=theory
@@ -446,7 +451,10 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
 def _bound_curves(
     config: FedUCBConfig, federation: Federation, noise: Privatizer | None
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
-    """Return a function that computes the paper's bounds, or None if they do not apply."""
+    """Return a function from rounds (n,) to the paper's regret bounds in these rounds.
+
+    Return None if the bounds do not apply to the keys of the curve.
+    """
     if config.schedule != "determinant" or config.radius != "proposition-2":
         return None
     numbers = constants(config, federation, noise)
@@ -493,7 +501,7 @@ def plan_and_theory(
     theory : Theory
     """
     problem = federation.problem
-    noise_of_plan = _noise(config, problem, schedule, noise, silo_privatizers)
+    noise_of_plan = _noise_of_plan(config, problem, schedule, noise, silo_privatizers)
     numbers = constants(config, federation, noise, silo_privatizers)
     protocol = PROTOCOLS[USER_BIT if config.sends_bits else "silo-ldp-prefix" if noise else "none"]
     rule = trigger(config, federation, numbers, noise)
@@ -515,14 +523,18 @@ def plan_and_theory(
     return replace(plan, trigger=rule), theory
 
 
-def _noise(
+def _noise_of_plan(
     config: FedUCBConfig,
     problem: ProblemSpec,
     schedule: Schedule,
     mechanism: Privatizer | None,
     silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> Noise | None:
-    """Return the noise of a federation for its theory and its plan, or None without privacy."""
+    """Return the distribution and the numbers of the noise for a plan; None without privacy.
+
+    ``mechanism`` is the noise of every silo. If silos have different budgets it is the least noise
+    of any silo, and ``silo_privatizers`` holds the noise of each.
+    """
     if config.sends_bits:
         return bit_noise(config, problem, schedule)
     if mechanism is None:
@@ -641,7 +653,7 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
     gamma = max(1, graph.diameter) if config.gamma is None else config.gamma
     if gamma > problem.horizon:
         raise InputError(f"gamma must be <= horizon ({problem.horizon}), got {gamma}")
-    config = resolve_schedule(config)
+    config = with_fixed_schedule(config)
     rounds_per_estimator = -(-problem.horizon // gamma)
     fixed_batches = config.schedule == "fixed" and not config.every_round
     if fixed_batches and isinstance(config.batch_size, int):
