@@ -2,7 +2,9 @@
 
 import json
 import re
+import tomllib
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import plugins
 import pytest
@@ -307,3 +309,13 @@ def test_an_exception_in_a_package_is_reported_with_the_package_name(numbers):
         raise InputError("mine")
     with pytest.raises(ZeroDivisionError), numbers.guard("one"):
         1 / 0  # noqa: B018
+
+
+def test_each_planted_fault_has_one_place():
+    """`scripts/mutants --list` plants a fault where its text occurs, which changes may move."""
+    root = Path(__file__).resolve().parents[2]
+    faults = tomllib.loads((root / "scripts/faults.toml").read_text(encoding="utf-8"))["fault"]
+    assert len(faults) == 60
+    for fault in faults:
+        text = (root / fault["file"]).read_text(encoding="utf-8")
+        assert text.count(fault["old"]) == 1, fault["harm"]
