@@ -684,6 +684,7 @@ def _terms(plan: Plan) -> tuple[str, ...]:
     if plan.trigger is not None:
         noisy_trigger = plan.trigger.kind == PRIVATE_DETERMINANT
         schedule = "rounds by noisy sums" if noisy_trigger else "rounds by raw data"
+        schedule = "rounds by bits of users" if plan.flips else schedule
     return (
         f'protocol "{plan.protocol.id}"',
         plan.protocol.model,

@@ -18,7 +18,7 @@ import numpy as np
 from fastfed._validate import InputError, choice, integer, nearest, nearest_label, show
 from fastfed._validate import folder as path_of
 from fastfed.reporting.claims import Claim, check_claims, judge
-from fastfed.reporting.text import spaced
+from fastfed.reporting.text import counted, spaced
 from fastfed.results.results import CurveResult, Results
 from fastfed.results.store import FILE, Effort, Store, remedy
 
@@ -295,9 +295,10 @@ class Source:
     def setting(self) -> str:
         """Return one line with the sizes of the problem: silos, rounds, dimension, batch size."""
         curves = self.results.curves
+        silos = _either(c.silos for c in curves)
         parts = [
-            f"M = {_either(c.silos for c in curves) or spaced(self.results.silos)} silos",
-            f"T = {spaced(self.results.horizon)} rounds",
+            f"M = {counted(silos or spaced(self.results.silos), 'silo')}",
+            f"T = {counted(spaced(self.results.horizon), 'round')}",
         ]
         if curves:
             parts.append(f"d = {_either(c.dimension for c in curves)}")

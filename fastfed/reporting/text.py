@@ -18,6 +18,12 @@ from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import rounded_down, rounded_up
 from fastfed.privacy.mechanisms.catalogue import Calibrated
 
+
+def counted(number: int | str, noun: str) -> str:
+    """Return a number with a noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
+
+
 # ---- Sentences about certificates, audits and calibrations, as notebooks show them ---------------
 
 RELATIONS = {"replace": "replaced by any other", "zero-out": "whose contribution becomes zero"}
