@@ -94,10 +94,12 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
+    """List the public names and submodules."""
     return sorted([*__all__, *_SUBMODULES])
 
 
 def _load_renderer() -> Any:
+    """Import the module that displays values in notebooks."""
     return importlib.import_module("fastfed.reporting.notebook")
 
 

@@ -57,7 +57,7 @@ IN_MEMORY = 512
 
 
 def cache_folder() -> Path:
-    """Return the folder of parsed files and of accounts.
+    """Return the folder in which parsed files and computed accounts are cached.
 
     It is $FASTFED_CACHE, or fastfed/ in the cache folder of the user. A user without a home folder
     has a folder among temporary files.
@@ -109,9 +109,10 @@ def _temporary_cache() -> Path:
 
 
 def _accounts_folder() -> Path | None:
-    """Return the folder of cached results, which only its owner can write; None if there is none.
+    """Return the folder of cached results, created if necessary; None if none can be used.
 
-    Whoever can write a result could make a certificate wrong.
+    Only its owner may be able to write into it: whoever can write a result could make a certificate
+    wrong.
     """
     if os.environ.get("FASTFED_CACHE_ACCOUNTS", "") == "off":
         return None
@@ -139,7 +140,7 @@ class _NotPlain(TypeError):
 
 
 def _plain(value: Any, arrays: list[bytes] | None = None) -> Any:
-    """Return a value as JSON data from which it can be restored exactly.
+    """Convert a value to JSON data from which `_restored` computes the same value.
 
     Values are None, booleans, integers, floats, texts and tuples of these. Arguments may also be
     frozen records (dataclasses, structs and named tuples) with such fields, and results may be
@@ -167,7 +168,10 @@ def _plain(value: Any, arrays: list[bytes] | None = None) -> Any:
 
 
 def _restored(data: Any, content: memoryview) -> tuple[Any, memoryview]:
-    """Return the value that `_plain` wrote, and the bytes of the arrays that follow."""
+    """Return the value that `_plain` converted to ``data``, and the unread rest of ``content``.
+
+    ``content`` has the bytes of the arrays in the value, one after the other.
+    """
     if data is None or type(data) in (bool, int):
         return data, content
     kind, *rest = data
@@ -200,7 +204,9 @@ def _digest_of_file(path: Path | str) -> str:
 
 @cache
 def _version() -> list[Any]:
-    """Return what all results depend on: shared code, libraries and the processor.
+    """Return digests and versions of all that results depend on besides their arguments.
+
+    This is shared code of the package, libraries, and the processor.
 
     Raises OSError if some of the code cannot be read.
     """
@@ -209,8 +215,8 @@ def _version() -> list[Any]:
     files += [each for each in (package / "_kernels").iterdir() if each.suffix in (".so", ".pyd")]
     digest = hashlib.sha256("".join(map(_digest_of_file, sorted(files))).encode()).hexdigest()
     # Importing SciPy to ask for its version would take longer than reading all results of a run.
-    found = find_spec("scipy")
-    if found is None or found.origin is None:
+    scipy_spec = find_spec("scipy")
+    if scipy_spec is None or scipy_spec.origin is None:
         raise OSError("scipy has no files")
     umath = sys.modules.get("numpy._core._multiarray_umath")
     features = getattr(umath, "__cpu_features__", {})
@@ -219,7 +225,7 @@ def _version() -> list[Any]:
         libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     return [
         digest,
-        _digest_of_file(Path(found.origin).with_name("version.py")),
+        _digest_of_file(Path(scipy_spec.origin).with_name("version.py")),
         np.__version__,
         list(sys.version_info),
         sys.platform,
@@ -233,9 +239,10 @@ def _version() -> list[Any]:
 
 
 class _Files:
-    """The files of this process: how many it wrote, and whether it can."""
+    """State of this process: the number of files that it wrote, and if it can write files."""
 
     def __init__(self) -> None:
+        """Start without files, and assume that they can be written."""
         self.written = 0
         self.usable = True
 
@@ -244,7 +251,10 @@ _files = _Files()
 
 
 def _read(path: Path, key: str) -> tuple[bool, Any]:
-    """Return (True, result) from a file, or (False, None) if it has no result for this key."""
+    """Read a result from a file: (True, result), or (False, None) if the file has no such result.
+
+    ``key`` is the text of function, version and arguments, which the file must contain.
+    """
     try:
         content = path.read_bytes()
         checksum, _, rest = content.partition(b"\n")
@@ -263,7 +273,10 @@ def _read(path: Path, key: str) -> tuple[bool, Any]:
 
 
 def _write(path: Path, key: str, result: Any) -> None:
-    """Store a result in a file. Without a place for it, this process stores no more."""
+    """Store a result and its key in a file, unless it is too large or not plain data.
+
+    If the file cannot be written, this process stores no further results.
+    """
     arrays: list[bytes] = []
     try:
         text = json.dumps(_plain(result, arrays))
@@ -289,8 +302,8 @@ def _write(path: Path, key: str, result: Any) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Delete the files that were not used for longest, if there are too many."""
-    found, now = [], time.time()
+    """Delete the files that were not used for longest, if there are too many in a folder."""
+    files, now = [], time.time()
     with suppress(OSError):
         for entry in os.scandir(folder):
             with suppress(OSError):
@@ -298,11 +311,11 @@ def _prune(folder: Path) -> None:
                 if entry.name.startswith(".") and now - status.st_mtime > ABANDONED:
                     os.unlink(entry.path)
                 elif stat.S_ISREG(status.st_mode):
-                    found.append((status.st_mtime, status.st_size, entry.path))
-    total, count = sum(size for _, size, _ in found), len(found)
+                    files.append((status.st_mtime, status.st_size, entry.path))
+    total, count = sum(size for _, size, _ in files), len(files)
     if total <= MOST_BYTES and count <= MOST_FILES:
         return
-    for _, size, path in sorted(found):
+    for _, size, path in sorted(files):
         if total <= 0.75 * MOST_BYTES and count <= 0.75 * MOST_FILES:
             break
         with suppress(OSError):
@@ -337,7 +350,7 @@ def cached(function: F) -> F:
 
     @wraps(function)
     def wrapper(*arguments: Any) -> Any:
-        """Return the result for these arguments."""
+        """Return the cached result for these arguments, or compute it and cache it."""
         try:
             text = json.dumps(_plain(arguments))
         except _NotPlain:
@@ -347,8 +360,8 @@ def cached(function: F) -> F:
                 memory.move_to_end(text)
                 return memory[text]
         path, key = _place(name, module_file, text)
-        found, result = (False, None) if path is None else _read(path, key)
-        if not found:
+        is_stored, result = (False, None) if path is None else _read(path, key)
+        if not is_stored:
             start = time.perf_counter()
             result = function(*arguments)
             if path is not None and time.perf_counter() - start >= WORTH:
@@ -365,7 +378,11 @@ def cached(function: F) -> F:
 
 
 def _place(name: str, module_file: str, arguments: str) -> tuple[Path | None, str]:
-    """Return the file of a result, None if results are not stored, and its key."""
+    """Return the path of the file of a result, and the key that the file must contain.
+
+    The path is None if results are not stored. ``name`` is the function's name, ``module_file`` its
+    source file, and ``arguments`` the text of its arguments.
+    """
     if not _files.usable or (folder := _accounts_folder()) is None:
         return None, ""
     try:
@@ -378,7 +395,7 @@ def _place(name: str, module_file: str, arguments: str) -> tuple[Path | None, st
 
 
 def forget() -> None:
-    """Forget all results in memory, and that files could not be written; for tests."""
+    """Forget all results in memory, and try again to write files; for tests."""
     _files.usable = True
     with _lock:
         for memory in _memories:

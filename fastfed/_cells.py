@@ -42,7 +42,10 @@ _INEXACT = 2.0**53
 
 
 def is_missing(value: object, codes: Collection[str] = ()) -> bool:
-    """Return True for a cell that means a missing value, and is none of the declared codes."""
+    """Return True for a cell that means a missing value.
+
+    A text that is one of the declared ``codes`` is never missing.
+    """
     if isinstance(value, str):
         text = value.strip()
         return text in MISSING and text not in codes
@@ -94,9 +97,9 @@ def code(value: object) -> str:
 
 
 def plain_name(name: str, value: Any) -> str:
-    """Return the normal form of a text that tells persons or silos apart.
+    """Return the normal form of a text that identifies a person or a silo.
 
-    17, "17 ", "17.0" and 17.0 are one.
+    17, "17 ", "17.0" and 17.0 have the same form, "17".
 
     Parameters
     ----------
@@ -108,7 +111,7 @@ def plain_name(name: str, value: Any) -> str:
     Raises
     ------
     InputError
-        If the number was rounded, so that it cannot tell them apart. The message never has the
+        If the number was rounded, so that several persons may have it. The message never has the
         value.
     """
     if isinstance(value, float | np.floating) and abs(float(value)) >= _INEXACT:
@@ -130,7 +133,7 @@ def plain_name(name: str, value: Any) -> str:
 
 
 def exact(value: Any) -> Decimal | None:
-    """Return the exact number of a cell; None if it is no finite number, or may be rounded."""
+    """Return the number in a cell exactly; None if it is no finite number, or may be rounded."""
     if isinstance(value, float | np.floating) and abs(float(value)) >= _INEXACT:
         return None
     try:
@@ -141,7 +144,7 @@ def exact(value: Any) -> Decimal | None:
 
 
 def matched(value: object, codes: Sequence[str]) -> int | None:
-    """Return the index of a cell's code, None if there is none.
+    """Return the index of the code in ``codes`` that a cell has; None if it has none of them.
 
     A code matches if its text is the same, or its exact number ("4.0" matches "4"). If the codes
     have words for true and for false, any other word for the same truth value matches too ("True"
@@ -154,14 +157,18 @@ def matched(value: object, codes: Sequence[str]) -> int | None:
         return None
     if text in by_text:
         return by_text[text]
-    if not isinstance(value, bool | np.bool_) and (wanted := exact(value)) is not None:
-        return by_number.get(wanted)
+    if not isinstance(value, bool | np.bool_) and (exact_number := exact(value)) is not None:
+        return by_number.get(exact_number)
     return by_word.get(text.lower())
 
 
 @lru_cache(maxsize=4096)
 def _lookup(codes: tuple[str, ...]) -> tuple[dict[str, int], dict[Decimal, int], dict[str, int]]:
-    """Return the index of each code by its text, by its number and by words for its truth value."""
+    """Return three tables of the indices of codes: by text, by exact number, and by word.
+
+    The table by word has words for true and false, if the codes have words for both; else it is
+    empty.
+    """
     by_text: dict[str, int] = {}
     by_number: dict[Decimal, int] = {}
     by_word: dict[str, int] = {}
@@ -181,9 +188,9 @@ def _lookup(codes: tuple[str, ...]) -> tuple[dict[str, int], dict[Decimal, int],
 
 
 def unified(cells: list[str]) -> list[str]:
-    """Return texts in one normal form, "17.0" as "17", if some texts differ only in this."""
+    """Return the texts with "17.0" written as "17", if a column has some number in both forms."""
     forms = {cell: whole[1] for cell in set(cells) if (whole := _WHOLE.fullmatch(cell))}
-    # Without two texts of one form nothing changes, so the order of categories does not either.
+    # Otherwise nothing changes, so that categories keep their order.
     if not forms or len({forms.get(c, c) for c in set(cells)}) == len(set(cells)):
         return cells
     return [forms.get(cell, cell) for cell in cells]
@@ -228,7 +235,10 @@ def check_time_format(pattern: str) -> None:
 
 
 def other_unit(moment: float, begin: float, until: float) -> str:
-    """Return what a time outside of a span may be instead, as a part of a message, or ""."""
+    """Return a hint for a time in a wrong unit, as the end of an error message; "" if unknown.
+
+    ``moment`` is a number outside of [begin, until), which are seconds since 1970.
+    """
     if begin <= (moment - _EXCEL) * 86400.0 < until:
         return "; its numbers look like days of Excel: export dates as text, YYYY-MM-DD"
     if begin <= moment / 1000.0 < until:

@@ -30,7 +30,7 @@ _HEADER = 1 << 20  # largest number of characters in which the end of the header
 
 
 def _zstd(data: bytes) -> bytes:
-    """Decompress a zstd file with pyarrow, where it is installed."""
+    """Return the decompressed bytes of a zstd file; raise InputError if pyarrow is missing."""
     try:
         import pyarrow
     except ImportError:
@@ -120,7 +120,10 @@ def file_content(path: Path, name: str) -> bytes:
 
 
 def _decompressed(data: bytes, kind: str, name: str) -> bytes:
-    """Return the content of compressed bytes."""
+    """Return the content of the compressed file ``name``, whose compression is ``kind``.
+
+    Raises InputError if the file is damaged.
+    """
     try:
         return _COMPRESSIONS[kind][2](data)
     except InputError as error:
@@ -132,7 +135,11 @@ def _decompressed(data: bytes, kind: str, name: str) -> bytes:
 
 
 def _unzipped(data: bytes, name: str) -> bytes:
-    """Return the only table of a ZIP archive; a document that is such an archive as it is."""
+    """Return the bytes of the only table in the ZIP archive ``name``, unpacked.
+
+    Excel and OpenDocument files are ZIP archives too; their bytes are returned unchanged. Raises
+    InputError if the archive is damaged, or has no table or several.
+    """
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
     except DAMAGED_ZIP as error:
@@ -181,7 +188,10 @@ def _unzipped(data: bytes, name: str) -> bytes:
 
 
 def other_kind(data: bytes, name: str) -> str | None:
-    """Return what bytes that are no CSV file are and what to do with them, or None."""
+    """Return a text that names the kind of file and what to do, for bytes that are no CSV file.
+
+    Return None for an unknown kind. ``name`` is the file's name.
+    """
     if data.startswith(_ZIP):
         if name.lower().endswith((".xlsx", ".xlsm")) or _CONTENT_TYPES in data[:4096]:
             return "an Excel file: save the table as CSV (UTF-8)"
@@ -236,10 +246,11 @@ def delimiter_of(text: str) -> str:
 
 
 def _bare_header(text: str) -> str:
-    """Return the parts of the header outside of quotes."""
+    """Return the header line of a CSV file without the texts in quotes."""
     first = re.search(r'[^ \t\r\n,;|"]', text)
     start = 0 if first is None else max(text.rfind(end, 0, first.start()) for end in "\r\n") + 1
     bare = []
+    # Every second part is outside of quotes. The header ends at the first line end in such a part.
     for part in text[start : start + _HEADER].split('"')[::2]:
         line = part.replace("\r", "\n").split("\n", 1)
         bare.append(line[0])
@@ -260,6 +271,7 @@ class DamagedCsv(Exception):
     """Text is not valid CSV; the exception holds the line number and the problem."""
 
     def __init__(self, line: int, problem: str) -> None:
+        """Store the line number."""
         super().__init__(problem)
         self.line = line
 

@@ -55,9 +55,11 @@ class Displayed:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
+        """Return the value as HTML, for notebooks."""
         return str(renderer().as_html(self))
 
     def __rich__(self) -> Any:
+        """Return the value as styled text, for rich."""
         return renderer().as_rich(self)
 
 
@@ -70,13 +72,17 @@ class Located:
     __slots__ = ()
 
     def where_is(self, name: str) -> str:
-        """Return what to write for an attribute that another class has; "" if it is unknown."""
+        """Return the expression that reads attribute ``name``; "" if it is unknown.
+
+        It is for attributes that this class does not have, but an object inside of it.
+        """
         raise NotImplementedError
 
     # Hidden from type checkers, to which any attribute would otherwise exist.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, with the expression to write instead if there is one."""
             where = "" if name.startswith("_") else self.where_is(name)
             message = f"{type(self).__name__} has no attribute {name!r}"
             raise AttributeError(f"{message}: write {where}" if where else message)

@@ -28,7 +28,10 @@ def available(proc: Path = _PROC) -> int | None:
 
 
 def _system(proc: Path) -> int | None:
-    """Return the available memory of the system; without /proc perhaps the total memory."""
+    """Return the bytes of available memory of the system, or None if they are unknown.
+
+    Without the file /proc/meminfo they may be the total memory.
+    """
     try:
         for line in (proc / "meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -51,16 +54,21 @@ def _groups(proc: Path) -> Iterator[int]:
     except OSError:
         return
     for line in lines:
+        # A line is number:controllers:path. Version 2 has the number 0 and no controllers.
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
-            yield from _left(root, path, "memory.max", "memory.current", "inactive_file")
+            yield from _remaining(root, path, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            yield from _left(root / "memory", path, *names)
+            yield from _remaining(root / "memory", path, *names)
 
 
-def _left(root: Path, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """Yield limit minus usage for a group and its ancestors, up to the (container's) root."""
+def _remaining(root: Path, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
+    """Yield the remaining bytes of the control group at ``path`` and of each of its ancestors.
+
+    ``limit`` and ``usage`` name the files with these numbers, and ``cached`` the entry of
+    memory.stat that counts reclaimable pages. Groups without a limit are skipped.
+    """
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts), -1, -1):
         folder = root.joinpath(*parts[:depth])
@@ -74,7 +82,7 @@ def _left(root: Path, path: str, limit: str, usage: str, cached: str) -> Iterato
 
 
 def _statistic(path: Path, name: str) -> int:
-    """Return the number of a name in a memory.stat file, 0 if there is none."""
+    """Return the number of entry ``name`` in a memory.stat file; 0 if there is none."""
     try:
         for line in path.read_text().splitlines():
             key, _, value = line.partition(" ")
@@ -86,7 +94,7 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def _addresses(proc: Path) -> int | None:
-    """Return the bytes that remain under ``ulimit -v``, or None without such a limit."""
+    """Return the bytes that this process may still map under ``ulimit -v``; None if unlimited."""
     try:
         import resource
 

@@ -53,24 +53,31 @@ POINT_NOISE = 64
 
 
 def check_seed(seed: object) -> int:
-    """Return a seed if it is an integer in [0, 2^63)."""
+    """Return a seed if it is an integer in [0, 2^63); raise InputError if not."""
     return integer("seed", seed, at_least=0, at_most=2**63 - 1)
 
 
 def _whole(name: str, value: int, least: int = 0, most: int = 2**31 - 1) -> int:
-    """Return an integer argument of a draw if it is in range, else raise InputError."""
+    """Return argument ``name`` of a draw if it is an integer in range; raise InputError if not."""
     if type(value) is int and least <= value <= most:
         return value
     return integer(name, value, at_least=least, at_most=most)
 
 
 def _place(silo: int, name: str, index: int) -> tuple[int, int]:
-    """Return the last two numbers of a key, checked: a silo, and a round, node or release."""
+    """Return the last two numbers of a stream's key: the silo, and a round, node or release.
+
+    ``name`` says which one ``index`` is. Raises InputError for numbers out of range.
+    """
     return _whole("silo", silo, most=2**32 - 1), _whole(name, index, most=2**32 - 1)
 
 
 class NoiseSource(Protocol):
-    """Interface of noise for silos, shuffler and server; each key is drawn at most once."""
+    """Interface of noise for silos, shuffler and server.
+
+    Each call with the same arguments returns the same draw, or raises InputError at the second call
+    (`SystemNoise`).
+    """
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
@@ -145,7 +152,7 @@ class IdealSource(NoiseSource, Protocol):
 
     @property
     def exact(self) -> bool:
-        """True: the source samples real numbers exactly."""
+        """Return True: the source samples real numbers exactly."""
         ...
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
@@ -194,6 +201,7 @@ class SeededNoise:
     """
 
     def __init__(self, seed: int, replicate: int = 0) -> None:
+        """Check the seed and the replicate."""
         self.seed = check_seed(seed)
         self.replicate = integer("replicate", replicate, at_least=0, at_most=2**32 - 1)
 
@@ -207,6 +215,7 @@ class SeededNoise:
         return self._normals(*_place(silo, "node", node), d)
 
     def _normals(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        """Draw the standard normals of `node` for checked arguments."""
         return rng.node_normals(self.seed, self.replicate, silo, node, dimension)
 
     def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
@@ -219,6 +228,7 @@ class SeededNoise:
 
     @staticmethod
     def _binomials(key: Key, count: int, trials: int) -> np.ndarray:
+        """Draw Bin(trials, 1/4) - trials / 4 of the stream with this key, (count,)."""
         trials = _whole("trials", trials, most=2**62)
         return rng.binomials(*key, trials, _whole("count", count))
 
@@ -313,6 +323,7 @@ class SummedNoise(SeededNoise):
     """
 
     def _normals(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        """Draw the standard normals of a node, as the sum over ``silo`` silos has them."""
         return rng.sum_normals(self.seed, self.replicate, silo, node, dimension)
 
 
@@ -332,7 +343,7 @@ class InterleavedNoise:
 
     @property
     def exact(self) -> bool:
-        """True if the source samples real numbers exactly."""
+        """Return True if the source samples real numbers exactly."""
         return is_exact(self.source)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -341,7 +352,7 @@ class InterleavedNoise:
             raise AttributeError(name)
 
         def draw(*args: Any, **keys: Any) -> Any:
-            """Call the source's method with the run's silo name, round and key."""
+            """Call the source's method with the run's silo, round and node."""
             arguments = dict(zip(_PARAMETERS[name][: len(args)], args, strict=True)) | keys
             for key, value in arguments.items():
                 if key == "silo":
@@ -355,11 +366,11 @@ class InterleavedNoise:
         return draw
 
     def _time(self, round: int) -> int:
-        """Convert a round of this system to a round of the run."""
+        """Return the round of the run in which this system simulates its ``round``."""
         return (self.phase or self.stride) + (round - 1) * self.stride
 
     def _key(self, node: int) -> int:
-        """Convert a node of this system to a node of the run."""
+        """Return the number by which the run identifies a node of this system."""
         return (node - 1) * self.stride + self.phase + 1
 
 
@@ -387,11 +398,12 @@ class SystemNoise(Once):
     exact = True
 
     def __init__(self) -> None:
+        """Start without draws."""
         self._drawn: set[str] = set()
 
     @once
     def _once(self, draw: str) -> None:
-        """Record a draw; raise InputError if the same noise was drawn before."""
+        """Record a draw, given as text; raise InputError if the same draw was recorded before."""
         if draw in self._drawn:
             raise InputError(f"{draw} was drawn already; use one SystemNoise for each system")
         self._drawn.add(draw)
@@ -507,7 +519,10 @@ class SystemNoise(Once):
 
 
 def entries(dimension: int, of: tuple[T, T, T]) -> list[T]:
-    """List a value for each entry of a packed statistic, given (bias, off-diagonal, diagonal)."""
+    """List a value for each of the d + d (d + 1) / 2 entries of a packed statistic.
+
+    ``of`` has the values of bias, off-diagonal and diagonal entries.
+    """
     bias, off, on = of
     rows = [[off] * i + [on] for i in range(dimension)]
     return [bias] * dimension + [each for row in rows for each in row]

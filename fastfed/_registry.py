@@ -45,37 +45,44 @@ class Registry(Mapping[str, T], Generic[T]):
         builtin: Mapping[str, T],
         check: Callable[[str, Any], T],
     ) -> None:
+        """Store the arguments; no package is searched yet."""
         self.group, self.what, self.builtin = group, what, dict(builtin)
         self._check = check
         self._loaded: dict[str, T] = {}
 
     @cached_property
     def _found(self) -> dict[str, list[EntryPoint]]:
-        """Entry points by name, including those that cannot be loaded."""
+        """Return the entry points of packages by name, including those that cannot be loaded."""
         from importlib.metadata import entry_points
 
-        found: dict[str, list[EntryPoint]] = {}
+        points_by_name: dict[str, list[EntryPoint]] = {}
         for point in entry_points(group=self.group):
-            found.setdefault(point.name, []).append(point)
-        return dict(sorted(found.items()))
+            points_by_name.setdefault(point.name, []).append(point)
+        return dict(sorted(points_by_name.items()))
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """Names that packages add, including those that cannot be loaded."""
+        """Return the names that packages add, including those that cannot be loaded."""
         return tuple(name for name in self._found if name not in self.builtin)
 
     def __contains__(self, name: object) -> bool:
+        """Return True for a built-in name or a name that a package adds."""
         return name in self.builtin or name in self._found
 
     def __iter__(self) -> Iterator[str]:
+        """Iterate over all names, built-in names first."""
         yield from self.builtin
         yield from self.plugins
 
     def __len__(self) -> int:
+        """Return the number of names."""
         return len(self.builtin) + len(self.plugins)
 
     def __getitem__(self, name: str) -> T:
-        """Return an entry. An InputError names the package and entry point that failed."""
+        """Return the entry of a name; import it from its package at the first use.
+
+        Raises InputError, with the package and entry point, if it cannot be used.
+        """
         if name in self.builtin:
             return self.builtin[name]
         if name not in self._loaded:
@@ -89,8 +96,8 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[name]
 
     def _load(self, point: EntryPoint) -> T:
-        """Import the object of an entry point and check it."""
-        source = f'{self.what} "{point.name}" of {_named(point)}'
+        """Import the object of an entry point, and return the entry that ``check`` makes of it."""
+        source = f'{self.what} "{point.name}" of {_describe(point)}'
         try:
             loaded = point.load()
         # Importing a third-party module may raise any exception.
@@ -111,7 +118,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """Convert exceptions of a package's entry to InputErrors that name the package."""
+        """Run a block that calls the entry ``name``; convert exceptions of packages' entries.
+
+        They become InputErrors that name the package. InputErrors and exceptions of built-in
+        entries do not change.
+        """
         try:
             yield
         except InputError:
@@ -119,7 +130,7 @@ class Registry(Mapping[str, T], Generic[T]):
         except Exception as error:
             if name in self.builtin or name not in self._found:
                 raise
-            packages = " and ".join(map(_named, self._found[name]))
+            packages = " and ".join(map(_describe, self._found[name]))
             raise InputError(
                 f'{self.what} "{name}" of {packages} failed: {_reason(error)}'
             ) from error
@@ -135,7 +146,7 @@ class Registry(Mapping[str, T], Generic[T]):
         reasons = {}
         for name, points in self._found.items():
             if name in self.builtin:
-                packages = " and ".join(map(_named, points))
+                packages = " and ".join(map(_describe, points))
                 reasons[name] = (
                     f'{self.what} "{name}" of {packages} is refused: fastfed has one already'
                 )
@@ -148,14 +159,14 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def _package(point: EntryPoint) -> str:
-    """Return the distribution of an entry point and its version."""
+    """Return the name and version of the package that has an entry point."""
     if point.dist is None:
         return "an unknown package"
     return f"{point.dist.metadata['Name']} {point.dist.version}"
 
 
-def _named(point: EntryPoint) -> str:
-    """Return package, version and definition of an entry point, for messages."""
+def _describe(point: EntryPoint) -> str:
+    """Return a text with the package, its version and the definition of an entry point."""
     return f"{_package(point)} (entry point {point.group}: {point.name} = {point.value})"
 
 

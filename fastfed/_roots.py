@@ -57,7 +57,8 @@ def brentq(
         return current
     if (f_previous < 0.0) == (f_current < 0.0):
         raise ValueError("f(a) and f(b) must have different signs")
-    # The root lies between the current point and the point across.
+    # The root lies between `current` and `across`, where the function has different signs. The
+    # function is closer to 0 at `current`. `previous` is the current point of the last step.
     across = f_across = previous_step = step = 0.0
     for _ in range(maxiter):
         if f_previous != 0.0 and f_current != 0.0 and (f_previous < 0.0) != (f_current < 0.0):
@@ -70,7 +71,7 @@ def brentq(
         half_interval = (across - current) / 2.0
         if f_current == 0.0 or abs(half_interval) < tolerance:
             return current
-        proposed_step = math.inf  # halve
+        proposed_step = math.inf  # if it stays infinite, bisect
         if abs(previous_step) > tolerance and abs(f_current) < abs(f_previous):
             try:
                 if previous == across:  # secant

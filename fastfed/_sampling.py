@@ -45,6 +45,7 @@ class Uniforms:
     """
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
+        """Draw the first 64 bits of ``count`` uniforms."""
         self.random_u64 = np.frombuffer(entropy(8 * count), dtype=np.uint64)
         self._further: Callable[[int, int, int], bytes] = getattr(
             entropy, "further", lambda index, start, count: entropy(count)
@@ -52,9 +53,9 @@ class Uniforms:
         self._longer: dict[int, tuple[int, int]] = {}
 
     def prefix(self, index: int, bits: int) -> tuple[int, int]:
-        """Return (a, n) with n >= bits, so that the uniform is in [a, a + 1] / 2^n.
+        """Return the first n >= bits bits of a uniform as (a, n): it is in [a, a + 1] / 2^n.
 
-        Bits that were drawn never change.
+        Missing bits are drawn, and bits that were drawn never change.
         """
         a, n = self._longer.get(index, (int(self.random_u64[index]), _WORD))
         if n < bits:
@@ -80,11 +81,17 @@ class Normals:
     """
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
+        """Draw ``count`` normals.
+
+        Normals i and half + i are a Box-Muller pair: one uniform gives the radius of both, and a
+        second one the angle.
+        """
         self._half = (count + 1) // 2
         self._uniforms = Uniforms(2 * self._half, entropy)
-        values, unsure = rng.ideal_normals(self._uniforms.random_u64)
+        values, has_inaccurate = rng.ideal_normals(self._uniforms.random_u64)
         self.values: np.ndarray = values[:count]
-        if unsure:
+        if has_inaccurate:
+            # A radius from a uniform near 0 or 1 needs more than 64 bits.
             ends = np.flatnonzero(
                 self._uniforms.random_u64[: self._half] + np.uint64(_END) < 2 * _END
             )
@@ -93,11 +100,11 @@ class Normals:
 
     def interval(self, index: int, bits: int) -> Interval:
         """Return an interval of width at most 2^-bits that contains the normal."""
-        pair, wanted = index % self._half, bits + 8
+        pair, uniform_bits = index % self._half, bits + 8
         while True:
-            a, n = self._uniforms.prefix(pair, wanted)
-            turn, m = self._uniforms.prefix(self._half + pair, wanted)
-            wanted += _WORD
+            a, n = self._uniforms.prefix(pair, uniform_bits)
+            turn, m = self._uniforms.prefix(self._half + pair, uniform_bits)
+            uniform_bits += _WORD
             if a:
                 low, high = _normal(a, n, turn, m, index < self._half)
                 if (high - low) * (1 << bits) <= 1:
@@ -114,18 +121,20 @@ class Laplaces:
     """
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
+        """Draw ``count`` numbers: the first bit of a uniform is the sign, the others the size."""
         self._uniforms = Uniforms(count, entropy)
-        self.values, unsure = rng.ideal_laplace(self._uniforms.random_u64)
-        if unsure:
+        self.values, has_inaccurate = rng.ideal_laplace(self._uniforms.random_u64)
+        if has_inaccurate:
+            # A size from a uniform near 0 or 1 needs more than 64 bits.
             ends = (self._uniforms.random_u64 << np.uint64(1)) + np.uint64(_END) < 2 * _END
             _refine(self, np.flatnonzero(ends))
 
     def interval(self, index: int, bits: int) -> Interval:
         """Return an interval of width at most 2^-bits that contains the draw."""
-        wanted = bits + 8
+        uniform_bits = bits + 8
         while True:
-            a, n = self._uniforms.prefix(index, wanted)
-            wanted += _WORD
+            a, n = self._uniforms.prefix(index, uniform_bits)
+            uniform_bits += _WORD
             positive, rest = a >> (n - 1), a & ((1 << (n - 1)) - 1)
             if rest:
                 low, high = (max(x, Fraction(0)) for x in _minus_log(rest, n - 1))
@@ -134,7 +143,7 @@ class Laplaces:
 
 
 def _refine(draws: Normals | Laplaces, indices: np.ndarray) -> None:
-    """Recompute the float64 values for which 64 bits are not enough."""
+    """Compute ``draws.values`` at these indices again, with more than 64 bits of each uniform."""
     for i in indices.tolist():
         low, high = draws.interval(i, 44)
         draws.values[i] = float((low + high) / 2)
@@ -158,16 +167,17 @@ def _minus_log(a: int, n: int) -> Interval:
     digits = _digits(n)
     with localcontext(_context(digits)):
         # Each logarithm is correctly rounded and below n, so the error is far below the slack.
-        whole = n * Decimal(2).ln()
-        high, low = whole - Decimal(a).ln(), whole - Decimal(a + 1).ln()
+        log_power = n * Decimal(2).ln()  # ln 2^n
+        high, low = log_power - Decimal(a).ln(), log_power - Decimal(a + 1).ln()
         slack = Decimal(10) ** (6 - digits) * n
         return Fraction(low - slack), Fraction(high + slack)
 
 
 def _normal(a: int, n: int, turn: int, m: int, cosine: bool) -> Interval:
-    """Return an interval that contains r cos(2 pi w) or r sin(2 pi w), r = sqrt(-2 ln u).
+    """Return an interval that contains a normal of the Box-Muller method.
 
-    u is in [a, a + 1] / 2^n and w in [turn, turn + 1] / 2^m.
+    It is r cos(2 pi w) if ``cosine``, else r sin(2 pi w), with r = sqrt(-2 ln u). The uniform u is
+    in [a, a + 1] / 2^n, and the uniform w in [turn, turn + 1] / 2^m.
     """
     low, high = _minus_log(a, n)
     digits = _digits(max(n, m))
@@ -192,8 +202,9 @@ def _decimal(x: Fraction) -> Decimal:
 
 def _sine(turn: int, m: int, cosine: bool, digits: int) -> Decimal:
     """Return sin or cos of 2 pi turn / 2^m with error at most 10^(4 - digits)."""
+    # Split the angle into a number of quarter turns and a rest x of at most half a quarter turn.
     quarters = ((turn << 2) + (1 << (m - 1))) >> m
-    rest = (turn << 2) - (quarters << m)  # of a quarter turn, in [-1/2, 1/2] 2^m
+    rest = (turn << 2) - (quarters << m)  # in units of a quarter turn / 2^m
     x = Decimal(rest) * _pi(digits) / (2 * Decimal(1 << m))
     quarters += cosine
     # sin(x + quarters pi / 2), by the Taylor series until terms are below the last digit; |x| < 1.
@@ -208,7 +219,7 @@ def _sine(turn: int, m: int, cosine: bool, digits: int) -> Decimal:
 
 @lru_cache(maxsize=64)
 def _pi(digits: int) -> Decimal:
-    """Return pi, by Machin's 16 arctan(1/5) - 4 arctan(1/239)."""
+    """Return pi to this number of digits, as 16 arctan(1/5) - 4 arctan(1/239) (Machin)."""
     scale = 10 ** (digits + 10)
 
     def arctan(inverse: int) -> int:
@@ -237,19 +248,19 @@ def fair_binomials(trials: Sequence[int], entropy: Entropy = os.urandom) -> list
 
 
 def fair_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
-    """Draw Bin(n, 1/2) - n/2, n even."""
+    """Draw Bin(n, 1/2) - n/2 exactly, for an even number n of trials."""
     if trials <= TOSSED:
         return _bits(trials, entropy).bit_count() - trials // 2
     return rejected_binomial(trials, entropy)
 
 
 def quarter_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
-    """Draw Bin(n, 1/4) exactly: count the heads, then toss these coins again."""
+    """Draw Bin(n, 1/4) exactly: toss n fair coins, then toss those with heads again."""
     return _heads(_heads(trials, entropy), entropy)
 
 
 def _heads(trials: int, entropy: Entropy) -> int:
-    """Draw Bin(n, 1/2)."""
+    """Draw Bin(n, 1/2) exactly, for any number n of trials."""
     half = trials // 2
     return half + fair_binomial(2 * half, entropy) + (_bits(1, entropy) if trials % 2 else 0)
 
@@ -257,12 +268,13 @@ def _heads(trials: int, entropy: Entropy) -> int:
 def rejected_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
     """Draw Bin(n, 1/2) - n/2, n even, by rejection from a discrete Gaussian of variance (n + 1)/4.
 
-    P(k) / P(0) = exp(-2 k^2 / (n + 1) - R(k)) with R >= 0, about k^4 / (n/2)^3 / 6, see
-    `_excess`. A proposal k is accepted with probability exp(-R(k)), which is 1 - O(1/n).
+    Its probabilities are P(k) / P(0) = exp(-2 k^2 / (n + 1) - R(k)), where R(k) >= 0 is about
+    k^4 / (n/2)^3 / 6, see `_excess`. So a proposal k of the discrete Gaussian is accepted with
+    probability exp(-R(k)), which is 1 - O(1/n).
     """
     while True:
         k = _discrete_gaussian(trials + 1, entropy)
-        if 2 * abs(k) <= trials and _kept(abs(k), trials, entropy):
+        if 2 * abs(k) <= trials and _is_accepted(abs(k), trials, entropy):
             return k
 
 
@@ -282,7 +294,11 @@ def _below(n: int, entropy: Entropy) -> int:
 
 
 def _exp_coin(num: int, den: int, entropy: Entropy) -> bool:
-    """Draw True with probability exp(-num / den) (Canonne et al. 2020, Algorithm 1)."""
+    """Draw True with probability exp(-num / den), for integers num >= 0 and den > 0.
+
+    Source: Canonne, Kamath & Steinke 2020, Algorithm 1.
+    """
+    # exp(-num / den) is a product of factors 1/e, and of one factor with num <= den.
     while num > den:
         if not _exp_coin(1, 1, entropy):
             return False
@@ -294,7 +310,11 @@ def _exp_coin(num: int, den: int, entropy: Entropy) -> bool:
 
 
 def _discrete_laplace(scale: int, entropy: Entropy) -> int:
-    """Draw k with probability ~ exp(-|k| / scale) (Canonne et al. 2020, Algorithm 2)."""
+    """Draw an integer k with probability proportional to exp(-|k| / scale).
+
+    Source: Canonne, Kamath & Steinke 2020, Algorithm 2.
+    """
+    # Draw |k| mod scale, then add a geometric number of scales, then draw the sign. Reject -0.
     while True:
         size = _below(scale, entropy)
         if not _exp_coin(size, scale, entropy):
@@ -308,21 +328,22 @@ def _discrete_laplace(scale: int, entropy: Entropy) -> int:
 
 
 def _discrete_gaussian(quarters: int, entropy: Entropy) -> int:
-    """Draw k with probability ~ exp(-2 k^2 / quarters) (Canonne et al. 2020, Algorithm 3).
+    """Draw an integer k with probability proportional to exp(-2 k^2 / quarters).
 
-    This is a discrete Gaussian of variance quarters / 4.
+    This is a discrete Gaussian of variance quarters / 4, by rejection from a discrete Laplace
+    distribution. Source: Canonne, Kamath & Steinke 2020, Algorithm 3.
     """
     scale = math.isqrt(quarters) // 2 + 1
     den = 8 * quarters * scale * scale
     while True:
         k = _discrete_laplace(scale, entropy)
-        away = 4 * abs(k) * scale - quarters
-        if _exp_coin(away * away, den, entropy):
+        distance = 4 * abs(k) * scale - quarters
+        if _exp_coin(distance * distance, den, entropy):
             return k
 
 
-def _kept(k: int, trials: int, entropy: Entropy) -> bool:
-    """Draw True with probability exp(-R(k)), k >= 0."""
+def _is_accepted(k: int, trials: int, entropy: Entropy) -> bool:
+    """Draw True with probability exp(-R(k)), k >= 0, see `rejected_binomial`."""
     parts = max(1, math.ceil(_excess(k, trials, 0)[1]))
     for _ in range(parts):
         # With probability exp(-R / parts), the first j with a uniform >= R / (parts j) is odd.
@@ -335,7 +356,10 @@ def _kept(k: int, trials: int, entropy: Entropy) -> bool:
 
 
 def _uniform_below(k: int, trials: int, divisor: int, entropy: Entropy) -> bool:
-    """Draw True with probability R(k) / divisor <= 1, using as many bits as needed."""
+    """Draw True with probability R(k) / divisor <= 1, with as many random bits as needed.
+
+    R(k) is defined in `_excess`.
+    """
     prefix, bits, terms = _bits(_WORD, entropy), _WORD, 0
     while True:
         low, high = _excess(k, trials, terms)
@@ -347,20 +371,20 @@ def _uniform_below(k: int, trials: int, divisor: int, entropy: Entropy) -> bool:
 
 
 def _excess(k: int, trials: int, terms: int) -> Interval:
-    """Return an interval that contains R(k), for k <= n / 2.
+    """Return an interval that contains R(k) of `rejected_binomial`, for k <= n / 2, n = trials.
 
     R(k) = 2 sum_{i <= k} (artanh t_i - t_i) with t_i = (2 i - 1) / (n + 1). The artanh series,
     summed over i, is evaluated up to ``terms`` terms; each further term is smaller by at least the
     factor t_k^2.
     """
-    whole = trials + 1
+    denominator = trials + 1
     low = Fraction(0)
     for j in range(1, terms + 1):
         p = 2 * j + 1
-        low += Fraction(2 * odd_powers(k, p), p * whole**p)
+        low += Fraction(2 * odd_powers(k, p), p * denominator**p)
     p = 2 * terms + 3
-    after = Fraction(2 * odd_powers(k, p), p * whole**p)
-    return low, low + after / (1 - Fraction(2 * k - 1, whole) ** 2)
+    next_term = Fraction(2 * odd_powers(k, p), p * denominator**p)
+    return low, low + next_term / (1 - Fraction(2 * k - 1, denominator) ** 2)
 
 
 def odd_powers(count: int, power: int) -> int:

@@ -95,7 +95,10 @@ def read_sheet(
 
 
 def _excel(data: bytes, name: str, sheet: str | None) -> Sheet:
-    """Read a sheet of an Excel file: the first row with a value has the names of the columns."""
+    """Read a sheet of an Excel file, by default the first one.
+
+    The first row with a value has the names of the columns. ``name`` is the file in messages.
+    """
     try:
         import openpyxl  # type: ignore[import-untyped]
     except ImportError:
@@ -140,7 +143,11 @@ def _excel(data: bytes, name: str, sheet: str | None) -> Sheet:
 def _cells(
     openpyxl: Any, data: bytes, name: str, sheet: str | None, formulas: bool
 ) -> tuple[list[str], list[tuple[int, list[Any]]]]:
-    """Return the names of all sheets, and number and cells of the rows that have a value."""
+    """Return the names of all sheets, and the rows of one sheet as (row number, cells).
+
+    Rows without a value are left out. With ``formulas``, cells with a formula have its text instead
+    of its value.
+    """
     book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=not formulas)
     with closing(book):
         titles = [each.title for each in book.worksheets]
@@ -161,7 +168,10 @@ def _cells(
 
 
 def _plain(cell: Any, epoch: datetime) -> Any:
-    """Return the value of a cell as the file stores it: a date is a number of days."""
+    """Return the value of a cell as the Excel file stores it.
+
+    A date is a number of days since ``epoch``, and a blank text is None.
+    """
     if isinstance(cell, datetime | date | time_of_day | timedelta):
         from openpyxl.utils.datetime import to_excel  # type: ignore[import-untyped]
 
@@ -176,7 +186,11 @@ def _plain(cell: Any, epoch: datetime) -> Any:
 
 
 def _sqlite(data: bytes, path: Path, name: str, table: str | None) -> Sheet:
-    """Read a table of an SQLite file."""
+    """Read a table of the SQLite file at ``path``; by default its only table.
+
+    ``data`` are its bytes, which are read if the file at ``path`` is compressed. ``name`` is the
+    file in messages.
+    """
     try:
         with open(path, "rb") as file:
             on_disk = file.read(len(MAGIC)) == MAGIC
@@ -216,7 +230,7 @@ def _sqlite(data: bytes, path: Path, name: str, table: str | None) -> Sheet:
 
 
 def _unpacked(data: bytes) -> sqlite3.Connection:
-    """Return the database in memory of the bytes of an SQLite file."""
+    """Return a connection to a database in memory with the bytes of an SQLite file."""
     database = sqlite3.connect(":memory:", isolation_level=None)
     # Bytes 18 and 19 of the header switch WAL mode off: an unpacked file has no log.
     database.deserialize(data[:18] + b"\1\1" + data[20:])

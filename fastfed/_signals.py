@@ -32,6 +32,7 @@ class Terminated(KeyboardInterrupt):
     """A signal other than Ctrl-C has requested the end of this program."""
 
     def __init__(self, number: int) -> None:
+        """Store the number of the signal."""
         super().__init__(number)
         self.number = number
 
@@ -51,6 +52,7 @@ def announce_end() -> None:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt for Ctrl-C, and Terminated for a different signal."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise Terminated(number)
@@ -70,6 +72,7 @@ def stoppable(kept: str = "") -> Iterator[None]:
     from fastfed._kernels import _native
 
     before = {number: signal.getsignal(number) for number in ENDING}
+    # Python writes the number of each signal to the pipe, and the native thread reads it.
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     sentence = f"{SENTENCE}{kept}\n".encode()
@@ -90,6 +93,7 @@ def stoppable(kept: str = "") -> Iterator[None]:
                 signal.signal(number, handler)
         signal.set_wakeup_fd(old)
         _pipe = None
+        # A zero ends the thread.
         os.write(writes, b"\0")
         watch.join()
         os.close(reads)

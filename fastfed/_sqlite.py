@@ -90,6 +90,7 @@ def _transactions(log: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
     """
     if len(log) < _HEADER:
         return
+    # The header has the page size, and two random words ("salts") that each frame repeats.
     magic, _, size, _, *salts = struct.unpack(">6I", log[:24])
     order = _ORDERS.get(magic)
     if order is None:
@@ -106,13 +107,16 @@ def _transactions(log: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
         if rest != [*salts, *checksum]:
             return
         pages[number] = page
-        if count:
+        if count:  # the last frame of a transaction has the number of pages of the database
             yield count * size, pages
             pages = {}
 
 
 def _summed(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
-    """Return SQLite's checksum (two words) of more data, continued from ``sums``."""
+    """Return SQLite's checksum, two words, of ``data``, continued from the checksum ``sums``.
+
+    ``order`` is the byte order of the words in ``data``, as in `struct`.
+    """
     a, b = sums
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for x, y in zip(words[::2], words[1::2], strict=True):

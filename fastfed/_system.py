@@ -90,7 +90,7 @@ class System(Displayed):
 
     @property
     def deployed_certificate(self) -> Certificate:
-        """The certificate of a deployment, whose noise comes from the operating system."""
+        """Return the certificate of a deployment, whose noise comes from the operating system."""
         return deployed(self.certificate)
 
 
@@ -196,7 +196,10 @@ class Algorithm:
         return system
 
     def settled(self, config: Any, problem: Any) -> Any:
-        """Return a checked config with size-dependent defaults filled in. There are none here."""
+        """Return a checked config with defaults that depend on the problem filled in.
+
+        This class has no such defaults and returns the config unchanged.
+        """
         return config
 
     def check(self, keys: dict[str, Any]) -> Any:
@@ -239,7 +242,10 @@ _TYPES = {
 
 
 def _keys_of_table(config: type[msgspec.Struct], key: str) -> tuple[str, ...]:
-    """Return the keys of a config's table, such as ``clock``; () if it is not one table."""
+    """Return the keys of the table that is the value of ``key``, such as "clock", in a config.
+
+    Return () if the value is not a table, or one of several kinds of tables.
+    """
     if key not in config.__struct_fields__:
         return ()
     kind = get_type_hints(config)[key]
@@ -250,7 +256,11 @@ def _keys_of_table(config: type[msgspec.Struct], key: str) -> tuple[str, ...]:
 def _type_error(
     error: msgspec.ValidationError, keys: dict[str, Any], config: type[msgspec.Struct]
 ) -> str:
-    """Reword msgspec's message with key and value: `epsilon must be a number, got 'one'`."""
+    """Return msgspec's message in fastfed's words, such as "epsilon must be a number, got 'one'".
+
+    ``keys`` are the curve's keys in the spec, and ``config`` declares their types.
+    """
+    # A message reads: Expected `float`, got `str` - at `$.clock.rate`
     text = str(error)
     problem_text, _, path_text = text.partition(" - at `$.")
     field = re.fullmatch(r"Object (contains unknown|missing required) field `(.+)`", problem_text)
@@ -259,6 +269,7 @@ def _type_error(
             return f"{key}.{field[2]} is required: the table {key} takes {', '.join(known)}"
         return f'unknown key "{field[2][:60]}" in {key}{listed(field[2], known, "it takes")}'
     type_match = re.fullmatch(r"Expected `(.+)`(.*), got .+", problem_text)
+    # Follow the path, such as clock.rate or weights[2], to the value.
     key, value = path_text.rstrip("`"), keys
     for part in re.findall(r"[^.\[\]]+", key):
         try:
@@ -273,6 +284,6 @@ def _type_error(
             else text
         )
     types = [t for t in type_match[1].split(" | ") if t != "null"]
-    wanted = " or ".join(_TYPES.get(t, t) for t in types)
+    expected = " or ".join(_TYPES.get(t, t) for t in types)
     remedy = unquoted(value) if {"float", "int"} & set(types) else ""
-    return f"{key} must be {wanted}{type_match[2]}, got {show(value)}{remedy}"
+    return f"{key} must be {expected}{type_match[2]}, got {show(value)}{remedy}"

@@ -26,6 +26,7 @@ class InputError(ValueError):
     """Invalid input. The message is one sentence: argument, value and what was expected."""
 
     def __init__(self, message: str) -> None:
+        """Store the message, on one line and without control characters."""
         super().__init__(message if message.isprintable() else _on_one_line(message))
 
 
@@ -65,7 +66,10 @@ def nearest_label(label: object, labels: Iterable[str], most: int = 6) -> str:
 
 
 def rising(name: str, value: object, *, equal: bool = False) -> tuple[float, float]:
-    """Return value, two numbers [low, high], with low < high (or low <= high if ``equal``)."""
+    """Return the two numbers of value = [low, high]; raise InputError unless low < high.
+
+    With ``equal``, low = high is valid too.
+    """
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise InputError(f"{name} must be two numbers, [low, high], got {show(value)}")
     low, high = number(name, value[0]), number(name, value[1])
@@ -101,7 +105,7 @@ OTHER_WORDS = {
 
 
 def unknown_argument(word: str, options: Iterable[str]) -> str:
-    """Return the sentence that refuses an argument, with the name that it may have here."""
+    """Return the error message for an unknown argument, with the name that it may have here."""
     ours = OTHER_WORDS.get(word)
     names = list(options)
     hint = f"; here it is called {ours}" if ours in names else listed(word, names, "there are")
@@ -136,7 +140,7 @@ def nearest(word: str, options: Iterable[str]) -> str:
 
 
 def choice(name: str, value: object, options: Sequence[str]) -> str:
-    """Return value if it is one of options."""
+    """Return value if it is one of ``options``; raise InputError if not."""
     if isinstance(value, str) and value in options:
         return value
     listed = ", ".join(f'"{o}"' for o in options)
@@ -146,14 +150,17 @@ def choice(name: str, value: object, options: Sequence[str]) -> str:
 
 
 def boolean(name: str, value: object) -> bool:
-    """Return value as bool if it is True or False (texts and numbers are refused)."""
+    """Return value as a bool if it is True or False; raise InputError for texts and numbers."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise InputError(f"{name} must be true or false, got {show(value)}")
 
 
 def unquoted(value: object) -> str:
-    """Return `: write it without quotes` for a text that is a number, else ""."""
+    """Return ": write it without quotes" for a text that is a number, else "".
+
+    It is the end of an error message for a value that must be a number.
+    """
     try:
         float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -170,7 +177,7 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> float:
-    """Return value as a finite float inside the given bounds."""
+    """Return value as a finite float; raise InputError if it is none, or outside the bounds."""
     kinds = (int, float, np.integer, np.floating, Decimal, Fraction)
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise InputError(f"{name} must be a number, got {show(value)}{unquoted(value)}")
@@ -211,7 +218,7 @@ def is_line(text: str, at_most: int = MOST_TEXT) -> bool:
 
 
 def line(name: str, value: object, at_most: int = MOST_LABEL) -> str:
-    """Return value if it is a text that fits in a line of a table or message."""
+    """Return value if it is a text that fits in a line of a table; raise InputError if not."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{name} must be a text, got {show(value)}")
     if not is_line(value, at_most):
@@ -235,8 +242,8 @@ def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> 
     """Raise InputError for unsuitable plain data. Messages contain names but never values.
 
     Unsuitable are integers beyond 64 bits, texts that `is_line` refuses, and lists or tables that
-    are nested too deep. With ``keys``, messages name inner keys. Without, they name only the whole,
-    for data about people.
+    are nested too deep. With ``keys``, messages name inner keys. Without, they contain only
+    ``name``, because keys may be data about people. ``level`` is the depth of ``value``.
     """
     if level > MOST_LEVELS:
         raise InputError(f"{name} must have at most {MOST_LEVELS} levels of lists and tables")
@@ -268,7 +275,7 @@ def folder(value: object) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """Convert NumPy scalars in plain data, lists and tables to Python numbers."""
+    """Return plain data with NumPy scalars in it converted to Python numbers."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
@@ -281,7 +288,10 @@ def plain(value: Any) -> Any:
 def integer(
     name: str, value: object, *, at_least: int | None = None, at_most: int | None = None
 ) -> int:
-    """Return value as an int inside the given bounds (2.0 and True are not integers)."""
+    """Return value as an int; raise InputError if it is none, or outside the bounds.
+
+    2.0 and True are not integers.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         is_float = isinstance(value, (float, np.floating)) and math.isfinite(value)
         remedy = f": write {int(value)}" if is_float and int(value) == value else unquoted(value)  # type: ignore[call-overload]
@@ -314,7 +324,7 @@ def axes(name: str, value: Any) -> int:
 
 
 def unmasked(name: str, value: Any) -> Any:
-    """Return value, without its mask if it is a masked array; raise InputError if it masks some."""
+    """Return value, for a masked array its data; raise InputError if some values are masked."""
     if not isinstance(value, np.ma.MaskedArray):
         return value
     count = int(np.ma.count_masked(value))
@@ -333,7 +343,7 @@ def is_list(value: object) -> bool:
 
 
 def _no_array(name: str, value: object, error: Exception) -> InputError:
-    """Return the error for a value that is no array of numbers."""
+    """Return the InputError for argument ``name`` if NumPy raised ``error`` when converting it."""
     if "inhomogeneous" in str(error):
         return InputError(
             f"{name} must be an array of numbers, got lists of different lengths, {show(value)}"
@@ -345,7 +355,7 @@ def _no_array(name: str, value: object, error: Exception) -> InputError:
 
 
 def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
-    """Return value as an aligned C-contiguous array of dtype."""
+    """Return value as an aligned C-contiguous array of dtype; raise InputError if it is none."""
     value = unmasked(name, value)
     try:
         if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
@@ -371,7 +381,11 @@ def array(
     dtype: Any = np.float64,
     finite: bool = True,
 ) -> np.ndarray:
-    """Return value as a C-contiguous array of dtype; None in shape leaves that axis free."""
+    """Return value as an aligned C-contiguous array of dtype.
+
+    Raises InputError if it has a different number of axes than ``ndim`` or a different ``shape``,
+    or, with ``finite``, entries that are not finite. None in ``shape`` allows any length.
+    """
     needs_no_conversion = (
         type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous
     )
@@ -427,12 +441,15 @@ class Once:
         )
 
     def __copy__(self) -> NoReturn:
+        """Raise InputError: a copy would release the same data with a different noise."""
         self._refuse("copied")
 
     def __deepcopy__(self, memo: object) -> NoReturn:
+        """Raise InputError: a copy would release the same data with a different noise."""
         self._refuse("copied")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Raise InputError: a copy would release the same data with a different noise."""
         self._refuse("pickled")
 
 

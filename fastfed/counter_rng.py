@@ -24,7 +24,7 @@ _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 @numba.njit
 def _mixed(z):  # type: ignore[no-untyped-def]
-    """Return the output function of splitmix64 at a state (uint64)."""
+    """Return the output of splitmix64 for a state z (uint64): z with its bits mixed."""
     z = (z ^ (z >> _30)) * _FIRST
     z = (z ^ (z >> _27)) * _SECOND
     return z ^ (z >> _31)

@@ -89,7 +89,7 @@ class _Log:
         policy: ArrayLike,
         confidence: float,
     ) -> _Log:
-        """Check a log and compute its weights."""
+        """Return the checked log with its importance weights; see `inverse_propensity`."""
         policy = array("policy", policy, ndim=2)
         n, k = policy.shape
         if n < 2:
@@ -100,10 +100,10 @@ class _Log:
         # Each probability that is written with four decimals may be off by half of the last one.
         tolerance = min(5e-5 * k, _LARGEST_ROUNDING) + 1e-9
         if policy.min() < 0.0 or abs(sums - 1.0).max() > tolerance:
-            odd = policy.min() if policy.min() < 0.0 else sums[abs(sums - 1.0).argmax()]
+            invalid = policy.min() if policy.min() < 0.0 else sums[abs(sums - 1.0).argmax()]
             what = "one of" if policy.min() < 0.0 else "a sum of"
             raise InputError(
-                f"policy must hold probabilities: rows >= 0 that sum to 1, got {what} {odd:g}"
+                f"policy must hold probabilities: rows >= 0 that sum to 1, got {what} {invalid:g}"
             )
         rounded = abs(sums - 1.0) > 1e-6
         if rounded.any():
@@ -113,14 +113,14 @@ class _Log:
         rewards = array("rewards", rewards, shape=(n,))
         propensities = array("propensities", propensities, shape=(n,))
         if propensities.min() <= 0.0 or propensities.max() > 1.0:
-            odd = propensities[(propensities <= 0.0) | (propensities > 1.0)][0]
-            raise InputError(f"propensities must be > 0 and <= 1, got {odd:g}")
+            invalid = propensities[(propensities <= 0.0) | (propensities > 1.0)][0]
+            raise InputError(f"propensities must be > 0 and <= 1, got {invalid:g}")
         confidence = number("confidence", confidence, above=0.0, below=1.0)
         weights = policy[np.arange(n), actions] / propensities
         return cls(actions, rewards, propensities, policy, weights, confidence)
 
     def check_overlap(self) -> None:
-        """Raise InputError if the policy never takes a logged action: it then has no estimate."""
+        """Raise InputError if the policy never takes a logged action: no estimate is possible."""
         if not self.weights.any():
             raise InputError(
                 "policy must take some logged action with probability > 0, it takes none"
@@ -133,7 +133,10 @@ class _Log:
         stderr: float,
         bounded: tuple[float, float] | None = None,
     ) -> PolicyValue:
-        """Return an estimate with its normal interval and the counts of the log."""
+        """Return a `PolicyValue`: the estimate ``value``, its normal interval and counts.
+
+        ``bounded`` is the interval for any number of rounds, if the method has one.
+        """
         from scipy.special import ndtri
 
         if not (math.isfinite(value) and math.isfinite(stderr)):
@@ -382,7 +385,7 @@ def cross_fitted_ridge(
 
 
 def _actions(actions: ArrayLike, n: int, k: int) -> np.ndarray:
-    """Return actions as int64 (n,), each in 0 .. k - 1."""
+    """Return actions as int64 (n,), after checking that each is in 0 .. k - 1."""
     float_actions = array("actions", actions, shape=(n,))
     result = float_actions.astype(np.int64)
     if (result != float_actions).any() or result.min() < 0 or result.max() >= k:
@@ -392,13 +395,17 @@ def _actions(actions: ArrayLike, n: int, k: int) -> np.ndarray:
 
 
 def _mean(terms: np.ndarray) -> tuple[float, float]:
-    """Return the mean and its standard error, infinite or NaN if they overflow."""
+    """Return the mean of terms (n,) and its standard error, infinite or NaN if they overflow."""
     with np.errstate(over="ignore", invalid="ignore"):
         return float(terms.mean()), float(terms.std(ddof=1)) / math.sqrt(len(terms))
 
 
 def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:
-    """Return the closed interval of p in [0, 1] with n kl(mean, p) <= ln(2 / (1 - confidence))."""
+    """Return a confidence interval of the expectation p of numbers in [0, 1], by Hoeffding's bound.
+
+    It is the interval of all p with n kl(mean, p) <= ln(2 / (1 - confidence)), where n is their
+    number and kl the relative entropy of two Bernoulli distributions.
+    """
     from scipy.special import rel_entr
 
     limit = math.log(2.0 / (1.0 - confidence)) / n
@@ -408,7 +415,7 @@ def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:
         return float(rel_entr(mean, p) + rel_entr(1.0 - mean, 1.0 - p)) - limit
 
     def edge(end: float) -> float:
-        """Return the solution between the mean and an end, or the end if there is none."""
+        """Return p between the mean and ``end`` with excess 0, or ``end`` if there is none."""
         return end if excess(end) <= 0.0 else float(brentq(excess, mean, end, xtol=1e-15))
 
     # At 0 and 1 kl may be infinite, which root finding does not accept.

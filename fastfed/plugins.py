@@ -92,6 +92,7 @@ __all__ = sorted(_PLACES)
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used."""
         if name in _PLACES:
             return getattr(import_module(_PLACES[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
