@@ -27,6 +27,10 @@ READ = (
 )
 
 
+#: Note for environments with one action.
+ONE_ACTION = "there is one action, so nothing to choose: every system has regret 0"
+
+
 @dataclass(frozen=True)
 class Regret:
     """Simulated regret of one silo over the whole horizon, and the size of the simulation.
@@ -203,8 +207,8 @@ class Advice:
         The requested guarantee.
     relation : {"replace", "zero-out"}
         The relation of neighbouring datasets.
-    unit : str
-        The protected unit, "user".
+    unit : {"user", "reward"}
+        What is private: all data of a user, or a user's reward only.
     radius_multiplier : float
         Factor on all confidence radii.
     environment : dict

@@ -172,7 +172,7 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     mechanism: GaussianRelease
     factor = None
     if config.protocol == USER_BIT:
-        return _bit_noise(config, problem, schedule)
+        return bit_noise(config, problem, schedule)
     if config.release == FLAT:
         return _flat_noise(config, problem, schedule, participations)
     if PROTOCOLS[config.protocol].masked:
@@ -552,7 +552,7 @@ def _reward_noise(
     return Noise(mechanism, distribution, std, factor=factor)
 
 
-def _bit_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
+def bit_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     """Calibrate the probability with which a user's bit is flipped, for protocol "user-bit".
 
     Sums of bits get no further noise.

@@ -68,6 +68,9 @@ BY_RAW_DATA = Condition(FIXED.text, False)
 BY_NOISY_SUMS = Condition(
     "synchronisation rounds depend on data through noisy sums alone, which are accounted for", True
 )
+BY_BITS = Condition(
+    "synchronisation rounds depend on public contexts and on bits that users sent only", True
+)
 #: Caveat of a schedule that depends on raw data, for which no epsilon can be proven.
 RAW_SCHEDULE = (
     "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant of "
@@ -311,6 +314,8 @@ def _schedule_condition(plan: Plan) -> Condition:
     """Return the condition that synchronisation rounds do not depend on raw data."""
     if plan.trigger is None:
         return FIXED
+    if plan.flips:
+        return BY_BITS
     return BY_NOISY_SUMS if plan.trigger.kind == PRIVATE_DETERMINANT else BY_RAW_DATA
 
 

@@ -61,7 +61,7 @@ from fastfed.bandits.clocks import (
 from fastfed.bandits.delays import DelayConfig, check_private_delay, with_delay
 from fastfed.bandits.own_rounds import share_of, with_own_rounds, with_trusted_silos
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.bandits.system import NOISE_DRAWS, Algorithm, Config, System, check_returning
+from fastfed.bandits.system import NOISE_DRAWS, PROTECTS, Algorithm, Config, System, check_returning
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
 from fastfed.protocols.account import USER_BIT
@@ -98,7 +98,6 @@ FEDLINUCB = Algorithm(
 
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 MESSAGES = ("aggregate", "individual")
-PROTECTS = ("user", "reward")
 #: Protocols with Gaussian noise of each silo, of which the server uses only the sum over silos.
 SUMMED = ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified")
 #: Default covariance_ratio with the direct radius. Among ratios with the same privacy, it nearly

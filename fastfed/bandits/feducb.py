@@ -23,6 +23,9 @@ This implementation deviates from the paper:
   ``lazy = false``.
 - ``calibration = "exact"`` adds the least noise that satisfies the budget, and computes rho_min and
   kappa from this noise. "theorem" uses Lambda and kappa of the paper. This kappa lacks delta.
+- With ``protects = "reward"`` users send bits of their rewards (docs/user-bit.md), and silos add no
+  noise. V is then a function of public contexts and of bits, so the paper's schedule has the
+  guarantee of the bits.
 - For O(M T) communication the paper sets the threshold D = 0, so rounding errors would decide. Here
   silos then synchronise after every round (``batch_size = 1``).
 
@@ -59,8 +62,8 @@ import msgspec
 import numpy as np
 
 from fastfed._system import account
-from fastfed._validate import InputError, choice, integer, number
-from fastfed.bandits.assemble import Noise, assemble, make_plan
+from fastfed._validate import InputError, choice, integer, number, show
+from fastfed.bandits.assemble import Noise, assemble, bit_noise, make_plan
 from fastfed.bandits.certify import certify, declared
 from fastfed.bandits.feducb_bounds import batch_size_proposition_1
 from fastfed.bandits.feducb_theory import (
@@ -76,7 +79,7 @@ from fastfed.bandits.feducb_theory import (
 from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.system import NOISE_DRAWS, Algorithm, Config, System
+from fastfed.bandits.system import NOISE_DRAWS, PROTECTS, Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.releases.gaussian_release import (
     PRIVATIZER_CALIBRATIONS,
@@ -85,6 +88,7 @@ from fastfed.privacy.releases.gaussian_release import (
 )
 from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 from fastfed.privacy.sensitivity import RELATIONS, Budget
+from fastfed.protocols.account import USER_BIT
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.schedule import Schedule
@@ -136,6 +140,9 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     returning : int or "every-silo", default 1
         The largest number of silos at which one user takes part, once at each (footnote 4 of the
         paper). Values above 1 require ``calibration = "exact"`` and the same budget at all silos.
+    protects : {"user", "reward"}
+        What is private: a user's context and rewards, or only rewards, if contexts are public. With
+        "reward" each user sends one random bit, and delta is 0 by default (docs/user-bit.md).
     """
 
     schedule: str = "determinant"
@@ -151,6 +158,7 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     silo_delta: tuple[float, ...] | None = None
     noise_draws: str = "silo"
     returning: int | str = 1
+    protects: str = "user"
 
     radii: ClassVar[tuple[str, ...]] = ("proposition-2", "direct")
 
@@ -197,6 +205,8 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
         """Raise InputError for privacy keys that contradict each other or are missing."""
         choice("relation", self.relation, RELATIONS)
         choice("calibration", self.calibration, PRIVATIZER_CALIBRATIONS)
+        if choice("protects", self.protects, PROTECTS) == "reward":
+            self._check_bits()
         if choice("noise_draws", self.noise_draws, NOISE_DRAWS) == "sum" and not self.private:
             raise InputError('noise_draws "sum" has no meaning where private = false: no noise')
         if not self.private:
@@ -216,7 +226,9 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
                 raise InputError(f"{key} is required, or private = false")
         if self.silo_epsilon is None:
             number("epsilon", self.epsilon, above=0.0)
-        if self.silo_delta is None:
+        if self.sends_bits:
+            number("delta", self.delta, at_least=0.0, below=1.0)
+        elif self.silo_delta is None:
             number("delta", self.delta, above=0.0, below=1.0)
         if self.calibration == "theorem":
             if self.schedule == "private-determinant":
@@ -224,10 +236,44 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
             if self.radius == "direct":
                 raise InputError('radius "direct" needs calibration "exact"')
         if self.radius == "direct":
-            if self.schedule == "determinant" and not self.every_round:
+            if self.schedule == "determinant" and not (self.every_round or self.sends_bits):
                 raise InputError('radius "direct" needs schedule "fixed" or "private-determinant"')
             if self.rho_min is not None:
                 raise InputError('rho_min belongs to radius "proposition-2", got radius "direct"')
+
+    @property
+    def sends_bits(self) -> bool:
+        """True if users send bits of their rewards, and silos add no noise."""
+        return self.protects == "reward"
+
+    def _check_bits(self) -> None:
+        """Raise InputError for keys that do not fit bits of users; set the default of delta."""
+        if self.delta is None:
+            msgspec.structs.force_setattr(self, "delta", 0.0)
+        if self.radius != "direct":
+            raise InputError(
+                f'protects "reward" needs radius = "direct", which is proven for bits of users, '
+                f'got "{self.radius}"'
+            )
+        if self.schedule == "private-determinant":
+            raise InputError(
+                'protects "reward" needs schedule "determinant" or "fixed": bits need no noise in '
+                'the schedule, got "private-determinant"'
+            )
+        if self.clip is False:
+            raise InputError(
+                'protects "reward" needs clip = true: a reward out of range fits into no bit'
+            )
+        for key, usual in (
+            *(("private", True), ("calibration", "exact"), ("relation", "replace")),
+            *(("silo_epsilon", None), ("silo_delta", None), ("returning", 1)),
+            *(("noise_draws", "silo"), ("reward_centre", None)),
+        ):
+            if getattr(self, key) != usual:
+                raise InputError(
+                    f'{key} has no meaning where protects is "reward": users send bits, got '
+                    f"{show(getattr(self, key))}"
+                )
 
     def _check_returning(self) -> None:
         """Raise InputError for a value of ``returning`` that is invalid or has no privacy proof."""
@@ -341,7 +387,7 @@ def privatizer(
     -------
     Privatizer or None
     """
-    if not config.private:
+    if not config.private or config.sends_bits:
         return None
     if silo_privatizers:
         return least_noisy(silo_privatizers)
@@ -395,7 +441,7 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
     plan, theory = plan_and_theory(config, federation, noise, schedule, clip, silo_privatizers)
     plan = replace(plan, drawn_once=config.noise_draws == "sum")
     source = source_text(config, noise, "Algorithm 1")
-    noise_of_plan = _noise_of_plan(config, problem, noise, silo_privatizers)
+    noise_of_plan = _noise_of_plan(config, problem, schedule, noise, silo_privatizers)
     plan, certificate = certify(plan, problem, theory, noise_of_plan, source)
     return System(
         "feducb", plan, certificate, _bound_curves(config, federation, noise), theory=theory
@@ -455,9 +501,9 @@ def plan_and_theory(
     theory : Theory
     """
     problem = federation.problem
-    noise_of_plan = _noise_of_plan(config, problem, noise, silo_privatizers)
+    noise_of_plan = _noise_of_plan(config, problem, schedule, noise, silo_privatizers)
     numbers = constants(config, federation, noise, silo_privatizers)
-    protocol = PROTOCOLS["silo-ldp-prefix" if noise else "none"]
+    protocol = PROTOCOLS[USER_BIT if config.sends_bits else "silo-ldp-prefix" if noise else "none"]
     rule = trigger(config, federation, numbers, noise)
     if config.radius == "direct":
         plan, theory = assemble(
@@ -480,6 +526,7 @@ def plan_and_theory(
 def _noise_of_plan(
     config: FedUCBConfig,
     problem: ProblemSpec,
+    schedule: Schedule,
     mechanism: Privatizer | None,
     silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> Noise | None:
@@ -488,6 +535,8 @@ def _noise_of_plan(
     ``mechanism`` is the noise of every silo. If silos have different budgets it is the least noise
     of any silo, and ``silo_privatizers`` holds the noise of each.
     """
+    if config.sends_bits:
+        return bit_noise(config, problem, schedule)
     if mechanism is None:
         return None
     std = NoiseStd(*mechanism.stds)
@@ -517,6 +566,8 @@ def _noise_of_plan(
 def source_text(config: FedUCBConfig, noise: Privatizer | None, algorithm: str) -> str:
     """Return the papers and algorithms that the guarantee is based on, as one line of text."""
     source = f"dubey-pentland-2020, {algorithm}"
+    if config.sends_bits:
+        return f"{source} on bits (Warner 1965)"
     if noise is None:
         return source
     if config.schedule == "private-determinant":
@@ -565,6 +616,10 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sends_bits:
+            raise InputError(
+                'protects "reward" needs a server: no radius is proven for bits without one'
+            )
         if self.silo_epsilon is not None:
             raise InputError(
                 "silo_epsilon needs a server: in feducb-decentralized all silos have the same noise"

@@ -538,6 +538,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return Clip() if clips else None
 
 
+#: What is private: a user's contexts and rewards, or rewards only.
+PROTECTS = ("user", "reward")
 #: A simulation draws Gaussian noise for each silo's release, or once for the sum over silos.
 NOISE_DRAWS = ("silo", "sum")
 
