@@ -268,7 +268,8 @@ def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], flo
     @cache
     def law(experts: Chosen) -> float:
         """Return the log-probability of a sequence of chosen experts."""
-        by_draws = {0: 1.0 / plan.experts}  # probability by the number of draws
+        # The probability of the experts so far, by the number of draws.
+        by_draws = {0: 1.0 / plan.experts}
         for t, (before, after) in enumerate(pairwise(experts)):
             next_by_draws: dict[int, float] = {}
             for draws, p in by_draws.items():
