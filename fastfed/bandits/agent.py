@@ -218,7 +218,11 @@ def private_system(
     individual: bool = False,
     release: str = "tree",
 ) -> System:
-    """Build the private system of one agent from its calibrated noise."""
+    """Build the private system of one agent from its calibrated noise.
+
+    ``published`` has the constants for radius "published-code". If ``individual`` is true, each
+    user's message is simulated. ``release`` is the release type.
+    """
     plan, theory = plan_and_theory(
         config,
         problem,
@@ -405,7 +409,11 @@ def published_theory(
     noise: Noise | None,
     clip: Clip | None,
 ) -> Theory:
-    """Return the theory of the published code's regularizer and radius, which are not proven."""
+    """Return the theory of the published code's regularizer and radius, which are not proven.
+
+    ``code`` has its constants. The noise is used for one condition only: whether the regularizer
+    exceeds its operator norm.
+    """
     d, regularizer = problem.dimension, config.regularizer
     ridge = code.regularizer if isinstance(regularizer, (str, type(None))) else regularizer
     largest_norm = 0.0

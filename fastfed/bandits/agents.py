@@ -149,7 +149,7 @@ def _joint_release(config: JointConfig, problem: ProblemSpec) -> str:
 
 
 def _joint_noise(config: JointConfig, problem: ProblemSpec, schedule: Schedule) -> Noise:
-    """Calibrate the agent's noise for the release type of the config."""
+    """Calibrate the noise of a linucb-jdp agent, for the release type in ``config.release``."""
     assert config.release is not None
     factor = None
     if config.release == "factorised":

@@ -50,9 +50,8 @@ def privacy_cost_central_jdp(
 ) -> float:
     """Return the privacy cost in Table 1, first row (Shariff & Sheffet 2018).
 
-    It is for one agent that serves all users in M T rounds:
-
-    sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to logarithms.
+    The cost is for one agent that serves all users in M T rounds. It is sqrt(M T) d^(3/4)
+    ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to logarithms.
 
     Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
@@ -69,8 +68,8 @@ def privacy_cost_silo_ldp(
 ) -> float:
     """Return the privacy cost in Table 1, second row (silo-level LDP, from Theorem 5.1).
 
-    sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), M^(1/4) times the cost of the first row.
-    The order is proven, up to logarithms.
+    The cost is sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), M^(1/4) times the cost of the
+    first row. The order is proven, up to logarithms.
 
     Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
@@ -87,8 +86,8 @@ def privacy_cost_sdp(
 ) -> float:
     """Return the privacy cost in Table 1, third row (shuffle DP, from Theorems 5.3 and 5.5).
 
-    sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), the same cost as in the first row. The
-    order is proven, up to logarithms.
+    The cost is sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), the same cost as in the first
+    row. The order is proven, up to logarithms.
 
     Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
@@ -134,8 +133,8 @@ def theorem_5_1(
 ) -> float:
     """Return the bound of Theorem 5.1 on the group regret under silo-level LDP.
 
-    non_private_regret + (M d)^(3/4) sqrt(T / epsilon) ln^(1/4)(1/delta) ln^(1/4)(T/(B alpha)).
-    The order is proven (the second term up to logarithms), the constant is not given.
+    The bound is non_private_regret + (M d)^(3/4) sqrt(T / epsilon) ln^(1/4)(1/delta) ln^(1/4)(T/(B
+    alpha)). The order is proven (the second term up to logarithms), the constant is not given.
 
     Here T is ``horizon``, M ``silos``, d ``dimension``, B ``batch_size`` and alpha
     ``failure_probability``.
@@ -167,9 +166,10 @@ def theorem_5_3(
 ) -> float:
     """Return the bound of Theorem 5.3 on the group regret under shuffle DP by amplification.
 
-    non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(M kappa/delta) ln^(1/4)(T/(B alpha))
-    with kappa = floor(log2(T/B)) + 1. The theorem is stated only for budgets up
-    to theorem_5_3_largest_budget, which are tiny. The order is proven, the constant is not given.
+    The bound is non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(M kappa/delta)
+    ln^(1/4)(T/(B alpha)) with kappa = floor(log2(T/B)) + 1. The theorem is stated only for budgets
+    up to theorem_5_3_largest_budget, which are tiny. The order is proven, the constant is not
+    given.
 
     Here T is ``horizon``, M ``silos``, d ``dimension``, B ``batch_size`` and alpha
     ``failure_probability``.
@@ -212,9 +212,9 @@ def theorem_5_5(
 ) -> float:
     """Return the bound of Theorem 5.5 on the group regret under shuffle DP by the vector sum.
 
-    non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(kappa d^2/delta) ln^(1/4)(T/(B alpha))
-    with kappa = floor(log2(T/B)) + 1, for epsilon up to theorem_5_5_largest_epsilon. The order is
-    proven, the constant is not given.
+    The bound is non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(kappa d^2/delta)
+    ln^(1/4)(T/(B alpha)) with kappa = floor(log2(T/B)) + 1, for epsilon up to
+    theorem_5_5_largest_epsilon. The order is proven, the constant is not given.
 
     Here T is ``horizon``, M ``silos``, d ``dimension``, B ``batch_size`` and alpha
     ``failure_probability``.
@@ -249,7 +249,7 @@ def lemma_c2_beta(
 ) -> float:
     """Return the radius beta_T of Lemma C.2 at the end of the horizon, as printed.
 
-    sqrt(2 ln(2/alpha) + d ln(1 + M T/(d lambda_min))) + sqrt(lambda_max) + nu, with
+    The radius is sqrt(2 ln(2/alpha) + d ln(1 + M T/(d lambda_min))) + sqrt(lambda_max) + nu, with
     ||H_t|| <= lambda_max, ||H_t^-1|| <= 1/lambda_min, ||h_t||_{H_t^-1} <= nu (Assumption C.1). The
     scale of the reward noise is R = 1.
 
@@ -278,8 +278,8 @@ def lemma_c2_regret(
 ) -> float:
     """Return the bound of Lemma C.2 on the group regret, for any noise with Assumption C.1.
 
-    beta_T sqrt(d M T ln(1 + M T/(d lambda_min))) + M B d ln(1 + M T/(d lambda_min)), with beta_T of
-    lemma_c2_beta. The order is proven, the constant is not given.
+    The bound is beta_T sqrt(d M T ln(1 + M T/(d lambda_min))) + M B d ln(1 + M T/(d lambda_min)),
+    with beta_T of lemma_c2_beta. The order is proven, the constant is not given.
 
     Here T is ``horizon``, M ``silos``, d ``dimension`` and B ``batch_size``.
     """
@@ -303,10 +303,10 @@ def lemma_c4_regret(
 ) -> float:
     """Return the bound of Lemma C.4 on the group regret, as a function of the noise.
 
-    non_private_regret + sqrt(sigma M T ln(M T)) d^(3/4) ln^(1/4)(T/(B alpha)). Here sigma =
-    noise_std >= 0 is the largest standard deviation of an entry of the noise in a synchronised
-    prefix sum over all silos. It is sqrt(M kappa) s if each silo has a tree with node noise s. The
-    order is proven, the constant is not given.
+    The bound is non_private_regret + sqrt(sigma M T ln(M T)) d^(3/4) ln^(1/4)(T/(B alpha)). Here
+    sigma = noise_std >= 0 is the largest standard deviation of an entry of the noise in a
+    synchronised prefix sum over all silos. It is sqrt(M kappa) s if each silo has a tree with node
+    noise s and at most kappa nodes in a prefix. The order is proven, the constant is not given.
 
     Here T is ``horizon``, d ``dimension``, B ``batch_size`` and alpha ``failure_probability``.
     """
@@ -343,8 +343,8 @@ def corollary_5_2(
 ) -> float:
     """Return the bound of Corollary 5.2 on the group regret under silo-level LDP, B = sqrt(T/M).
 
-    d sqrt(M T) + sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to
-    logarithms.
+    The bound is d sqrt(M T) + sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is
+    proven, up to logarithms.
 
     Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
@@ -358,8 +358,9 @@ def corollary_5_4(
 ) -> float:
     """Return the bound of Corollary 5.4 on the group regret under shuffle DP by amplification.
 
-    d sqrt(M T) + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon), for B = sqrt(T/M) and
-    the kappa of synchronisations_corollary_5_2. The order is proven, up to logarithms.
+    The bound is d sqrt(M T) + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon), for B =
+    sqrt(T/M) and the kappa of synchronisations_corollary_5_2. The order is proven, up to
+    logarithms.
 
     Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
@@ -380,8 +381,8 @@ def single_agent_central(
 ) -> float:
     """Return the benchmark of Section 5.1: the regret of one trusted agent in M T rounds.
 
-    d sqrt(M T) + sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) (Shariff & Sheffet 2018). The
-    order is proven, up to logarithms.
+    The bound is d sqrt(M T) + sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) (Shariff &
+    Sheffet 2018). The order is proven, up to logarithms.
 
     Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
@@ -398,8 +399,9 @@ def lower_bound_central_jdp(
 ) -> float:
     """Return the lower bound under central joint privacy, for one agent that serves M T users.
 
-    sqrt(M T) + 1 / epsilon, which is the bound sqrt(T) + 1 / epsilon of He et al. 2022 for T users,
-    with M T instead of T. It also holds for the shuffle model, which implies central joint privacy.
+    The bound is sqrt(M T) + 1 / epsilon, which is the bound sqrt(T) + 1 / epsilon of He et al. 2022
+    for T users, with M T instead of T. It also holds for the shuffle model, which implies central
+    joint privacy.
 
     Here T is ``horizon`` and M ``silos``.
 
@@ -433,9 +435,9 @@ def lower_bound_silo_ldp(
 ) -> float:
     """Return the lower bound under silo-level local privacy.
 
-    sqrt(M T) + sqrt(M) / epsilon, which is `lower_bound_central_jdp` with epsilon / sqrt(M). If the
-    sequences of all M T users are shuffled first, an algorithm with silo-level epsilon satisfies
-    the shuffle model with roughly epsilon / sqrt(M), and has the same regret.
+    The bound is sqrt(M T) + sqrt(M) / epsilon, which is `lower_bound_central_jdp` with epsilon /
+    sqrt(M). If the sequences of all M T users are shuffled first, an algorithm with silo-level
+    epsilon satisfies the shuffle model with roughly epsilon / sqrt(M), and has the same regret.
 
     Here T is ``horizon`` and M ``silos``.
 

@@ -361,7 +361,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     status = "proven" if data_assumptions_hold else "conditional"
 
     def side(unit: str, model: str, source: str = claim.source) -> SideCertificate:
-        """Return a weaker claim about the same release."""
+        """Return a further claim about the same release, with a different unit or trust model."""
         return SideCertificate(
             unit=unit,
             relation=budget.relation,

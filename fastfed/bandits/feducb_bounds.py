@@ -338,8 +338,8 @@ def theorem_1(
 ) -> float:
     """Return the order of the group regret in Theorem 1 as printed, for threshold "log-T".
 
-    sigma sqrt(M T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)), which is
-    `theorem_2` with one clique. The proof does not give this order. Compared with
+    The order is sigma sqrt(M T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)),
+    which is `theorem_2` with one clique. The proof does not give this order. Compared with
     `theorem_1_explicit`, the factor sqrt(d) of G and the factor sqrt(G) of the other terms are
     missing, and the last two terms are multiplied by sigma. To compare with a simulated curve, use
     `theorem_1_two_terms`.
@@ -354,8 +354,9 @@ def theorem_1(
 def theorem_1_two_terms(sizes: Sizes, threshold: float, radius: float) -> float:
     """Return the bound in the proof of Theorem 1 for any threshold D.
 
-    2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. The order is proven
-    under the conditions of `beta_bar`. The constant ignores the round in which the trigger fires.
+    The bound is 2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. The
+    order is proven under the conditions of `beta_bar`. The constant ignores the round in which the
+    trigger fires.
 
     Here D is ``threshold`` and beta_bar ``radius``. T, M and d are in ``sizes``, and G is
     ``sizes.log_growth``.
@@ -391,10 +392,10 @@ def theorem_2(
 ) -> float:
     """Return the order of the group regret of Algorithm 3 in Theorem 2.
 
-    sigma sqrt(M cliques gamma T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)).
-    ``cliques`` in [1, M] is the number of cliques that cover the gamma-th power of the graph. T d
-    is inside the root as in the proof, unlike in the printed theorem. The order is unproven, and
-    has the same missing factors as `theorem_1`.
+    The order is sigma sqrt(M cliques gamma T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa
+    sqrt(M)). ``cliques`` in [1, M] is the number of cliques that cover the gamma-th power of the
+    graph. T d is inside the root as in the proof, unlike in the printed theorem. The order is
+    unproven, and has the same missing factors as `theorem_1`.
 
     Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M, d
     and gamma are in ``sizes``, and G is ``sizes.log_growth``.
@@ -412,9 +413,9 @@ def theorem_2_two_terms(
 ) -> float:
     """Return the bound in the proof of Theorem 2 for any threshold D.
 
-    2 e beta_bar gamma sum_C (sqrt(2 |C| (T/gamma) d G) + |C| sqrt(D) (d G + 1)), where G and
-    beta_bar depend on gamma. ``clique_sizes`` are the sizes |C| of a partition of the silos. The
-    last G of the proof lacks gamma, which is a misprint. The bound is unproven: the paper only
+    The bound is 2 e beta_bar gamma sum_C (sqrt(2 |C| (T/gamma) d G) + |C| sqrt(D) (d G + 1)), where
+    G and beta_bar depend on gamma. ``clique_sizes`` are the sizes |C| of a partition of the silos.
+    The last G of the proof lacks gamma, which is a misprint. The bound is unproven: the paper only
     sketches why the factor 1 + L^2 accounts for the round between request and broadcast.
 
     Here D is ``threshold`` and beta_bar ``radius``. T, d and gamma are in ``sizes``, and G is

@@ -271,9 +271,11 @@ def trigger(
     # the request.
     delay = 0 if federation.whole is None else 1
     if config.schedule == "determinant":
+        # The paper adds M (rho_max - rho_min) I to the matrix whose determinant is compared.
         extra = federation.problem.silos * (numbers.rho_max - numbers.rho_min)
         return Trigger(DETERMINANT, threshold_d, extra, delay=delay)
     assert noise is not None
+    # Standard deviations off and on the diagonal of the noise matrix.
     std = noise.schedule_std, math.sqrt(2.0) * noise.schedule_std
     return Trigger(PRIVATE_DETERMINANT, threshold_d, std=std, delay=delay)
 
@@ -284,9 +286,10 @@ def trigger(
 def centralised_bound_curves(
     config: Any, problem: ProblemSpec, numbers: Constants, threshold: float, rounds: np.ndarray
 ) -> dict[str, list[float]]:
-    """Compute the bounds of Theorem 1 and Proposition 1 at each of ``rounds``.
+    """Compute bounds on regret and on synchronisations at each of ``rounds``, as lists by name.
 
-    Theorem 1 is the sum of two terms in its proof, Proposition 1 is as printed in the appendix.
+    The bound on regret is the sum of two terms in the proof of Theorem 1. That on synchronisations
+    is Proposition 1, as printed in the appendix.
     """
     radius_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
     sizes = [sizes_of(problem, numbers, int(t)) for t in rounds]

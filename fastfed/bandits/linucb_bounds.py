@@ -271,9 +271,9 @@ def proposition_e_7(
 ) -> float:
     """Return the privacy cost in Proposition E.7, for `linucb-jdp` with returning users.
 
-    d^(3/4) sqrt(M0 T) ln^(1/4)(1/delta) / sqrt(epsilon), where M0 = rounds_per_user in [1, T] is
-    the largest number of rounds of one user. The order is proven up to logarithms if d epsilon^2 <=
-    M0^2 ln(1/delta). Otherwise the dropped term d sqrt(T) is larger.
+    The cost is d^(3/4) sqrt(M0 T) ln^(1/4)(1/delta) / sqrt(epsilon), where M0 = rounds_per_user in
+    [1, T] is the largest number of rounds of one user. The order is proven up to logarithms if d
+    epsilon^2 <= M0^2 ln(1/delta). Otherwise the dropped term d sqrt(T) is larger.
 
     Here T is ``horizon`` and d ``dimension``.
     """

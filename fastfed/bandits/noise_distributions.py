@@ -330,6 +330,7 @@ def _expected_above(dimension: int) -> tuple[np.ndarray, np.ndarray]:
     previous, phi = np.zeros_like(x), np.full_like(x, math.pi**-0.25)
     squares = np.square(phi * np.exp(log_scale))
     for k in range(1, d):
+        # The three-term recurrence from phi_{k-1} to phi_k.
         previous, phi = phi, math.sqrt(2.0 / k) * x * phi - math.sqrt((k - 1.0) / k) * previous
         size = np.maximum(np.abs(phi), 1.0)
         previous, phi, log_scale = previous / size, phi / size, log_scale + np.log(size)

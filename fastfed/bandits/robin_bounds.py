@@ -168,9 +168,9 @@ def theorem_3_3(
 ) -> float:
     """Return the upper bound of Theorem 3.3 on the regret of `robin`, with probability 1 - beta.
 
-    max(1, d ln T ln(1/delta) ln^3(1/beta)/(M epsilon^2)) C_0 d ln(1/beta) ln T/lambda_0^2, an order
-    up to logarithms, for beta and delta below 1/e and epsilon >= sqrt(d) ln^1.5(T)/M. (The theorem
-    prints the root over all of d ln^1.5 T. Remark 4.6 is correct.)
+    The bound is max(1, d ln T ln(1/delta) ln^3(1/beta)/(M epsilon^2)) C_0 d ln(1/beta) ln
+    T/lambda_0^2, an order up to logarithms, for beta and delta below 1/e and epsilon >= sqrt(d)
+    ln^1.5(T)/M. (The theorem prints the root over all of d ln^1.5 T. Remark 4.6 is correct.)
 
     The proof does not give this bound. It uses epsilon/sqrt(P) as the epsilon_0 of one release, and
     so misses a second factor ln(2/delta). It drops the regret of the initial rounds, which is
@@ -202,11 +202,11 @@ def theorem_c_6(
 ) -> float:
     """Return the upper bound in the proof of Theorem C.6 on the regret of `robin`, with constants.
 
-    8 C_0 c_2^2 (P - U) + 2 M n. Here n = min(2^(U+1) - 2, T) is the number of initial rounds, U =
-    initial_phases in 1..200, and c_2 > 0 is the constant of `proposition_c_3`. The bound is proven
-    if the models of all greedy phases satisfy the error bound of that proposition. ``printed`` =
-    True computes the bound as in the paper's proof, 8 C_0 c_2^2 P + M 2^U. It counts only phase U
-    of the initial phases, and a regret of 1 per round, although 2 is possible.
+    The bound is 8 C_0 c_2^2 (P - U) + 2 M n. Here n = min(2^(U+1) - 2, T) is the number of initial
+    rounds, U = initial_phases in 1..200, and c_2 > 0 is the constant of `proposition_c_3`. The
+    bound is proven if the models of all greedy phases satisfy the error bound of that proposition.
+    ``printed`` = True computes the bound as in the paper's proof, 8 C_0 c_2^2 P + M 2^U. It counts
+    only phase U of the initial phases, and a regret of 1 per round, although 2 is possible.
 
     Here T is ``horizon``, M ``silos`` and C_0 ``margin``.
     """
@@ -327,10 +327,10 @@ def theorem_4_5(
 ) -> float:
     """Return the lower bound of Theorem 4.5 on any algorithm with a trusted server.
 
-    min(M, max(1, 1/(M epsilon^2))) C_0 d ln T. With ``margin`` = None, for instances without the
-    margin condition and T >= d^2, min(M, max(sqrt M, 1/epsilon)) sqrt(d T). The orders are proven,
-    the constants are not given. The proof replaces e^epsilon - 1 by epsilon, which changes the
-    bound by a factor of at most 1.45^2.
+    The bound is min(M, max(1, 1/(M epsilon^2))) C_0 d ln T. With ``margin`` = None, for instances
+    without the margin condition and T >= d^2, min(M, max(sqrt M, 1/epsilon)) sqrt(d T). The orders
+    are proven, the constants are not given. The proof replaces e^epsilon - 1 by epsilon, which
+    changes the bound by a factor of at most 1.45^2.
 
     Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
@@ -358,9 +358,9 @@ def theorem_5_3(
 ) -> float:
     """Return the lower bound of Theorem 5.3, under non-interactive (epsilon, delta)-local privacy.
 
-    min(M, 1/epsilon) C_0 d ln T. With ``margin`` = None, for instances without the margin
-    condition, min(M, sqrt(M/epsilon)) sqrt(d T). The paper makes errors in constants and roots when
-    it evaluates the integral of the proof. The integral gives these orders.
+    The bound is min(M, 1/epsilon) C_0 d ln T. With ``margin`` = None, for instances without the
+    margin condition, min(M, sqrt(M/epsilon)) sqrt(d T). The paper makes errors in constants and
+    roots when it evaluates the integral of the proof. The integral gives these orders.
 
     Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
@@ -382,8 +382,9 @@ def corollary_5_5(
 ) -> float:
     """Return the lower bound of Corollary 5.5, under pure epsilon-local privacy of each silo.
 
-    min(M, 1/epsilon^2) C_0 d ln T. With ``margin`` = None, for instances without the margin
-    condition, min(M, sqrt(M)/epsilon) sqrt(d T). The bound is `theorem_4_5` with epsilon/sqrt(M).
+    The bound is min(M, 1/epsilon^2) C_0 d ln T. With ``margin`` = None, for instances without the
+    margin condition, min(M, sqrt(M)/epsilon) sqrt(d T). The bound is `theorem_4_5` with
+    epsilon/sqrt(M).
 
     Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """

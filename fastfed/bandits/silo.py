@@ -140,6 +140,7 @@ class Silo(Acting, Once):
         value outside of the silo.
         """
         own, round = self.plan.own, self.round + 1
+        # Without the key `share` no round is local. With it, all rounds after `until` are.
         if own is None or round > own.until:
             return own is not None
         if not own.secret:

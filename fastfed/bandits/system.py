@@ -262,6 +262,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """
         sieve = self.sieve
         if sieve is None:
+            # By default a sieve is used wherever its regret bound is proven for these keys.
             in_range = problem.reward_range is not None or self.clips
             unset = self.bonus is None and self.tie_bonus is None
             proven = self.sieve_proven and self.radius_multiplier >= 1.0

@@ -105,13 +105,13 @@ class Arms:
             replicate,
             np.tile(np.eye(arms, dtype=np.float32).ravel(), silos),
             arms,
-            True,
+            True,  # features of a query are stored feature by feature
             np.tile(means, silos),
             np.full(silos, means.max()),
             arms * np.arange(silos + 1, dtype=np.int64),
             np.arange(silos + 1, dtype=np.int64),
             SAMPLING["with-replacement"],
-            None,
+            None,  # no order of queries
             RewardDistribution().c,
         )
 

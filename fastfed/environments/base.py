@@ -206,7 +206,8 @@ class Environment(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify the environment.
 
-        Stored results are found by them, so equal data must mean equal contexts and rewards.
+        A store of results is resumed only by an environment with the same data. So environments
+        with equal data must have equal contexts and rewards.
         """
         ...
 

@@ -309,13 +309,13 @@ class NoDiversity:
             replicate,
             x.ravel(),
             2,
-            False,
+            False,  # features of a query are stored action by action
             means.ravel(),
             means.max(axis=1),
             2 * np.arange(silos + 1, dtype=np.int64),
             np.arange(silos + 1, dtype=np.int64),
             SAMPLING["with-replacement"],
-            None,
+            None,  # no order of queries
             self.reward.c,
         )
 

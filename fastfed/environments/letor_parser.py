@@ -129,7 +129,10 @@ def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURE
 
 
 def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
-    """Parse the pairs index:value of one line; return the values by index."""
+    """Parse the pairs index:value of one line, and return the values by index.
+
+    ``where`` names file and line, for error messages, and ``limit`` is the largest index allowed.
+    """
     result: dict[int, float] = {}
     for token in tokens:
         left, colon, right = token.partition(b":")
@@ -328,7 +331,11 @@ def _judged(rows: Rows) -> Rows:
 
 
 def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
-    """Parse a block of whole lines; split the block as long as its table would be too large."""
+    """Yield the rows of a block of whole lines of the file ``name``.
+
+    ``line`` is the number of the first line, and ``limit`` the largest feature index allowed. The
+    block is split as long as its table would be too large.
+    """
     try:
         rows = parse_block(block, limit)
         if rows is None:

@@ -476,7 +476,7 @@ class PoolEnvironment(ABC):
             replicate,
             pool.values,
             pool.dimension,
-            True,
+            True,  # features of a query are stored feature by feature
             pool.means,
             pool.best,
             pool.starts,

@@ -160,7 +160,10 @@ def selected(table: Table, where: Declared) -> Table:
 
 
 def _fits(table: Table, name: str, row: int, known: tuple[float, float] | list[str]) -> bool:
-    """Return True if the cell of a column in a row fits an entry of ``where``."""
+    """Return True if the cell in column ``name`` of a row fits ``known``, an entry of ``where``.
+
+    ``known`` is an interval of numbers, or a list of texts.
+    """
     cell = table.cells[row][table.positions[code(name)]]
     if isinstance(known, list):
         return bool(cell) and matched(cell, known) is not None

@@ -302,13 +302,13 @@ class FixedSet:
             replicate,
             np.tile(flat, silos),
             self.dimension,
-            True,
+            True,  # features of a query are stored feature by feature
             np.tile(means, silos),
             np.full(silos, means.max()),
             self.actions * np.arange(silos + 1, dtype=np.int64),
             np.arange(silos + 1, dtype=np.int64),
             SAMPLING["with-replacement"],
-            None,
+            None,  # no order of queries
             self.reward.c,
         )
 

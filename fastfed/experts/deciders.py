@@ -108,7 +108,8 @@ class ExactChooser(Chooser):
     noise: IdealSource
 
     def __init__(self, plan: ExpertPlan, noise: IdealSource) -> None:
-        # The unit u, and a bound on the change of a sum if one loss is replaced.
+        # The unit u, and a bound on the change of a sum if one loss is replaced. 2^-48 covers the
+        # rounding of rates and scales.
         self._unit = exact.quantum(plan.silos * plan.horizon)
         self._sensitivity = 1.0 + 2.0 * self._unit + 2.0**-48
         super().__init__(plan, noise)

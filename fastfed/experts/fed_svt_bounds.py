@@ -176,8 +176,9 @@ def _largest_draw_above(w: float, k: float, a: float, b: float) -> float:
     u, weights = np.polynomial.legendre.leggauss(20)
     half_widths = np.diff(edges)[:, None] / 2.0
     r = edges[:-1, None] + half_widths * (1.0 + u)
-    density = np.exp(-np.abs(r) / a) / (2.0 * a)
-    weighted_values = half_widths * weights * density * largest_exceeds(w + r)
+    # Quadrature weight, times the density of Lap(a) at r, times the conditional probability.
+    node_weights = half_widths * weights
+    weighted_values = node_weights * np.exp(-np.abs(r) / a) / (2.0 * a) * largest_exceeds(w + r)
     return min(1.0, part_below + float(weighted_values.sum()))
 
 

@@ -273,6 +273,7 @@ class Walk:
         """
         if self.done == len(self.phase.leaves):
             raise InputError(f"the phase has {self.done} leaves, and one more was requested")
+        # h is the depth of the only new vertex on the path to this leaf.
         tree, h, start, stop, _ = self.phase.leaves[self.done]
         if h == 0:
             v = self._gradients(start, stop, x, None, 0.0) / (stop - start)
@@ -284,7 +285,7 @@ class Walk:
             v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, most) / (
                 stop - start
             )
-        # Left children below have the same point, and hence the same estimate.
+        # The vertices below it are left children, with the same point and the same estimate.
         self.estimates[h : tree + 1] = v
         self.points[h : tree + 1] = x
         self.done += 1
@@ -547,7 +548,10 @@ class GradientCollector:
         return np.clip(raw_gradient, self.plan.bounds.low, self.plan.bounds.high)
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
-        """Return the scores (d,) of the next leaf, with noise if clients add it."""
+        """Return the client's scores (d,) for exchange ``release``, with noise if clients add it.
+
+        They are its gradient estimates at the next leaf, for the decision x (d,).
+        """
         phase = self.plan.phase_of(release)
         if self._walk is None or self._walk.phase is not phase:
             self._walk = self._begin(phase)

@@ -333,7 +333,10 @@ def build(config: DartboardConfig, problem: ProblemSpec) -> System:
 def bound_curves(
     config: DartboardConfig, problem: ProblemSpec, plan: DartboardPlan
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
-    """Return a function from rounds (C,) to the proven and lower bounds on group regret."""
+    """Return a function from rounds (C,) to bounds on group regret, as lists by name.
+
+    It has the proven upper bound and the lower bounds.
+    """
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
         """Return the bounds at rounds (C,), by name."""

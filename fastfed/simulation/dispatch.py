@@ -537,7 +537,7 @@ def fit(
 
 
 def _smaller(wanted: Layout) -> list[tuple[int, int]]:
-    """List all layouts smaller than ``wanted``, the largest first.
+    """List layouts smaller than ``wanted``, the largest first.
 
     Each is a pair (batches at once, most curves in a batch). The number of batches at once is
     halved first, and only then the size of a batch: a small batch takes more time for each curve.

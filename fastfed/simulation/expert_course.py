@@ -113,7 +113,11 @@ class Course:
         return self._parts if walk is None else {**self._parts, "walk": walk}
 
     def _state(self) -> dict[str, np.ndarray] | None:
-        """Return the arrays of a snapshot, or None if a class does not define ``KEPT``."""
+        """Return the arrays of a snapshot by name, or None if no snapshot can be written.
+
+        That is the case if the class of an object does not define ``KEPT``, the list of attributes
+        that exchanges change.
+        """
         objects = self._objects()
         arrays = fields_of(objects)
         if arrays is not None and "walk" in objects:

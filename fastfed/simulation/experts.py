@@ -313,7 +313,11 @@ def outcome_after(
     x: np.ndarray,
     events: dict[str, int],
 ) -> Outcome:
-    """Return the Outcome after rounds 1..last; ``x`` (d,) is the last decision."""
+    """Return the Outcome after rounds 1..last.
+
+    The number of exchanges at each checkpoint follows from the plan. ``x`` (d,) is the last
+    decision, and ``events`` are the decider's counts.
+    """
     asking_rounds = plan.asking_rounds(last)
     counts = np.searchsorted(asking_rounds, checkpoints, side="right")
     # Some rounds may begin with several exchanges.
@@ -387,7 +391,11 @@ class CoinRounds:
 
 
 def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bool:
-    """Return whether `run_coins` can run the rounds up to ``last``: all losses are coins."""
+    """Return whether `run_coins` can run the rounds up to ``last``.
+
+    It needs losses that are coins, few enough of them, and an exchange before each round but the
+    first.
+    """
     losses = ledger.adversary.losses
     return (
         decides_in_blocks(plan, decider)
@@ -699,9 +707,10 @@ class Scores:
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
 
     def walk(self, course: Course, last: int, on_progress: Callable[[], None]) -> None:
-        """Make the exchanges up to ``last`` with a `NoisyLeast` server, many of a phase at once.
+        """Make the exchanges up to number ``last``, and update the course.
 
-        ``on_progress`` is called after each call into the compiled losses.
+        The server must be a `NoisyLeast`. The compiled losses make many exchanges of a phase in one
+        call; ``on_progress`` is called after each call.
         """
         if course.made >= last:
             return

@@ -215,7 +215,10 @@ def _trained_thetas(
     noise: SeededNoise,
     progress: Callable[[int], None] | None,
 ) -> list[np.ndarray]:
-    """Train a plan message by message; return theta_hat of each silo after the last release."""
+    """Train a plan on a log, message by message; return the final theta_hat (d,) of each silo.
+
+    ``noise`` is the source of all parties' noise. ``progress`` is called with agent-rounds.
+    """
     federation = Federation(plan, noise)
 
     def end_round(_: int) -> int:

@@ -171,7 +171,11 @@ class PolicyPlan:
     driver: ClassVar[str] = "policies"
 
     def make(self, silo: int, seed: int, replicate: int) -> Policy:
-        """Create the policy of one silo, before the first round."""
+        """Create the policy of one silo, before the first round.
+
+        Its class receives the sizes of the problem, the silo and a seed, if it has parameters of
+        the names in `OFFERED`, and the plan's ``parameters``.
+        """
         policy_type = policy_class(self.policy)
         # 63 random bits, so that the seed fits into a signed 64-bit integer.
         key = rng.key(seed, 0, replicate, silo, 2**32 - 1) >> 1

@@ -231,7 +231,10 @@ def run_one(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all) of one plan; ``progress(1)`` is called after each round."""
+    """Run rounds 1..last (default: all) of one plan by the step driver, message by message.
+
+    ``progress(1)`` is called after each round.
+    """
     federation = Federation(plan, SeededNoise(environment.seed, environment.replicate))
     plan, players = federation.plan, federation.players
     if compiled.uses_fixed_sets(environment, plan):

@@ -193,7 +193,10 @@ def released_sums(plan: Plan, noise: SeededNoise, x_first_user: np.ndarray) -> n
 
 
 def received_reports(plan: PeerPlan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray:
-    """Run a decentralised federation; return the reports of silo 0 that silo 1 receives, (K, s)."""
+    """Run a decentralised federation; return the reports of silo 0 that silo 1 receives, (K, s).
+
+    ``x_first_user`` (d,) are the features of the first user of silo 0.
+    """
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
     reports = []

@@ -76,7 +76,7 @@ class Switching:
     printed: bool = False
 
     def plan(self) -> SparseVectorPlan:
-        """Return the claimed plan."""
+        """Return the plan that the audit claims to run, without the planted fault."""
         epsilon, delta = CLAIM
         plan: SparseVectorPlan = make_system(
             "fed-svt",
@@ -174,7 +174,10 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
 
 
 def audit_switching(case: Switching, name: str, trials: int, seed: int) -> AuditResult:
-    """Audit a case by the likelihood ratio of all chosen experts."""
+    """Audit Fed-SVT in one case, with ``trials`` runs in each of two worlds.
+
+    The statistic is the log likelihood ratio of the sequence of chosen experts.
+    """
     claimed, plan = case.plan(), case.simulated_plan()
     tables = [case.losses(world) for world in (0, 1)]
     laws = [switching_law(claimed, table) for table in tables]
@@ -207,7 +210,7 @@ class Board:
     bare: bool = False
 
     def plan(self) -> DartboardPlan:
-        """Return the claimed plan."""
+        """Return the plan that the audit claims to run, without the planted fault."""
         epsilon, delta = CLAIM
         plan: DartboardPlan = make_system(
             "private-dartboard",
@@ -265,7 +268,8 @@ def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], flo
     @cache
     def law(experts: Chosen) -> float:
         """Return the log-probability of a sequence of chosen experts."""
-        by_draws = {0: 1.0 / plan.experts}  # probability by the number of draws
+        # The probability of the experts so far, by the number of draws.
+        by_draws = {0: 1.0 / plan.experts}
         for t, (before, after) in enumerate(pairwise(experts)):
             next_by_draws: dict[int, float] = {}
             for draws, p in by_draws.items():
@@ -283,7 +287,10 @@ def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], flo
 
 
 def audit_board(case: Board, name: str, trials: int, seed: int) -> AuditResult:
-    """Audit a case by the likelihood ratio of all chosen experts."""
+    """Audit the private dartboard in one case, with ``trials`` runs in each of two worlds.
+
+    The statistic is the log likelihood ratio of the sequence of chosen experts.
+    """
     claimed, plan = case.plan(), case.simulated_plan()
     tables = [case.losses(world) for world in (0, 1)]
     laws = [board_law(claimed, table) for table in tables]
@@ -317,7 +324,7 @@ class Vertices:
     fault: float = 1.0
 
     def plan(self) -> FrankWolfePlan:
-        """Return the claimed plan."""
+        """Return the plan that the audit claims to run, without the planted fault."""
         epsilon, delta = CLAIM
         plan: FrankWolfePlan = make_system(
             "fed-dp-ope-stoch",

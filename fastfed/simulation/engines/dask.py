@@ -149,7 +149,10 @@ class Dask:
 
 
 def blocks(experiment: Experiment, batches: list[RunBatch], most: int) -> Iterator[Block]:
-    """Group batches, in their order, into blocks of about `BLOCK_SECONDS` with at most ``most``."""
+    """Yield blocks of consecutive batches, each of which becomes a task.
+
+    A block has at most ``most`` batches, and ends when they take about `BLOCK_SECONDS`.
+    """
     seconds: dict[tuple[int, ...], float] = {}
     block: list[RunBatch] = []
     block_seconds = 0.0
@@ -412,7 +415,10 @@ def _check_workers(client: Client, address: str) -> int:
 def _at_workers(
     client: Client, digest: str, packed: bytes, snapshots: Snapshots | None
 ) -> Iterator[tuple[str, Place | None]]:
-    """Send an experiment to all workers; yield its name there, and the place of its snapshots."""
+    """Send a packed experiment to all workers during the block.
+
+    Yield the name of its plugin at the workers, and the place of its snapshots.
+    """
     # The name is random, because another run of the experiment may use the same cluster.
     name = f"fastfed-{digest}-{uuid.uuid4().hex[:8]}"
     with open_place(snapshots, name) as place:

@@ -126,7 +126,7 @@ class AtWorker:
     worker: Any
 
     def of(self, replicate: int, positions: Sequence[int]) -> ClientSnapshot:
-        """Return the snapshot of one batch of runs."""
+        """Return the snapshot of one batch of runs, which the client keeps for this worker."""
         snapshot = self.place.snapshots.of(replicate, positions)
         key = key_of(RunBatch(replicate, tuple(positions)))
         return ClientSnapshot(
@@ -235,7 +235,11 @@ def carrier(
         return answers.get(address)
 
     def answer(kind: str, address: str, *more: Any) -> None:
-        """Handle a message from a worker: fetch its snapshot, or send it those that it wants."""
+        """Handle a message from the worker at an address.
+
+        If the worker holds a new snapshot, fetch and store it. If it wants the snapshots of some
+        batches, send them.
+        """
         if kind == HOLDS:
             (key,) = more
             data = call(take, address, key)
