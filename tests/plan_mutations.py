@@ -107,6 +107,8 @@ def spec_of(kind: str) -> dict[str, Any]:
         return spec
     if kind == "silo-ldp factorised":
         return federation.spec(system={"batch_size": 5, "release": "factorised"})
+    if kind == "silo-ldp clocks":
+        return federation.clocked_spec({"rates": [0.5]})
     if kind == "extended":
         return {
             "system": {"horizon": 10, "batch_size": 5, **budget},
