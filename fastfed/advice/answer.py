@@ -203,8 +203,8 @@ class Advice:
         The requested guarantee.
     relation : {"replace", "zero-out"}
         The relation of neighbouring datasets.
-    unit : str
-        The protected unit, "user".
+    unit : {"user", "reward"}
+        What is private: all data of a user, or a user's reward only.
     radius_multiplier : float
         Factor on all confidence radii.
     environment : dict

@@ -32,8 +32,10 @@ from fastfed.advice.successive_halving import (
 from fastfed.advice.systems import (
     ALONE,
     ELSEWHERE,
+    FOR_REWARDS,
     LESS,
     NOT_CENTRED,
+    NOT_FOR,
     NOT_SHARED,
     SIEVES,
     TRUST,
@@ -52,6 +54,7 @@ from fastfed.advice.systems import (
     trusted_text,
 )
 from fastfed.bandits import ProblemSpec
+from fastfed.bandits.fedlinucb import PROTECTS
 from fastfed.environments import (
     ENVIRONMENTS,
     Environment,
@@ -62,6 +65,7 @@ from fastfed.environments import (
 from fastfed.environments.pool import PoolEnvironment
 from fastfed.experiments.specs import environment_table
 from fastfed.privacy.sensitivity import RELATIONS
+from fastfed.protocols.account import USER_BIT
 from fastfed.reporting.text import privacy_text
 from fastfed.simulation.dispatch import check_threads
 from fastfed.simulation.experiment import make_problem
@@ -102,6 +106,7 @@ def plan(
     environment: Environment | dict[str, Any] | str | Path | None = None,
     trust: str | Sequence[str] | None = None,
     relation: str = "replace",
+    protects: str = "user",
     radius_multiplier: float = 1.0,
     colluders: int | None = None,
     intercept: float | None = None,
@@ -126,17 +131,21 @@ def plan(
     dimension : int, optional
         d, the number of features. Default: the dimension of the environment, if it has one.
     epsilon, delta : float
-        Guarantee for every user, the same for all candidates.
+        Guarantee for every user, the same for all candidates; delta is 0 under trust "user-bit".
     actions : int
         K, the number of actions of the sphere environment; ignored if an environment is given.
     environment : Environment, dict, str or Path, optional
         Environment to simulate in place of the sphere: an environment, its table as in a spec, or a
         spec file (TOML) with an [environment] table.
     trust : str or sequence of str, optional
-        One or several names in ``TRUST``. Default: all. Each trust model gets one verdict.
+        One or several names in ``TRUST``. Default: all that can protect what is private. Each trust
+        model gets one verdict.
     relation : {"replace", "zero-out"}
         Neighbouring datasets differ in one user, who is replaced (bounded DP), or whose
         contribution becomes zero, which is a weaker guarantee.
+    protects : {"user", "reward"}
+        What is private: a user's contexts and rewards, or rewards only, if contexts are public.
+        Trust "user-bit" needs "reward", and "shuffle" and "secure-sum" need "user".
     radius_multiplier : float
         Factor on all confidence radii. Below 1, no regret bound is proven.
     colluders : int, optional
@@ -180,7 +189,8 @@ def plan(
     environment_facts = shared.facts
     check_kind(registered("private-fedlinucb"), simulated.kind, environment_facts)
     assert isinstance(environment_facts, EnvironmentSpec)
-    trusts = _trusts(trust, environment_facts.arms)
+    choice("protects", protects, PROTECTS)
+    trusts = _trusts(trust, environment_facts.arms, protects)
     if shared.silos < 2:
         raise InputError(f"silos must be >= 2: a single silo has nobody to share with, got {silos}")
     choice("relation", relation, RELATIONS)
@@ -197,6 +207,7 @@ def plan(
         centred=environment_facts.intercept is not None
         and not (environment is None and intercept is None),
         differ=not scalable(simulated) and not environment_facts.arms,
+        protects=protects,
     )
     time_budget = number("seconds", seconds, above=0.0)
     halving = SuccessiveHalving(
@@ -218,19 +229,27 @@ def plan(
     return search.advice(table)
 
 
-def _trusts(trust: str | Sequence[str] | None, arms: bool) -> list[str]:
+def _trusts(trust: str | Sequence[str] | None, arms: bool, protects: str) -> list[str]:
     """Return the requested trust models, checked, in the order of ``TRUST``."""
-    known = [name for name in TRUST if not arms or name not in WITHOUT_ARMS]
-    requested = known if trust is None else [trust] if isinstance(trust, str) else list(trust)
+    able = [
+        name
+        for name in TRUST
+        if (name in FOR_REWARDS if protects == "reward" else name != USER_BIT)
+        and not (arms and name in WITHOUT_ARMS)
+    ]
+    requested = able if trust is None else [trust] if isinstance(trust, str) else list(trust)
     for name in requested:
+        choice("trust", name, list(TRUST))
+        if name in able:
+            continue
+        text = f"trust must be one of {', '.join(able)}"
         if arms and name in WITHOUT_ARMS:
             raise InputError(
-                f'trust must be one of {", ".join(known)} for arms, got "{name}": its protocols '
-                "have no account for arms"
+                f'{text} for arms, got "{name}": its protocols have no account for arms'
             )
-        choice("trust", name, list(TRUST))
+        raise InputError(f'{text} where protects is "{protects}", got "{name}"')
     if not requested:
-        raise InputError(f"trust must name at least one of {', '.join(TRUST)}")
+        raise InputError(f"trust must name at least one of {', '.join(able)}")
     return [name for name in TRUST if name in requested]
 
 
@@ -336,7 +355,7 @@ class _Search:
         self.left_out.update(failed)
         self.candidates[trust] += candidates
         # Local rounds do not depend on later releases, so the estimate does not apply to them.
-        comparable = [c for c in self.candidates[trust] if c.variant.until is None]
+        comparable = [c for c in self.candidates[trust] if c.variant.until is None and c.has_noise]
         least = min(comparable, key=lambda c: c.expected_loss, default=None)
         to_simulate = []
         for candidate in candidates:
@@ -345,7 +364,7 @@ class _Search:
                 self.remarks[candidate.label] = f"not simulated: noisier than {less_noisy.label}"
             elif (
                 least is not None
-                and candidate.variant.until is None
+                and candidate in comparable
                 and candidate.expected_loss > PRUNED * least.expected_loss
             ):
                 self.remarks[candidate.label] = (
@@ -397,7 +416,7 @@ class _Search:
             raise InputError(f"no system gives this guarantee, not even {name}: {reason}")
         built = len(to_simulate) + LATER_SYSTEMS * len(self.trust_models)
         self.seconds = max(self.seconds - BUILD_SECONDS * built, 0.5 * self.seconds)
-        self.stage("screened", [contender(candidate) for candidate in to_simulate], SCREENED)
+        self.stage("screened", [Contender.of(candidate) for candidate in to_simulate], SCREENED)
 
     def refine(self) -> None:
         """Simulate the best few of each trust model, and variations of the best in one choice."""
@@ -414,7 +433,7 @@ class _Search:
                 to_simulate += self.add(trust, greedier(self.question, other, (least,)))
             self.candidates[trust] += rankings
             to_simulate += rankings
-        self.stage("refined", [contender(candidate) for candidate in to_simulate], REFINED)
+        self.stage("refined", [Contender.of(candidate) for candidate in to_simulate], REFINED)
 
     def finish(self) -> None:
         """Simulate the finalists together with the baselines."""
@@ -423,7 +442,7 @@ class _Search:
             for trust in self.trust_models
             for candidate in self.ranked(trust, "refined")[:FINALISTS]
         ]
-        contenders = [contender(candidate) for candidate in finalists]
+        contenders = [Contender.of(candidate) for candidate in finalists]
         for name, _, keys in self.baselines:
             plan = baseline(self.question, keys).plan
             contenders.append(Contender(name, plan, federated=name == "no privacy"))
@@ -448,11 +467,13 @@ class _Search:
         problem, question = self.question.problem, self.question
         local = self.candidates.get("silo-ldp", [])
         feducb = "adds noise at the silos, and that trust was not requested"
-        if problem.arms:
+        if question.protects == "reward":
+            feducb = "protects contexts and rewards"
+        elif problem.arms:
             feducb = "it needs contexts, and arms have none"
         elif local:
             feducb = feducb_reason(question, min(local, key=lambda c: c.plan.releases))
-        left_out = {**ELSEWHERE, "feducb": feducb}
+        left_out = {**NOT_FOR[question.protects], **ELSEWHERE, "feducb": feducb}
         if not question.centred:
             left_out["reward_centre"] = NOT_CENTRED
         if not question.differ:
@@ -478,7 +499,7 @@ class _Search:
             epsilon=question.epsilon,
             delta=question.delta,
             relation=question.relation,
-            unit="user",
+            unit=question.protects,
             radius_multiplier=question.radius_multiplier,
             environment=table,
             seed=self.halving.seed,
@@ -576,9 +597,3 @@ class _Search:
             fallback=best.fallback,
         )
         return dataclasses.replace(verdict, sentence=sentence)
-
-
-def contender(candidate: Choice) -> Contender:
-    """Return the contender (plan and noise to simulate) for a candidate."""
-    intercept = candidate.variant.intercept
-    return Contender(candidate.label, candidate.plan, candidate.node, intercept=intercept)

@@ -52,16 +52,22 @@ def scalable(environment: Environment) -> bool:
     return isinstance(environment, SCALABLE)
 
 
-def scaled_environment(environment: Environment, times: float) -> Environment:
-    """Scale the reward noise of an environment in which each round represents ``times`` rounds."""
+def scaled_environment(
+    environment: Environment, times: float, std: float | None = None
+) -> Environment:
+    """Scale the reward noise of an environment in which each round represents ``times`` rounds.
+
+    ``std`` is the standard deviation of reward noise before scaling, by default the environment's.
+    """
     if times == 1.0:
         return environment
     assert isinstance(environment, SCALABLE)
     reward = environment.reward
-    if reward.kind == "none":
-        return environment
-    std = (reward.std if reward.kind == "gaussian" else BERNOULLI) / math.sqrt(times)
-    return replace(environment, reward=RewardDistribution("gaussian", std))
+    if std is None:
+        if reward.kind == "none":
+            return environment
+        std = reward.std if reward.kind == "gaussian" else BERNOULLI
+    return replace(environment, reward=RewardDistribution("gaussian", std / math.sqrt(times)))
 
 
 def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = False) -> Plan:
@@ -108,6 +114,9 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
     # stays.
     clip = plan.clip
     centred = clip is not None and (clip.constant > 0.0 or clip.centre > 0.0)
+    if plan.flips:
+        # Normal rewards stand for bits of users, see `Contender.environment`.
+        plan = replace(plan, protocol=PROTOCOLS["none"], flips=0)
     return replace(
         plan,
         silos=silos,
@@ -157,8 +166,6 @@ LOCAL = 2.0
 #: A stage that does not fit simulates at least this share of the rounds, and this number of rounds.
 LEAST_SHARE, LEAST_ROUNDS = 1.0 / 16.0, 300
 
-Heard = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Contender:
@@ -174,6 +181,31 @@ class Contender:
     node: NoiseStd | None = None
     federated: bool = True
     intercept: float | None = None
+
+    @classmethod
+    def of(cls, candidate: Choice) -> Contender:
+        """Return the contender for a candidate."""
+        intercept = candidate.variant.intercept
+        node = candidate.node if candidate.has_noise else None
+        return cls(candidate.label, candidate.plan, node, intercept=intercept)
+
+    @property
+    def kind(self) -> tuple[bool, float | None, float | None]:
+        """Contenders of one kind are simulated in one environment; see `environment`."""
+        return self.federated, self.intercept, self.plan.radius.scale if self.plan.flips else None
+
+    def environment(self, environment: Environment, times: float) -> Environment:
+        """Return the environment in which the scaled plan is simulated.
+
+        Each round represents ``times`` rounds. The bits of users are then replaced by normal
+        rewards. Their standard deviation is the radius of a bit's noise, which is an upper bound.
+        """
+        if self.intercept is not None:
+            environment = replace(environment, intercept=self.intercept)  # type: ignore[type-var]
+        if not self.federated or times == 1.0:
+            return environment
+        std = self.plan.radius.scale if self.plan.flips else None
+        return scaled_environment(environment, times, std)
 
 
 @dataclass(frozen=True)
@@ -195,7 +227,7 @@ class SuccessiveHalving:
     actions: int
     seed: int
     threads: int
-    on_stage: Heard | None = None
+    on_stage: Callable[[str], None] | None = None
     replicate: int = 0  # number of the next unused replicate
     #: Regret of one silo (R,) by contender name, from the last stage that simulated it.
     samples: dict[str, np.ndarray] = field(default_factory=dict)
@@ -268,7 +300,7 @@ class SuccessiveHalving:
 
     def pass_cost(self, contenders: Sequence[Contender]) -> float:
         """Return the nominal seconds of one silo and round of all contenders."""
-        kinds = {(e.federated, e.intercept): e.plan.dimension for e in contenders}
+        kinds = {e.kind: e.plan.dimension for e in contenders}
         contexts = sum(context_cost(self.actions, d) for d in kinds.values())
         return contexts + sum(
             round_cost(self.actions, e.plan.dimension) * (LOCAL if e.plan.own is not None else 1.0)
@@ -294,23 +326,16 @@ class SuccessiveHalving:
         last_mark = int(np.searchsorted(marks, size.rounds))
         # Groups of contenders run in parallel, because threads inside one simulation would wait for
         # each other at every release. Results do not depend on the grouping.
-        kinds = list(dict.fromkeys((e.federated, e.intercept) for e in contenders))
+        kinds = list(dict.fromkeys(e.kind for e in contenders))
+        groups = [[i for i, e in enumerate(contenders) if e.kind == kind] for kind in kinds]
         parts = [
-            (kind, group)
-            for kind, federated_and_intercept in enumerate(kinds)
-            for group in _parts(
-                [
-                    i
-                    for i, e in enumerate(contenders)
-                    if (e.federated, e.intercept) == federated_and_intercept
-                ],
-                self.threads // size.replicates,
-            )
+            (kind, part)
+            for kind, group in enumerate(groups)
+            for part in _parts(group, self.threads // size.replicates)
         ]
         times = self.silos / size.silos
         environments = [
-            scaled_environment(self.with_intercept(intercept), times if federated else 1.0)
-            for federated, intercept in kinds
+            contenders[group[0]].environment(self.environment, times) for group in groups
         ]
         plans = [
             scaled_plan(e.plan, e.node, size.silos, bits=bits)
@@ -353,12 +378,6 @@ class SuccessiveHalving:
             for replicate, part, final_regrets in pool.map(job, jobs):
                 finals[replicate, parts[part][1]] = final_regrets
         return finals
-
-    def with_intercept(self, intercept: float | None) -> Environment:
-        """Return the environment, with another constant feature unless ``intercept`` is None."""
-        if intercept is None:
-            return self.environment
-        return replace(self.environment, intercept=intercept)  # type: ignore[type-var]
 
     def difference(self, a: str, b: str) -> tuple[float, float]:
         """Return mean and standard error of the paired difference a - b in regret of one silo.
@@ -473,10 +492,7 @@ def break_even(
                 candidate = changed_question.again(variant)
             except InputError:
                 continue
-            intercept = candidate.variant.intercept
-            contenders.append(
-                Contender(candidate.label, candidate.plan, candidate.node, intercept=intercept)
-            )
+            contenders.append(Contender.of(candidate))
         if not contenders:
             return False
         final_regrets = search.finals(contenders, Size(simulated_silos, rounds, replicates))

@@ -20,6 +20,7 @@ from fastfed.privacy.releases.prefix_sums import (
     max_prefix_nodes,
     toeplitz_prefix_variances,
 )
+from fastfed.protocols.account import USER_BIT
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.simulation.systems import ALGORITHMS
 
@@ -30,6 +31,10 @@ from fastfed.simulation.systems import ALGORITHMS
 
 #: For each trust model: who is trusted, and the (protocol, release) pairs that need no more trust.
 TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "user-bit": (
+        "each user's device sends one random bit of the reward: nobody is trusted, and delta is 0",
+        (("user-bit", "tree"),),
+    ),
     "silo-ldp": (
         "each silo adds its own noise: neither server nor other silos are trusted",
         (
@@ -61,11 +66,12 @@ TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 
 #: Trust models whose protocols take no arms (docs/arms.md).
 WITHOUT_ARMS = ("shuffle", "secure-sum")
+#: Trust models with a protocol that protects rewards only, where contexts are public.
+FOR_REWARDS = ("user-bit", "silo-ldp", "central")
 
 #: Systems that are never candidates, with the reasons.
 ELSEWHERE = {
     "silo-ldp-prefix": 'equivalent to "silo-ldp" with release "tree": the same noise, sent as sums',
-    "user-bit": "protects rewards only, and contexts must be public; see docs/user-bit.md",
     "feducb": "",  # computed: see `feducb_reason`
     "feducb-decentralized": "needs a communication graph; see docs/feducb.md",
     "robin": "it protects all data of a client, which is a different guarantee",
@@ -73,6 +79,16 @@ ELSEWHERE = {
     "fed-svt, fed-dp-ope-stoch, private-dartboard, limited-updates": (
         "predict from experts and use no contexts"
     ),
+}
+
+#: Why these trust models have no candidates for what is private.
+NOT_FOR = {
+    "user": {
+        "user-bit": 'protects rewards only: give protects "reward" if contexts are public',
+    },
+    "reward": {
+        "shuffle, secure-sum": "protect contexts and rewards, and have no account for rewards only"
+    },
 }
 
 #: Reasons why rewards are not centred, and why there are no local rounds.
@@ -134,13 +150,18 @@ def batch_sizes(horizon: int) -> list[int]:
     return sizes
 
 
-def grid(horizon: int, release: str) -> list[Batches]:
-    """Return the batches to try first: growing if factorised or flat, else of equal size."""
-    if release not in ("factorised", "flat"):
-        return [b for b in batch_sizes(horizon) if b == 1 or LONGEST * b <= horizon]
+def grid(horizon: int, protocol: str, release: str) -> list[Batches]:
+    """Return the batches to try first: growing if factorised or flat, else of equal size.
+
+    For bits of users, whose sums have no noise, both kinds are tried.
+    """
     growing = GROWING_FLAT if release == "flat" else GROWING
     fitting = [b for b in growing if LONGEST_FIRST * b.first <= horizon]
-    return list(fitting or [Growing(1, growing[0].ratio)])
+    growing_batches: list[Batches] = list(fitting or [Growing(1, growing[0].ratio)])
+    if release in ("factorised", "flat"):
+        return growing_batches
+    equal: list[Batches] = [b for b in batch_sizes(horizon) if b == 1 or LONGEST * b <= horizon]
+    return equal + growing_batches if protocol == USER_BIT else equal
 
 
 def shared_rounds(horizon: int) -> list[int]:
@@ -178,8 +199,8 @@ def most_variance(plan: Plan) -> float:
 
 def kind(protocol: str, release: str) -> str:
     """Return a candidate's name without batches; omit the release if the protocol has only one."""
-    shuffled = protocol.startswith("shuffle") and release == "tree"
-    return protocol if shuffled else f"{protocol}, {release}"
+    only = release == "tree" and (protocol.startswith("shuffle") or protocol == USER_BIT)
+    return protocol if only else f"{protocol}, {release}"
 
 
 @dataclass(frozen=True)
@@ -245,6 +266,11 @@ class Choice:
         return NoiseStd(std["bias"], std["covariance"], std["covariance_diagonal"])
 
     @property
+    def has_noise(self) -> bool:
+        """True if noise is added to sums; bits of users are random before they are added up."""
+        return self.protocol != USER_BIT
+
+    @property
     def expected_loss(self) -> float:
         """Rounds of a silo that noise is expected to waste, with those before the first release.
 
@@ -294,7 +320,10 @@ def noises(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class Question:
-    """A problem and the requested guarantee."""
+    """A problem and the requested guarantee.
+
+    ``protects`` is the unit of the guarantee: "user" (contexts and rewards) or "reward".
+    """
 
     problem: ProblemSpec
     epsilon: float
@@ -304,6 +333,16 @@ class Question:
     colluders: int | None = None  # in a secure sum; None: a third of the silos
     centred: bool = False  # whether rewards may be centred
     differ: bool = False  # whether silos may differ, so that local rounds may help
+    protects: str = "user"
+
+    def private(self, protocol: str) -> dict[str, Any]:
+        """Return the keys of a curve that state the guarantee; bits of users have delta 0."""
+        keys: dict[str, Any] = {"protocol": protocol, "epsilon": self.epsilon}
+        if protocol != USER_BIT:
+            keys["delta"] = self.delta
+        if self.relation != "replace":
+            keys["relation"] = self.relation
+        return keys | ({} if self.protects == "user" else {"protects": self.protects})
 
     def common(self) -> dict[str, Any]:
         """Return the keys that all curves of the answer share, local baselines included."""
@@ -329,12 +368,7 @@ class Question:
     ) -> Choice:
         """Return one candidate. Raise InputError if it cannot give the guarantee."""
         variant = variant or Variant()
-        keys: dict[str, Any] = {
-            "algorithm": "private-fedlinucb",
-            "protocol": protocol,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-        }
+        keys: dict[str, Any] = {"algorithm": "private-fedlinucb", **self.private(protocol)}
         if isinstance(batches, int):
             keys["batch_size"] = batches
         else:
@@ -344,9 +378,8 @@ class Question:
                 "batch_ratio": batches.ratio,
             }
         keys |= self.common()
-        if self.relation != "replace":
-            keys["relation"] = self.relation
-        keys["release"] = release
+        if protocol != USER_BIT:
+            keys["release"] = release
         if protocol == "secure-sum" and self.colluders is not None:
             keys["colluders"] = self.colluders
         if variant.centred:
@@ -390,7 +423,7 @@ class Question:
                 f"it gives ({certificate.exact.epsilon:g}, {certificate.exact.delta:g}), "
                 "beyond the budget"
             )
-        if (certificate.unit, certificate.relation) != ("user", self.relation):
+        if (certificate.unit, certificate.relation) != (self.protects, self.relation):
             raise InputError(f"it protects a different unit or relation: {certificate.unit}")
 
 
@@ -401,8 +434,7 @@ OTHER_NOISE = {"factorised": "toeplitz", "toeplitz": "factorised"}
 
 def usual(question: Question, protocol: str, variant: Variant) -> Recipe:
     """Return the recipe of a curve without keys for batches and release."""
-    keys = {"protocol": protocol, "epsilon": question.epsilon, "delta": question.delta}
-    keys |= {"relation": question.relation, **question.centre()}
+    keys = question.private(protocol) | ({} if protocol == USER_BIT else question.centre())
     entry = ALGORITHMS["private-fedlinucb"]
     settled = entry.settled(entry.check(keys), question.problem)
     first = settled.batch_first or min(BATCH_FIRST, question.problem.horizon)
@@ -413,11 +445,11 @@ def usual(question: Question, protocol: str, variant: Variant) -> Recipe:
 def recipes(question: Question, trust: str) -> list[Recipe]:
     """Return the (protocol, release, batches, variant) to try first for a trust model."""
     horizon = question.problem.horizon
-    first = Variant(centred=question.centred)
+    first = Variant(centred=question.centred and trust != USER_BIT)
     to_try: list[Recipe] = [
         (protocol, buffered_if_long(release, horizon, batches), batches, first)
         for protocol, release in TRUST[trust][1]
-        for batches in grid(horizon, release)
+        for batches in grid(horizon, protocol, release)
         # If silos differ, all are simulated, which leaves no time for candidates that rarely win.
         if not ((protocol == "secure-sum" or question.differ) and isinstance(batches, int))
         or horizon // batches <= MOST_MASKED
@@ -425,7 +457,7 @@ def recipes(question: Question, trust: str) -> list[Recipe]:
     default = usual(question, TRUST[trust][1][0][0], first)
     if default not in to_try:
         to_try.append(default)
-    if question.differ and trust != "shuffle":
+    if question.differ and trust not in ("shuffle", USER_BIT):
         protocol, release = TRUST[trust][1][0]
         for until in shared_rounds(horizon):
             variant_with_sharing = replace(first, until=until)

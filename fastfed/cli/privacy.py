@@ -257,8 +257,11 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
 @click.option("--relation", default="replace", show_default=True, metavar="R",
               help="Relation of neighbouring datasets: replace, or zero-out.")  # fmt: skip
 @click.option("--trust", multiple=True, metavar="WHO",
-              help="Trust model: silo-ldp, shuffle, secure-sum or central; may be repeated "
-              "(default: all).")  # fmt: skip
+              help="Trust model: silo-ldp, shuffle, secure-sum or central, and user-bit with "
+              "--protects reward; may be repeated (default: all).")  # fmt: skip
+@click.option("--protects", default="user", show_default=True, metavar="WHAT",
+              help="What is private: user (contexts and rewards), or reward if contexts are "
+              "public.")  # fmt: skip
 @click.option("--colluders", type=int, metavar="N",
               help="Silos of a secure sum whose noise is not counted (default: a third).",
               )  # fmt: skip

@@ -23,7 +23,6 @@ from fastfed.advice.successive_halving import (
     _least,
     _parts,
     level,
-    scaled_environment,
     scaled_plan,
 )
 from fastfed.advice.systems import (
@@ -51,7 +50,10 @@ def question(**changes: Any) -> Question:
     sizes = {**SMALL, **changes}
     facts = Sphere(dimension=sizes["dimension"], actions=5).facts(sizes["silos"], sizes["horizon"])
     setting: Any = problem_spec(facts, sizes["silos"], sizes["horizon"])
-    return Question(setting, sizes["epsilon"], 1e-5, changes.get("relation", "replace"), 1.0)
+    return Question(
+        setting, sizes["epsilon"], 1e-5, changes.get("relation", "replace"), 1.0,
+        protects=changes.get("protects", "user"),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def advice() -> fastfed.advice.Advice:
 
 def test_every_candidate_has_the_same_proven_guarantee(advice: fastfed.advice.Advice) -> None:
     zero_out = plan(**{**SMALL, "relation": "zero-out", "trust": ["silo-ldp", "central"]})
-    assert {c.trust for c in advice.candidates} == set(TRUST)
+    assert {c.trust for c in advice.candidates} == set(TRUST) - {"user-bit"}
     for relation, actual in (("replace", advice), ("zero-out", zero_out)):
         for c in actual.candidates:
             # Made again by the public door: nothing of the certificate is taken from the answer.
@@ -86,7 +88,7 @@ def test_every_candidate_has_the_same_proven_guarantee(advice: fastfed.advice.Ad
 
 
 def test_trust_is_never_mixed(advice: fastfed.advice.Advice) -> None:
-    assert [v.trust for v in advice.verdicts] == list(TRUST)
+    assert [v.trust for v in advice.verdicts] == [t for t in TRUST if t != "user-bit"]
     for verdict in advice.verdicts:
         assert advice[verdict.best].trust == verdict.trust
         assert all(advice[label].trust == verdict.trust for label in verdict.level)
@@ -231,16 +233,26 @@ def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.
 
 
 @pytest.mark.parametrize(
-    ("protocol", "release"), [("silo-ldp", "toeplitz"), ("silo-ldp", "tree"), ("central", "tree")]
+    ("protocol", "release", "protects", "epsilon"),
+    [
+        ("silo-ldp", "toeplitz", "user", 2.0),
+        ("silo-ldp", "tree", "user", 2.0),
+        ("central", "tree", "user", 2.0),
+        ("user-bit", "tree", "reward", 0.1),
+        ("silo-ldp", "tree", "reward", 2.0),
+    ],
 )
-def test_few_silos_stand_for_many(protocol: str, release: str) -> None:
-    candidate = question(silos=60, horizon=600).make("x", protocol, release, 10)
-    environment = Sphere(dimension=3, actions=5)
+def test_few_silos_stand_for_many(
+    protocol: str, release: str, protects: str, epsilon: float
+) -> None:
+    asked = question(silos=60, horizon=600, protects=protects, epsilon=epsilon)
+    candidate = asked.make("x", protocol, release, 10)
+    contender, environment = Contender.of(candidate), Sphere(dimension=3, actions=5)
     whole = regrets(candidate.plan, environment, 16)
     few = regrets(
-        scaled_plan(candidate.plan, candidate.node, 10), scaled_environment(environment, 6.0), 16
+        scaled_plan(candidate.plan, contender.node, 10), contender.environment(environment, 6.0), 16
     )
-    summed = regrets(scaled_plan(candidate.plan, candidate.node, 60), environment, 16)
+    summed = regrets(scaled_plan(candidate.plan, contender.node, 60), environment, 16)
     # Ten silos as they are, with a radius made for sixty, are another law: the check can fail.
     naive = regrets(replace(candidate.plan, silos=10), environment, 16)
     for other in (few, summed):
@@ -264,6 +276,28 @@ def test_all_silos_of_bits_are_played_as_bits() -> None:
     assert scaled_plan(candidate.plan, candidate.node, 8, bits=True) is candidate.plan
     normal = scaled_plan(candidate.plan, candidate.node, 8)
     assert normal.encoding is None and normal.noise_std.bias > 0.0
+
+
+def test_plan_for_rewards_compares_bits_of_users_with_sums() -> None:
+    asked = {**SMALL, "protects": "reward", "seconds": 0.1}
+    advice = plan(**asked)
+    assert {v.trust for v in advice.verdicts} == {"user-bit", "silo-ldp", "central"}
+    assert advice.unit == "reward" and str(advice).startswith("every reward (replace)")
+    for candidate in advice.candidates:
+        assert candidate.keys["protects"] == "reward"
+        assert candidate.delta == (0.0 if candidate.trust == "user-bit" else 1e-5)
+        keys = {k: v for k, v in candidate.keys.items() if k != "algorithm"}
+        sizes = {"silos": 8, "horizon": 300, "dimension": 3}
+        certificate = fastfed.make_system("private-fedlinucb", **sizes, **keys).certificate
+        assert (certificate.status, certificate.unit) == ("proven", "reward")
+    assert "shuffle, secure-sum" in advice.left_out and "user-bit" not in advice.left_out
+    with pytest.raises(fastfed.InputError, match='where protects is "user", got "user-bit"'):
+        plan(**SMALL, trust="user-bit")
+    with pytest.raises(fastfed.InputError, match='where protects is "reward", got "shuffle"'):
+        plan(**asked, trust="shuffle")
+    arms = {"kind": "arms", "means": [0.2, 0.5, 0.8]}
+    of_arms = plan(**{k: v for k, v in asked.items() if k != "dimension"}, environment=arms)
+    assert {v.trust for v in of_arms.verdicts} == {"user-bit", "silo-ldp", "central"}
 
 
 def test_a_stage_is_as_long_as_asked() -> None:

@@ -77,9 +77,10 @@ def kinds(found: list[Recipe]) -> set[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("trust", TRUST)
 def test_what_a_curve_plays_by_default_is_a_candidate(trust: str) -> None:
-    for problem in (question(), question(silos=300, horizon=2000), question(epsilon=0.1)):
-        protocol = TRUST[trust][1][0][0]
-        keys = {"protocol": protocol, "epsilon": problem.epsilon, "delta": problem.delta}
+    protects = "reward" if trust == "user-bit" else "user"
+    for sizes in ({}, {"silos": 300, "horizon": 2000}, {"epsilon": 0.1}):
+        problem = question(**sizes, protects=protects)
+        keys = problem.private(TRUST[trust][1][0][0])
         plan = ALGORITHMS["private-fedlinucb"].make(keys, problem.problem).plan
         actual, failed = made_of(problem, trust, recipes(problem, trust))
         assert not failed
@@ -144,7 +145,7 @@ def test_rounds_are_own_only_where_silos_may_differ() -> None:
 
 def test_few_releases_are_factorised() -> None:
     for horizon in (2, 300, 10_000, 1_000_000):
-        for batches in grid(horizon, "factorised"):
+        for batches in grid(horizon, "central", "factorised"):
             assert isinstance(batches, Growing) and batches.first <= max(1, horizon // 8)
     candidate = question(horizon=100_000).make("central", "central", "factorised", Growing(1, 1.1))
     assert candidate.plan.releases < 120
