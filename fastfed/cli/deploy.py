@@ -381,7 +381,11 @@ def say_if_over(plan: Any) -> None:
 @click.argument("spec", type=FILE)
 @click.argument("plan", type=click.Path(dir_okay=False, path_type=Path))
 def new(spec: Path, plan: Path) -> None:
-    """Compile a SPEC (TOML) to the file PLAN, which all parties then verify."""
+    """Compile a SPEC (TOML) to the file PLAN, which all parties then verify.
+
+    If the plan has the key clock, each silo's number of reports and their dates are printed.
+    """
+    from fastfed.deployment.observe import utc
     from fastfed.deployment.plans import compile_plan
 
     if plan.exists():
@@ -389,6 +393,10 @@ def new(spec: Path, plan: Path) -> None:
     compiled_plan = compiled(spec, compile_plan)
     say_if_over(compiled_plan)
     compiled_plan.save(plan)
+    if compiled_plan.clocks is not None:
+        for index, name in enumerate(compiled_plan.silos):
+            closes = compiled_plan.calendar_of(index).closes
+            say(f"{name}: {len(closes)} reports, from {utc(closes[0])} to {utc(closes[-1])}")
     click.echo(f"plan {compiled_plan.digest.hex()}")
     click.echo(str(compiled_plan.certificate), nl=False)
 

@@ -190,9 +190,12 @@ class ClockedHub(Hub):
         return int(clocks_of(self.deployed).reports[view, silo])
 
     def _missing(self, release: int) -> list[int]:
-        """Return the silos whose reports of a moment are missing."""
-        planned = ((i, self._planned(release, i)) for i in self._due(release))
-        return [i for i, number in planned if not self._has_reported(number, i)]
+        """Return the silos whose reports of a moment are missing.
+
+        The signatures of their `Seen` are checked when the set is opened, and not at each message.
+        """
+        keys = ((self._planned(release, i), i) for i in self._due(release))
+        return [key[1] for key in keys if key not in self.reports or key not in self.seen]
 
     # ---- exchanges -------------------------------------------------------------------------------
 

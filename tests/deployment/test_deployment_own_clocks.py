@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("cryptography")
 
@@ -17,10 +18,11 @@ from federation import GRACE, START, TICK, ClockedWorld, Violation, clocked, clo
 from fastfed import InputError
 from fastfed._random import SeededNoise
 from fastfed.bandits.noise_distributions import NoiseDistribution, of_views
+from fastfed.cli import cli
 from fastfed.deployment import plans
 from fastfed.deployment.clocked import ClockedHub, ClockedSilo
 from fastfed.deployment.folder import extended
-from fastfed.deployment.guard import sum_of
+from fastfed.deployment.guard import Alarm, sum_of
 from fastfed.deployment.kinds import silo_of
 from fastfed.deployment.model import ClockedModel, report_variance, view_variance
 from fastfed.deployment.process import Process, SiloProcess
@@ -402,6 +404,31 @@ def test_a_silo_refuses_a_view_that_cannot_be(change, message):
         lies(change)
 
 
+def test_the_alarm_tests_each_silo_by_the_number_of_its_report():
+    plan = clocked({"rates": [0.5]}).plan
+    alarm, rng = Alarm(plan), np.random.default_rng(4)
+    rows = {i: rng.uniform(0.0, 1.0, plan.statistic_size) for i in range(3)}
+    same = list(alarm.fits_of_view(2, {i: (2, row) for i, row in rows.items()}))
+    assert same == list(alarm.fits(2, {2: rows}))
+    # A report of fewer batches has less data, so less may be explained by the noise of rewards.
+    (fewer, *_) = alarm.fits_of_view(2, {0: (1, rows[0]), 1: (2, rows[1]), 2: (2, rows[2])})
+    assert fewer.moves == same[0].moves and fewer.sees < same[0].sees
+    assert Alarm(clocked({"rates": [0.9]}).plan).threshold > Alarm(clocked({}).plan).threshold
+
+
+def test_a_silo_that_does_not_fit_the_others_is_named():
+    made = started({"rates": [0.5]})
+    serve(made, 1)
+    hub, silo = hub_of(made), made.processes["silo1"].party
+    values = silo._range.report(1) * 0.99
+    false_report = federation.sealed_report(made.plan, 1, 1, values)
+    silo.report = lambda release: false_report if release == 1 else b""
+    serve(made, 2, ["silo0", "silo2"])
+    (fit, _) = sorted(hub._fits(1), key=lambda fit: -fit.score)
+    assert len(hub.broadcasts) == 1 and {1, 2} == {each.silo for each in hub._fits(1)}
+    assert fit.score > 0.0 and "silo1" in hub.status()["moves"]
+
+
 # ---- restarts, restored backups ------------------------------------------------------------------
 
 
@@ -613,6 +640,23 @@ def test_the_certificate_states_the_condition_and_the_silos_with_fewer_reports()
     (fewer,) = [also for also in certificate.also if "with 2 reports" in also.model]
     assert "silo 0" in fewer.model and fewer.exact.epsilon < certificate.exact.epsilon
     assert certificate.status == "proven"
+
+
+def test_the_command_prints_the_dates_of_each_silo(tmp_path):
+    lines = ["norm = 1.0", "[federation]", 'name = "tests"', "[system]", "horizon = 8"]
+    lines += ["batch_size = 2", "epsilon = 1.0", "delta = 1e-6", "clock = { rates = [0.5] }"]
+    lines += ["[calendar]", "start = 2127-01-01T00:00:00Z", "round = 86400"]
+    lines += ["[[columns]]", 'name = "x"', "low = -1.0", "high = 1.0"]
+    for name in ("north", "east", "hub"):
+        keys = federation.party(name)
+        lines += ["[hub]"] if name == "hub" else ["[[silos]]", f'name = "{name}"']
+        lines += [f'sign = "{keys["sign"]}"', f'open = "{keys["open"]}"']
+    (tmp_path / "spec.toml").write_text("\n".join(lines))
+    arguments = ["deploy", "new", str(tmp_path / "spec.toml"), str(tmp_path / "plan")]
+    output = CliRunner().invoke(cli, arguments).output
+    assert "north: 2 reports, from 2127-01-05 00:00 UTC to 2127-01-09 00:00 UTC" in output
+    assert "east: 4 reports, from 2127-01-03 00:00 UTC to 2127-01-09 00:00 UTC" in output
+    assert "when a silo reports does not depend on contexts or rewards" in " ".join(output.split())
 
 
 def test_a_plan_with_clocks_continues_and_is_continued():
