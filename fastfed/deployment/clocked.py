@@ -156,6 +156,8 @@ class ClockedHub(Hub):
         # ---- State recomputed from the log.
         #: (silo, digest of a report) -> number of the report.
         self._number_of: dict[tuple[int, bytes], int] = {}
+        #: Number of the last report of each silo, in the order of silos.
+        self._last_numbers = [0] * self.plan.silos
         #: Numbers of the silos' reports in views 0, 1, ...
         self._numbers: list[tuple[int, ...]] = [(0,) * self.plan.silos]
         #: Silo -> number and values (s,) of its report in the last view, before capping.
@@ -265,6 +267,7 @@ class ClockedHub(Hub):
         if write.kind == "report":
             key, _, silo = write.key.partition("/")
             self._number_of[int(silo), digest(write.value)] = int(key)
+            self._last_numbers[int(silo)] = max(self._last_numbers[int(silo)], int(key))
         elif write.kind == "set":
             numbers = list(self._numbers[-1])
             for entry in self.sets[int(write.key)].entries:
@@ -299,6 +302,10 @@ class ClockedHub(Hub):
         if now is not None:
             more["silent"] = self.silent(now)
         return super().status(now) | more
+
+    def last_reports(self) -> dict[str, int]:
+        """Return the number of each silo's last report that the hub has; 0 if it has none."""
+        return dict(zip(self.deployed.silos, self._last_numbers, strict=True))
 
     def reports_by_silo(self) -> dict[str, tuple[int, int, float | None]]:
         """Return what ``status`` has as ``reports``."""
