@@ -626,6 +626,16 @@ def test_a_plan_file_whose_clock_was_changed_is_refused():
         plans.checked(msgspec.structs.replace(plan.document, calendar=fewer), {})
 
 
+def test_a_clock_whose_keys_are_numbers_is_refused():
+    """Regression test: reading such a file raised a TypeError."""
+    plan = clocked({"rates": [0.5]})
+    fields = msgspec.msgpack.decode(plans.spelled(plan.document))
+    keys = plans.Document.__struct_fields__.index("keys")
+    fields[keys]["clock"] = {1: fields[keys]["clock"]}
+    with pytest.raises(InputError, match="canonical form"):
+        plans.read_document(msgspec.msgpack.encode(fields))
+
+
 def first_view(plan):
     made = federation.Federation(plan)
     made.settle()
