@@ -31,7 +31,7 @@ def kernel_rows() -> Iterator[tuple[str, Callable[[], object], Work]]:
         v = actions.astype(float).T @ actions + 5.0 * np.eye(d)
         w, theta = kernels.inverse_factor(v), rng.normal(size=d) / d
         x, gram, bias, inverse = actions[0].astype(float) / 8, v.copy(), np.zeros(d), np.eye(d)
-        e, square, rows = bench.entries(d), 8.0 * d * d, 4.0 * k * d
+        e, square, rows = bench.triangle_entries(d), 8.0 * d * d, 4.0 * k * d
         factor_updated, estimate = w.copy(), theta.copy()
 
         def update(gram=gram, bias=bias, x=x) -> object:

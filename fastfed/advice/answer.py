@@ -27,6 +27,10 @@ READ = (
 )
 
 
+#: Note for environments with one action.
+ONE_ACTION = "there is one action, so nothing to choose: every system has regret 0"
+
+
 @dataclass(frozen=True)
 class Regret:
     """Simulated regret of one silo over the whole horizon, and the size of the simulation.

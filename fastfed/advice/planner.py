@@ -13,6 +13,7 @@ from fastfed._random import check_seed
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.advice.answer import (
     BROKEN,
+    ONE_ACTION,
     READ,
     Advice,
     Baseline,
@@ -54,7 +55,7 @@ from fastfed.advice.systems import (
     trusted_text,
 )
 from fastfed.bandits import ProblemSpec
-from fastfed.bandits.fedlinucb import PROTECTS
+from fastfed.bandits.system import PROTECTS
 from fastfed.environments import (
     ENVIRONMENTS,
     Environment,
@@ -219,8 +220,10 @@ def plan(
         check_threads(threads),
         on_stage,
     )
-    notes = ((READ,) if environment_facts.real_records else ()) + _unequal(
-        simulated, shared.silos, horizon
+    notes = (
+        ((READ,) if environment_facts.real_records else ())
+        + ((ONE_ACTION,) if environment_facts.actions == 1 else ())
+        + _unequal(simulated, shared.silos, horizon)
     )
     search = _Search(question, trusts, halving, time_budget, notes)
     search.screen()

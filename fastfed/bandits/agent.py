@@ -371,22 +371,29 @@ NOT_PRIVATE = PublishedCode(1.0, 0.5e-4)
 
 
 def user_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
-    """Return Gamma if each user adds noise: s sqrt(T d).
+    """Return Gamma of the published code if each user adds noise: s sqrt(T d).
 
-    s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B), where B = ``users`` is 1 for local privacy.
+    s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B), where B is ``users``: the size of a shuffled
+    batch, or 1 for local privacy.
     """
     std = math.sqrt((math.log(2.5 * users) - math.log(delta)) / users) / epsilon
     return std * math.sqrt(horizon * dimension)
 
 
 def joint_gamma(epsilon: float, delta: float, horizon: int, dimension: int) -> float:
-    """Return Gamma of a trusted agent: s sqrt(d ln T), s = sqrt(ln T) ln(2.5/delta) / epsilon."""
+    """Return Gamma of the published code for a trusted agent: s sqrt(d ln T).
+
+    s = sqrt(ln T) ln(2.5/delta) / epsilon, where T is ``horizon`` and d ``dimension``.
+    """
     log = math.log(horizon)
     return math.sqrt(log) * math.log(2.5 / delta) / epsilon * math.sqrt(dimension * log)
 
 
 def vector_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
-    """Return Gamma of the vector sum: ln(d/delta) / (4 epsilon sqrt B) sqrt(T d), B = ``users``."""
+    """Return Gamma of the published code for the vector sum.
+
+    It is ln(d/delta) / (4 epsilon sqrt B) sqrt(T d), where B is ``users``, the size of a batch.
+    """
     log = math.log(dimension) - math.log(delta)
     return log / (4.0 * epsilon * math.sqrt(users)) * math.sqrt(horizon * dimension)
 

@@ -122,7 +122,10 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
             choice("release", self.release, RELEASES)
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Return the config with its defaults filled in, see `usual_release`."""
+        """Return the config with all defaults that depend on the problem filled in.
+
+        `usual_release` chooses the default release type.
+        """
         settled = with_saturation(
             super().settled(problem), problem, lambda c, s: _joint_noise(c, problem, s)
         )
@@ -132,15 +135,15 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
         return with_release(settled, release)
 
 
-def _joint_batches(config: JointConfig, problem: ProblemSpec) -> Schedule:
-    """Return the rounds after which there is a release."""
+def _joint_schedule(config: JointConfig, problem: ProblemSpec) -> Schedule:
+    """Return the schedule of a linucb-jdp curve: the rounds after which there is a release."""
     return config.batches(problem, lambda: batch_size_f_4(problem.horizon))
 
 
 @lru_cache(maxsize=256)
 def _joint_release(config: JointConfig, problem: ProblemSpec) -> str:
-    """Return the default release type of a curve."""
-    schedule = _joint_batches(config, problem)
+    """Return the release type with the smallest expected loss for a curve, its default."""
+    schedule = _joint_schedule(config, problem)
     noise_of = partial(_joint_noise, problem=problem, schedule=schedule)
     return usual_release(config, "agent-central", problem, schedule, noise_of)
 
@@ -177,9 +180,10 @@ def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
     check_agent("linucb-jdp", problem)
     if problem.horizon == 1 and config.calibration == "published-code":
         raise InputError('calibration "published-code" needs a horizon of at least 2: ln 1 = 0')
-    schedule = _joint_batches(config, problem)
+    schedule = _joint_schedule(config, problem)
     noise = _joint_noise(config, problem, schedule)
     assert config.release is not None
+    # The noise of the published code is no release type that a key can select.
     release = "nested" if isinstance(noise.mechanism, NestedNoise) else config.release
     budget = config.budget
     gamma = joint_gamma(budget.epsilon, budget.delta, max(problem.horizon, 2), problem.dimension)

@@ -30,7 +30,7 @@ from fastfed.bandits.noise_distributions import (
     bit_distribution,
     of_views,
 )
-from fastfed.bandits.own_rounds import factor_horizon, public_failure, share_of, tossed
+from fastfed.bandits.own_rounds import factor_horizon, public_failure, share_of, with_coin_noise
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory, make_theory, sieve_widths
 from fastfed.bandits.system import Config, batches_of_user
@@ -172,7 +172,7 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     mechanism: GaussianRelease
     factor = None
     if config.protocol == USER_BIT:
-        return _bit_noise(config, problem, schedule)
+        return bit_noise(config, problem, schedule)
     if config.release == FLAT:
         return _flat_noise(config, problem, schedule, participations)
     if PROTOCOLS[config.protocol].masked:
@@ -231,7 +231,7 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
             centred=centred,
         )
     share = share_of(config)
-    mechanism = tossed(mechanism, share)
+    mechanism = with_coin_noise(mechanism, share)
     std = NoiseStd(*mechanism.stds)
     noises = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
     # The sum of the squared constant feature counts users. This count is public, so it needs no
@@ -300,10 +300,10 @@ SATURATION = 10.0
 
 
 def useful_rounds(noise: Noise, problem: ProblemSpec) -> float:
-    """Return n0, the rounds after which the sum of a single release is useful.
+    """Return n0, the number of rounds after which the sum of a single release is useful.
 
-    A round costs a bounded regret however wrong theta_hat is. So less noise in a prefix sum helps
-    only once its rows exceed about `SATURATION` d standard deviations of the noise.
+    The regret of a round is bounded, however wrong theta_hat is. So less noise in a prefix sum
+    helps only once the sum has more rows than about `SATURATION` d standard deviations of noise.
 
     Parameters
     ----------
@@ -350,7 +350,10 @@ def with_saturation(
 
 
 def with_release(config: Any, release: str) -> Any:
-    """Return the config with a release type, and without saturation if it has no factor."""
+    """Return the config with this release type.
+
+    Its ``saturation`` is set to 0 unless the type is "factorised", which alone uses it.
+    """
     saturation = config.saturation if release == "factorised" else 0.0
     return msgspec.structs.replace(config, release=release, saturation=saturation)
 
@@ -358,7 +361,10 @@ def with_release(config: Any, release: str) -> Any:
 def _candidate_releases(
     config: Any, protocol: str, problem: ProblemSpec, schedule: Schedule
 ) -> tuple[str, ...]:
-    """Return the release types among which `usual_release` chooses."""
+    """Return the release types that a curve can have with these keys and sizes.
+
+    `usual_release` chooses the type with the smallest expected loss among them.
+    """
     if config.calibration != "exact":
         return ("tree",)
     if protocol == "shuffle-vector":
@@ -414,17 +420,24 @@ def expected_loss(
 
 
 def wasted_rounds(errors: np.ndarray, ends: np.ndarray, silos: int, horizon: int) -> float:
-    """Estimate `expected_loss` from the bounds E_k (K,) on the noise of releases after ``ends``."""
+    """Estimate the number of rounds that noise in the releases wastes, as `expected_loss` does.
+
+    ``errors`` (K,) bounds the noise of each release, and ``ends`` (K,) are the rounds after which
+    releases are made.
+    """
     ends = ends.astype(np.float64)
     rounds_per_release = np.append(ends[1:], horizon) - ends
-    width = NOISE_WEIGHT * errors / (silos * ends)
+    width = NOISE_WEIGHT * errors / (silos * ends)  # noise relative to the rows of a release
     return float(rounds_per_release @ (1.0 - 1.0 / (1.0 + width * width)))
 
 
 def _secure_noise(
     config: Any, problem: ProblemSpec, schedule: Schedule, participations: int
 ) -> Noise:
-    """Calibrate the noise that silos add before their sums are masked (docs/secure-sum.md)."""
+    """Calibrate the noise that silos add before their sums are masked (docs/secure-sum.md).
+
+    ``participations`` is the number of batches in which one user takes part.
+    """
     colluders = problem.silos // 3 if config.colluders is None else config.colluders
     if colluders >= problem.silos:
         raise InputError(
@@ -516,7 +529,11 @@ def _reward_noise(
     participations: int,
     factor: Factor | None,
 ) -> Noise:
-    """Calibrate noise for the sums of x y only, if rewards are private and contexts are public."""
+    """Calibrate noise for a curve whose rewards are private and whose contexts are public.
+
+    Only the sums of reward times features get noise. ``participations`` is the number of batches of
+    one user. ``factor`` is the factorisation for release type "factorised".
+    """
     clip = config.clipping(problem, Clip())
     feature, _ = bounds_of(clip)
     budget = Budget(config.epsilon, config.delta, config.relation, unit="reward")
@@ -535,8 +552,11 @@ def _reward_noise(
     return Noise(mechanism, distribution, std, factor=factor)
 
 
-def _bit_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
-    """Choose the flip probability of users' bits. Sums have no further noise."""
+def bit_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
+    """Calibrate the probability with which a user's bit is flipped, for protocol "user-bit".
+
+    Sums of bits get no further noise.
+    """
     # Users of an incomplete last batch send bits, too.
     batches = schedule.releases + (int(schedule.ends[-1:].sum()) < problem.horizon)
     mechanism = calibrate_bits(
@@ -550,9 +570,10 @@ def _bit_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
 def _flat_noise(
     config: Any, problem: ProblemSpec, schedule: Schedule, participations: int
 ) -> Noise:
-    """Calibrate noise bits for release type "flat", which shuffles each batch once without a tree.
+    """Calibrate the noise bits of release type "flat", where each batch is shuffled once.
 
-    See docs/releases.md.
+    There is no tree of batches (docs/releases.md). ``participations`` is the number of batches in
+    which one user takes part.
     """
     if config.protocol != "shuffle-vector":
         raise InputError(
@@ -616,15 +637,19 @@ def flat_bits(
     else:
         mechanism = batches[0]
         distribution = batch_distribution(batches[0], schedule.releases, share)
-    g = [batch.g for batch in batches]
-    encoding = Encoding(tuple(a for a, _ in g), tuple(b.b for b in batches), tuple(c for _, c in g))
+    encoding = Encoding(
+        tuple(batch.g[0] for batch in batches),
+        tuple(batch.b for batch in batches),
+        tuple(batch.g[1] for batch in batches),
+    )
     return Noise(mechanism, distribution, encoding=encoding)
 
 
 def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     """Calibrate the noise of silos with different epsilons (zhou-chowdhury-2024, Definition 2.1).
 
-    The noise of the weakest silo, which has the largest epsilon, is the unit of all other silos.
+    The silo with the largest epsilon has the least noise. The noise of each silo is stored as a
+    multiple of it.
     """
     budgets = config.silo_epsilon
     if config.returning != 1:
@@ -758,7 +783,10 @@ def make_plan(
     theory: Theory,
     noise: Noise | None,
 ) -> Plan:
-    """Return a plan with the numbers of a theory and its noise. Parameters as in `assemble`."""
+    """Return a plan with the regularizer and radius of a theory, and with its noise.
+
+    The parameters are those of `assemble`; ``theory`` is from `make_theory`.
+    """
     if isinstance(schedule, int):
         schedule = Schedule(problem.horizon, schedule)
     return Plan(

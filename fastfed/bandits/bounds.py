@@ -37,8 +37,8 @@ from fastfed.bandits.problem import checked_batch, checked_budget, checked_const
 from fastfed.privacy.releases.prefix_sums import depth
 
 
-def _alpha(failure_probability: float) -> float:
-    """Check alpha and return it."""
+def _checked_alpha(failure_probability: float) -> float:
+    """Check the failure probability alpha, and return it."""
     return number("failure_probability", failure_probability, above=0, at_most=1)
 
 
@@ -53,6 +53,8 @@ def privacy_cost_central_jdp(
     It is for one agent that serves all users in M T rounds:
 
     sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to logarithms.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon, delta = checked_budget(epsilon, delta)
@@ -69,6 +71,8 @@ def privacy_cost_silo_ldp(
 
     sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), M^(1/4) times the cost of the first row.
     The order is proven, up to logarithms.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon, delta = checked_budget(epsilon, delta)
@@ -85,6 +89,8 @@ def privacy_cost_sdp(
 
     sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), the same cost as in the first row. The
     order is proven, up to logarithms.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     return privacy_cost_central_jdp(horizon, silos, dimension, epsilon, delta, constant=constant)
 
@@ -103,11 +109,14 @@ def non_private_regret(
 ) -> float:
     """Return the first term of Theorems 5.1, 5.3, 5.5 and Lemma C.4, without the privacy cost.
 
-    d M B ln T + d sqrt(M T) ln(M T / alpha). The order is proven, the constant is not given.
+    The term is d M B ln T + d sqrt(M T) ln(M T / alpha), where T is ``horizon``, M ``silos`` and B
+    ``batch_size``. The order is proven, the constant is not given.
+
+    Here d is ``dimension`` and alpha ``failure_probability``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     b = checked_batch(batch_size, t)
-    alpha = _alpha(failure_probability)
+    alpha = _checked_alpha(failure_probability)
     regret = d * m * b * math.log(t) + d * math.sqrt(m * t) * math.log(m * t / alpha)
     return checked_constant(constant) * regret
 
@@ -127,6 +136,9 @@ def theorem_5_1(
 
     non_private_regret + (M d)^(3/4) sqrt(T / epsilon) ln^(1/4)(1/delta) ln^(1/4)(T/(B alpha)).
     The order is proven (the second term up to logarithms), the constant is not given.
+
+    Here T is ``horizon``, M ``silos``, d ``dimension``, B ``batch_size`` and alpha
+    ``failure_probability``.
     """
     base = non_private_regret(horizon, silos, dimension, batch_size, failure_probability)
     cost = privacy_cost_silo_ldp(horizon, silos, dimension, epsilon, delta)
@@ -135,7 +147,10 @@ def theorem_5_1(
 
 
 def _shuffle_cost(t: int, m: int, d: int, epsilon: float, log: float) -> float:
-    """Return d^(3/4) sqrt(M T) log^(3/4) / sqrt(epsilon)."""
+    """Return d^(3/4) sqrt(M T) log^(3/4) / sqrt(epsilon), the privacy cost under shuffle DP.
+
+    T, M and d are checked integers; ``log`` is the logarithm in the theorem.
+    """
     return math.pow(d, 0.75) * math.sqrt(m * t) * math.pow(log, 0.75) / math.sqrt(epsilon)
 
 
@@ -155,6 +170,9 @@ def theorem_5_3(
     non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(M kappa/delta) ln^(1/4)(T/(B alpha))
     with kappa = floor(log2(T/B)) + 1. The theorem is stated only for budgets up
     to theorem_5_3_largest_budget, which are tiny. The order is proven, the constant is not given.
+
+    Here T is ``horizon``, M ``silos``, d ``dimension``, B ``batch_size`` and alpha
+    ``failure_probability``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     base = non_private_regret(t, m, d, batch_size, failure_probability)
@@ -171,6 +189,8 @@ def theorem_5_3_largest_budget(
 
     epsilon = sqrt(kappa) / (C1 T sqrt(M)) and delta = kappa / (C2 T). The paper does not give the
     constants C1, C2 > 0. The second value may exceed 1, and then does not restrict delta.
+
+    Here T is ``horizon`` and M ``silos``.
     """
     t, m, _ = checked_sizes(horizon, silos, 1)
     kappa = depth(t // checked_batch(batch_size, t))
@@ -195,6 +215,9 @@ def theorem_5_5(
     non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(kappa d^2/delta) ln^(1/4)(T/(B alpha))
     with kappa = floor(log2(T/B)) + 1, for epsilon up to theorem_5_5_largest_epsilon. The order is
     proven, the constant is not given.
+
+    Here T is ``horizon``, M ``silos``, d ``dimension``, B ``batch_size`` and alpha
+    ``failure_probability``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     base = non_private_regret(t, m, d, batch_size, failure_probability)
@@ -229,9 +252,11 @@ def lemma_c2_beta(
     sqrt(2 ln(2/alpha) + d ln(1 + M T/(d lambda_min))) + sqrt(lambda_max) + nu, with
     ||H_t|| <= lambda_max, ||H_t^-1|| <= 1/lambda_min, ||h_t||_{H_t^-1} <= nu (Assumption C.1). The
     scale of the reward noise is R = 1.
+
+    Here T is ``horizon``, M ``silos``, d ``dimension`` and alpha ``failure_probability``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
-    alpha = _alpha(failure_probability)
+    alpha = _checked_alpha(failure_probability)
     low = number("lambda_min", lambda_min, above=0)
     high = number("lambda_max", lambda_max, at_least=low)
     nu = number("nu", nu, at_least=0)
@@ -255,6 +280,8 @@ def lemma_c2_regret(
 
     beta_T sqrt(d M T ln(1 + M T/(d lambda_min))) + M B d ln(1 + M T/(d lambda_min)), with beta_T of
     lemma_c2_beta. The order is proven, the constant is not given.
+
+    Here T is ``horizon``, M ``silos``, d ``dimension`` and B ``batch_size``.
     """
     beta = lemma_c2_beta(horizon, silos, dimension, failure_probability, lambda_min, lambda_max, nu)
     b = checked_batch(batch_size, horizon)
@@ -280,6 +307,8 @@ def lemma_c4_regret(
     noise_std >= 0 is the largest standard deviation of an entry of the noise in a synchronised
     prefix sum over all silos. It is sqrt(M kappa) s if each silo has a tree with node noise s. The
     order is proven, the constant is not given.
+
+    Here T is ``horizon``, d ``dimension``, B ``batch_size`` and alpha ``failure_probability``.
     """
     base = non_private_regret(horizon, silos, dimension, batch_size, failure_probability)
     sigma = number("noise_std", noise_std, at_least=0)
@@ -293,13 +322,19 @@ def lemma_c4_regret(
 
 
 def batch_size_corollary_5_2(horizon: int, silos: int) -> int:
-    """Return B of Corollaries 5.2 and 5.4: sqrt(T/M), rounded to an integer >= 1."""
+    """Return B of Corollaries 5.2 and 5.4: sqrt(T/M), rounded to an integer >= 1.
+
+    Here T is ``horizon`` and M ``silos``.
+    """
     t, m, _ = checked_sizes(horizon, silos, 1)
     return max(1, math.floor(math.sqrt(t / m) + 0.5))
 
 
 def synchronisations_corollary_5_2(horizon: int, silos: int) -> int:
-    """Return T // B for B of batch_size_corollary_5_2, about sqrt(M T) synchronisations."""
+    """Return T // B for B of batch_size_corollary_5_2, about sqrt(M T) synchronisations.
+
+    Here T is ``horizon`` and M ``silos``.
+    """
     return integer("horizon", horizon, at_least=1) // batch_size_corollary_5_2(horizon, silos)
 
 
@@ -310,6 +345,8 @@ def corollary_5_2(
 
     d sqrt(M T) + sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to
     logarithms.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     cost = privacy_cost_silo_ldp(t, m, d, epsilon, delta)
@@ -323,6 +360,8 @@ def corollary_5_4(
 
     d sqrt(M T) + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon), for B = sqrt(T/M) and
     the kappa of synchronisations_corollary_5_2. The order is proven, up to logarithms.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon, delta = checked_budget(epsilon, delta)
@@ -343,6 +382,8 @@ def single_agent_central(
 
     d sqrt(M T) + sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) (Shariff & Sheffet 2018). The
     order is proven, up to logarithms.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     cost = privacy_cost_central_jdp(t, m, d, epsilon, delta)
@@ -359,6 +400,8 @@ def lower_bound_central_jdp(
 
     sqrt(M T) + 1 / epsilon, which is the bound sqrt(T) + 1 / epsilon of He et al. 2022 for T users,
     with M T instead of T. It also holds for the shuffle model, which implies central joint privacy.
+
+    Here T is ``horizon`` and M ``silos``.
 
     Parameters
     ----------
@@ -393,6 +436,8 @@ def lower_bound_silo_ldp(
     sqrt(M T) + sqrt(M) / epsilon, which is `lower_bound_central_jdp` with epsilon / sqrt(M). If the
     sequences of all M T users are shuffled first, an algorithm with silo-level epsilon satisfies
     the shuffle model with roughly epsilon / sqrt(M), and has the same regret.
+
+    Here T is ``horizon`` and M ``silos``.
 
     Parameters
     ----------

@@ -68,6 +68,9 @@ BY_RAW_DATA = Condition(FIXED.text, False)
 BY_NOISY_SUMS = Condition(
     "synchronisation rounds depend on data through noisy sums alone, which are accounted for", True
 )
+BY_BITS = Condition(
+    "synchronisation rounds depend on public contexts and on bits that users sent only", True
+)
 #: Caveat of a schedule that depends on raw data, for which no epsilon can be proven.
 RAW_SCHEDULE = (
     "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant of "
@@ -245,17 +248,17 @@ class Assumptions:
         """Return the assumptions of a plan on a problem."""
         clip, (feature, reward) = plan.clip, bounds(plan)
         low, high = problem.reward_range or (float("-inf"), float("inf"))
-        bounded = clip is not None or (low >= -1.0 and high <= 1.0)
+        rewards_bounded = clip is not None or (low >= -1.0 and high <= 1.0)
         bounded_how = "clipped" if clip is not None else "as the environment gives them"
         return cls(
-            schedule=_schedule(plan),
-            released_only=Condition(_what_actions_read(plan), released_only(plan)),
+            schedule=_schedule_condition(plan),
+            released_only=Condition(_actions_text(plan), released_only(plan)),
             features=Condition(
                 f"feature norms <= {feature:g} ({bounded_how})",
                 clip is not None or problem.features_bounded,
             ),
             rewards=Condition(
-                f"rewards bounded by {reward:g} in absolute value ({bounded_how})", bounded
+                f"rewards bounded by {reward:g} in absolute value ({bounded_how})", rewards_bounded
             ),
             once=Condition("no record is served twice", problem.multiplicity == 1),
             environment=_environment_conditions(plan, problem),
@@ -278,7 +281,10 @@ class Assumptions:
 
 
 def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition, ...]:
-    """Return the conditions on the environment, delays, clocks and the plan's score function."""
+    """Return the conditions that the system cannot enforce, and whether they hold.
+
+    They are about the environment, arms, delays, clocks and the plan's score function.
+    """
     return (
         *problem.conditions,
         *((Condition(UNIT_VECTORS, problem.arms),) if plan.arms else ()),
@@ -288,8 +294,8 @@ def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition
     )
 
 
-def _what_actions_read(plan: Plan) -> str:
-    """Return the text of the condition that released data do not depend on raw data."""
+def _actions_text(plan: Plan) -> str:
+    """Return the text of the condition that actions depend on released statistics only."""
     if plan.flips:
         return "actions depend on public contexts and on bits that users sent only"
     if plan.own is not None:
@@ -304,10 +310,12 @@ def _what_actions_read(plan: Plan) -> str:
     return "actions depend on released statistics only (lazy play, or B = 1)"
 
 
-def _schedule(plan: Plan) -> Condition:
-    """Return the condition on the synchronisation rounds."""
+def _schedule_condition(plan: Plan) -> Condition:
+    """Return the condition that synchronisation rounds do not depend on raw data."""
     if plan.trigger is None:
         return FIXED
+    if plan.flips:
+        return BY_BITS
     return BY_NOISY_SUMS if plan.trigger.kind == PRIVATE_DETERMINANT else BY_RAW_DATA
 
 
@@ -332,7 +340,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     events = released(plan)
     assert events is not None
     if claim.budget is None:
-        return _unclaimed(plan, problem, claim, events[0])
+        return _certificate_without_claim(plan, problem, claim, events[0])
     top, protocol, budget = events[0], plan.protocol, claim.budget
     noise_std = _noise_stds(plan, top)
     claimed = Guarantee(budget.epsilon, budget.delta)
@@ -378,7 +386,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     # With local rounds no claim holds towards users of the same silo, who see actions that depend
     # on raw data.
     if plan.own is not None:
-        also.append(_of_own_rounds(plan, budget.relation, assumed))
+        also.append(_local_rounds_claim(plan, budget.relation, assumed))
     if lazy and protocol.senders == "silos" and plan.own is None and not plan.flips:
         also.append(
             side(
@@ -469,8 +477,11 @@ def _silo_names(silos: tuple[int, ...]) -> str:
     return f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
 
 
-def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCertificate:
-    """Return the claim for users of local rounds, whose data never leave their silo."""
+def _local_rounds_claim(plan: Plan, relation: str, assumed: Assumptions) -> SideCertificate:
+    """Return the claim for users of local rounds: epsilon = 0, because their data never leave.
+
+    ``relation`` is the relation of neighbouring data sets, and ``assumed`` the plan's assumptions.
+    """
     # Their records enter no sum that is sent, so nothing is assumed about features and rewards.
     conditions = (assumed.schedule, assumed.once, *assumed.environment)
     assert plan.own is not None
@@ -490,8 +501,14 @@ def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCerti
     )
 
 
-def _unclaimed(plan: Plan, problem: ProblemSpec, claim: Claim, top: PrivacyEvent) -> Certificate:
-    """Return the certificate of a system without a claim: it has no privacy, or sends nothing."""
+def _certificate_without_claim(
+    plan: Plan, problem: ProblemSpec, claim: Claim, top: PrivacyEvent
+) -> Certificate:
+    """Return the certificate of a plan whose claim states no budget.
+
+    Such a plan has no privacy, or it sends nothing. ``top`` is the privacy event of all its
+    releases.
+    """
     if plan.policy == "random":
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
         return nothing_sent(claim.source, model="local: nobody is trusted", caveats=(text,))
@@ -505,16 +522,21 @@ def _unclaimed(plan: Plan, problem: ProblemSpec, claim: Claim, top: PrivacyEvent
 
 
 def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
-    """Return the noise stds that drivers use, of a user's message, a batch or a tree node."""
+    """Return the noise standard deviations by name, for the unit to which a driver adds noise.
+
+    This is a user's message, a batch or a tree node. ``top`` is the privacy event of all releases.
+    """
     if isinstance(top, LocalGaussian):
         return dict(zip(STREAMS, plan.user_std.parts, strict=True))
     return top.noise_stds
 
 
 def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
-    """Return guarantees of the same noise towards observers that the claim does not name.
+    """Return guarantees of the plan's noise towards observers that the main claim does not name.
 
-    These are observers of a single agent's users, and colluding silos if sums are masked.
+    If sums are masked, these are colluding silos. If users send their messages to a single agent,
+    these are the agent or the other users. Other plans have none. ``top`` is the privacy event of
+    all releases.
     """
     if isinstance(top, SecureSum):
         return top.sides()
@@ -538,7 +560,7 @@ def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
 
 
 def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> tuple[str, ...]:
-    """Return the caveats of a plan with a claim, whose exact epsilon is ``epsilon``."""
+    """Return the caveats of a certificate, for a plan whose noise gives the exact ``epsilon``."""
     caveats = []
     budget, users = claim.required_budget, problem.silos * problem.horizon
     if not math.isfinite(epsilon):

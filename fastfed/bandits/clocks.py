@@ -73,14 +73,18 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
     def clocks(self, schedule: Schedule, problem: ProblemSpec) -> Clocks:
-        """Return the clocks of all silos, whose batches have the ends of a schedule."""
+        """Return the clocks of all silos of a problem.
+
+        A silo closes its batches when its users or ticks reach the rounds of the schedule's ends.
+        """
         silos, horizon = problem.silos, problem.horizon
         if len(self.rates) > silos:
             raise InputError(
                 f"clock.rates must hold at most one number for each of {silos} silos, got "
                 f"{len(self.rates)}"
             )
-        intervals = [i for i in self.asleep if not isinstance(i, int)]  # all of them
+        # __post_init__ has refused integers; this is for the type checker.
+        intervals = [i for i in self.asleep if not isinstance(i, int)]
         for silo, *_ in intervals:
             integer("silo in clock.asleep", silo, at_least=0, at_most=silos - 1)
         if silos * horizon > MOST_TICKS:
@@ -198,7 +202,10 @@ def clocks_of(config: ClockConfig, problem: ProblemSpec) -> Clocks | None:
 
 
 def reported_batches(config: ClockConfig, problem: ProblemSpec) -> Schedule:
-    """Return the schedule of a curve's releases; with a clock, that of the most reports of a silo.
+    """Return the schedule of the noise of a curve: one release for each report of a silo.
+
+    Without a clock all silos report together. With a clock it has as many releases as the silo with
+    the most reports.
 
     Parameters
     ----------

@@ -82,7 +82,11 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
     def arrivals(self, horizon: int) -> np.ndarray:
-        """Return the probabilities of arrival for T rounds, see `DelayedPlan.arrivals`."""
+        """Return 2^53 times P(delay <= k) for k = 0, 1, ..., below the horizon.
+
+        Larger delays than the last k are lost or arrive after the horizon. The probabilities are
+        integers in float64, see `DelayedPlan.arrivals`.
+        """
         longest = horizon - 1 if self.deadline is None else min(self.deadline, horizon - 1)
         if self.mean is not None:
             # From this delay on, the rest of the distribution is below 2^-54.

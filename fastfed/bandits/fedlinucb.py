@@ -59,9 +59,9 @@ from fastfed.bandits.clocks import (
     with_clock,
 )
 from fastfed.bandits.delays import DelayConfig, check_private_delay, with_delay
-from fastfed.bandits.own_rounds import share_of, trusting, with_own_rounds
+from fastfed.bandits.own_rounds import share_of, with_own_rounds, with_trusted_silos
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.bandits.system import NOISE_DRAWS, Algorithm, Config, System, check_returning
+from fastfed.bandits.system import NOISE_DRAWS, PROTECTS, Algorithm, Config, System, check_returning
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
 from fastfed.protocols.account import USER_BIT
@@ -98,7 +98,6 @@ FEDLINUCB = Algorithm(
 
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 MESSAGES = ("aggregate", "individual")
-PROTECTS = ("user", "reward")
 #: Protocols with Gaussian noise of each silo, of which the server uses only the sum over silos.
 SUMMED = ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified")
 #: Default covariance_ratio with the direct radius. Among ratios with the same privacy, it nearly
@@ -240,7 +239,10 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
             check_private_clock(self)
 
     def _check_draws(self) -> None:
-        """Raise InputError if a run needs more than the sum of the silos' noise."""
+        """Raise InputError for keys with which noise cannot be drawn once for all silos.
+
+        This is the check of ``noise_draws`` = "sum".
+        """
         if self.protocol not in SUMMED:
             raise InputError(
                 f'noise_draws "sum" needs protocol {", ".join(SUMMED[:-1])} or {SUMMED[-1]}, '
@@ -259,7 +261,10 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
         return self.bounds(published=self.calibration == "published-code") is not None
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Return the config with its defaults filled in, see `usual_release`."""
+        """Return the config with all defaults that depend on the problem filled in.
+
+        `usual_release` chooses the default release type.
+        """
         settled = super().settled(problem)
         flat = settled.protocol == "shuffle-vector" and settled.calibration == "exact"
         if flat and settled.ranking[1] and settled.grows:
@@ -292,7 +297,7 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
                 )
 
     def _check_bits(self) -> None:
-        """Raise InputError for keys that do not fit bits of users."""
+        """Raise InputError for keys that do not fit protocol "user-bit", where users send bits."""
         if self.protects != "reward":
             raise InputError(
                 f'protocol "{USER_BIT}" needs protects = "reward": contexts are public, got '
@@ -308,14 +313,14 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
             ("calibration", "exact"),
             ("relation", "replace"),
         ):
-            if getattr(self, key) != usual and not self._filled(key):
+            if getattr(self, key) != usual and not self._has_default_of_bits(key):
                 raise InputError(
                     f'{key} has no meaning for protocol "{USER_BIT}", which adds no noise to sums, '
                     f"got {getattr(self, key)!r}"
                 )
 
-    def _filled(self, key: str) -> bool:
-        """Return whether a key has the value that `settled` gives it for bits of users."""
+    def _has_default_of_bits(self, key: str) -> bool:
+        """Return whether a key has the default that `settled` fills in for protocol "user-bit"."""
         return (key, getattr(self, key)) in (("release", "tree"), ("saturation", 0.0))
 
     @property
@@ -372,11 +377,12 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)
 def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
-    """Return the default rounds of the first batch of "shuffle-vector".
+    """Return the default number of rounds of the first batch, for protocol "shuffle-vector".
 
-    It is n0 (`useful_rounds`), since releases before round n0 only add noise to later ones. It is
-    at most T / 50, for two reasons. Where the same actions are offered in all rounds, one batch
-    explores only one direction. And if n0 is above T / 50, sharing does not pay within T rounds.
+    It is n0, the round from which a release is useful (`useful_rounds`): earlier releases only add
+    noise to later ones. It is at most T / 50, for two reasons. First, a batch explores only one
+    direction if all rounds offer the same actions. Second, if n0 is above T / 50, sharing does not
+    pay within T rounds.
     """
     single = msgspec.structs.replace(config, release=FLAT)
     noise = make_noise(single, problem, Schedule.at((problem.horizon,), problem.horizon))
@@ -386,7 +392,7 @@ def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
 
 @lru_cache(maxsize=256)
 def _default_release(config: PrivateConfig, problem: ProblemSpec) -> str:
-    """Return the default release type of a curve."""
+    """Return the release type with the smallest expected loss for a curve, its default."""
     schedule = reported_batches(config, problem)
     noise_of = partial(make_noise, problem=problem, schedule=schedule)
     return usual_release(config, config.protocol, problem, schedule, noise_of)
@@ -421,7 +427,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
         # every release type.
         protocol = under_masks(protocol, problem.silos, noise.secure.colluders)
         release = "factorised"
-    protocol = trusting(protocol, share_of(config))
+    protocol = with_trusted_silos(protocol, share_of(config))
     plan, theory = assemble(
         config,
         problem,
@@ -448,7 +454,11 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
 
 
 def check_bits(plan: Plan) -> None:
-    """Raise InputError if a plan has too many bits to count in 64 bits or to draw one by one."""
+    """Raise InputError if a plan's noise bits are too many.
+
+    Their number must fit into 64 bits. If every bit is drawn separately, all bits of a release must
+    also fit into memory.
+    """
     if plan.encoding is None or not plan.levels:
         return
     top_level = plan.levels - 1

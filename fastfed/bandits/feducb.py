@@ -23,6 +23,9 @@ This implementation deviates from the paper:
   ``lazy = false``.
 - ``calibration = "exact"`` adds the least noise that satisfies the budget, and computes rho_min and
   kappa from this noise. "theorem" uses Lambda and kappa of the paper. This kappa lacks delta.
+- With ``protects = "reward"`` users send bits of their rewards (docs/user-bit.md), and silos add no
+  noise. V is then a function of public contexts and of bits, so the paper's schedule has the
+  guarantee of the bits.
 - For O(M T) communication the paper sets the threshold D = 0, so rounding errors would decide. Here
   silos then synchronise after every round (``batch_size = 1``).
 
@@ -59,8 +62,8 @@ import msgspec
 import numpy as np
 
 from fastfed._system import account
-from fastfed._validate import InputError, choice, integer, number
-from fastfed.bandits.assemble import Noise, assemble, make_plan
+from fastfed._validate import InputError, choice, integer, number, show
+from fastfed.bandits.assemble import Noise, assemble, bit_noise, make_plan
 from fastfed.bandits.certify import certify, declared
 from fastfed.bandits.feducb_bounds import batch_size_proposition_1
 from fastfed.bandits.feducb_theory import (
@@ -76,7 +79,7 @@ from fastfed.bandits.feducb_theory import (
 from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.system import NOISE_DRAWS, Algorithm, Config, System
+from fastfed.bandits.system import NOISE_DRAWS, PROTECTS, Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.releases.gaussian_release import (
     PRIVATIZER_CALIBRATIONS,
@@ -85,6 +88,7 @@ from fastfed.privacy.releases.gaussian_release import (
 )
 from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 from fastfed.privacy.sensitivity import RELATIONS, Budget
+from fastfed.protocols.account import USER_BIT
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.schedule import Schedule
@@ -136,6 +140,9 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     returning : int or "every-silo", default 1
         The largest number of silos at which one user takes part, once at each (footnote 4 of the
         paper). Values above 1 require ``calibration = "exact"`` and the same budget at all silos.
+    protects : {"user", "reward"}
+        What is private: a user's context and rewards, or only rewards, if contexts are public. With
+        "reward" each user sends one random bit, and delta is 0 by default (docs/user-bit.md).
     """
 
     schedule: str = "determinant"
@@ -151,6 +158,7 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     silo_delta: tuple[float, ...] | None = None
     noise_draws: str = "silo"
     returning: int | str = 1
+    protects: str = "user"
 
     radii: ClassVar[tuple[str, ...]] = ("proposition-2", "direct")
 
@@ -197,6 +205,8 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
         """Raise InputError for privacy keys that contradict each other or are missing."""
         choice("relation", self.relation, RELATIONS)
         choice("calibration", self.calibration, PRIVATIZER_CALIBRATIONS)
+        if choice("protects", self.protects, PROTECTS) == "reward":
+            self._check_bits()
         if choice("noise_draws", self.noise_draws, NOISE_DRAWS) == "sum" and not self.private:
             raise InputError('noise_draws "sum" has no meaning where private = false: no noise')
         if not self.private:
@@ -216,7 +226,9 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
                 raise InputError(f"{key} is required, or private = false")
         if self.silo_epsilon is None:
             number("epsilon", self.epsilon, above=0.0)
-        if self.silo_delta is None:
+        if self.sends_bits:
+            number("delta", self.delta, at_least=0.0, below=1.0)
+        elif self.silo_delta is None:
             number("delta", self.delta, above=0.0, below=1.0)
         if self.calibration == "theorem":
             if self.schedule == "private-determinant":
@@ -224,10 +236,44 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
             if self.radius == "direct":
                 raise InputError('radius "direct" needs calibration "exact"')
         if self.radius == "direct":
-            if self.schedule == "determinant" and not self.every_round:
+            if self.schedule == "determinant" and not (self.every_round or self.sends_bits):
                 raise InputError('radius "direct" needs schedule "fixed" or "private-determinant"')
             if self.rho_min is not None:
                 raise InputError('rho_min belongs to radius "proposition-2", got radius "direct"')
+
+    @property
+    def sends_bits(self) -> bool:
+        """True if users send bits of their rewards, and silos add no noise."""
+        return self.protects == "reward"
+
+    def _check_bits(self) -> None:
+        """Raise InputError for keys that do not fit bits of users; set the default of delta."""
+        if self.delta is None:
+            msgspec.structs.force_setattr(self, "delta", 0.0)
+        if self.radius != "direct":
+            raise InputError(
+                f'protects "reward" needs radius = "direct", which is proven for bits of users, '
+                f'got "{self.radius}"'
+            )
+        if self.schedule == "private-determinant":
+            raise InputError(
+                'protects "reward" needs schedule "determinant" or "fixed": bits need no noise in '
+                'the schedule, got "private-determinant"'
+            )
+        if self.clip is False:
+            raise InputError(
+                'protects "reward" needs clip = true: a reward out of range fits into no bit'
+            )
+        for key, usual in (
+            *(("private", True), ("calibration", "exact"), ("relation", "replace")),
+            *(("silo_epsilon", None), ("silo_delta", None), ("returning", 1)),
+            *(("noise_draws", "silo"), ("reward_centre", None)),
+        ):
+            if getattr(self, key) != usual:
+                raise InputError(
+                    f'{key} has no meaning where protects is "reward": users send bits, got '
+                    f"{show(getattr(self, key))}"
+                )
 
     def _check_returning(self) -> None:
         """Raise InputError for a value of ``returning`` that is invalid or has no privacy proof."""
@@ -276,7 +322,11 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
 def privatizers(
     config: FedUCBConfig, problem: ProblemSpec, releases: int
 ) -> tuple[Privatizer, ...]:
-    """Calibrate the noise of each silo if silos have different budgets, else return ()."""
+    """Calibrate the noise of each silo for its budget in ``silo_epsilon`` and ``silo_delta``.
+
+    Each silo adds noise to the nodes of a tree with ``releases`` leaves. Return () if all silos
+    have the same budget.
+    """
     if config.silo_epsilon is None:
         return ()
     deltas = config.silo_delta or (config.delta or 0.0,) * problem.silos
@@ -295,7 +345,7 @@ def privatizers(
     return tuple(privatizer_of_budget[budget] for budget in budgets)
 
 
-def weakest(silo_privatizers: tuple[Privatizer, ...]) -> Privatizer:
+def least_noisy(silo_privatizers: tuple[Privatizer, ...]) -> Privatizer:
     """Return the privatizer with the least noise, with the largest epsilon and delta of any silo.
 
     Parameters
@@ -328,7 +378,8 @@ def privatizer(
     releases : int
         The number of leaves of the tree.
     silo_privatizers : tuple of Privatizer, optional
-        The privatizer of each silo, if silos have different budgets. Then `weakest` is returned.
+        The privatizer of each silo, if silos have different budgets. The result is then their
+        `least_noisy`.
     silos_met : int, default 1
         The largest number of silos at which one user takes part.
 
@@ -336,10 +387,10 @@ def privatizer(
     -------
     Privatizer or None
     """
-    if not config.private:
+    if not config.private or config.sends_bits:
         return None
     if silo_privatizers:
-        return weakest(silo_privatizers)
+        return least_noisy(silo_privatizers)
     assert config.epsilon is not None and config.delta is not None
     rounds = releases if config.schedule == "private-determinant" else 0
     budget = Budget(config.epsilon, config.delta, config.relation)
@@ -371,7 +422,7 @@ def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
     return Schedule(problem.horizon, batch_size)
 
 
-def resolve_schedule(config: K) -> K:
+def with_fixed_schedule(config: K) -> K:
     """Return the config with ``schedule`` = "fixed" if silos synchronise after every round."""
     if config.every_round and config.schedule != "fixed":
         return msgspec.structs.replace(config, schedule="fixed")
@@ -380,7 +431,7 @@ def resolve_schedule(config: K) -> K:
 
 def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
     """Build the system of one feducb curve: its plan, certificate and bounds."""
-    config = resolve_schedule(config)
+    config = with_fixed_schedule(config)
     fixed = config.schedule == "fixed"
     schedule = fixed_schedule(config, problem) if fixed else Schedule(problem.horizon, 1)
     silo_privatizers = privatizers(config, problem, schedule.releases)
@@ -390,7 +441,7 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
     plan, theory = plan_and_theory(config, federation, noise, schedule, clip, silo_privatizers)
     plan = replace(plan, drawn_once=config.noise_draws == "sum")
     source = source_text(config, noise, "Algorithm 1")
-    noise_of_plan = _noise(config, problem, noise, silo_privatizers)
+    noise_of_plan = _noise_of_plan(config, problem, schedule, noise, silo_privatizers)
     plan, certificate = certify(plan, problem, theory, noise_of_plan, source)
     return System(
         "feducb", plan, certificate, _bound_curves(config, federation, noise), theory=theory
@@ -400,7 +451,10 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
 def _bound_curves(
     config: FedUCBConfig, federation: Federation, noise: Privatizer | None
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
-    """Return a function that computes the paper's bounds, or None if they do not apply."""
+    """Return a function from rounds (n,) to the paper's regret bounds in these rounds.
+
+    Return None if the bounds do not apply to the keys of the curve.
+    """
     if config.schedule != "determinant" or config.radius != "proposition-2":
         return None
     numbers = constants(config, federation, noise)
@@ -447,9 +501,9 @@ def plan_and_theory(
     theory : Theory
     """
     problem = federation.problem
-    noise_of_plan = _noise(config, problem, noise, silo_privatizers)
+    noise_of_plan = _noise_of_plan(config, problem, schedule, noise, silo_privatizers)
     numbers = constants(config, federation, noise, silo_privatizers)
-    protocol = PROTOCOLS["silo-ldp-prefix" if noise else "none"]
+    protocol = PROTOCOLS[USER_BIT if config.sends_bits else "silo-ldp-prefix" if noise else "none"]
     rule = trigger(config, federation, numbers, noise)
     if config.radius == "direct":
         plan, theory = assemble(
@@ -469,13 +523,20 @@ def plan_and_theory(
     return replace(plan, trigger=rule), theory
 
 
-def _noise(
+def _noise_of_plan(
     config: FedUCBConfig,
     problem: ProblemSpec,
+    schedule: Schedule,
     mechanism: Privatizer | None,
     silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> Noise | None:
-    """Return the noise of a federation for its theory and its plan, or None without privacy."""
+    """Return the distribution and the numbers of the noise for a plan; None without privacy.
+
+    ``mechanism`` is the noise of every silo. If silos have different budgets it is the least noise
+    of any silo, and ``silo_privatizers`` holds the noise of each.
+    """
+    if config.sends_bits:
+        return bit_noise(config, problem, schedule)
     if mechanism is None:
         return None
     std = NoiseStd(*mechanism.stds)
@@ -505,6 +566,8 @@ def _noise(
 def source_text(config: FedUCBConfig, noise: Privatizer | None, algorithm: str) -> str:
     """Return the papers and algorithms that the guarantee is based on, as one line of text."""
     source = f"dubey-pentland-2020, {algorithm}"
+    if config.sends_bits:
+        return f"{source} on bits (Warner 1965)"
     if noise is None:
         return source
     if config.schedule == "private-determinant":
@@ -553,6 +616,10 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sends_bits:
+            raise InputError(
+                'protects "reward" needs a server: no radius is proven for bits without one'
+            )
         if self.silo_epsilon is not None:
             raise InputError(
                 "silo_epsilon needs a server: in feducb-decentralized all silos have the same noise"
@@ -586,7 +653,7 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
     gamma = max(1, graph.diameter) if config.gamma is None else config.gamma
     if gamma > problem.horizon:
         raise InputError(f"gamma must be <= horizon ({problem.horizon}), got {gamma}")
-    config = resolve_schedule(config)
+    config = with_fixed_schedule(config)
     rounds_per_estimator = -(-problem.horizon // gamma)
     fixed_batches = config.schedule == "fixed" and not config.every_round
     if fixed_batches and isinstance(config.batch_size, int):

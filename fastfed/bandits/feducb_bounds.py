@@ -48,8 +48,8 @@ from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 THRESHOLDS = ("log-T", "M1.5")
 
 
-def _check(sizes: Trees | Sizes, *names: str) -> None:
-    """Check that the named fields are integers >= 1 and feature_bound > 0, and convert them."""
+def _check_fields(sizes: Trees | Sizes, *names: str) -> None:
+    """Check that the named fields are integers >= 1, and store them as int. Check feature_bound."""
     for name in names:
         count = integer(name, getattr(sizes, name), at_least=1)
         msgspec.structs.force_setattr(sizes, name, count)
@@ -88,19 +88,24 @@ class Trees(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _check(self, "dimension", "silos", "releases", "gamma")
+        _check_fields(self, "dimension", "silos", "releases", "gamma")
         number("failure_probability", self.failure_probability, above=0, at_most=1)
 
     def log_union(self, events: int) -> float:
-        """Return ln(events n M gamma / alpha), for a union bound over all releases of all trees.
+        """Return ln(events n M gamma / alpha), the logarithm in a union bound.
 
-        There are ``events`` events for each release.
+        There are ``events`` events in each of the n releases of M gamma trees; alpha is
+        ``failure_probability``.
         """
         count = events * self.silos * self.releases * self.gamma
         return math.log(count) - math.log(self.failure_probability)
 
     def prefix_std(self, noise_std: float) -> float:
-        """Return s sqrt(p), where p is the largest number of nodes in a prefix."""
+        """Return the largest std of the noise in a prefix sum: s sqrt(p).
+
+        s = ``noise_std`` is the std of one tree node, and p the largest number of nodes in a prefix
+        sum.
+        """
         std = number("noise_std", noise_std, at_least=0)
         return std * math.sqrt(max_prefix_nodes(self.releases))
 
@@ -112,6 +117,8 @@ def noise_bound(trees: Trees, epsilon: float, delta: float) -> float:
     prefix sum (not each node) is shifted by 2 Lambda I, so rho_min = Lambda and rho_max = 3 Lambda
     (Proposition 4). Proven for the noise of `gaussian_release.node_noise_std`, because Lambda is
     never below `noise_bound_from_std` of this noise.
+
+    n is ``trees.releases``, and M, d, gamma and L are in ``trees``.
     """
     epsilon, delta = checked_budget(epsilon, delta)
     m = privatizer_levels(trees.releases)
@@ -129,6 +136,8 @@ def bias_bound(trees: Trees, epsilon: float) -> float:
     `gaussian_release.node_noise_std` and a small delta it is below `bias_bound_from_std`: for
     delta < 6e-4 with n = 1e5, M = 100, d = 10, epsilon = 1 and alpha = 0.01, and for delta < 2e-2
     with n = 7 and M = 10.
+
+    n is ``trees.releases``, and M, d, gamma and L are in ``trees``.
     """
     epsilon = number("epsilon", epsilon, above=0)
     m = privatizer_levels(trees.releases)
@@ -145,6 +154,8 @@ def noise_bound_from_std(trees: Trees, noise_std: float) -> float:
     is at most Lambda in all releases. The largest eigenvalue has mean at most 2 s sqrt(p d), and is
     a Lipschitz function of the Gaussian entries with constant sqrt(2 p) s. The union bound counts
     the largest and the smallest eigenvalue.
+
+    Here s is ``noise_std``. n is ``trees.releases``, and M, d and gamma are in ``trees``.
     """
     roots = math.sqrt(trees.dimension) + math.sqrt(trees.log_union(8))
     return 2.0 * trees.prefix_std(noise_std) * roots
@@ -157,6 +168,8 @@ def bias_bound_from_std(trees: Trees, noise_std: float, rho_min: float) -> float
     `noise_bound_from_std`. Proven if H >= rho_min I, rho_min > 0: with probability 1 - alpha/4 the
     norm of h that is weighted by H^-1 is at most kappa in all releases. The two bounds together use
     alpha/2, and alpha/2 remains for the rewards.
+
+    Here s is ``noise_std``. n is ``trees.releases``, and M, d and gamma are in ``trees``.
     """
     low = number("rho_min", rho_min, above=0)
     roots = math.sqrt(trees.dimension) + math.sqrt(2.0 * trees.log_union(4))
@@ -197,7 +210,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _check(self, "horizon", "silos", "dimension", "gamma")
+        _check_fields(self, "horizon", "silos", "dimension", "gamma")
         number("rho_max", self.rho_max, at_least=number("rho_min", self.rho_min, above=0))
 
     @property
@@ -223,6 +236,8 @@ def threshold(communication: str, sizes: Sizes) -> float:
       no threshold and refers to Wang et al. 2020, who use this one. It is 0 for M = T = 1.
 
     For O(M T) communication silos synchronise after every round, without a threshold.
+
+    T, M, d and gamma are in ``sizes``, and G is ``sizes.log_growth``.
     """
     t, m, d = sizes.horizon, sizes.silos, sizes.dimension
     if choice("communication", communication, THRESHOLDS) == "M1.5":
@@ -241,6 +256,8 @@ def proposition_1_appendix(sizes: Sizes, threshold: float) -> float:
     which needs d G <= 2 D. A proof: a period of length t_k raises ln det S by at least D/t_k, so by
     the Cauchy-Schwarz inequality there are at most sqrt(d T G/D) periods. It is unproven with
     privacy, because the term M (rho_max - rho_min) I alone may fire the trigger.
+
+    Here D is ``threshold``. T, M and d are in ``sizes``, and G is ``sizes.log_growth``.
     """
     growth = sizes.dimension * sizes.horizon * sizes.log_growth
     return 2.0 * math.sqrt(growth / number("threshold", threshold, above=0)) + 4.0
@@ -253,6 +270,8 @@ def batch_size_proposition_1(sizes: Sizes, threshold: float) -> int:
     often as the paper bounds for the determinant schedule, but in rounds that do not depend on
     data. This rule is not in the paper. rho_min and rho_max are those of `noise_bound` for T
     releases. The noise can then be calibrated for T // B releases.
+
+    Here D is ``threshold``. T is in ``sizes``.
     """
     return -(-sizes.horizon // math.ceil(proposition_1_appendix(sizes, threshold)))
 
@@ -261,13 +280,18 @@ def batch_size_proposition_1(sizes: Sizes, threshold: float) -> int:
 
 
 def _log_failure(failure_probability: float) -> float:
-    """Return ln(2/alpha)."""
+    """Check the failure probability alpha, and return ln(2/alpha)."""
     alpha = number("failure_probability", failure_probability, above=0, at_most=1)
     return math.log(2.0) - math.log(alpha)
 
 
-def _offset(sizes: Sizes, kappa: float, parameter_bound: float) -> float:
-    """Return S sqrt(M rho_max) + kappa sqrt(M), the terms of the radius for H and the noise."""
+def _radius_offset(sizes: Sizes, kappa: float, parameter_bound: float) -> float:
+    """Return S sqrt(M rho_max) + kappa sqrt(M), the terms of the radius for H and the noise.
+
+    S is ``parameter_bound``, a bound on ||theta*||, and H a silo's regularizer.
+
+    M is in ``sizes``.
+    """
     norm = number("parameter_bound", parameter_bound, above=0)
     bias = number("kappa", kappa, at_least=0)
     return math.sqrt(sizes.silos) * (norm * math.sqrt(sizes.rho_max) + bias)
@@ -290,11 +314,14 @@ def beta_bar(
     failure_probability / M to cover all silos. The determinant schedule needs a filtration that no
     proof has given (zhou-chowdhury-2024, footnote 5). For gamma > 1 the bound covers rounds after
     the first synchronisation of a clique.
+
+    Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M, d
+    and gamma are in ``sizes``, and G is ``sizes.log_growth``.
     """
     growth = sizes.dimension * sizes.log_growth
     scale = number("reward_scale", reward_scale, above=0)
     width = scale * math.sqrt(2.0 * _log_failure(failure_probability) + growth)
-    return width + _offset(sizes, kappa, parameter_bound)
+    return width + _radius_offset(sizes, kappa, parameter_bound)
 
 
 # ---- Regret with a server: Theorem 1 -------------------------------------------------------------
@@ -316,6 +343,9 @@ def theorem_1(
     `theorem_1_explicit`, the factor sqrt(d) of G and the factor sqrt(G) of the other terms are
     missing, and the last two terms are multiplied by sigma. To compare with a simulated curve, use
     `theorem_1_two_terms`.
+
+    Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M
+    and d are in ``sizes``, and G is ``sizes.log_growth``.
     """
     arguments = kappa, reward_scale, failure_probability
     return theorem_2(sizes, 1, *arguments, parameter_bound=parameter_bound, constant=constant)
@@ -326,6 +356,9 @@ def theorem_1_two_terms(sizes: Sizes, threshold: float, radius: float) -> float:
 
     2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. The order is proven
     under the conditions of `beta_bar`. The constant ignores the round in which the trigger fires.
+
+    Here D is ``threshold`` and beta_bar ``radius``. T, M and d are in ``sizes``, and G is
+    ``sizes.log_growth``.
     """
     return theorem_2_two_terms(sizes, [sizes.silos], threshold, radius)
 
@@ -335,6 +368,8 @@ def theorem_1_explicit(sizes: Sizes, radius: float) -> float:
 
     Unproven. With D = 2 T d / (G + 1), the second term of `theorem_1_two_terms` is larger than the
     first by a factor of about sqrt(M) d, and this line drops the factor.
+
+    Here beta_bar is ``radius``. T, M and d are in ``sizes``, and G is ``sizes.log_growth``.
     """
     volume = 2.0 * sizes.silos * sizes.horizon * sizes.dimension
     bar = number("radius", radius, above=0)
@@ -360,10 +395,13 @@ def theorem_2(
     ``cliques`` in [1, M] is the number of cliques that cover the gamma-th power of the graph. T d
     is inside the root as in the proof, unlike in the printed theorem. The order is unproven, and
     has the same missing factors as `theorem_1`.
+
+    Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M, d
+    and gamma are in ``sizes``, and G is ``sizes.log_growth``.
     """
     cover = integer("cliques", cliques, at_least=1, at_most=sizes.silos)
     inside = sizes.log_growth + math.sqrt(_log_failure(failure_probability))
-    inside += _offset(sizes, kappa, parameter_bound)
+    inside += _radius_offset(sizes, kappa, parameter_bound)
     volume = sizes.silos * cover * sizes.gamma * sizes.horizon * sizes.dimension
     scale = number("reward_scale", reward_scale, above=0) * math.sqrt(volume)
     return checked_constant(constant) * scale * inside
@@ -378,6 +416,9 @@ def theorem_2_two_terms(
     beta_bar depend on gamma. ``clique_sizes`` are the sizes |C| of a partition of the silos. The
     last G of the proof lacks gamma, which is a misprint. The bound is unproven: the paper only
     sketches why the factor 1 + L^2 accounts for the round between request and broadcast.
+
+    Here D is ``threshold`` and beta_bar ``radius``. T, d and gamma are in ``sizes``, and G is
+    ``sizes.log_growth``.
     """
     try:
         counts = list(clique_sizes)

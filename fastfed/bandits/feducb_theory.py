@@ -72,7 +72,7 @@ class Federation:
 
     @property
     def all(self) -> ProblemSpec:
-        """All silos and all rounds: ``whole``, or ``problem`` if there is a server."""
+        """The problem of the federation with all silos and all rounds."""
         return self.whole or self.problem
 
 
@@ -225,7 +225,11 @@ def proposition_2(
 def sizes_of(
     problem: ProblemSpec, numbers: Constants, horizon: int | None = None, gamma: int = 1
 ) -> Sizes:
-    """Return the sizes of the bounds, by default for the horizon of the problem."""
+    """Return the arguments of the paper's bounds as one object.
+
+    ``numbers`` bounds the regularizers. ``horizon`` replaces the horizon of the problem, and
+    ``gamma`` is the number of estimators.
+    """
     return Sizes(
         horizon=problem.horizon if horizon is None else horizon,
         silos=problem.silos,
@@ -237,7 +241,11 @@ def sizes_of(
 
 
 def threshold_of(config: FedUCBConfig, federation: Federation, numbers: Constants) -> float:
-    """Return the threshold D: ``communication`` itself if it is a number, or by its rule."""
+    """Return the threshold D of the trigger.
+
+    It is the key ``communication`` if that is a number. Otherwise the key names a rule of the paper
+    that computes D.
+    """
     if not isinstance(config.communication, str):
         return float(config.communication)
     if federation.whole is None:

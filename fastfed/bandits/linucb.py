@@ -132,11 +132,12 @@ class Estimate:
         slack: float,
         ranking: float,
     ) -> tuple[int, np.ndarray]:
-        """Return the best action by a ranking among those that pass a sieve (docs/radius.md).
+        """Return index and features (d,) of the best action by a ranking, after a sieve.
 
-        With b the bonus in the score of `select`, an action passes if <x, theta> + (2 slack - 1) b
-        is at least ``limit`` or the largest score. Of these, the action with the largest
-        <x, theta> + ``ranking`` b is chosen.
+        Let b(x) be the bonus in the score of `select`. The sieve passes an action x if
+        <x, theta> + (2 slack - 1) b(x) is at least the smaller of ``limit`` and the largest score.
+        Of the actions that pass, the one with the largest <x, theta> + ``ranking`` b(x) is chosen
+        (docs/radius.md).
         """
         w, theta = self.w, self.theta
         return linalg.select_sieved(actions, w, theta, radius, second, limit, slack, ranking)
@@ -151,11 +152,12 @@ class Estimate:
         second: float,
         sieve: tuple[float, float, float] | None = None,
     ) -> tuple[int, np.ndarray]:
-        """Return index and features of the action with the largest value of a score function.
+        """Return index and features (d,) of the action with the largest value of a score function.
 
-        The function receives both radii, and ``key`` as a source of random bits. With a ``sieve``
-        (limit, slack, ranking) only actions that pass it are chosen, and the function receives
-        ``ranking`` times both radii.
+        ``score`` receives the factors ``radius`` and ``second`` of the bonuses of `select`, and
+        ``key`` as a source of random bits. With a ``sieve`` (limit, slack, ranking), as in
+        `select_sieved`, only actions that pass it are scored, and both factors are multiplied by
+        ``ranking``.
         """
         w, theta = self.w, self.theta
         return linalg.scored(score, key, round, actions, w, theta, radius, second, sieve)
@@ -199,7 +201,10 @@ class FixedEstimate(Estimate):
     def select(
         self, actions: np.ndarray, radius: float, second: float = 0.0
     ) -> tuple[int, np.ndarray]:
-        """Return index and features (d,) of the action with the largest score."""
+        """Return index and features (d,) of the action with the largest score.
+
+        See `Estimate.select`. All rounds offer the same ``actions``, so they are not read.
+        """
         return self._with_features(self._model.select(radius, second))
 
     def select_sieved(
@@ -211,7 +216,10 @@ class FixedEstimate(Estimate):
         slack: float,
         ranking: float,
     ) -> tuple[int, np.ndarray]:
-        """Return the best action by a ranking among those that pass a sieve."""
+        """Return index and features (d,) of the best action by a ranking, after a sieve.
+
+        See `Estimate.select_sieved`.
+        """
         return self._with_features(self._model.select(radius, second, (limit, slack, ranking)))
 
     def _with_features(self, index: int) -> tuple[int, np.ndarray]:
@@ -219,7 +227,7 @@ class FixedEstimate(Estimate):
         return index, self._rows[index].astype(np.float64)
 
     def observe(self, x: np.ndarray, reward: float) -> None:
-        """Learn the reward of the action that was selected last."""
+        """Learn the reward of the action that was selected last; x is not read."""
         log_det_before, ratio = self.log_det, self._model.observe(reward)
         if self.arms:
             self._log_det = max(log_det_before, self._model.log_entry())
@@ -263,10 +271,10 @@ class Acting:
     def offer_always(self, rows: np.ndarray) -> None:
         """Set the actions (K, d) that are offered in all rounds, before the first round."""
         self._fixed_rows = np.asfortranarray(rows, np.float32)
-        self._estimate = self._fixed(self._estimate)
+        self._estimate = self._for_fixed_set(self._estimate)
 
-    def _fixed(self, estimate: Estimate) -> Estimate:
-        """Return an estimate for the fixed set of actions, if there is one."""
+    def _for_fixed_set(self, estimate: Estimate) -> Estimate:
+        """Return an estimate that knows the fixed set of actions; without one, ``estimate``."""
         if self._fixed_rows is None:
             return estimate
         clip = self.plan.clip
@@ -290,7 +298,11 @@ class Acting:
         return self._estimate.select(actions, *radii)
 
     def _slack_of_round(self, beta: float) -> float:
-        """Return the slack of the next round for a silo that never synchronises."""
+        """Return the slack of the sieve in the next round, for a silo that never synchronises.
+
+        ``beta`` is the confidence radius of the round. A larger slack lets more actions pass
+        (`Estimate.select_sieved`).
+        """
         plan, gamma, rows = self.plan, self._second_bonus, self.round
         radius = plan.radius
         if rows < 15:
@@ -316,7 +328,7 @@ class Acting:
         raise InputError("score functions need a silo that draws random bits for them")
 
     def _radius(self) -> float:
-        """Return beta of the next round."""
+        """Return beta, the confidence radius of the next round."""
         plan, entry = self.plan, self.plan.entry(self.release)
         radius = plan.radius
         if radius.determinant:
@@ -325,9 +337,10 @@ class Acting:
         return radius.at(entry, plan.rows(self.release, self.round + 1), plan.dimension)
 
     def _refresh(self, statistic: np.ndarray, release: int) -> float:
-        """Update V and theta_hat from synchronised sums.
+        """Compute the estimate from synchronised sums (s,) of this release, and use it from now on.
 
-        Return the shift of `Estimate.refresh`. If an exception is raised, the silo is unchanged.
+        Return the multiple of the identity that made V positive definite, 0 if none was needed. If
+        an exception is raised, the silo is unchanged.
         """
         plan, k = self.plan, self.plan.entry(release)
         regularizer = full = float(plan.regularizer[k])
@@ -353,7 +366,7 @@ class Acting:
             slack = plan.sieve_growth * slack if shift == 0.0 else 1.0
         if self.trigger is not None:
             self.trigger.restart(estimate.w, statistic, regularizer + shift)
-        self._estimate = self._fixed(estimate)
+        self._estimate = self._for_fixed_set(estimate)
         self._second_bonus, self._inflation = second, inflation
         self._slack = slack
         return shift

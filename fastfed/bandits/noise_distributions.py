@@ -128,7 +128,9 @@ class NoiseDistribution:
         return math.isclose(d, math.sqrt(2.0) * o, rel_tol=1e-12)
 
     def operator_norms(self, dimension: int, probability: float) -> np.ndarray:
-        """Bound ||N|| at each release. All bounds hold together with probability 1 - p.
+        """Bound the operator norm of N, the noise in V, at each release.
+
+        All bounds hold together with probability 1 - p.
 
         Parameters
         ----------
@@ -161,7 +163,7 @@ class NoiseDistribution:
         """
         if self.none:
             return np.zeros(self.releases + 1)
-        gaussian, rounding = self._shares(probability)
+        gaussian, rounding = self._split_probability(probability)
         unit = largest_eigenvalue(dimension, gaussian / (2.0 if self.exact_goe else 4.0))
         bound = unit * self.goe_std * self.scales
         if self.remainder is not None:
@@ -171,13 +173,14 @@ class NoiseDistribution:
         return bound
 
     def vector_norms(self, dimension: int, probability: float) -> np.ndarray:
-        """Bound ||h|| at each release, as `operator_norms` bounds ||N||.
+        """Bound the norm of h, the noise in the bias vector, at each release: (K + 1,).
 
-        The rounding error is bounded by Theorem 2.1 of Hsu, Kakade and Zhang 2012.
+        All bounds hold together, except with the given probability. Theorem 2.1 of Hsu, Kakade and
+        Zhang 2012 bounds the rounding error of bits.
         """
         if self.none:
             return np.zeros(self.releases + 1)
-        gaussian, rounding = self._shares(probability)
+        gaussian, rounding = self._split_probability(probability)
         bound = norm_quantile(dimension, self.node.bias**2, 0.0, gaussian) * self.scales
         if self.remainder is not None:
             bound = bound + math.sqrt(dimension) * self.remainder.coupling
@@ -227,7 +230,7 @@ class NoiseDistribution:
             return np.zeros(self.releases + 1)
         tau_squared = tau * tau
         b, o = self.node.bias**2, self.goe_std**2
-        gaussian, rounding = self._shares(probability)
+        gaussian, rounding = self._split_probability(probability)
         extra = o * (tau_squared if along is None else along)
         bound = norm_quantile(dimension, b + o * tau_squared, extra, gaussian) * self.scales
         if self.remainder is not None:
@@ -239,8 +242,11 @@ class NoiseDistribution:
             bound = bound + rounding_factor * self.remainder.rounding
         return bound
 
-    def _shares(self, probability: float) -> tuple[float, float]:
-        """Return the failure probabilities, per release, of the Gaussian part and of rounding."""
+    def _split_probability(self, probability: float) -> tuple[float, float]:
+        """Split a failure probability over releases, and over Gaussian noise and rounding errors.
+
+        Return the share of the Gaussian part of one release, and that of its rounding error.
+        """
         if self.remainder is None:
             return probability / max(self.releases, self.counted), 0.0
         # One event covers the coupling of all releases.
@@ -287,9 +293,10 @@ def of_views(
 def _subgaussian_norm_quantile(
     dimension: int, common: float, extra: float, probability: float
 ) -> float:
-    """Return an upper quantile as `norm_quantile`, for a sub-Gaussian instead of a Gaussian vector.
+    """Return an upper quantile of the norm of a sub-Gaussian vector: t with P(||X|| > t) <= p.
 
-    Source: Hsu, Kakade and Zhang 2012, Theorem 2.1.
+    X has the squared scale ``common`` in every direction, and ``common`` + ``extra`` in one. p is
+    ``probability``. Source: Hsu, Kakade and Zhang 2012, Theorem 2.1.
     """
     tail, top = math.log(1.0 / probability), common + extra
     squares = (dimension - 1.0) * common**2 + top**2
@@ -309,9 +316,9 @@ STEP = 2e-3
 def _expected_above(dimension: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a grid x >= 0, and the log of the expected number of eigenvalues above each x.
 
-    The matrix is a GOE matrix with diagonal variance 1 and off-diagonal variance 1/2. With phi_k
-    the orthonormal Hermite functions, the density of its eigenvalues at x is (Mehta 2004, Section
-    7.2)
+    The matrix is a d x d GOE matrix with diagonal variance 1 and off-diagonal variance 1/2, where d
+    is ``dimension``. With phi_k the orthonormal Hermite functions, the density of its eigenvalues
+    at x is (Mehta 2004, Section 7.2)
         sum_{k<d} phi_k(x)^2 + sqrt(d / 2) phi_{d-1}(x) int sgn(x - y) phi_d(y) dy / 2
         + [d odd] phi_{d-1}(x) / int phi_{d-1}.
     """
@@ -490,14 +497,22 @@ def bit_distribution(tree: BinomialTree, probability: float) -> NoiseDistributio
 def batch_distribution(
     batches: VectorBatches, releases: int, probability: float
 ) -> NoiseDistribution:
-    """Return the distribution of the noise in the sum of the vector sums of equal batches."""
+    """Return the distribution of the noise in releases that add up the vector sums of batches.
+
+    All batches have the same size. ``probability`` is that with which the coupling of bits to
+    normals may fail.
+    """
     node = Node(batches.batch_size, batches.trials, batches.g)
     node_counts = np.arange(releases + 1.0)[:, None]
     return _sum_distribution(node_counts, [node], batches.coordinates, probability)
 
 
 def batches_distribution(batches: list[VectorBatches], probability: float) -> NoiseDistribution:
-    """Return the distribution of the noise in the sum of the vector sums of unequal batches."""
+    """Return the distribution of the noise in releases that add up the vector sums of batches.
+
+    Batches may differ in size. ``probability`` is that with which the coupling of bits to normals
+    may fail.
+    """
     nodes = [Node(batch.batch_size, batch.trials, batch.g) for batch in batches]
     node_counts = np.tri(len(batches) + 1, len(batches), -1)
     return _sum_distribution(node_counts, nodes, batches[0].coordinates, probability)
@@ -525,16 +540,19 @@ class Node:
 def _sum_distribution(
     node_counts: np.ndarray, nodes: list[Node], coordinates: int, probability: float
 ) -> NoiseDistribution:
-    """Return the distribution of sums of nodes, with ``node_counts[k, j]`` nodes j in release k.
+    """Return the distribution of the noise in releases that are sums of nodes.
 
-    The noise of an entry of a node is (Bin(N, 1/4) - N / 4 + rounding) / g. The binomial is coupled
-    to a standard normal Z, of which it is a monotone function. It differs from sigma Z by at most
-    `coupling`. Z is independent of the data, because the bits are. The rounding error of n points
-    has sub-Gaussian scale sqrt(n) / 2: each error is in an interval of length 1 and centred given
-    the past. The points may depend on earlier noise, but the assignment of points to releases and
-    nodes does not. In a sum of nodes, Gaussian variances, squared scales and coupling errors add
-    up. If g differs between bias and covariance, the smaller g is used for both, except in the
-    Gaussian part.
+    Release k is the sum of ``node_counts[k, j]`` nodes j. A node has ``coordinates`` entries.
+    ``probability`` is that with which the coupling of bits to normals may fail.
+
+    The noise of an entry of a node is (Bin(N, 1/4) - N / 4 + rounding) / g, with N and g of `Node`.
+    The binomial is coupled to a standard normal Z, of which it is a monotone function. It differs
+    from sigma Z by at most `coupling`, where sigma is its standard deviation. Z is independent of
+    the data, because the bits are. The rounding error of n points has sub-Gaussian scale
+    sqrt(n) / 2: each error is in an interval of length 1 and centred given the past. The points may
+    depend on earlier noise, but the assignment of points to releases and nodes does not. In a sum
+    of nodes, Gaussian variances, squared scales and coupling errors add up. If g differs between
+    bias and covariance, the smaller g is used for both, except in the Gaussian part.
     """
     releases = len(node_counts) - 1
     node_counts = node_counts.reshape(releases + 1, len(nodes))

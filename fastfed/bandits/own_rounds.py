@@ -204,17 +204,18 @@ def share_of(config: Config) -> Share | None:
 def factor_horizon(config: Config, problem: ProblemSpec, schedule: Schedule) -> int:
     """Return the horizon for which the factor of release type "factorised" is optimised.
 
-    With local rounds it is limited, so that the many rounds after the last release do not dominate.
+    It is the horizon of the problem. With local rounds it is at most 1 + `LAST` times the round of
+    the last release, so that the many rounds after this release do not dominate.
     """
     if share_of(config) is None:
         return problem.horizon
     return min(problem.horizon, (1 + LAST) * int(schedule.ends[-1]))
 
 
-def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
-    """Return the mechanism with the noise that is needed with secret coins.
+def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
+    """Return the mechanism with less noise if secret coins decide which users are shared.
 
-    Secret coins sample users, so less noise is needed for the same budget.
+    Secret coins are a sample of the users, so less noise satisfies the same budget.
 
     Parameters
     ----------
@@ -241,7 +242,7 @@ def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
     if share is None or not share.tossed or mechanism.noise_std == 0.0:
         return mechanism
     budget, mu_without_coin = mechanism.budget, mechanism.mu()
-    zeta = max(0.5, _absent_mu(mechanism) / mu_without_coin)
+    zeta = max(0.5, _mu_of_absence(mechanism) / mu_without_coin)
     mu = sampled_mu(budget.epsilon, budget.delta, share.fraction, zeta)
     if not mu < math.inf:
         raise InputError(
@@ -255,10 +256,11 @@ def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
     )
 
 
-def _absent_mu(mechanism: GaussianRelease) -> float:
-    """Return the GDP parameter of all releases with and without one record; all entries have noise.
+def _mu_of_absence(mechanism: GaussianRelease) -> float:
+    """Return the GDP parameter mu of all releases for data sets with and without one record.
 
-    See `account.GaussianSums.absent_mu`.
+    All entries of the sums have noise, also the public constant feature's
+    (`account.GaussianSums.absent_mu`).
     """
     if mechanism.centred is None:
         return mechanism.mu("zero-out")
@@ -269,18 +271,22 @@ def _absent_mu(mechanism: GaussianRelease) -> float:
 
 
 def public_failure(config: Config) -> float:
-    """Return the failure probability of the confidence bound from released sums.
+    """Return the failure probability of the confidence bound that is computed from released sums.
 
-    Rule "min-of-bounds" and a sieve in local rounds have a second bound, and each of the two bounds
-    gets half of alpha.
+    It is alpha, the key ``failure_probability``. If local rounds use a second bound, from the
+    silo's raw data, each bound gets half of alpha. They do so with rule "min-of-bounds", and with a
+    sieve.
     """
     share = share_of(config)
     single_bound = share is None or (share.rule != "min-of-bounds" and not config.ranking[1])
     return config.failure_probability if single_bound else config.failure_probability / 2.0
 
 
-def trusting(protocol: Protocol, share: Share | None) -> Protocol:
-    """Return the protocol. With local rounds, its privacy model trusts users of the same silo."""
+def with_trusted_silos(protocol: Protocol, share: Share | None) -> Protocol:
+    """Return the protocol, with a privacy model that trusts users of the same silo.
+
+    Without local rounds (``share`` = None) the protocol is returned as it is.
+    """
     return protocol if share is None else keeping_own_rounds(protocol)
 
 
@@ -360,7 +366,12 @@ def with_own_rounds(
 def _posterior_parameters(
     plan: Plan, scale: float, variances: np.ndarray, noises: float
 ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
-    """Return the prior variances on the grid, and the ridge terms of each release."""
+    """Return the parameters of the posterior in local rounds, for rule "gls".
+
+    These are the prior variances of a silo's theta around the theta of other silos, by grid point,
+    and for each release the ridge term of each grid point. ``scale`` is R, the scale of the reward
+    noise. ``variances`` and ``noises`` are as in `with_own_rounds`.
+    """
     std, silos = plan.noise_std, plan.silos
     # With full prefix sums a silo subtracts its last message, and with it its own noise.
     other_noises = max(0.0, noises - 1.0) if plan.protocol.analyzer == REPLACE else noises
@@ -450,7 +461,7 @@ class OwnBelief:
         self._replaces = plan.protocol.analyzer == REPLACE
         self._releases = plan.releases
         self._release = 0
-        # Raw sums of all rounds. `_shared`: raw sums of shared rounds, needed only if local rounds
+        # Raw sums of all rounds, and of shared rounds. The latter are needed only if local rounds
         # come between shared ones.
         self._sums = np.zeros(plan.statistic_size)
         self._shared = np.zeros(plan.statistic_size if own.mixed else 0)
@@ -468,9 +479,10 @@ class OwnBelief:
     def select(
         self, actions: np.ndarray, public: Estimate, beta: float, gamma: float
     ) -> tuple[int, np.ndarray]:
-        """Return index and features of the largest <x, theta> + bonus ||x||_{V^-1}.
+        """Return index and features of the action with the largest <x, theta> + bonus ||x||_{V^-1}.
 
-        With a sieve only actions are chosen that the silo's LinUCB model lets pass.
+        theta and V are those of the posterior. With a sieve, the silo's LinUCB model first decides
+        which actions pass. ``public``, ``beta`` and ``gamma`` are not used by this rule.
         """
         bonus, local = self.own.bonus, self._local
         if local is None:
@@ -482,7 +494,11 @@ class OwnBelief:
         )
 
     def after(self, x: np.ndarray, y: float, round: int, own: bool) -> OwnBelief:
-        """Return the memory with the (x, y) of a round, also in the posterior if it is in use."""
+        """Return a new memory that includes the features x and the reward y of a round.
+
+        They enter the raw sums. They enter the posterior only if the round is local (``own``), or
+        if local and shared rounds alternate, since no other round reads the posterior.
+        """
         memory = self._copy()
         if self._local is not None:
             memory._local = self._local.after(x, y, round, own)
@@ -506,9 +522,11 @@ class OwnBelief:
         self._sent = message
 
     def released(self, total: np.ndarray, release: int) -> OwnBelief:
-        """Return the memory after a release, with a new posterior if local rounds may follow.
+        """Return a new memory after a release with the sums ``total`` (s,).
 
-        The silo's own part is subtracted from the released sums: its message, or else its raw sums.
+        The posterior is computed again if local rounds may follow. The prior comes from the other
+        silos' sums, so the silo's share is subtracted from ``total``. That is its last message if
+        messages replace each other, and otherwise its raw sums.
         """
         if release < self._releases and not self.own.mixed:
             return self
@@ -570,13 +588,17 @@ class OwnBound:
     def select(
         self, actions: np.ndarray, public: Estimate, beta: float, gamma: float
     ) -> tuple[int, np.ndarray]:
-        """Return index and features of the action whose smaller bound is the largest."""
+        """Return index and features of the action with the largest upper confidence bound.
+
+        The bound of an action is the smaller of two: one by the estimate ``public`` from released
+        sums with the radii ``beta`` and ``gamma``, and one by the model of the silo's raw data.
+        """
         return linalg.select_least(
             actions, public.w, public.theta, beta, gamma, self.w, self.theta, self.radius
         )
 
     def after(self, x: np.ndarray, y: float, round: int, own: bool) -> OwnBound:
-        """Return the memory with the (x, y) of a round, shared or local."""
+        """Return a new memory with the features x and the reward y of a shared or local round."""
         memory = object.__new__(OwnBound)
         memory.__dict__.update(self.__dict__)
         memory.w, memory.theta = self.w.copy(), self.theta.copy()

@@ -44,7 +44,7 @@ class Estimator:
 
         Raise InputError and change nothing if this report is not expected.
         """
-        self._check(sender, report)
+        self._check_report(sender, report)
         self._reports[sender] = report
         if len(self._reports) == len(self.part.clique):
             broadcast = self._server.combine([self._reports[i] for i in self.part.clique])
@@ -52,8 +52,8 @@ class Estimator:
             self.total = broadcast.values
             self.silo.receive(broadcast)
 
-    def _check(self, sender: int, report: Report) -> None:
-        """Raise InputError if the report is not the expected one."""
+    def _check_report(self, sender: int, report: Report) -> None:
+        """Raise InputError unless the report of silo ``sender`` belongs to the next release."""
         who, plan, release = f"the report of silo {sender}", self.part.plan, self.silo.release + 1
         if type(report) is not Report:
             raise InputError(f"{who} must be a Report, got {type(report).__name__}")
@@ -101,8 +101,8 @@ class Peer(Once):
         ]
         self._outbox: list[Message] = []
 
-    def _of(self, round: int) -> Estimator:
-        """Return the estimator of a round."""
+    def _estimator_of(self, round: int) -> Estimator:
+        """Return the estimator that is used in a round: number ``round`` mod gamma."""
         return self.estimators[round % self.plan.gamma]
 
     @once
@@ -110,7 +110,7 @@ class Peer(Once):
         """Return the index of the action for the next user. ``actions`` has shape (K, d)."""
         if self.round == self.plan.horizon:
             raise InputError(f"the plan ends after round {self.plan.horizon}")
-        estimator = self._of(self.round + 1)
+        estimator = self._estimator_of(self.round + 1)
         if estimator.silo.due or estimator.silo.reported:
             raise InputError(
                 f"silo {self.index} must receive the reports of silos {estimator.missing} "
@@ -121,7 +121,7 @@ class Peer(Once):
     @once
     def observe(self, reward: float) -> None:
         """Learn the reward of the selected action."""
-        estimator = self._of(self.round + 1)
+        estimator = self._estimator_of(self.round + 1)
         request_pending = estimator.silo.asked is not None
         estimator.silo.observe(reward)
         self.round += 1
@@ -154,18 +154,22 @@ class Peer(Once):
         if message.silo == self.index or message.silo not in estimator.part.clique:
             return
         if isinstance(message, Request):
-            self._ask(estimator, message)
+            self._accept_request(estimator, message)
         else:
             estimator.add(message.silo, message.report)
 
-    def _ask(self, estimator: Estimator, message: Request) -> None:
-        """Accept a request of a silo of the clique to synchronise."""
+    def _accept_request(self, estimator: Estimator, message: Request) -> None:
+        """Accept the request of another silo of the clique to synchronise an estimator.
+
+        Raise InputError for a request that is too early or too late to be answered.
+        """
         plan, number = self.plan, estimator.part.estimator
         round = integer("message.round", message.round, at_least=1, at_most=plan.horizon)
         if round % plan.gamma != number:
             raise InputError(f"message.round must be one of estimator {number}, got {round}")
         if estimator.silo.trigger is not None and estimator.silo.asked is not None:
             return
+        # The uses of an estimator are its rounds: those with ``round`` mod gamma = its number.
         use, completed_uses = plan.uses(number, round), estimator.silo.round
         # A request may be for the next use of the estimator, if this silo is one use behind.
         if use not in (completed_uses, completed_uses + 1):

@@ -70,7 +70,8 @@ class Replayed:
 
 
 def _bytes_of(dimension: int) -> int:
-    """Return the bytes of an agent: the Cholesky factor, and the sums of which it is made."""
+    """Return the bytes of an agent's Cholesky factor and its sums, for d features."""
+    # 8 d^2 for the factor, and 4 d^2 for the lower triangle of the sums.
     return 12 * dimension**2
 
 
@@ -214,9 +215,10 @@ class LinUCB:
 
     @property
     def confidence_radius(self) -> float:
-        """beta of the next round: Abbasi-Yadkori et al. (2011), Theorem 2, trace form.
+        """The confidence radius beta of the next round.
 
-        With a discount: Russac et al. (2019), Theorem 1.
+        Source: Abbasi-Yadkori et al. (2011), Theorem 2, in the form with the trace of V. With a
+        discount: Russac et al. (2019), Theorem 1.
         """
         square, row_count = self.discount**2, float(self.round)
         if square < 1.0:
@@ -233,7 +235,7 @@ class LinUCB:
         )
 
     def _model(self) -> Estimate:
-        """Return the current estimate. With a discount it is recomputed if rows were added."""
+        """Return the current estimate. With a discount, first recompute it if rows were added."""
         if self._stale:
             assert self._sums is not None
             self._estimate.refresh(self._sums, self.regularizer)
@@ -309,9 +311,10 @@ class LinUCB:
         return index
 
     def _best_sparse(self, actions: Any, chosen: np.ndarray) -> int:
-        """Do the same as `_best` for sparse actions.
+        """Return the index of the best of sparse actions, and write its features into ``chosen``.
 
-        The bits of a score do not depend on the block, so the choice equals that for dense actions.
+        Actions are converted to dense blocks. The bits of a score do not depend on the block, so
+        the choice equals the choice among dense actions.
         """
         best_score, index, block_start = -math.inf, 0, 0
         for block in dense_blocks("actions", actions, self.dimension):
@@ -741,7 +744,10 @@ class LinUCB:
         return agent
 
     def _restore(self, rounds: int, arrays: dict[str, np.ndarray]) -> None:
-        """Set the agent's state to the checked arrays of a file and its number of rounds."""
+        """Set the agent's state to the arrays of a saved file, after ``rounds`` rounds.
+
+        Raise InputError for an array whose shape or values are invalid.
+        """
         d = self.dimension
         factor = array("factor", arrays["factor"], shape=(d, d))
         if np.triu(factor, 1).any() or not factor.diagonal().min() > 0.0:
@@ -805,7 +811,10 @@ def dense_blocks(name: str, rows: Any, dimension: int) -> Iterator[np.ndarray]:
 
 
 def _action_count(actions: Any, index: int) -> int:
-    """Return K, the number of actions of one logged round."""
+    """Return K, the number of actions of the logged round at this index.
+
+    Raise InputError unless ``actions`` has the shape (K, d) with K >= 1.
+    """
     if not hasattr(actions, "shape"):
         axes("contexts", actions)
     shape = actions.shape if hasattr(actions, "shape") else np.shape(actions)
@@ -821,10 +830,11 @@ def _value_of_choices(
     confidence: float,
     estimator: Any = off_policy.inverse_propensity,
 ) -> off_policy.PolicyValue:
-    """Estimate the mean reward of the replayed choices.
+    """Estimate the mean reward of an agent's choices in the rounds of a log.
 
-    The estimators need action probabilities. The problem is reduced to two actions: index 0 is the
-    logged action, index 1 any other action.
+    ``matched`` (n,) is true in rounds in which the agent chose the logged action. ``rewards`` and
+    ``propensities`` (n,) are those of the logged actions. The estimators take action probabilities,
+    so each round is reduced to two actions: 0 is the logged action, 1 any other action.
     """
     policy = np.stack([matched, ~matched], axis=1).astype(np.float64)
     logged = np.zeros(len(matched), np.int64)

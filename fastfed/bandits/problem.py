@@ -166,10 +166,12 @@ def centred_norm(
 
 
 def _top_eigenvalue(a_squared: float, e_squared: float) -> float:
-    """Return the top eigenvalue of the covariance of N (a, e) for o = 1, from ||a||^2 and e^2.
+    """Return the top eigenvalue of the covariance of N Delta, for the vector Delta = (a, e).
 
-    N Delta has variance 2 ||a||^2 + e^2 in the direction of a, ||a||^2 in the last entry, and
-    ||a||^2 + e^2 in all other directions. The covariance of the first two is ||a|| e.
+    N is a symmetric noise matrix with variance 1 off the diagonal, 2 on the diagonal and 0 in the
+    last diagonal entry. The arguments are ||a||^2 and e^2. N Delta has variance 2 ||a||^2 + e^2 in
+    the direction of a, ||a||^2 in the last entry, and ||a||^2 + e^2 in all other directions. The
+    covariance of the first two is ||a|| e.
     """
     return 0.5 * (
         3.0 * a_squared
@@ -190,7 +192,7 @@ def _interval(name: str, value: object) -> tuple[float, float]:
 
 
 def checked_sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
-    """Check T, M and d, and return them."""
+    """Check the sizes, and return T, M and d."""
     return (
         integer("horizon", horizon, at_least=1),
         integer("silos", silos, at_least=1),
@@ -199,7 +201,7 @@ def checked_sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, i
 
 
 def checked_batch(batch_size: int, horizon: int) -> int:
-    """Check B and return it."""
+    """Check the batch size B, which is at most the horizon, and return it."""
     return integer("batch_size", batch_size, at_least=1, at_most=horizon)
 
 

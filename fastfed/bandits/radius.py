@@ -83,7 +83,10 @@ class Theory:
 def published_regularizer(
     problem: ProblemSpec, distribution: NoiseDistribution, alpha: float
 ) -> float:
-    """Return lambda of the published experiment code of zhou-chowdhury-2024."""
+    """Return the regularizer lambda of the published experiment code of zhou-chowdhury-2024.
+
+    ``alpha`` is the failure probability of the confidence sets.
+    """
     if distribution.none:
         return math.sqrt(problem.silos)
     levels = distribution.releases.bit_length()
@@ -97,7 +100,8 @@ def published_regularizer(
 def printed_regularizer(distribution: NoiseDistribution, dimension: int, alpha: float) -> float:
     """Return lambda of chowdhury-zhou-2022, Lemma A.4, for the noisiest release.
 
-    The constant that the lemma hides in Theta(.) is taken as 1.
+    The constant that the lemma hides in Theta(.) is taken as 1. ``alpha`` is the failure
+    probability of the confidence sets.
     """
     if distribution.none:
         return 1.0
@@ -126,7 +130,7 @@ def make_theory(
         The curve's keys: the rule for lambda, or lambda itself, the factor on the radius, bounds on
         theta*, and the rule ``radius``:
 
-        - "direct": see `_direct` and docs/radius.md.
+        - "direct": see `_direct_radius` and docs/radius.md.
         - "lemma-c2": zhou-chowdhury-2024, Lemma C.2, equation (4), with lambda_min = lambda -
           ||N||, lambda_max = lambda + ||N|| and nu = ||h|| / sqrt(lambda_min). Half of alpha is
           for the rewards, a quarter each for N and for h. The bound for the rewards is a union over
@@ -168,7 +172,7 @@ def make_theory(
     union = 1 if released_only else union
     reward_alpha = alpha - noise_alpha
     if radius == "direct":
-        lam, radius_numbers, definite = _direct(
+        lam, radius_numbers, definite = _direct_radius(
             distribution, problem, regularizer, n_bound, alpha, reward_alpha / union, centred
         )
         lambda_min = np.where(definite, lam - n_bound, lam)
@@ -253,7 +257,7 @@ def reward_conditions(
 
 
 def _unclipped(problem: ProblemSpec, clip: Clip | None) -> Condition:
-    """Return the condition that clipping does not change rewards."""
+    """Return the condition that no reward of the problem is outside of the clipping bounds."""
     holds = problem.reward_range is not None and (
         clip is None
         or (clip.low <= problem.reward_range[0] <= problem.reward_range[1] <= clip.high)
@@ -261,7 +265,7 @@ def _unclipped(problem: ProblemSpec, clip: Clip | None) -> Condition:
     return Condition("rewards are bounded, and clipping does not move their mean", holds)
 
 
-def _direct(
+def _direct_radius(
     distribution: NoiseDistribution,
     problem: ProblemSpec,
     regularizer: str | float,
@@ -272,7 +276,9 @@ def _direct(
 ) -> tuple[np.ndarray, Radius, np.ndarray]:
     """Compute the direct radius, which bounds |<x, theta* - theta_hat>| without using ||.||_V.
 
-    Return lambda (K + 1,), the parameters of the radius, and whether lambda > n (K + 1,).
+    ``n_bound`` (K + 1,) bounds n = ||N|| at each release, except with probability alpha / 4.
+    ``reward_alpha`` is the failure probability of event (3) below. Return lambda (K + 1,), the
+    parameters of the radius, and whether lambda > n (K + 1,).
 
     Let G and u be the raw sums, N and h their noise, V = lambda I + G + N, theta_hat = V^-1 (u + h)
     and S = sum x eta. Then
@@ -386,8 +392,10 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
         if plan.own.bound is None:
             return None
         shared_bound = direct_regret_bound(replace(plan, own=None, horizon=plan.own.until), theory)
-        return None if shared_bound is None else shared_bound + plan.silos * own_regret(plan)
-    lengths, widths, growth = _widths(plan, theory)
+        return (
+            None if shared_bound is None else shared_bound + plan.silos * local_round_regret(plan)
+        )
+    lengths, widths, growth = _widths_by_batch(plan, theory)
     unsynchronised = plan.batch_size == 0
     bad = 0.0
     if not unsynchronised or plan.radius.anchor < 1.0:
@@ -398,14 +406,14 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     return float((plan.silos if unsynchronised else 1) * (bad + good))
 
 
-def own_regret(plan: Plan) -> float:
+def local_round_regret(plan: Plan) -> float:
     """Bound the regret of one silo in its local rounds, for rule "min-of-bounds" or with a sieve.
 
-    Return B(T) of docs/own-rounds.md,
-    2 m (R sqrt(b + d ln(1 + T/d)) + S) sqrt(2 T d ln(1 + T/d)).
-    The regret of a round is at most twice the width of its confidence set, or with a sieve twice
-    the largest width, times 1 + ``ledger`` for ``bonus``. The bound follows from
-    the Cauchy-Schwarz inequality and the elliptical potential lemma over all rounds of the silo.
+    Return 2 m (R sqrt(b + d ln(1 + T/d)) + S) sqrt(2 T d ln(1 + T/d)), where ``plan.own.bound`` is
+    (m, R, b, S). It is called B(T) in docs/own-rounds.md. The regret of a round is at most twice
+    the width of its confidence set. With a sieve it is at most twice the largest width, times the
+    factor on the sieve's slack. The Cauchy-Schwarz inequality and the elliptical potential lemma
+    then bound the sum over all rounds of the silo.
     """
     assert plan.own is not None and plan.own.bound is not None
     multiplier, scale, base, offset = plan.own.bound
@@ -416,9 +424,9 @@ def own_regret(plan: Plan) -> float:
 
 
 def _direct_in_batches(plan: Plan) -> bool:
-    """Return True if the kind of plan is covered by the proof of `direct_regret_bound`.
+    """Return True if the proof of `direct_regret_bound` covers this kind of plan.
 
-    The conditions on rewards and contexts are not checked.
+    The conditions on rewards and contexts, which are in its theory, are not checked here.
     """
     # If updates are not lazy and there is no release in every round, actions depend on raw data of
     # the current batch, which the proof does not allow.
@@ -427,8 +435,12 @@ def _direct_in_batches(plan: Plan) -> bool:
     return plan.radius.direct and not uses_batch and not unsupported
 
 
-def _widths(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Return, for each batch, its rounds over all silos, C of step 2, and Lambda at its end."""
+def _widths_by_batch(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """Return the quantities of each batch in the proof of `direct_regret_bound`.
+
+    These are arrays of the number of rounds of a batch over all silos, and of the width C in step 2
+    of the proof, and a list of Lambda = d ln(1 + rows / (d c)) at the end of each batch.
+    """
     radius = plan.radius
     d, c = plan.dimension, radius.anchor
     unsynchronised = plan.batch_size == 0
@@ -440,14 +452,20 @@ def _widths(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray, list[fl
     )
     starts = np.unique(np.append(0, ends[ends < plan.horizon]))
     entry = np.minimum(np.arange(len(starts)), len(radius.error_bound) - 1)
-    widths = _widths_at(plan, theory, entry, silos * starts)
+    widths = _widths_of_releases(plan, theory, entry, silos * starts)
     lengths = np.diff(starts, append=plan.horizon) * silos
     growth = [d * math.log1p(float(rows) / (d * c)) for rows in lengths.cumsum()]
     return lengths, widths, growth
 
 
-def _widths_at(plan: Plan, theory: Theory, entry: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return C of step 2 for entries of the radius (n,), for V with these numbers of rows (n,)."""
+def _widths_of_releases(
+    plan: Plan, theory: Theory, entry: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
+    """Return the width C in step 2 of the proof of `direct_regret_bound`, (n,).
+
+    ``entry`` (n,) holds indices into the arrays of the radius by release, and ``rows`` (n,) the
+    numbers of data points in V.
+    """
     radius = plan.radius
     d, c = plan.coordinates, radius.anchor
     n = np.maximum(theory.regularizer[entry] - c, 0.0)
@@ -455,7 +473,7 @@ def _widths_at(plan: Plan, theory: Theory, entry: np.ndarray, rows: np.ndarray) 
     rows_per_dimension = rows / d
 
     def beta(f: float) -> np.ndarray:
-        """Return beta_f of step 3 at the start of each batch."""
+        """Return the bound on the radius beta_f in step 3 of the proof, (n,)."""
         log_det = d * np.log(f * (2.0 * n + c + rows_per_dimension) / c)
         width: np.ndarray = radius.scale * np.sqrt(f * (radius.base + log_det))
         return width
@@ -467,7 +485,11 @@ def _widths_at(plan: Plan, theory: Theory, entry: np.ndarray, rows: np.ndarray) 
 
 
 def _bad_rounds(plan: Plan, lengths: np.ndarray, growth: list[float]) -> list[float]:
-    """Bound the rounds of all silos in bad batches (step 4), up to the end of each batch."""
+    """Bound the number of rounds in bad batches up to the end of each batch, over all silos.
+
+    A batch is bad if it raises ln det A by more than ln 2 (step 4 of `direct_regret_bound`).
+    ``lengths`` and ``growth`` are the rounds and the Lambda of `_widths_by_batch`.
+    """
     if not plan.release_rounds:
         longest = np.maximum.accumulate(lengths)
         return [float(n * g / math.log(2.0)) for n, g in zip(longest, growth, strict=True)]
@@ -522,9 +544,9 @@ def sieve_widths(plan: Plan, theory: Theory) -> tuple[float, ...]:
     with np.errstate(over="ignore", invalid="ignore"):
         if isinstance(plan, ClockedPlan):
             views = np.arange(len(theory.regularizer))
-            widths = _widths_at(plan, theory, views, plan.clocks.rows)
+            widths = _widths_of_releases(plan, theory, views, plan.clocks.rows)
         else:
-            _, widths, _ = _widths(plan, theory)
+            _, widths, _ = _widths_by_batch(plan, theory)
     # The batch after the last release may be empty.
     entries = np.minimum(np.arange(len(theory.regularizer)), len(widths) - 1)
     return tuple(plan.radius.multiplier * width for width in widths[entries].tolist())

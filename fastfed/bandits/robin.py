@@ -144,7 +144,7 @@ def build(config: RobinConfig, problem: ProblemSpec) -> System:
     clip = config.bounds(published=config.radius == "published-code")
     local, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip)
     phases = phases_of(problem.horizon)
-    first = initial(config, problem)
+    first = initial_phase_count(config, problem)
     shares = not config.memory or sharing_pays(problem, config.epsilon or 0.0)
     protocol = PRIVATE_MEAN if config.private else PLAIN_MEAN
     plan = PhasePlan(local, min(first, phases) if shares else phases, protocol)
@@ -153,12 +153,12 @@ def build(config: RobinConfig, problem: ProblemSpec) -> System:
         plan = sealed(replace(plan, privacy=claim))
         return System("robin", plan, account(plan, problem), theory=theory)
     plan = replace(plan, means=private_means(config, problem, plan))
-    plan = sealed(replace(plan, privacy=declared(config, problem, plan, theory, shares)))
+    plan = sealed(replace(plan, privacy=privacy_claim(config, problem, plan, theory, shares)))
     bound_curves = partial(lower_bound_curves, config, problem)
     return System("robin", plan, account(plan, problem), bound_curves, theory=theory)
 
 
-def initial(config: RobinConfig, problem: ProblemSpec) -> int:
+def initial_phase_count(config: RobinConfig, problem: ProblemSpec) -> int:
     """Return U, the number of initial phases: the key, or the rule of Proposition C.3."""
     if not isinstance(config.initial_phases, str):
         return config.initial_phases
@@ -169,9 +169,10 @@ def initial(config: RobinConfig, problem: ProblemSpec) -> int:
 def private_means(
     config: RobinConfig, problem: ProblemSpec, plan: PhasePlan
 ) -> tuple[WinsorizedMean, ...]:
-    """Calibrate the private means of all phases that release a model.
+    """Calibrate the private means of the clients' estimates, one for each phase with a release.
 
-    All means share one budget. Each phase has a different concentration radius.
+    All means share one budget. The longer a phase, the smaller the ball around theta* that contains
+    the estimates.
     """
     assert config.epsilon is not None and config.delta is not None and config.diversity is not None
     beta = config.failure_probability
@@ -201,10 +202,13 @@ def private_means(
     return tuple(means)
 
 
-def declared(
+def privacy_claim(
     config: RobinConfig, problem: ProblemSpec, plan: PhasePlan, theory: Theory, shares: bool
 ) -> Claim:
-    """Return the privacy claim of the plan, for all data of one client."""
+    """Return the privacy claim of the plan, which protects all data of one client.
+
+    ``shares`` is False if the clients learn alone, because sharing does not pay.
+    """
     assert config.epsilon is not None and config.delta is not None
     source = "huang-2023, Algorithm 1, of which no greedy phase is reached"
     if plan.means:
@@ -223,7 +227,11 @@ def _learning_caveats(
     means: tuple[WinsorizedMean, ...],
     shares: bool,
 ) -> list[str]:
-    """Return caveats about the regret."""
+    """Return the caveats about the regret of a private curve.
+
+    ``means`` are the private means of the phases that release a model. ``shares`` is False if the
+    clients learn alone, because sharing does not pay.
+    """
     caveats = []
     if not shares:
         caveats.append(

@@ -58,20 +58,25 @@ MAX_PHASES = 200
 def concentration(problem: ProblemSpec, lambda_0: float, beta: float) -> float:
     """Return c_1 of Theorem 3.3: 4 sqrt(2 d ln(16 d (M + 1) P / beta)) / lambda_0.
 
-    The distance of a silo's estimate from theta* is at most c_1 / sqrt n after a phase of n rounds.
+    P is the number of phases, ``lambda_0`` the diversity constant of the environment, and ``beta``
+    the failure probability. After a phase of n rounds the distance of a silo's estimate from theta*
+    is at most c_1 / sqrt n.
     """
     d, m, phases = problem.dimension, problem.silos, phases_of(problem.horizon)
     return 4.0 * math.sqrt(2.0 * d * math.log(16.0 * d * (m + 1) * phases / beta)) / lambda_0
 
 
 def initial_phases(problem: ProblemSpec, lambda_0: float, margin: float, beta: float) -> int:
-    """Return U of Proposition C.3, the smallest U that satisfies two conditions.
+    """Return U of Proposition C.3, the number of initial phases.
 
+    U is the smallest number that satisfies two conditions:
     2^U >= 64 ln(2 d M P/beta) / lambda_0^2 and
     2^U >= 144 d U^2 (C_0 + lambda_0)^2 ln(2 d M P/beta) ln 2 / lambda_0^4.
+    P is the number of all phases, and C_0 is ``margin``.
     """
     d, m, phases = problem.dimension, problem.silos, phases_of(problem.horizon)
     log = math.log(2.0 * d * m * phases / beta)
+    # Base-2 logarithms of the right sides, the second without U^2: 2^U may overflow.
     log2_first = math.log2(64.0 * log) - 2.0 * math.log2(lambda_0)
     log2_second = math.log2(144.0 * d * log * math.log(2.0))
     log2_second += 2.0 * math.log2(margin + lambda_0) - 4.0 * math.log2(lambda_0)
@@ -116,34 +121,34 @@ class Estimation(NamedTuple):
     silos_needed: float
 
 
-def _epsilon(epsilon: float) -> float:
+def _checked_epsilon(epsilon: float) -> float:
     """Check epsilon and return it."""
     return number("epsilon", epsilon, above=0)
 
 
-def _delta(delta: float) -> float:
+def _checked_delta(delta: float) -> float:
     """Check delta and return it."""
     return number("delta", delta, above=0, below=1)
 
 
-def _margin(margin: float) -> float:
-    """Check C_0 and return it."""
+def _checked_margin(margin: float) -> float:
+    """Check the margin constant C_0, and return it."""
     return number("margin", margin, above=0)
 
 
-def _diversity(diversity: float) -> float:
-    """Check lambda_0 and return it."""
+def _checked_diversity(diversity: float) -> float:
+    """Check the diversity constant lambda_0, and return it."""
     return number("diversity", diversity, above=0)
 
 
-def _failure(failure_probability: float) -> float:
-    """Check beta and return it."""
+def _checked_failure(failure_probability: float) -> float:
+    """Check the failure probability beta, and return it."""
     return number("failure_probability", failure_probability, above=0, below=1)
 
 
-def _with_margin(t: int, d: int, margin: float) -> float:
-    """Return C_0 d ln T, the order of regret without privacy."""
-    return _margin(margin) * d * math.log(t)
+def _order_without_privacy(t: int, d: int, margin: float) -> float:
+    """Return C_0 d ln T, the order of regret without privacy; C_0 is ``margin``."""
+    return _checked_margin(margin) * d * math.log(t)
 
 
 # ---- Upper bounds: Theorems 3.3 and C.6 ----------------------------------------------------------
@@ -171,13 +176,18 @@ def theorem_3_3(
     so misses a second factor ln(2/delta). It drops the regret of the initial rounds, which is
     linear in M, so only the growth with T is proven. `theorem_c_6` has both terms. The min(M, .) in
     Table 1 is for the variant of Remark 4.6.
+
+    Here T is ``horizon``, M ``silos``, d ``dimension``, lambda_0 ``diversity``, C_0 ``margin`` and
+    beta ``failure_probability``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _epsilon(epsilon)
-    log_failure = -math.log(_failure(failure_probability))
-    spread = _diversity(diversity)
-    private = -d * math.log(t) * math.log(_delta(delta)) * log_failure**3 / m / epsilon / epsilon
-    plain = _with_margin(t, d, margin) * log_failure / spread / spread
+    epsilon = _checked_epsilon(epsilon)
+    log_failure = -math.log(_checked_failure(failure_probability))
+    spread = _checked_diversity(diversity)
+    private = (
+        -d * math.log(t) * math.log(_checked_delta(delta)) * log_failure**3 / m / epsilon / epsilon
+    )
+    plain = _order_without_privacy(t, d, margin) * log_failure / spread / spread
     return checked_constant(constant) * max(1.0, private) * plain
 
 
@@ -197,11 +207,13 @@ def theorem_c_6(
     if the models of all greedy phases satisfy the error bound of that proposition. ``printed`` =
     True computes the bound as in the paper's proof, 8 C_0 c_2^2 P + M 2^U. It counts only phase U
     of the initial phases, and a regret of 1 per round, although 2 is possible.
+
+    Here T is ``horizon``, M ``silos`` and C_0 ``margin``.
     """
     t, m, _ = checked_sizes(horizon, silos, 1)
     first = integer("initial_phases", initial_phases, at_least=1, at_most=MAX_PHASES)
     error = number("c_2", c_2, above=0)
-    phase = 8.0 * _margin(margin) * error * error
+    phase = 8.0 * _checked_margin(margin) * error * error
     if boolean("printed", printed):
         return phase * phases_of(t) + math.ldexp(m, first)
     return phase * max(phases_of(t) - first, 0) + 2.0 * m * min(last_round(first), t)
@@ -222,8 +234,9 @@ def proposition_c_3(
 ) -> Estimation:
     """Return the constants of Proposition C.3 on the error of the models of `robin`.
 
-    The proposition states ||theta^(p) - theta*|| <= c_2/sqrt(M 2^(p-1)) for all p > U, with
-    probability 1 - beta. (The paper prints 2^p, its proof uses 2^(p-1).) With the printed budgets
+    The proposition states that the model theta^(p) after phase p of P satisfies ||theta^(p) -
+    theta*|| <= c_2/sqrt(M 2^(p-1)) for all p > U, the number of initial phases, with probability
+    1 - beta. (The paper prints 2^p, its proof uses 2^(p-1).) With the printed budgets
     epsilon_0 = epsilon/sqrt(6 P ln(2/delta)) and delta_0 = delta/(2 P) of one release,
 
     c_2 = c_1 (80 ln(16 d P/beta) sqrt(6 d ln(16 d M P/beta) ln(1/delta_0))/(sqrt(M) epsilon_0) + 1)
@@ -239,11 +252,14 @@ def proposition_c_3(
     needs, by 4 to 6 phases for arms on a sphere. c_1 lacks a factor 2 in its logarithm, for which a
     sharper covariance would more than compensate. In phase U rewards and chosen features are not
     independent.
+
+    Here d is ``dimension``, lambda_0 ``diversity``, C_0 ``margin`` and beta
+    ``failure_probability``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon, delta = _epsilon(epsilon), _delta(delta)
-    spread, c_0 = _diversity(diversity), _margin(margin)
-    beta = _failure(failure_probability)
+    epsilon, delta = _checked_epsilon(epsilon), _checked_delta(delta)
+    spread, c_0 = _checked_diversity(diversity), _checked_margin(margin)
+    beta = _checked_failure(failure_probability)
     problem = ProblemSpec(silos=m, horizon=t, dimension=d)
     p, u = phases_of(t), initial_phases(problem, spread, c_0, beta)
     epsilon_ratio = math.sqrt(6.0 * p * (math.log(2.0) - math.log(delta)))  # epsilon over epsilon_0
@@ -289,10 +305,12 @@ def theorem_4_2(
 
     The last term also needs delta to be smaller than e^(-M epsilon)/(4 M) by some factor. The proof
     needs delta of the order of 1/(d M^2 T), while the theorem states 1/(M sqrt T).
+
+    Here T is ``horizon``, M ``silos``, d ``dimension`` and C_0 ``margin``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _epsilon(epsilon)
-    plain = _with_margin(t, d, margin)
+    epsilon = _checked_epsilon(epsilon)
+    plain = _order_without_privacy(t, d, margin)
     last_term = math.exp(-m * epsilon) * m * t
     last_term *= margin if boolean("printed", printed) else 1.0 / margin
     return checked_constant(constant) * (max(plain, plain / m / epsilon / epsilon) + last_term)
@@ -313,14 +331,16 @@ def theorem_4_5(
     margin condition and T >= d^2, min(M, max(sqrt M, 1/epsilon)) sqrt(d T). The orders are proven,
     the constants are not given. The proof replaces e^epsilon - 1 by epsilon, which changes the
     bound by a factor of at most 1.45^2.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _epsilon(epsilon)
+    epsilon = _checked_epsilon(epsilon)
     if margin is None:
         return (
             checked_constant(constant) * min(m, max(math.sqrt(m), 1.0 / epsilon)) * math.sqrt(d * t)
         )
-    plain = _with_margin(t, d, margin)
+    plain = _order_without_privacy(t, d, margin)
     return checked_constant(constant) * min(m * plain, max(plain, plain / m / epsilon / epsilon))
 
 
@@ -341,12 +361,14 @@ def theorem_5_3(
     min(M, 1/epsilon) C_0 d ln T. With ``margin`` = None, for instances without the margin
     condition, min(M, sqrt(M/epsilon)) sqrt(d T). The paper makes errors in constants and roots when
     it evaluates the integral of the proof. The integral gives these orders.
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _epsilon(epsilon)
+    epsilon = _checked_epsilon(epsilon)
     if margin is None:
         return checked_constant(constant) * min(m, math.sqrt(m / epsilon)) * math.sqrt(d * t)
-    return checked_constant(constant) * min(m, 1.0 / epsilon) * _with_margin(t, d, margin)
+    return checked_constant(constant) * min(m, 1.0 / epsilon) * _order_without_privacy(t, d, margin)
 
 
 def corollary_5_5(
@@ -362,12 +384,18 @@ def corollary_5_5(
 
     min(M, 1/epsilon^2) C_0 d ln T. With ``margin`` = None, for instances without the margin
     condition, min(M, sqrt(M)/epsilon) sqrt(d T). The bound is `theorem_4_5` with epsilon/sqrt(M).
+
+    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _epsilon(epsilon)
+    epsilon = _checked_epsilon(epsilon)
     if margin is None:
         return checked_constant(constant) * min(m, math.sqrt(m) / epsilon) * math.sqrt(d * t)
-    return checked_constant(constant) * min(m, 1.0 / epsilon / epsilon) * _with_margin(t, d, margin)
+    return (
+        checked_constant(constant)
+        * min(m, 1.0 / epsilon / epsilon)
+        * _order_without_privacy(t, d, margin)
+    )
 
 
 # ---- Lower bound without diversity: Proposition D.1 ----------------------------------------------
@@ -386,9 +414,11 @@ def proposition_d_1(horizon: int, epsilon: float, delta: float, *, printed: bool
     epsilon < ln 9, and the regret T/2 of a fair coin if epsilon < ln 1.8. theta* of the paper has
     norm sqrt 2. With theta*/sqrt 2, and features of norm 1 instead of 1/2, the gap is sqrt 2, so
     the bound still holds.
+
+    Here T is ``horizon``.
     """
     t = integer("horizon", horizon, at_least=1)
-    epsilon, delta = _epsilon(epsilon), _delta(delta)
+    epsilon, delta = _checked_epsilon(epsilon), _checked_delta(delta)
     decay = math.exp(-epsilon)
     if boolean("printed", printed):
         return t * (0.9 * decay - 10.0 * delta)

@@ -224,6 +224,7 @@ class Silo(Acting, Once):
         """Return the number of releases that the silo must have received before the next round."""
         if self.trigger is None:
             return self.plan.due(self.round)
+        # One further release, once the round has come for which a trigger requested it.
         return self.release + (self._asked is not None and self.round >= self._asked)
 
     @once
@@ -347,7 +348,10 @@ class Silo(Acting, Once):
             del self._waiting[0]
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
-        """Return the index and the features (d,) of the action with the largest score."""
+        """Return the index and the features (d,) of the action of the next round.
+
+        In a local round, of which nothing is sent, the state of local rounds chooses it.
+        """
         if self._own is not None and self.plays_own:
             radii = self._radius(), self._second_bonus
             return self._own.select(actions, self._estimate, *radii)
@@ -383,7 +387,7 @@ class Silo(Acting, Once):
         if clip is not None:
             y, feature_clipped, reward_clipped = clip.apply(x, y)
         if self.plan.flips:
-            # What the user's device does. Nothing below reads the reward.
+            # The user's device sends one random bit. Nothing below reads the reward itself.
             words = self._noise.random_u32(self.index, self.round + 1, 4)
             y = self.plan.bit_values[user_bit(self.plan, y, words)]
         self._learn(x, y)
@@ -403,9 +407,11 @@ class Silo(Acting, Once):
         self.round += 1
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        """Add (x, y) to the trigger, the randomizer and the state of local rounds.
+        """Learn the features x (d,) and the reward y of a round.
 
-        Without lazy updates also add it to the silo's estimate.
+        In a local round they enter only the state of local rounds, which never leaves the silo. In
+        a shared round they enter that state, the trigger and the randomizer, and without lazy
+        updates the silo's estimate.
         """
         if self.plan.policy == "random":
             return
@@ -551,11 +557,14 @@ class Client(Silo):
         return super().select(actions)
 
     def _radius(self) -> float:
-        """Return beta of the next round, which is 0 in greedy phases."""
+        """Return the confidence radius beta of the next round, which is 0 in greedy phases."""
         return 0.0 if self.greedy else super()._radius()
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        """Add (x, y) to the next estimate, and before greedy phases to the local LinUCB model."""
+        """Add the features x (d,) and the reward y to the sums of the next estimate.
+
+        In the initial phases, add them also to the local LinUCB model.
+        """
         linalg.accumulate(self._statistic, x, y)
         if not self.greedy:
             self._estimate.observe(x, y)
@@ -609,6 +618,7 @@ class Client(Silo):
         if model.values.shape != (self.plan.dimension,) or not np.isfinite(model.values).all():
             raise InputError(f"model must hold {self.plan.dimension} finite numbers")
         self.release += 1
+        # With w = 0 no action has a bonus, so choices are greedy.
         self._estimate.w[:] = 0.0
         self._estimate.theta[:] = model.values
         self._second_bonus = 0.0
@@ -623,9 +633,9 @@ class Client(Silo):
 
 
 def rounds_between(plan: PhasePlan) -> list[tuple[int, int, int]]:
-    """Return a tuple for each greedy phase: (the phase before it, its first and last round).
+    """Return a tuple for each greedy phase: (number of the phase before it, first and last round).
 
-    The model of a greedy phase is the average of the estimates of the phase before it.
+    In a greedy phase clients use the average of their estimates of the phase before it.
     """
     return [
         (phase, last_round(phase) + 1, min(last_round(phase + 1), plan.horizon))

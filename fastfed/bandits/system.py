@@ -76,8 +76,8 @@ class Algorithm(_system.Algorithm):
         Returns
         -------
         System
-            If the score is not "ucb" and there is no sieve, the system's theory states that the
-            score is no upper confidence bound.
+            If a score other than "ucb" chooses actions without a sieve, its theory has a failing
+            condition: that actions are chosen by upper confidence bounds.
 
         Raises
         ------
@@ -86,7 +86,7 @@ class Algorithm(_system.Algorithm):
         """
         system: System = super().make_checked(config, problem)
         if getattr(system.plan, "arms", False):
-            from fastfed.bandits.arms import with_draws  # it imports this module
+            from fastfed.bandits.arms import with_draws  # imported here, since it imports this file
 
             if (drawn := with_draws(system, problem)) is not system:
                 return drawn
@@ -101,7 +101,7 @@ class Algorithm(_system.Algorithm):
                 system = replace(system, plan=plan)
         # Whatever score chooses among actions that pass a sieve, the regret bound holds.
         sieved = getattr(system.plan, "sieve_growth", 0.0) > 0.0
-        return system if score == UCB or sieved else scored(system, score, problem)
+        return system if score == UCB or sieved else with_unproven_score(system, score, problem)
 
     def settled(self, config: Any, problem: ProblemSpec) -> Any:
         """Return the config with all defaults that depend on the problem's sizes filled in."""
@@ -112,8 +112,11 @@ class Algorithm(_system.Algorithm):
         return config.settled(problem) if isinstance(config, Config) else config
 
 
-def scored(system: System, score: str, problem: ProblemSpec) -> System:
-    """Return the system with a theory that states that its score is no upper confidence bound."""
+def with_unproven_score(system: System, score: str, problem: ProblemSpec) -> System:
+    """Return the system with a failing condition in its theory: its score is no confidence bound.
+
+    ``score`` is the name of the score function. The caveats in plan and certificate follow.
+    """
     text = f'the chosen action has the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(text, False)))
     # The privacy guarantee is about the releases: it holds for any score computed from them.
@@ -126,7 +129,7 @@ def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
     """Return the plan with the caveats ``old`` of its claim replaced by ``new``."""
 
     def with_new_caveats(claim: Claim) -> Claim:
-        """Return the claim with ``new`` after all caveats that are not in ``old``."""
+        """Return the claim with the caveats ``old`` removed and ``new`` appended."""
         unchanged = tuple(c for c in claim.caveats if c not in old)
         return msgspec.structs.replace(claim, caveats=(*unchanged, *new))
 
@@ -278,9 +281,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranking(self) -> tuple[float, float]:
-        """m' of the ranking, and the factor on the sieve's slack; (m', 0) for a slack of 1.
+        """The pair (m', factor) by which actions are ranked after a sieve.
 
-        See `fastfed.protocols.plan.Plan`.
+        m' multiplies the bonus in the ranking, and the factor multiplies the slack of the sieve. A
+        factor of 0 means that the slack is 1, see `fastfed.protocols.plan.Plan`.
         """
         if self.bonus not in (None, 1.0):
             return self.bonus, 1.0 + self.ledger
@@ -296,7 +300,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return "published-code" if self.radius == "published-code" else "from-noise"
 
     def with_batches(self, first: int, ratio: float) -> Self:
-        """Return the config with growing batches, where its keys do not say which ones."""
+        """Return the config with this first batch and growth ratio as defaults.
+
+        They are not used if one of the keys ``batch_first`` and ``batch_ratio`` is given.
+        """
         if self.batch_first is not None or self.batch_ratio is not None:
             return self
         return msgspec.structs.replace(self, batch_first=first, batch_ratio=ratio)
@@ -337,7 +344,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sieve_needs(self) -> str:
-        """What a sieve needs, for messages."""
+        """The keys that a sieve needs, as text for error messages."""
         return 'radius "direct" and lazy = true'
 
     def reward_limit(self, problem: ProblemSpec, clip: Clip | None) -> float:
@@ -406,7 +413,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return Clip(feature=FEATURE_BOUND, constant=constant, centre=self.reward_centre)
 
     def centred_norm(self, problem: ProblemSpec) -> CentredNorm | None:
-        """Return bounds on theta* - theta0 if the problem has a constant feature, else None."""
+        """Return bounds on theta* - theta0, or None if ||theta*|| <= 1 is the only bound.
+
+        theta0 is the public vector with <x, theta0> = ``reward_centre`` for every x. It exists if
+        the problem has a constant feature (docs/centred.md).
+        """
         if problem.intercept is None or (self.reward_centre is None and problem.intercept == 1.0):
             return None
         if self.reward_centre is None:
@@ -527,6 +538,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return Clip() if clips else None
 
 
+#: What is private: a user's contexts and rewards, or rewards only.
+PROTECTS = ("user", "reward")
 #: A simulation draws Gaussian noise for each silo's release, or once for the sum over silos.
 NOISE_DRAWS = ("silo", "sum")
 

@@ -29,6 +29,19 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 PORT = click.IntRange(1, 65535)
 
 
+class Days(click.FloatRange):
+    """A number of days of at most a century; its error says how to write one."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the number; fail with an example unless it is one in the range."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(
+                f"must be a number of days from 0 to 36500, such as 30, got {value!r}", param, ctx
+            )
+
+
 #: Seconds that a party has after a signal: first to end its work, then to finish a write.
 ENDING, WRITING = 2.5, 1.0
 #: Interval in seconds at which the main thread checks for signals that another thread received.
@@ -260,7 +273,7 @@ def carried(process: Any, courier: Path, every: float, log: Any) -> None:
 @click.option(
     "--keep",
     metavar="DAYS",
-    type=click.FloatRange(min=0.0, max=36500.0),
+    type=Days(min=0.0, max=36500.0),
     help="Erase records that many days after they are released. By default none is erased.",
 )
 @party

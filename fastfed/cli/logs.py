@@ -11,7 +11,7 @@ import rich_click as click
 from fastfed._validate import InputError
 from fastfed.cli.output import print_table, progress, say
 from fastfed.reporting.sections import certificates_text
-from fastfed.reporting.text import privacy_text
+from fastfed.reporting.text import counted, privacy_text
 from fastfed.results.files import replace_file
 from fastfed.results.store import VALUES
 from fastfed.simulation.experiment import Experiment
@@ -44,7 +44,8 @@ def run_log(experiment: Experiment, folder: Path) -> LogValues:
         replace_file(folder / name, content, private=True)
     click.secho(values.name, bold=True)
     click.echo(
-        f"M = {values.silos}, at most {values.actions} actions, {values.replicates} trainings; "
+        f"M = {values.silos}, at most {counted(values.actions, 'action')}, "
+        f"{counted(values.replicates, 'training')}; "
         f"trained on {values.trained} rows, evaluated on {values.evaluated} other rows"
     )
     click.echo("value: expected reward per round, by inverse propensity weighting")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -225,6 +226,21 @@ def listening(
     return config
 
 
+def check_free(host: str, port: int) -> None:
+    """Raise InputError unless a server may listen on this port of the host."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in addresses:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise InputError(
+            f"the hub cannot listen on port {port} of {host} ({error.strerror}): choose a "
+            "different host or port, or stop the program that uses this port"
+        ) from None
+
+
 def serve(
     process: Process,
     host: str,
@@ -256,9 +272,10 @@ def serve(
     ------
     InputError
         If ``host`` is not a loopback address or ``client_ca`` is given, and there is no
-        certificate; or if the extra ``deploy`` is not installed.
+        certificate; if the extra ``deploy`` is not installed; or if the port cannot be used.
     """
     config = listening(process, host, port, cert, key, client_ca, log)
+    check_free(host, port)
     import uvicorn
 
     class Server(uvicorn.Server):

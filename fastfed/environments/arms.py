@@ -66,6 +66,7 @@ class Arms:
 
     @property
     def _arms(self) -> int:
+        """Number of arms (K)."""
         return len(self.means) if self.means is not None else int(self.actions or ACTIONS)
 
     def natural_silos(self) -> int | None:

@@ -97,7 +97,7 @@ class RewardDistribution:
 
     @property
     def c(self) -> tuple[int, float]:
-        """The pair (number of the kind, std) that the C code takes."""
+        """The pair (number of the kind, std) that describes the distribution to compiled code."""
         return REWARD_KINDS[self.kind], self.std
 
 
@@ -380,10 +380,13 @@ def check_exact_sums(silos: int, horizon: int, unit: float) -> None:
 
 
 def chances(means: np.ndarray) -> np.ndarray:
-    """Return probabilities (d,) in [0, 1] rounded to multiples of 2^-31, as uint32 counts."""
+    """Round probabilities (d,) to multiples of 2^-31, and return the multiples as uint32."""
     return np.rint(np.asarray(means) * loss_kernels.CHANCES).astype(np.uint32)
 
 
 def best_expert(seed: int, replicate: int, experts: int) -> int:
-    """Draw the best expert of a replicate uniformly, so that no rule for ties favours it."""
+    """Draw the index of the best expert of a replicate.
+
+    It is uniform in 0..``experts`` - 1, so that no rule for breaking ties favours the best expert.
+    """
     return rng.uniform_int(seed, INSTANCE, replicate, 0, 0, experts)

@@ -108,7 +108,7 @@ SHIPPED: dict[str, Callable[[], tuple[Any, ...]]] = {"digits": _digits, "randhie
 
 
 def _no_data(data: object) -> InputError:
-    """Return the error for a value of ``data`` that is no data set."""
+    """Return the InputError for a value of the option ``data`` that is no data set."""
     known = " or ".join(f'"{name}"' for name in SHIPPED)
     hint = nearest(data, list(SHIPPED)) if isinstance(data, str) else ""
     if isinstance(data, np.ndarray):

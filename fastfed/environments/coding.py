@@ -101,7 +101,7 @@ def feature_columns(
     return list(columns)
 
 
-def _positions(cells: list[str], known: list[str]) -> list[int]:
+def _category_positions(cells: list[str], known: list[str]) -> list[int]:
     """Return the position of each cell in the list ``known`` of categories.
 
     A cell that is no category gets len(known). See `_cells.matched` for the comparison.
@@ -113,15 +113,16 @@ def _positions(cells: list[str], known: list[str]) -> list[int]:
     return [positions[cell] for cell in cells]
 
 
-def _code_declared(table: Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
+def _coded_by_range(table: Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
     """Return the features of a column with a declared range, shape (n, 2 or categories + 1).
 
-    The last feature marks missing cells. The width does not depend on the data, and at most one
-    feature of a row is not 0.
+    ``known`` is the range: an interval of numbers, or a list of categories. The last feature marks
+    missing cells. The number of features does not depend on the data, and at most one feature of a
+    row is not 0.
     """
     cells = table.column(name)
     if isinstance(known, list):
-        positions = _positions(cells, known)
+        positions = _category_positions(cells, known)
         present = [cell for cell in cells if cell not in MISSING]
         if present and min(positions) == len(known):
             raise InputError(
@@ -174,7 +175,7 @@ def features_of(
     missing = False
     for name in names:
         if name in known:
-            parts.append(_code_declared(table, name, known[name]))
+            parts.append(_coded_by_range(table, name, known[name]))
             continue
         cells = table.column(name)
         absent = np.array([cell in MISSING for cell in cells])
@@ -183,7 +184,7 @@ def features_of(
             empty.append(name)
             continue
         if table.numbers(name):
-            parts.append(_scaled(table, name, cells, absent))
+            parts.append(_scaled_column(table, name, cells, absent))
         else:
             values = sorted(set(present))
             if len(values) > MAX_CATEGORIES:
@@ -231,8 +232,11 @@ def features_of(
     return np.hstack(parts), tuple(notes)
 
 
-def _scaled(table: Table, name: str, cells: list[str], absent: np.ndarray) -> np.ndarray:
-    """Return a numeric column scaled to [0, 1], shape (n, 1); 0 where it is absent or constant."""
+def _scaled_column(table: Table, name: str, cells: list[str], absent: np.ndarray) -> np.ndarray:
+    """Return a numeric column scaled to [0, 1] by its least and largest value, shape (n, 1).
+
+    ``absent`` (n,) marks missing cells. They become 0, and so does a constant column.
+    """
     values = np.array(
         [
             0.0 if missing else float(cell)
@@ -282,9 +286,10 @@ _MOST_FRACTIONS = 100
 
 
 def _label_notes(table: Table, label: str, classes: np.ndarray) -> tuple[str, ...]:
-    """Return a note for the certificate if the label seems to be a number, not a class.
+    """Return a note for the certificate if the label column seems to hold numbers, not classes.
 
-    Raises InputError for more than 100 numbers that are not all whole.
+    ``classes`` (n,) are the classes of the records. Raises InputError if there are more than 100
+    different numbers, and not all of them are integers.
     """
     actions, count = int(classes.max()) + 1, len(classes)
     fractions = actions > _MANY_FRACTIONS and any(
@@ -306,7 +311,7 @@ def _label_notes(table: Table, label: str, classes: np.ndarray) -> tuple[str, ..
 
 
 def _decimals(table: Table, label: str, cells: list[str]) -> list[Decimal]:
-    """Return numeric labels as exact decimals."""
+    """Convert the numeric cells of the label column to exact decimals."""
     decimals = []
     for cell, line in zip(cells, table.where, strict=True):
         try:

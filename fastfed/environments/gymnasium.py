@@ -100,7 +100,7 @@ def to_gymnasium(
             self._start(first_seed)
 
         def _start(self, seed: int) -> None:
-            """Go before the first round of replicate 0."""
+            """Set the state to before the first round of replicate 0 of this seed."""
             self._seed, self._replicate, self._round = seed, 0, 0
             self._means: np.ndarray | None = None
             self._open()
@@ -130,7 +130,11 @@ def to_gymnasium(
             return self._features.copy(), {**place, "action_mask": mask}
 
         def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-            """Choose an action: return features, reward, True, False and the regret."""
+            """Take an action in the current round, which ends the episode.
+
+            Return the features, the reward, terminated = True, truncated = False, and a dict with
+            the regret.
+            """
             if self._means is None:
                 raise InputError("the episode has ended: call reset, which shows the next round")
             means = self._means

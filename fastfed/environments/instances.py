@@ -223,6 +223,7 @@ def least_eigenvalue(rows: np.ndarray) -> tuple[float, float]:
     """Return the least eigenvalue of the mean of x x' over rows (n, d), and its standard error."""
 
     def least(part: np.ndarray) -> float:
+        """Return the least eigenvalue of the mean of x x' over some of the rows."""
         # The mean of x x' is positive semidefinite: a negative eigenvalue is a rounding error.
         return max(float(np.linalg.eigvalsh(part.T @ part / len(part))[0]), 0.0)
 
@@ -231,7 +232,10 @@ def least_eigenvalue(rows: np.ndarray) -> tuple[float, float]:
 
 
 def margin(gaps: np.ndarray) -> tuple[float, float]:
-    """Return the largest P(gap <= e)/e over gaps (n,), n >= 100, and its standard error."""
+    """Estimate C_0 = sup of P(gap <= e)/e from observed gaps (n,), n >= 100.
+
+    Return the largest ratio over a grid of levels e, and its standard error.
+    """
     ordered = np.sort(gaps)
     n = len(ordered)
     if ordered[0] <= 0.0:

@@ -130,8 +130,8 @@ def letor_pool(
     silos = integer("silos", silos, at_least=1)
     scaling = choice("scaling", scaling, ("column", "row"))
     penalty = 1.0 if theta_penalty is None else number("theta_penalty", theta_penalty, above=0)
-    selected = _columns(features)
-    checked_range = _reward_range(reward_range, scaling)
+    selected = _checked_columns(features)
+    checked_range = _checked_reward_range(reward_range, scaling)
     letor = read_letor(path, missing=missing)
     width = letor.features.shape[1]
     queries = len(letor.starts) - 1
@@ -152,7 +152,7 @@ def letor_pool(
     }
     if theta_penalty is not None and penalty == 1.0:
         options["declared_penalty"] = True  # unlike the default, it is never made smaller
-    derived = _cached(letor, options, str(path), lambda: read_letor(path, missing=missing))
+    derived = _cached_pool(letor, options, str(path), lambda: read_letor(path, missing=missing))
     pool = Pool(
         values=derived.values,
         dimension=len(columns),
@@ -173,7 +173,7 @@ def letor_pool(
 
 
 def _row_notes(letor: LetorRows, missing: str | None) -> tuple[str, ...]:
-    """Return notes about rows that are left out, queries and values of a file."""
+    """Return the notes for the certificate about left-out rows and missing values of a file."""
     notes = []
     if letor.unjudged:
         notes.append(
@@ -184,8 +184,8 @@ def _row_notes(letor: LetorRows, missing: str | None) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _columns(features: str | Sequence[int]) -> tuple[int, ...] | None:
-    """Return the column numbers of the option ``features``; None for "all"."""
+def _checked_columns(features: str | Sequence[int]) -> tuple[int, ...] | None:
+    """Return the column numbers that the option ``features`` selects; None for "all"."""
     if isinstance(features, str):
         if features == "all":
             return None
@@ -207,10 +207,13 @@ def _columns(features: str | Sequence[int]) -> tuple[int, ...] | None:
     return columns
 
 
-def _reward_range(
+def _checked_reward_range(
     reward_range: tuple[float, float] | None, scaling: str
 ) -> tuple[float, float] | None:
-    """Return the checked range of mean rewards; None for "row", which does not map them."""
+    """Check the option ``reward_range``, and return the range to which mean rewards are mapped.
+
+    The default is (0, 1). Return None for scaling "row", which maps no rewards.
+    """
     if scaling == "row":
         if reward_range is not None:
             raise InputError(
@@ -222,28 +225,29 @@ def _reward_range(
     return rising("reward_range", reward_range)
 
 
-def _cached(
+def _cached_pool(
     letor: LetorRows, options: dict[str, Any], path: str, again: Callable[[], LetorRows]
 ) -> _Derived:
     """Return the pool that ``options`` describe, from the cache if it is there.
 
-    ``again`` reads the rows again, if those in the cache are damaged.
+    ``path`` names the source, for error messages. ``again()`` reads its rows again; it is called if
+    the rows in the cache are damaged.
     """
     if letor.folder is None:
-        return _derive(letor, options, path, None)
+        return _compute_pool(letor, options, path, None)
     key = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32]
     folder = letor.folder / "pools" / key
-    cached = _load(letor, options, folder)
+    cached = _load_pool(letor, options, folder)
     if cached is not None:
         return cached
     if not keep_if_whole(letor.folder, "features"):
         if letor.folder.exists():
             raise InputError(f"{letor.folder} is damaged and cannot be removed: remove it")
-        return _cached(again(), options, path, again)
-    return _derive(letor, options, path, folder)
+        return _cached_pool(again(), options, path, again)
+    return _compute_pool(letor, options, path, folder)
 
 
-def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived | None:
+def _load_pool(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived | None:
     """Return a cached pool, or None if the folder is incomplete or damaged."""
     meta = load_meta(folder)
     if meta is None or not keep_if_whole(folder, "values", "means", "theta"):
@@ -258,14 +262,17 @@ def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived |
     return _Derived(values, means, theta, tuple(meta["notes"]), meta["linear"])
 
 
-def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path | None) -> _Derived:
-    """Compute features, means and model, and store them in the cache folder.
+def _compute_pool(
+    letor: LetorRows, options: dict[str, Any], path: str, folder: Path | None
+) -> _Derived:
+    """Compute the features, the mean rewards and theta* of a pool, and store them in ``folder``.
 
-    They stay in memory if ``folder`` is None or cannot be written.
+    They stay in memory if ``folder`` is None or cannot be written. ``path`` names the source, for
+    error messages.
     """
     columns = np.array(options["columns"])
     adapt = options["theta_penalty"] == 1.0 and "declared_penalty" not in options
-    theta, largest, notes = _fit(letor, columns, options["theta_penalty"], adapt)
+    theta, largest, notes = _fit_theta(letor, columns, options["theta_penalty"], adapt)
     if not theta.any():
         raise InputError(
             f"theta_penalty must be smaller for {path}: at {options['theta_penalty']:g} the lasso "
@@ -276,9 +283,9 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
         """Compute theta*, features and rewards of all rows into the storage."""
         if options["scaling"] == "column":
             span = options["reward_range"]
-            model = _by_column(letor, columns, theta, largest, span, path, storage)
+            model = _store_scaled_by_column(letor, columns, theta, largest, span, path, storage)
         else:
-            model = _by_row(letor, columns, theta, storage)
+            model = _store_scaled_by_row(letor, columns, theta, storage)
         return replace(model, notes=(*notes, *model.notes))
 
     too_large, warning = f"the pool of {path} is larger than memory", ""
@@ -296,7 +303,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
             too_large = f"{too_large}, and {why}"
             warning = f"{why}: the pool of {path} stays in memory"
         else:
-            stored = _load(letor, options, folder)
+            stored = _load_pool(letor, options, folder)
             if stored is not None:
                 return stored
     rows, free_bytes = len(letor.relevance), available()
@@ -310,7 +317,10 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
 
 
 def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield (first query, last query + 1, raw rows in float64) of chunks of whole queries."""
+    """Yield chunks of whole queries, as (first query, last query + 1, raw rows in float64).
+
+    The raw rows have the selected ``columns``, where column 0 is the intercept.
+    """
     starts = np.asarray(letor.starts)
     position = np.flatnonzero(columns)
     queries = len(starts) - 1
@@ -343,7 +353,7 @@ def _reader(letor: LetorRows) -> Iterator[Callable[[int, int], np.ndarray]]:
         stored.close()
 
 
-def _fit(
+def _fit_theta(
     letor: LetorRows, columns: np.ndarray, penalty: float, adapt: bool
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Fit theta* on the raw columns, with a smaller penalty if ``adapt`` and theta* would be 0.
@@ -395,7 +405,7 @@ def _fit(
     return np.asarray(lasso.coef_, dtype=np.float64), largest, notes
 
 
-def _by_column(
+def _store_scaled_by_column(
     letor: LetorRows,
     columns: np.ndarray,
     theta: np.ndarray,
@@ -404,10 +414,15 @@ def _by_column(
     path: str,
     storage: PoolStorage,
 ) -> _Model:
-    """Add rows to ``storage`` with scaling "column", which keeps the model linear."""
+    """Scale each column of the rows, add them to ``storage``, and return the linear model.
+
+    ``theta`` (d,) is the fit to the raw columns, ``largest`` (d,) the largest absolute value of
+    each column, and ``span`` the range to which mean rewards are mapped. ``path`` names the source,
+    for error messages.
+    """
     scale = np.where(largest > 0, largest, 1.0)
     norm = max(float(_norms(raw / scale).max()) for _, _, raw in _chunks(letor, columns))
-    scale *= norm / _below_one(len(columns))
+    scale *= norm / _norm_below_one(len(columns))
     model = theta * scale
     low = np.full(len(columns), np.inf, dtype=np.float32)
     high = -low
@@ -416,7 +431,7 @@ def _by_column(
         np.minimum(low, rows.min(axis=0), out=low)
         np.maximum(high, rows.max(axis=0), out=high)
         # Means are computed from the rounded rows, which are what the learner sees.
-        storage.add(_flat(rows, letor, first, last), rows.astype(np.float64) @ model)
+        storage.add(_flat_blocks(rows, letor, first, last), rows.astype(np.float64) @ model)
     least, most = storage.min_mean, storage.max_mean
     if not most > least:
         raise InputError(
@@ -450,15 +465,18 @@ def _by_column(
     return _Model(model, notes, absorbed or shift == 0.0)
 
 
-def _by_row(
+def _store_scaled_by_row(
     letor: LetorRows, columns: np.ndarray, theta: np.ndarray, storage: PoolStorage
 ) -> _Model:
-    """Add rows to ``storage`` with scaling "row": unit rows, and rewards from the raw rows."""
+    """Scale each row to norm 1, add them to ``storage``, and return the model.
+
+    Mean rewards are <raw row, theta>, so they are not linear in the scaled rows.
+    """
     for first, last, raw in _chunks(letor, columns):
         norms = _norms(raw)
         norms[norms == 0] = 1.0
-        unit = raw * (_below_one(len(columns)) / norms)[:, None]
-        storage.add(_flat(unit.astype(np.float32), letor, first, last), raw @ theta)
+        unit = raw * (_norm_below_one(len(columns)) / norms)[:, None]
+        storage.add(_flat_blocks(unit.astype(np.float32), letor, first, last), raw @ theta)
     notes = (
         "theta* was computed from the data and is taken as public",
         "rows have norm 1 while mean rewards are <raw row, theta*>, so the mean is not linear in "
@@ -468,8 +486,11 @@ def _by_row(
     return _Model(theta, notes, False)
 
 
-def _flat(rows: np.ndarray, letor: LetorRows, first: int, last: int) -> np.ndarray:
-    """Return the features of queries first .. last - 1 as flat feature-major blocks."""
+def _flat_blocks(rows: np.ndarray, letor: LetorRows, first: int, last: int) -> np.ndarray:
+    """Return the features (flat) of queries first .. last - 1 in the layout of a pool.
+
+    ``rows`` holds the rows of these queries. The block of each query is feature-major, see `Pool`.
+    """
     starts = np.asarray(letor.starts[first : last + 1])
     return np.concatenate(list(feature_major(rows, starts - starts[0])))
 
@@ -479,8 +500,11 @@ def _norms(rows: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.norm(rows, axis=1))
 
 
-def _below_one(dimension: int) -> float:
-    """Return a norm below 1, such that float32 sums of the d squares of a row are at most 1."""
+def _norm_below_one(dimension: int) -> float:
+    """Return the norm to which rows of d features are scaled, slightly below 1.
+
+    A sum of the d squares of such a row in float32 is at most 1 in spite of rounding.
+    """
     return 1.0 - (dimension + 4) * 2.0**-24
 
 
@@ -527,7 +551,7 @@ class Letor(PoolEnvironment):
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("scaling", self.scaling, ["column", "row"])
-        _columns(self.features)
+        _checked_columns(self.features)
         if self.theta_penalty is not None:
             self.theta_penalty = number("theta_penalty", self.theta_penalty, above=0)
         missing_value(self.missing)

@@ -129,7 +129,7 @@ def read_letor(
     """
     if features is not None:
         features = integer("features", features, at_least=1, at_most=MAX_FEATURES)
-    rows = _read(path, features, missing_value(missing))
+    rows = _read_rows(path, features, missing_value(missing))
     if rows.unjudged:
         _warn(
             f"{path}: {rows.unjudged} rows have relevance -1 or less, which means that nobody has "
@@ -150,28 +150,33 @@ def missing_value(value: object) -> bytes | None:
     return value.encode()
 
 
-def _read(path: str | os.PathLike[str], features: int | None, missing: bytes | None) -> LetorRows:
-    """Return the rows of a path, from the cache if possible."""
+def _read_rows(
+    path: str | os.PathLike[str], features: int | None, missing: bytes | None
+) -> LetorRows:
+    """Return the LETOR rows of a file or folder, from the cache if possible.
+
+    ``features`` is the largest feature index allowed, and ``missing`` the text of a missing value.
+    """
     sources = source_files(path)
     stamps = [_stamp(source) for source in sources]
     folder = _entry_folder(stamps, missing)
-    cached = _load(folder)
+    cached = _load_rows(folder)
     if cached is not None and (features is None or cached.features.shape[1] <= features):
         return cached
     limit = MAX_FEATURES if features is None else features
     try:
-        _cache(folder, str(Path(path).resolve()), sources, stamps, limit, missing)
+        _parse_into_cache(folder, str(Path(path).resolve()), sources, stamps, limit, missing)
     except OSError as error:
         why = f"the cache folder {cache_folder()} cannot be written ({error.strerror or error})"
     else:
         _drop_older(folder, stamps)
-        stored = _load(folder)
+        stored = _load_rows(folder)
         if stored is not None:
             return stored
         why = f"what was written to the cache folder {cache_folder()} cannot be read"
     _warn(f"{why}: {path} is parsed in memory, and again at the next start")
     too_large = f"{path} is larger than memory, and {why}"
-    return _in_memory(sources, stamps, limit, missing, too_large)
+    return _parse_in_memory(sources, stamps, limit, missing, too_large)
 
 
 @cache
@@ -180,7 +185,7 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def _cache(
+def _parse_into_cache(
     folder: Path,
     path: str,
     sources: list[Path],
@@ -190,11 +195,13 @@ def _cache(
 ) -> None:
     """Parse source files into a cache folder, block by block.
 
-    Raises OSError if the folder cannot be written.
+    ``path`` is the path that a user gave, and ``limit`` the largest feature index allowed. Raises
+    OSError if the folder cannot be written, and InputError if a file changes meanwhile.
     """
     with fresh_folder(folder) as temporary, ExitStack() as stack:
 
         def growable(name: str, dtype: Any, table: bool = False) -> GrowableArray:
+            """Open a new array in the temporary folder, which is closed when the block ends."""
             path = temporary / f"{name}.npy"
             return stack.enter_context(closing(GrowableArray(path, dtype, table=table)))
 
@@ -224,16 +231,17 @@ def _cache(
         write_meta(temporary, meta)
 
 
-def _in_memory(
+def _parse_in_memory(
     sources: list[Path],
     stamps: list[_Stamp],
     limit: int,
     missing: bytes | None,
     too_large: str,
 ) -> LetorRows:
-    """Parse source files into memory.
+    """Parse source files into memory, and return their rows.
 
-    Raises InputError with the text ``too_large`` if there is not enough memory.
+    ``limit`` is the largest feature index allowed. Raises InputError with the text ``too_large`` if
+    there is not enough memory.
     """
     free_bytes = available()
     blocks = _BoundedBlocks(free_bytes, too_large)
@@ -380,7 +388,7 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
     return False, "changed since it was cached: the next start parses it again"
 
 
-def _load(folder: Path) -> LetorRows | None:
+def _load_rows(folder: Path) -> LetorRows | None:
     """Return the parsed rows in a cache folder, or None if it is incomplete or damaged."""
     meta = load_meta(folder)
     if meta is not None and meta.get("returning") != 0:
@@ -431,7 +439,7 @@ def _drop_older(folder: Path, stamps: list[_Stamp]) -> None:
 
 
 def _stamp(source: Path) -> _Stamp:
-    """Return the stamp of a source file; raise InputError if it cannot be read."""
+    """Return name, size and time stamp of a source file; raise InputError if it cannot be read."""
     try:
         status = source.stat()
     except OSError as error:

@@ -43,7 +43,7 @@ _LINE_END = np.uint8(ord("\n"))
 
 
 def is_value(text: str) -> bool:
-    """Return True for the text of a number, which may be infinite, or of a missing value."""
+    """Return True if a text is a number, which may be infinite, or means a missing value."""
     data = text.encode("utf-8", "replace")
     return text in MISSING - {""} or bool(_DECIMAL.fullmatch(data) or _NOT_FINITE.fullmatch(data))
 
@@ -112,11 +112,11 @@ def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURE
         if not tokens:
             continue
         where = f"{name}:{number}"
-        relevance.append(_whole(tokens[0], where, "relevance", 31))
+        relevance.append(_parse_integer(tokens[0], where, "relevance", 31))
         if len(tokens) < 2 or not tokens[1].startswith(b"qid:"):
-            token = _text(tokens[1]) if len(tokens) > 1 else "the end of the line"
+            token = _shown(tokens[1]) if len(tokens) > 1 else "the end of the line"
             raise InputError(f"{where}: qid:N must follow the relevance, got {token}")
-        qids.append(_whole(tokens[1][4:], where, "qid", 63))
+        qids.append(_parse_integer(tokens[1][4:], where, "qid", 63))
         pairs.append(_pairs(tokens[2:], where, limit))
     width = max((max(row, default=0) for row in pairs), default=0)
     if len(pairs) > 1 and len(pairs) * width > MAX_ENTRIES:
@@ -134,7 +134,7 @@ def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
     for token in tokens:
         left, colon, right = token.partition(b":")
         if not (colon and left.isdigit()):
-            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
+            raise InputError(f"{where}: expected a pair index:value, got {_shown(token)}")
         index = int(left.lstrip(b"0")[:20] or b"0")
         if not 1 <= index <= limit:
             advice = (
@@ -146,45 +146,50 @@ def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
                 )
             )
             raise InputError(
-                f"{where}: feature index must be 1 to {limit}, got {_text(left)}{advice}"
+                f"{where}: feature index must be 1 to {limit}, got {_shown(left)}{advice}"
             )
         if index in result:
             raise InputError(f"{where}: feature {index} must come once in a line, got it twice")
         if _NOT_FINITE.fullmatch(right):
             raise InputError(
-                f"{where}: feature {index} must be finite, got {_text(right)}{_missing(right)}"
+                f"{where}: feature {index} must be finite, got {_shown(right)}"
+                f"{_advice_on_missing(right)}"
             )
         if not _DECIMAL.fullmatch(right):
-            advice = _missing(right) if right.decode("utf-8", "replace") in MISSING - {""} else ""
-            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}{advice}")
+            advice = (
+                _advice_on_missing(right)
+                if right.decode("utf-8", "replace") in MISSING - {""}
+                else ""
+            )
+            raise InputError(f"{where}: expected a pair index:value, got {_shown(token)}{advice}")
         value = float(right)
         if abs(value) > _LARGEST:
             raise InputError(
                 f"{where}: feature {index} must fit a float32 (at most {_LARGEST:.3g}), "
-                f"got {_text(right)}{_missing(right)}"
+                f"got {_shown(right)}{_advice_on_missing(right)}"
             )
         result[index] = value
     return result
 
 
-def _missing(token: bytes) -> str:
-    """Return advice on a value that no feature can have."""
+def _advice_on_missing(token: bytes) -> str:
+    """Return advice for an error message about a text that no feature can have as its value."""
     return f': if the file writes missing values so, set missing = "{token.decode()}"'
 
 
-def _whole(token: bytes, where: str, name: str, bits: int) -> int:
+def _parse_integer(token: bytes, where: str, name: str, bits: int) -> int:
     """Parse a whole number, written as an integer (2) or with an empty fraction (2.0)."""
     if _WHOLE.fullmatch(token) and len(token) <= 40:
         value = int(token.split(b".")[0])
         if -(2**bits) <= value < 2**bits:
             return value
         raise InputError(
-            f"{where}: {name} must be a whole number of at most {2**bits - 1}, got {_text(token)}"
+            f"{where}: {name} must be a whole number of at most {2**bits - 1}, got {_shown(token)}"
         )
-    raise InputError(f"{where}: {name} must be a whole number, got {_text(token)}")
+    raise InputError(f"{where}: {name} must be a whole number, got {_shown(token)}")
 
 
-def _text(token: bytes) -> str:
+def _shown(token: bytes) -> str:
     """Return bytes of a file as text for an error message."""
     return show(token.decode("utf-8", errors="replace"), 40)
 
@@ -195,8 +200,11 @@ def _text(token: bytes) -> str:
 _OPENERS: dict[str | None, Any] = {"bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}
 
 
-def _other_text(start: bytes, kind: str | None) -> str | None:
-    """Return what the first bytes of a file are and what to do with it, or None for text."""
+def _kind_of_other_file(start: bytes, kind: str | None) -> str | None:
+    """Return a phrase that names the kind of a file that is not text, and what to do with it.
+
+    ``start`` are its first bytes, and ``kind`` its compression. Return None for text.
+    """
     if kind is not None:
         return f"a file compressed by {kind}: unpack it"
     if is_utf_16(start):
@@ -268,7 +276,7 @@ def parse(
                 first_rows = np.flatnonzero(starts_query)
                 for qid in rows.qid[first_rows].tolist():
                     if qid in seen:
-                        raise _apart(source, qid)
+                        raise _error_of_separated_query(source, qid)
                     seen.add(qid)
                 parts.features.append(rows.values)
                 parts.relevance.append(rows.relevance)
@@ -283,8 +291,11 @@ def parse(
     return Parsed(digests, unjudged)
 
 
-def _apart(source: Path, qid: int) -> InputError:
-    """Return the error for a qid that comes back in a file after other queries."""
+def _error_of_separated_query(source: Path, qid: int) -> InputError:
+    """Return the InputError for a qid that comes back in a file after other queries.
+
+    The file is read again to find the line.
+    """
     judged = re.compile(rb"\s*\+?[0-9.]+\s+qid:([+-]?[0-9]+)")
     last: int | None = None
     ended = False
@@ -309,7 +320,7 @@ def _apart(source: Path, qid: int) -> InputError:
 
 
 def _judged(rows: Rows) -> Rows:
-    """Return the rows that somebody has judged: a negative relevance says that nobody has."""
+    """Return the rows with a relevance of at least 0; a negative one means that nobody judged."""
     judged = rows.relevance >= 0
     if judged.all():
         return rows
@@ -370,7 +381,7 @@ def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
                 stream = gzip.GzipFile(fileobj=stream)
             elif kind in _OPENERS:
                 stream = _OPENERS[kind](stream)
-            elif other := other_kind(start, source.name) or _other_text(start, kind):
+            elif other := other_kind(start, source.name) or _kind_of_other_file(start, kind):
                 raise InputError(f"{source} must be LETOR text, got {other}")
             line = 1
             rest: list[bytes] = []

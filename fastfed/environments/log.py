@@ -130,7 +130,11 @@ class Rounds:
         return self.z.shape[1] * (len(self.actions) if self.u is None else self.u.shape[1])
 
     def features(self, round: int) -> np.ndarray:
-        """Return the features of the logged action of a round, shape (d,)."""
+        """Return the features of the logged action of a round, shape (d,).
+
+        They are products of the features of the round and of the action, which the public matrix of
+        ``maps`` then projects to fewer numbers.
+        """
         z, action = self.z[round], int(self.chosen[round])
         if self.u is not None and self.starts is not None:
             product = np.outer(self.u[self.starts[round] + action], z).ravel()
@@ -181,10 +185,11 @@ class Rounds:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Rows:
-    """The rows of a log as they were read, in the order of the log; see `Rounds`.
+    """The rows of a log in the order of the log; most fields are as in `Rounds`.
 
-    ``where`` is the place of each row for messages, ``owner`` its silo (None: no silos), ``sizes``
-    its number of offered actions, and ``norm`` the limit of features that is known without the log.
+    ``where`` names file and line of each row, ``owner`` its silo (None: the log has no silos), and
+    ``sizes`` its number of offered actions. ``norm`` is a limit on the norm of features that is
+    known without the log.
     """
 
     where: Sequence[str]
@@ -349,7 +354,7 @@ class Log:
 
     @property
     def scale(self) -> float:
-        """What rewards are divided by in training, so that they lie in [-1, 1]."""
+        """The number by which rewards are divided in training, so that they lie in [-1, 1]."""
         return max(1.0, *map(abs, self.reward_range))
 
     # ---- Rows ------------------------------------------------------------------------------------
@@ -357,7 +362,7 @@ class Log:
     def rounds(self, silos: int | None) -> Rounds:
         """Return the rows for M silos; None if the data define the silos."""
         if silos not in self._rounds:
-            read = self._of_text if self.format == "vw" else self._of_table
+            read = self._read_vw_files if self.format == "vw" else self._read_tables
             self._rounds[silos] = read(silos)
         return self._rounds[silos]
 
@@ -372,8 +377,8 @@ class Log:
             raise InputError(f"train = {self.train:g} must leave each silo a row for training")
         return parts
 
-    def _of_table(self, silos: int | None) -> Rounds:
-        """Read tables."""
+    def _read_tables(self, silos: int | None) -> Rounds:
+        """Read the table of a log, or one table for each silo, and return its rows for M silos."""
         by_format = self.format == "open-bandit"  # affinities of items are no features
         table = read_table(self.data, self.columns is not None or by_format, self.sheet, self.table)
         kept = declared_columns(table, self.where, "where")
@@ -400,7 +405,7 @@ class Log:
             features, feature_notes = features_of(table, names, known)
             notes = (*notes, *feature_notes)
         cells = unified(table.complete("action", str(self.action)))
-        actions = _sorted(set(cells))
+        actions = _sorted_actions(set(cells))
         position = {name: i for i, name in enumerate(actions)}
         declared = len(known) == len(names)
         norm = self.norm
@@ -412,16 +417,16 @@ class Log:
             z=scaled(features, MAX_DIMENSION, norm),
             actions=actions,
             chosen=np.array([position[cell] for cell in cells]),
-            rewards=_numbers(table, "reward", str(self.reward)),
-            propensities=_numbers(table, "propensity", str(self.propensity)),
+            rewards=_numbers_of_column(table, "reward", str(self.reward)),
+            propensities=_numbers_of_column(table, "propensity", str(self.propensity)),
             notes=notes,
             declared=declared,
             norm=norm,
         )
-        return self._arranged(silos, raw)
+        return self._sort_by_silo(silos, raw)
 
-    def _of_text(self, silos: int | None) -> Rounds:
-        """Read files in the format of Vowpal Wabbit."""
+    def _read_vw_files(self, silos: int | None) -> Rounds:
+        """Read files in the format of Vowpal Wabbit, and return their rows for M silos."""
         files = [read_vw(Path(path)) for path in self._files()]
         decisions: list[Decision] = [decision for file in files for decision in file]
         with_features = [bool(decision.actions) for decision in decisions]
@@ -459,12 +464,15 @@ class Log:
             declared=True,
             norm=self.norm,
         )
-        return self._arranged(silos, raw)
+        return self._sort_by_silo(silos, raw)
 
-    def _arranged(self, silos: int | None, raw: _Rows) -> Rounds:
-        """Check the rows of a log and sort them by silo."""
-        self._check(raw)
-        silo_starts, order = _by_silo(silos, raw)
+    def _sort_by_silo(self, silos: int | None, raw: _Rows) -> Rounds:
+        """Check the rows of a log, and return them sorted by silo.
+
+        If the log has no silos, its rows are divided among ``silos`` silos.
+        """
+        self._check_rows(raw)
+        silo_starts, order = _silo_order(silos, raw)
         u, starts, available = raw.u, None, np.zeros((len(silo_starts) - 1, 0), dtype=bool)
         if u is not None and raw.sizes is not None:
             first = np.concatenate([[0], np.cumsum(raw.sizes)])
@@ -490,7 +498,7 @@ class Log:
             else f"each row is scaled down to norm at most {raw.norm:g}, a limit that is known "
             "without the log"
         )
-        doubts = _doubts(raw.propensities[order], silo_starts, available, raw.sizes)
+        doubts = _propensity_doubts(raw.propensities[order], silo_starts, available, raw.sizes)
         return Rounds(
             z=raw.z[order],
             u=u,
@@ -507,8 +515,8 @@ class Log:
             declared=raw.declared and raw.norm is not None,
         )
 
-    def _check(self, raw: _Rows) -> None:
-        """Raise InputError if a reward or propensity is out of range, or there is one action."""
+    def _check_rows(self, raw: _Rows) -> None:
+        """Raise InputError for rewards or propensities out of range, and for a single action."""
         low, high = self.reward_range
         hint = ": a reward is minus the cost" if self.format == "vw" else ""
         valid = (raw.rewards >= low) & (raw.rewards <= high)
@@ -529,8 +537,11 @@ class Log:
             raise InputError(f"a log must have at least 2 actions, got only {show(raw.actions[0])}")
 
 
-def _by_silo(silos: int | None, raw: _Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first round of each silo (M + 1,), and the rows in the order of silos (n,)."""
+def _silo_order(silos: int | None, raw: _Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Assign the rows of a log to silos.
+
+    Return the first round of each silo (M + 1,), and the row numbers sorted by silo (n,).
+    """
     count = len(raw.z)
     if raw.owner is None:
         if silos is None:
@@ -545,10 +556,15 @@ def _by_silo(silos: int | None, raw: _Rows) -> tuple[np.ndarray, np.ndarray]:
     return starts, np.argsort(raw.owner, kind="stable")
 
 
-def _doubts(
+def _propensity_doubts(
     propensities: np.ndarray, silo_starts: np.ndarray, available: np.ndarray, sizes: Any
 ) -> tuple[str, ...]:
-    """Return a note if the propensities cannot be right, as the mean of their inverses shows."""
+    """Return a note if the propensities cannot be right, else an empty tuple.
+
+    If every action has a positive probability, the mean of 1 / propensity is near the mean number
+    of offered actions. That number is in ``sizes`` (n,), or else follows from ``available``, which
+    states for each silo which actions it offers.
+    """
     inverse = 1.0 / propensities
     counts = np.repeat(available.sum(axis=1), np.diff(silo_starts)) if sizes is None else sizes
     difference = inverse - counts
@@ -562,15 +578,18 @@ def _doubts(
     )
 
 
-def _sorted(names: set[str]) -> list[str]:
+def _sorted_actions(names: set[str]) -> list[str]:
     """Return names of actions, sorted as numbers if all are whole numbers."""
     if all(name.isdecimal() and len(name) < 19 for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
 
 
-def _numbers(table: Table, role: str, column: str) -> np.ndarray:
-    """Return the numbers of a column; words of a truth value are 1 and 0."""
+def _numbers_of_column(table: Table, role: str, column: str) -> np.ndarray:
+    """Return the numbers in a column of a table, (n,); words such as true and false are 1 and 0.
+
+    ``role`` is what the column is used for, such as "reward", for error messages.
+    """
     by_cell: dict[str, float | None] = defaultdict(lambda: None)
     cells = table.complete(role, column)
     for cell in set(cells):

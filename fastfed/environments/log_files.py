@@ -96,9 +96,9 @@ def read_vw(path: Path) -> list[Decision]:
         raise InputError(f"{path} must hold a logged decision, got an empty file")
     has_blocks = any(line.split("|")[0].strip() in ("", "shared") for line in filled)
     if has_blocks:
-        return [_of_block(str(path), block) for block in _blocks(lines)]
+        return [_parse_block(str(path), block) for block in _blocks(lines)]
     numbered = enumerate(lines, 1)
-    return [_of_line(f"{path}:{number}", line) for number, line in numbered if line.strip()]
+    return [_parse_line(f"{path}:{number}", line) for number, line in numbered if line.strip()]
 
 
 def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
@@ -114,9 +114,9 @@ def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
         yield block
 
 
-def _of_line(where: str, line: str) -> Decision:
+def _parse_line(where: str, line: str) -> Decision:
     """Parse one line to the decision that it logs."""
-    label, shared = _parts(where, line)
+    label, shared = _label_and_features(where, line)
     decision = Decision(where, shared)
     _set_label(decision, where, label)
     if decision.chosen < 1:
@@ -124,16 +124,20 @@ def _of_line(where: str, line: str) -> Decision:
     return decision
 
 
-def _of_block(path: str, block: list[tuple[int, str]]) -> Decision:
-    """Return the decision of a block of lines."""
+def _parse_block(path: str, block: list[tuple[int, str]]) -> Decision:
+    """Parse the numbered lines of one block to the decision that they log.
+
+    The first line may hold features that all actions share. Each other line is an action, and the
+    line of the chosen action has a label.
+    """
     first = f"{path}:{block[0][0]}"
     decision = Decision(first)
     if block[0][1].split("|")[0].strip() == "shared":
-        decision.shared = _parts(first, block[0][1])[1]
+        decision.shared = _label_and_features(first, block[0][1])[1]
         block = block[1:]
     for position, (number, line) in enumerate(block):
         where = f"{path}:{number}"
-        label, features = _parts(where, line)
+        label, features = _label_and_features(where, line)
         decision.actions.append(features)
         if label == "shared":
             raise InputError(f"{where}: shared must be the first line of a decision; a blank line "
@@ -156,7 +160,10 @@ def _of_block(path: str, block: list[tuple[int, str]]) -> Decision:
 
 
 def _set_label(decision: Decision, where: str, label: str) -> None:
-    """Set the chosen action, reward and propensity of a decision by its label."""
+    """Set the chosen action, reward and propensity of a decision from a label.
+
+    The label is action:cost:probability. ``where`` names its file and line, for error messages.
+    """
     parts = label.split(":")
     valid = len(parts) == 3 and _ACTION.fullmatch(parts[0])
     if not valid or not all(NUMBER.fullmatch(part) for part in parts[1:]):
@@ -168,10 +175,11 @@ def _set_label(decision: Decision, where: str, label: str) -> None:
     decision.propensity = float(parts[2])
 
 
-def _parts(where: str, line: str) -> tuple[str, Features]:
+def _label_and_features(where: str, line: str) -> tuple[str, Features]:
     """Split a line of Vowpal Wabbit's format into its label and its features.
 
-    A tag, which begins with an apostrophe, is left out of the label.
+    A tag, which begins with an apostrophe, is left out of the label. ``where`` names the file and
+    the line, for error messages.
     """
     label, bar, rest = line.partition("|")
     if not bar:
@@ -185,10 +193,10 @@ def _parts(where: str, line: str) -> tuple[str, Features]:
         prefix, scale = "", 1.0
         # A namespace has a name if the name follows the bar without a blank.
         if names and not namespace[0].isspace():
-            prefix, scale = _pair(where, names.pop(0))
+            prefix, scale = _name_and_value(where, names.pop(0))
             prefix += "^"
         for token in names:
-            name, value = _pair(where, token)
+            name, value = _name_and_value(where, token)
             if prefix + name in features:
                 raise InputError(
                     f"{where}: feature {show(prefix + name)} must come once in a line, got it twice"
@@ -197,8 +205,8 @@ def _parts(where: str, line: str) -> tuple[str, Features]:
     return " ".join(tokens), features
 
 
-def _pair(where: str, token: str) -> tuple[str, float]:
-    """Return the name and value of ``name`` or ``name:value``."""
+def _name_and_value(where: str, token: str) -> tuple[str, float]:
+    """Split the text ``name`` or ``name:value`` into the name and the value, 1 by default."""
     name, colon, text = token.partition(":")
     if not name or (colon and not NUMBER.fullmatch(text)) or not math.isfinite(float(text or 1)):
         raise InputError(
@@ -209,7 +217,11 @@ def _pair(where: str, token: str) -> tuple[str, float]:
 
 
 def dense(rows: Sequence[Features], what: str) -> tuple[list[str], np.ndarray]:
-    """Return the names of all features, sorted, and their values (n, p), 0 where absent."""
+    """Convert n dictionaries of features to an array.
+
+    Return the sorted names of all p features, and their values (n, p). Features that a row lacks
+    are 0. ``what`` is what the rows are, for error messages.
+    """
     names = sorted(set().union(*rows))
     if len(names) >= MAX_DIMENSION or 8 * len(names) * len(rows) > MOST_BYTES:
         raise InputError(

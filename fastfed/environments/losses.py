@@ -114,7 +114,10 @@ class StochasticLosses:
 
 
 def linear_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
-    """Return <mu, x> - ``best``, where ``best`` is min_n mu_n."""
+    """Return <mu, x> - ``best``: the expected loss of x minus that of the best expert.
+
+    mu is ``means``, and ``best`` its minimum.
+    """
     return max(0.0, float(means @ x) - best)
 
 
@@ -149,9 +152,10 @@ class LinearSuboptimality:
 
 
 def square_loss(means: np.ndarray, x: np.ndarray) -> float:
-    """Return E <g, x>^2 / 2 = (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2.
+    """Return the expected quadratic loss of x: E <g, x>^2 / 2.
 
-    The entries of g are independent, and 1 with the probabilities mu.
+    The entries of g are independent, and 1 with the probabilities mu = ``means``. So the result is
+    (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2.
     """
     return 0.5 * (float(means @ x) ** 2 + float(x * x @ (means * (1.0 - means))))
 
@@ -162,7 +166,7 @@ def square_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float
 
 
 def square_minimum(means: np.ndarray) -> float:
-    """Return the least value of ``square_loss`` over the simplex.
+    """Return the least value of ``square_loss`` over the simplex, for mu = ``means``.
 
     At the minimum, <mu, x> mu_n + x_n mu_n (1 - mu_n) equals lambda where x_n > 0, and is at least
     lambda elsewhere. With s = <mu, x> this is x_n = (lambda - s mu_n)_+ / (mu_n (1 - mu_n)). So the
@@ -308,7 +312,7 @@ class GradientLosses:
         return Adversary(losses, optimum=self.optimum)
 
     def _check(self, result: Any) -> tuple[float, np.ndarray]:
-        """Check what the user's function returned in one call, and return (loss, gradient)."""
+        """Check the result of the user's function in one call, and return (loss, gradient (d,))."""
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError("function must return (loss, gradient)")
         return number("loss", result[0]), array("gradient", result[1], shape=(self.experts,))
@@ -471,7 +475,7 @@ class ObliviousLosses:
         return Adversary(loss_kernels.Called(*arguments, self._check, common=self.common))
 
     def _check(self, result: Any) -> np.ndarray:
-        """Check what the user's function returned in one round, and return it as arrays."""
+        """Check the result of the user's function in one round, and return the losses (d,)."""
         loss = array("losses", result, shape=(self.experts,))
         if not ((loss >= 0.0) & (loss <= 1.0)).all():
             raise InputError(f"losses must be in [0, 1], got {loss.min():g} to {loss.max():g}")
@@ -494,7 +498,7 @@ class ObliviousLosses:
 
     @property
     def _declared(self) -> dict[str, int]:
-        """Keys of `describe` that were added later."""
+        """Keys of `describe` that the first versions lacked, unless they have their defaults."""
         # Leaving out the default keeps the identity of results of earlier versions.
         return {} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}
 

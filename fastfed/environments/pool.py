@@ -142,19 +142,21 @@ class Pool:
 
     @cached_property
     def quantised(self) -> environments.QuantisedActions | None:
-        """Buffer for the features in int16, which screening reads; None if it would be too large.
+        """Buffer for a copy of the features in int16; None if it would be too large.
 
-        Screening computes cheap upper bounds of scores, and skips actions that cannot be best.
+        From these features compiled code computes cheap upper bounds on scores, so that it can skip
+        actions that cannot be best.
         """
         buffer = environments.QuantisedActions(self.starts, self.dimension)
         return buffer if 0 < buffer.size <= MAX_QUANTISED else None
 
     @cached_property
     def directions(self) -> environments.Directions | None:
-        """Principal directions of the rows, which bounds of scores use, or None.
+        """Principal directions of the rows, from which compiled code bounds scores, or None.
 
-        They are eigenvectors of the second moments of DIRECTION_QUERIES queries. None if the
-        dimension is small, or if few eigenvectors do not capture almost all of the second moments.
+        They are the top eigenvectors of the second moments of DIRECTION_QUERIES queries. The
+        property is None if the dimension is small, or if more than 60 eigenvectors are needed to
+        capture almost all of the second moments.
         """
         if (
             self.queries < DIRECTION_QUERIES
@@ -169,7 +171,9 @@ class Pool:
         if not np.isfinite(moments).all():
             return None
         sizes, directions = np.linalg.eigh(moments)
+        # The share of the second moments that the first 1, 2, ... directions leave out.
         share_left = 1.0 - np.cumsum(sizes[::-1]) / max(sizes.sum(), np.finfo(float).tiny)
+        # Multiples of 6, which src/ff_directions.h requires.
         counts = [
             r
             for r in range(6, min(61, self.dimension // 2), 6)
@@ -255,7 +259,11 @@ def equal_blocks(count: int, blocks: int) -> np.ndarray:
 
 
 def feature_major(rows: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield flat feature-major blocks of row-major rows (n, d), in the order of the queries."""
+    """Yield the features of rows (n, d) as flat blocks for a pool, in the order of the queries.
+
+    Within the block of a query (or of all queries, if they have equal sizes) the values of one
+    feature are adjacent. ``starts`` holds the first row of each query, and n.
+    """
     sizes = np.diff(starts)
     if (sizes == sizes[0]).all():
         stacked = rows.reshape(len(sizes), int(sizes[0]), rows.shape[1])
@@ -266,7 +274,10 @@ def feature_major(rows: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _offsets(name: str, value: np.ndarray, last: int) -> np.ndarray:
-    """Return ``value`` as int64, if it is offsets that start at 0, end at ``last`` and increase."""
+    """Check offsets, and return them as int64: they must increase from 0 to ``last``.
+
+    ``name`` is the name of the argument, for error messages.
+    """
     result = np.ascontiguousarray(value)
     if result.dtype.kind not in "iu" or result.ndim != 1 or len(result) < 2:
         raise InputError(
@@ -362,7 +373,7 @@ class PoolEnvironment(ABC):
 
     @property
     def later_keys(self) -> dict[str, Any]:
-        """Keys of `describe` that were added later; defaults are left out."""
+        """Keys of `describe` that the first versions lacked, unless they have their defaults."""
         return {} if self.intercept is None else {"intercept": self.intercept}
 
     def natural_silos(self) -> int | None:

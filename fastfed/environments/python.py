@@ -140,6 +140,7 @@ class Python:
             features_bounded=self.bounded,
             multiplicity=self.multiplicity,
             notes=("a user wrote the environment: its properties are taken on trust",),
+            # Without a declaration, users count as independent unless the function can store data.
             conditions=(
                 (
                     f"{INDEPENDENT} (taken on trust)",
@@ -165,7 +166,10 @@ class Python:
         )
 
     def _check(self, result: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Check what the user's function returned in one round, and return it as arrays."""
+        """Check the result of the user's function in one round, and return it as arrays.
+
+        These are the features (K, d) and the expected rewards (K,).
+        """
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError("function must return (features, expected rewards)")
         features = array("features", result[0], shape=(None, self.dimension))
@@ -197,11 +201,11 @@ class Python:
 def user_function(
     function: Any, state: Any, signature: Callable[[], Signature], name: str
 ) -> tuple[Any, np.ndarray | None]:
-    """Return a user's function, imported if it is "module:name", and its state as float64 or None.
+    """Return a user's function, and its state as a float64 array or None.
 
-    ``name`` is the public function that returns the signature, for error messages. Raises
-    InputError if ``function`` is no function, or a numba.cfunc with a different signature, which
-    would access memory out of bounds.
+    A text "module:name" is imported. A numba.cfunc must have the signature that ``signature()``
+    returns, because it would otherwise access memory out of bounds. ``name`` is the name of this
+    public function, for error messages. Raises InputError if ``function`` is not such a function.
     """
     if isinstance(function, str):
         function = import_function(function)
@@ -225,9 +229,9 @@ def user_function(
 
 
 def may_keep_state(function: Any) -> bool:
-    """Return True if a function could store something between calls.
+    """Return True if a function could store data of one call for the next call.
 
-    Closures and all callables that are not plain functions could.
+    This holds for closures, and for all callables that are not plain functions.
     """
     plain = getattr(function, "__wrapped__", function)
     return not inspect.isfunction(plain) or bool(plain.__closure__)

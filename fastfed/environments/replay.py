@@ -89,7 +89,7 @@ class Records:
             raise InputError("classes must hold at least 2 classes, got only 0")
         if norm is not None:
             norm = number("norm", norm, above=0.0)
-        return cls(features, numbers, None if silo is None else _owners(silo, count), norm)
+        return cls(features, numbers, None if silo is None else _silo_numbers(silo, count), norm)
 
     @property
     def actions(self) -> int:
@@ -176,7 +176,11 @@ def records_pool(
             f'most {MAX_DIMENSION} numbers; use coding = "projection"'
         )
     z = scaled(features, width, records.norm)
-    rows = _project(z, actions, dimension, seed) if coding == "projection" else _blocks(z, actions)
+    rows = (
+        _projected_features(z, actions, dimension, seed)
+        if coding == "projection"
+        else _block_features(z, actions)
+    )
     unused = np.setdiff1d(np.arange(actions), classes)
     if len(unused):
         names = ", ".join(f"class {each}" for each in unused[:10])
@@ -206,7 +210,7 @@ def records_pool(
     )
 
 
-def _owners(silo: ArrayLike, count: int) -> np.ndarray:
+def _silo_numbers(silo: ArrayLike, count: int) -> np.ndarray:
     """Return the silo of each record, int64 (n,), numbered in order of first appearance."""
     try:
         names = np.asarray(unmasked("silo", silo)).tolist()
@@ -228,7 +232,12 @@ def _owners(silo: ArrayLike, count: int) -> np.ndarray:
 
 
 def scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
-    """Return the records with a constant 1, shape (n, p + 1), scaled to norms of at most 1."""
+    """Return the records with a constant 1 appended, shape (n, p + 1), scaled to norms below 1.
+
+    Records are divided by ``norm``, and longer ones by their norm. If ``norm`` is None, all are
+    divided by the largest norm. ``width`` is the number of features of an action: it bounds the
+    rounding error of norms in float32.
+    """
     z = np.hstack([features, np.ones((len(features), 1))])
     with np.errstate(over="ignore"):
         norms = np.linalg.norm(z, axis=1)
@@ -247,7 +256,10 @@ def scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
 
 
 def projections(count: int, dimension: int, width: int, seed: int) -> list[np.ndarray]:
-    """Return public matrices (dimension, width) with orthonormal columns or rows, see above."""
+    """Return ``count`` random public matrices (dimension, width) from a seed.
+
+    They have orthonormal columns if ``dimension`` >= ``width``, and orthonormal rows otherwise.
+    """
     rng = np.random.default_rng(seed)
     matrices = []
     for _ in range(count):
@@ -259,16 +271,22 @@ def projections(count: int, dimension: int, width: int, seed: int) -> list[np.nd
     return matrices
 
 
-def _project(z: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarray:
-    """Return P_a z for each record and action, float32 (n * actions, dimension)."""
+def _projected_features(z: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarray:
+    """Return P_a z for each record z and action a, float32 (n * actions, dimension).
+
+    The P_a are the public matrices of `projections` for ``seed``.
+    """
     rows = np.empty((len(z), actions, dimension), dtype=np.float32)
     for action, matrix in enumerate(projections(actions, dimension, z.shape[1], seed)):
         rows[:, action] = z @ matrix.T
     return rows.reshape(-1, dimension)
 
 
-def _blocks(z: np.ndarray, actions: int) -> np.ndarray:
-    """Return z in the block of each action, float32 (n * actions, actions * p)."""
+def _block_features(z: np.ndarray, actions: int) -> np.ndarray:
+    """Return for each record and action the record in the block of the action, and 0 elsewhere.
+
+    ``z`` has shape (n, p), and the result float32 (n * actions, actions * p).
+    """
     count, p = z.shape
     rows = np.zeros((count, actions, actions, p), dtype=np.float32)
     for action in range(actions):
@@ -336,7 +354,7 @@ class Replay(PoolEnvironment):
                 raise InputError(
                     f"give either path or arrays, not both: got path and {' and '.join(given)}"
                 )
-            for name, values in _read(self.path).items():
+            for name, values in _read_arrays(self.path).items():
                 setattr(self, name, values)
         if self.contexts is None or self.rewards is None:
             raise InputError("replay needs contexts and rewards, or path to an .npz file with them")
@@ -349,7 +367,7 @@ class Replay(PoolEnvironment):
             raise InputError(f"contexts must not be empty, got shape {contexts.shape}")
         shape = contexts.shape[:3]
         rewards = array("rewards", self.rewards, shape=shape, finite=False)
-        self.rounds, self.mask, offered = _offered(shape, self.rounds, self.mask)
+        self.rounds, self.mask, offered = _checked_masks(shape, self.rounds, self.mask)
         self._offered = None if offered.all() else offered
         if self._offered is not None:
             # Entries that do not count are 0, whatever they were.
@@ -471,10 +489,14 @@ def declared_range(reward_range: Any) -> tuple[float, float]:
     return rising("reward_range", reward_range)
 
 
-def _offered(
+def _checked_masks(
     shape: tuple[int, ...], rounds: Any, mask: Any
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray]:
-    """Return the checked keys ``rounds`` and ``mask``, and which entries (M, T, K) count."""
+    """Check the arguments ``rounds`` and ``mask`` of `Replay`.
+
+    ``shape`` is (M, T, K). Return both arguments as arrays, and the mask (M, T, K) of the entries
+    that count: actions that are offered in rounds that a silo has.
+    """
     silos, most, _ = shape
     offered = np.ones(shape, bool)
     if rounds is not None:
@@ -506,7 +528,7 @@ def _offered(
     return rounds, mask, offered
 
 
-def _read(path: str) -> dict[str, np.ndarray]:
+def _read_arrays(path: str) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz file, by name."""
     if not isinstance(path, (str, Path)) or not os.path.isfile(path):
         raise InputError(f"path must be an existing .npz file, got {path!r}")

@@ -76,7 +76,7 @@ def check_missing(missing: Any) -> None:
 
 
 def with_missing(table: Table, missing: Any, declared: Sequence[Declared] = ()) -> Table:
-    """Return the table with empty cells in place of texts that mean missing.
+    """Return the table with cells emptied whose text means a missing value.
 
     Parameters
     ----------
@@ -196,9 +196,10 @@ def bin_names(edges: Sequence[float]) -> list[str]:
 
 
 def binned(table: Table, label: str, edges: Sequence[float]) -> tuple[np.ndarray, str]:
-    """Return the class of each record, int64 (n,), and a note that names the classes.
+    """Make classes of the numbers in the label column, and return them with a note.
 
-    The class of a number is the count of edges that are at most this number.
+    The class of a record, int64 (n,), is the number of ``edges`` that are at most its label. The
+    note for the certificate names the classes.
     """
     classes = []
     for cell, where in zip(table.complete("label", label), table.where, strict=True):

@@ -156,7 +156,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the bytes before the values of a .npy file."""
+    """Return the header of a .npy file for an array of this type and shape."""
     text = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         text,
@@ -215,7 +215,7 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove those folders, innermost first, that are empty because nothing was written."""
+    """Remove folders, innermost first, up to the first one that is not empty."""
     with contextlib.suppress(OSError):
         for each in folders:
             each.rmdir()
@@ -347,7 +347,10 @@ def _rename(temporary: Path, folder: Path) -> None:
 
 @contextmanager
 def _locked(temporary: Path) -> Iterator[None]:
-    """Mark a temporary folder as in use, with a lock that ends with the process."""
+    """Mark a temporary folder as in use during the block.
+
+    The mark is a file lock, which the system releases if the process is killed.
+    """
     lock = None
     if fcntl is not None:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -405,7 +408,8 @@ class PoolStorage(ABC):
         self._store(values, means)
 
     @abstractmethod
-    def _store(self, values: np.ndarray, means: np.ndarray) -> None: ...
+    def _store(self, values: np.ndarray, means: np.ndarray) -> None:
+        """Store a chunk of rows: flat float32 values, float64 means."""
 
     @abstractmethod
     def change_means(self, change: Change) -> None:
@@ -421,6 +425,7 @@ class ArrayStorage(PoolStorage):
         self._values = self._rows = 0
 
     def _store(self, values: np.ndarray, means: np.ndarray) -> None:
+        """Copy a chunk of rows behind the rows that were stored before."""
         self.values[self._values : self._values + len(values)] = values
         self.means[self._rows : self._rows + len(means)] = means
         self._values, self._rows = self._values + len(values), self._rows + len(means)
@@ -446,6 +451,7 @@ class FileStorage(PoolStorage):
             raise
 
     def _store(self, values: np.ndarray, means: np.ndarray) -> None:
+        """Append a chunk of rows to both files."""
         self._values.append(values)
         self._means.append(means)
 

@@ -254,6 +254,7 @@ class FixedSet:
         self._sphere()
 
     def _sphere(self) -> Sphere:
+        """Return the sphere from which the fixed set is drawn."""
         return Sphere(self.dimension, self.actions, self.reward, self.basis_actions)
 
     def natural_silos(self) -> int | None:
@@ -370,6 +371,7 @@ class Rotated:
             raise InputError(f"rotation > 0 needs dimension >= 3, got {self.dimension}")
 
     def _sphere(self) -> Sphere:
+        """Return the sphere whose theta* is rotated at each silo."""
         return Sphere(self.dimension, self.actions, self.reward, intercept=self.intercept)
 
     def natural_silos(self) -> int | None:

@@ -115,7 +115,7 @@ class Table:
             raise InputError(f"{key} must be a column of {self.path}, got {show(name)}{hint}")
 
     def numbers(self, name: str) -> bool:
-        """Return True if all cells of a column are numbers or missing, and some are numbers.
+        """Return True if a column holds only numbers and missing cells, and at least one number.
 
         Raises
         ------
@@ -141,9 +141,9 @@ class Table:
         )
 
     def mixed(self, name: str) -> str:
-        """Return the first text cell of a column of mostly numbers, as "file:line 'cell'".
+        """Return the place and text of a cell that is no number, in a column of mostly numbers.
 
-        Return "" for other columns.
+        It is the first such cell, as "file:line 'cell'". Return "" for other columns.
         """
         cells = self.column(name)
         text_rows = [
@@ -300,9 +300,11 @@ def _by_stem(
 
 
 def _combine(parts: Mapping[str, Table], path: str, shared: bool) -> Table:
-    """Return one table with the records of the tables of all silos, and a column of their names.
+    """Combine tables, one for each silo, into one table with a further column "silo".
 
-    With ``shared``, it has the columns that all of them have.
+    ``parts`` maps the names of silos to tables, and ``path`` is the name of the result in messages.
+    With ``shared`` the result has the columns that all tables have. Otherwise all tables must have
+    the same columns.
     """
     if not parts:
         raise InputError("data must hold a table for each silo, got none")
@@ -340,26 +342,26 @@ def _combine(parts: Mapping[str, Table], path: str, shared: bool) -> Table:
 
 
 def _read_file(path: Path, sheet: str | None = None, table: str | None = None) -> Table:
-    """Read a file."""
+    """Read a table from a file: CSV, Parquet, Feather, Excel or SQLite."""
     if not os.path.isfile(path):
         raise InputError(f"{path} must be a table ({_KINDS}), there is no such file")
     data = file_content(path, str(path))
     inside = read_sheet(data, path, str(path), sheet, table)
     if inside is not None:
-        return _of_sheet(path, inside)
+        return _sheet_table(path, inside)
     kind = columnar(data)
     if kind is not None:
         frame = _read_frame(arrow_table(data, kind, str(path)))
         where = [f"{path}, row {row}" for row in range(1, len(frame.cells) + 1)]
         return replace(frame, path=str(path), where=where)
-    return _of_csv(path, data)
+    return _csv_table(path, data)
 
 
-def _of_sheet(path: Path, inside: Sheet) -> Table:
+def _sheet_table(path: Path, inside: Sheet) -> Table:
     """Return the table inside of an Excel or SQLite file as text."""
     names = [code(name) for name in inside.names]
     _check_names(str(path), names)
-    rows = [(where, [_cell(cell) for cell in cells]) for where, cells in inside.rows]
+    rows = [(where, [_cell_text(cell) for cell in cells]) for where, cells in inside.rows]
     rows = [(where, cells) for where, cells in rows if any(cells)]
     if not rows:
         raise InputError(f"{path} must hold a header and at least one record, got only a header")
@@ -367,11 +369,11 @@ def _of_sheet(path: Path, inside: Sheet) -> Table:
     return Table(str(path), names, [row for _, row in rows], [where for where, _ in rows], notes)
 
 
-def _of_csv(path: Path, data: bytes) -> Table:
+def _csv_table(path: Path, data: bytes) -> Table:
     """Read the bytes of a CSV file."""
-    text = _text(path, data)
+    text = _decoded_text(path, data)
     separator = delimiter_of(text)
-    rows = list(_rows(path, text, separator))
+    rows = list(_numbered_rows(path, text, separator))
     if len(rows) < 2:
         content = "only a header" if rows else "an empty file"
         raise InputError(f"{path} must hold a header and at least one record, got {content}")
@@ -381,7 +383,7 @@ def _of_csv(path: Path, data: bytes) -> Table:
         if len(row) != len(names):
             raise InputError(
                 f"{path}:{line}: expected {len(names)} cells as in the header, got {len(row)}: "
-                + _remedy(separator, row)
+                + _advice_on_cell_count(separator, row)
             )
     table = Table(
         str(path), names, [row for _, row in records], [f"{path}:{n}" for n, _ in records]
@@ -403,7 +405,7 @@ def _of_csv(path: Path, data: bytes) -> Table:
     return replace(table, notes=(note,))
 
 
-def _remedy(separator: str, row: list[str]) -> str:
+def _advice_on_cell_count(separator: str, row: list[str]) -> str:
     """Return advice on a record that has more or fewer cells than the header."""
     if len(row) == 1:
         row_separator = max([",", *_SEPARATORS], key=row[0].count)
@@ -443,7 +445,7 @@ def _decimal_commas(cells: list[str]) -> bool:
     return any("," in c for c in present) and all(_WITH_COMMA.fullmatch(c) for c in present)
 
 
-def _text(path: Path, data: bytes) -> str:
+def _decoded_text(path: Path, data: bytes) -> str:
     """Return the text of a decompressed CSV file."""
     kind = other_kind(data, path.name)
     if is_utf_16(data):
@@ -460,7 +462,7 @@ def _text(path: Path, data: bytes) -> str:
         ) from None
 
 
-def _rows(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _numbered_rows(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the stripped cells of every record that is not blank."""
     try:
         for line, row in csv_rows(text, separator):
@@ -530,7 +532,7 @@ def _read_frame(frame: Any) -> Table:
                 "make a column of each part, or leave it out"
             )
         absent = wrapped[name].is_null().to_list()
-        columns.append(_texts(wrapped[name].to_list(), absent))
+        columns.append(_cell_texts(wrapped[name].to_list(), absent))
     return Table(
         "the table",
         names,
@@ -539,7 +541,7 @@ def _read_frame(frame: Any) -> Table:
     )
 
 
-def _texts(values: list[Any], absent: list[bool]) -> list[str]:
+def _cell_texts(values: list[Any], absent: list[bool]) -> list[str]:
     """Return the cells of a column as text; equal values of one type are converted once."""
     forms: dict[tuple[type, Any], str] = {}
     texts = []
@@ -553,13 +555,13 @@ def _texts(values: list[Any], absent: list[bool]) -> list[str]:
         except TypeError:  # a value that has no hash
             text, key = None, (type(value), id(value))
         if text is None:
-            text = forms[key] = _cell(value)
+            text = forms[key] = _cell_text(value)
         texts.append(text)
     return texts
 
 
-def _cell(value: Any) -> str:
-    """Return the value of a cell as text, numbers with all digits; "" for NaN."""
+def _cell_text(value: Any) -> str:
+    """Return the value of a cell as text: numbers with all digits, and "" for NaN."""
     if is_missing(value, (str(value),)):
         return ""
     # Truth values are words as CSV files have them, which is how earlier versions read them.

@@ -126,11 +126,16 @@ def size_of_call(names: Sequence[str], *, quick: bool, full: bool) -> str | None
 def select(
     names: Sequence[str], data: str | Path | None, size: str | None
 ) -> tuple[list[Figure], dict[str, list[Row]]]:
-    """Return the figures to simulate, and table rows by id for figures that "all" omits."""
+    """Return the figures to simulate, and the omitted figures.
+
+    Names are figure ids, and panels of a figure follow it. The name "all" selects all figures but
+    those that need data or too much time. The omitted figures are rows of the overview's table, by
+    figure id.
+    """
     if ALL not in names:
         return with_panels(names), {}
     everything = with_panels(figure_ids())
-    reasons = {figure.id: why_left_out(figure, data, size) for figure in everything}
+    reasons = {figure.id: reason_left_out(figure, data, size) for figure in everything}
     left_out = {
         figure.id: rows_left_out(figure.id, figure.spec["figure"], reasons[figure.id])
         for figure in everything
@@ -139,7 +144,7 @@ def select(
     return [figure for figure in everything if figure.id not in left_out], left_out
 
 
-def why_left_out(figure: Figure, data: str | Path | None, size: str | None) -> str:
+def reason_left_out(figure: Figure, data: str | Path | None, size: str | None) -> str:
     """Return the reason why "all" omits a figure; empty if it does not."""
     if figure.needs_data and data is None:
         return "it needs learning-to-rank files, --data PATH"
@@ -158,7 +163,10 @@ class PlannedFigure:
     memory: int = 0  # bytes
 
     def unchanged(self, folder: Path) -> bool:
-        """Return True if a folder has all results, and a report of the same [figure] table."""
+        """Return True if nothing would change in a folder: all results and the report are there.
+
+        The report must have been written for the same [figure] table.
+        """
         if self.missing or not (folder / PAGE).exists():
             return False
         # The store returns tables converted to JSON types.

@@ -62,7 +62,8 @@ def load_spec(
     quick : bool
         Run a short version: two replicates and a tenth of the horizon.
     changes : mapping, optional
-        Values that replace keys, such as {"horizon": 500, "curve.LDP.epsilon": 2.0}; see `change`.
+        Values that replace keys, such as {"horizon": 500, "curve.LDP.epsilon": 2.0}; see
+        `apply_changes`.
 
     Returns
     -------
@@ -79,11 +80,11 @@ def load_spec(
     import_beside(path)
     spec = read_toml(path)
     try:
-        change(spec, changes or {})
+        apply_changes(spec, changes or {})
         original_spec = dict(spec)
         first, end = replicate_range(replicates)
         spec.update(changed_keys(spec, end, seed, quick))
-        note_shorter(spec, original_spec)
+        store_full_horizon(spec, original_spec)
         find_beside(spec.get("environment"), path)
         experiment = replace(experiment_from_spec(spec), first_replicate=first)
         _check_figure(experiment)
@@ -118,7 +119,7 @@ def _toml_value(text: str) -> Any:
     return table["value"] if len(table) == 1 else text
 
 
-def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
+def apply_changes(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Change single keys of a spec's tables, in place.
 
     A key is one of the top level (``horizon``), or of a table (``environment.dimension``,
@@ -168,18 +169,22 @@ def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def _curves(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the curve tables of a spec that is not checked yet; ignore anything else."""
+    """Return the curve tables of a spec that is not checked yet, without entries of other types."""
     tables = spec.get("curve")
     return [t for t in tables if isinstance(t, dict)] if isinstance(tables, list) else []
 
 
 def _labels(tables: list[dict[str, Any]]) -> list[str]:
-    """Return the labels of curve tables; a table without a label has its algorithm's name."""
+    """Return the labels of curve tables. The default label is the name of the algorithm."""
     return [str(t.get("label", t.get("algorithm"))) for t in tables]
 
 
 def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
-    """Change one key in all curves that have it, or in the curves with the label in ``key``."""
+    """Change one key of curve tables, in place.
+
+    ``key`` is "curve.KEY", for all curves that have this key, or "curve.LABEL.KEY", for the curves
+    with this label.
+    """
     tables = _curves(spec)
     label, _, name = key.removeprefix("curve").lstrip(".").rpartition(".")
     labels = _labels(tables)
@@ -268,7 +273,7 @@ def sized_experiment(
 ) -> Experiment:
     """Return the experiment of a figure at a size (see `figure_spec`).
 
-    ``replicates``, ``seed`` and ``changes`` (see `change`) replace values of the spec.
+    ``replicates``, ``seed`` and ``changes`` (see `apply_changes`) replace values of the spec.
     """
     spec = figure_spec(figure, data, size)
     first, end = replicate_range(replicates)
@@ -278,10 +283,10 @@ def sized_experiment(
     if end is not None:
         spec["replicates"] = end
     try:
-        change(spec, changes or {})
+        apply_changes(spec, changes or {})
     except InputError as error:
         raise InputError(f'figure "{figure.id}": {error}') from None
-    note_shorter(spec, figure.spec)
+    store_full_horizon(spec, figure.spec)
     experiment = replace(figure_experiment(figure, spec), first_replicate=first)
     _check_figure(experiment)
     return experiment
@@ -290,7 +295,7 @@ def sized_experiment(
 def changed_keys(
     spec: dict[str, Any], replicates: int | None, seed: int | None, quick: bool
 ) -> dict[str, Any]:
-    """Return the top-level keys of a spec that ``replicates``, ``seed`` and ``quick`` replace."""
+    """Return the new values of the top-level keys that the other arguments replace."""
     changed = {"replicates": replicates, "seed": seed}
     if quick:
         changed["replicates"] = replicates or QUICK_REPLICATES
@@ -298,9 +303,12 @@ def changed_keys(
     return {key: value for key, value in changed.items() if value is not None}
 
 
-def note_shorter(spec: dict[str, Any], own: dict[str, Any]) -> None:
-    """If the horizon was shortened, store the horizon that claims need in ``[figure]``."""
-    full_horizon, horizon = own.get("horizon"), spec.get("horizon")
+def store_full_horizon(spec: dict[str, Any], original: dict[str, Any]) -> None:
+    """Store the original horizon in ``[figure]`` of a spec whose horizon is shorter, in place.
+
+    Claims of the figure are judged only from this horizon on.
+    """
+    full_horizon, horizon = original.get("horizon"), spec.get("horizon")
     if isinstance(full_horizon, int) and isinstance(horizon, int) and horizon < full_horizon:
         table = spec.setdefault("figure", {})
         if isinstance(table, dict):

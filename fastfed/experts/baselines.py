@@ -82,7 +82,10 @@ class Leader(OneExpert):
         return ExpertChoice(self._release, leader)
 
     def decide_many(self, stretches: Stretches) -> np.ndarray:
-        """Return the experts (n,) of n >= 1 stretches; the last must begin with an exchange."""
+        """Return the chosen experts (n,) of n >= 1 stretches.
+
+        The last stretch must begin with an exchange.
+        """
         sums, unit, has_exchange, cumulative = stretches
         chosen, switches = kernels.follow(sums, has_exchange, cumulative, self._expert)
         self._total = unit * cumulative
@@ -92,7 +95,7 @@ class Leader(OneExpert):
         return chosen
 
     def decide_rounds(self, rounds: Rounds, last: int) -> int:
-        """Run rounds until ``last`` with their decisions, and return the last expert."""
+        """Run rounds up to ``last`` with their decisions, and return the last chosen expert."""
         self._expert, self._release, changes = rounds.run(
             "leader", self._expert, self._release, last=last
         )
@@ -203,9 +206,9 @@ class Hedge:
         return ExpertChoice(self._release, None, weights / weights.sum())
 
     def decide_many(self, stretches: Stretches) -> np.ndarray:
-        """Return the weights (k, d) after k exchanges; the last stretch must begin with one.
+        """Return the weights (k, d) after each of the k exchanges in the stretches.
 
-        The next call overwrites the result.
+        The last stretch must begin with an exchange. The next call overwrites the result.
         """
         sums, unit, has_exchange, cumulative = stretches
         count = int(np.count_nonzero(has_exchange))
@@ -216,7 +219,7 @@ class Hedge:
         units, known = kernels.hedge_spread(sums, cumulative) + 1, len(self._table)
         # Losses of few units have fewer different exponentials than there are weights.
         if units - known <= weights.size and units <= MOST_EXPONENTIALS:
-            self._extend(units, unit)
+            self._extend_table(units, unit)
             kernels.hedge_weights(sums, has_exchange, cumulative, self._table, weights)
         else:
             kernels.hedge(sums, has_exchange, cumulative, unit, silos, rate, weights)
@@ -226,12 +229,13 @@ class Hedge:
         return weights
 
     def decide_rounds(self, rounds: Rounds, last: int) -> np.ndarray:
-        """Run rounds until ``last`` with their decisions, and return the last weights (d,).
+        """Run rounds up to ``last`` with their decisions, and return the last weights (d,).
 
-        Stops early if losses differ too much for a table.
+        Stop earlier if the losses of experts differ too much for a table of exponentials.
         """
         plan, lost = self.plan, rounds.lost
-        # A weight is 1 if all others are at most 2^-55 / d of it.
+        # The best expert's weight rounds to 1 if all others are at most 2^-55 / d of it. This holds
+        # if they have lost `alone` units more.
         exponent = math.log(2.0**55 * plan.experts)
         alone = math.ceil(min(exponent * plan.silos / plan.learning_rate, 2.0**62))
         while rounds.done < last:
@@ -240,7 +244,7 @@ class Hedge:
                 break
             # Few losses differ by more units than `alone`.
             more = min(2 * len(self._table), alone + alone // 8, MOST_EXPONENTIALS)
-            self._extend(max(units, more), 1.0)
+            self._extend_table(max(units, more), 1.0)
             _, self._release, _ = rounds.run(
                 "hedge", 0, self._release, last=last, table=self._table, alone=alone
             )
@@ -252,8 +256,11 @@ class Hedge:
         kernels.to_weights(np.exp(weights, out=weights))
         return weights[0]
 
-    def _extend(self, units: int, unit: float) -> None:
-        """Compute the exponentials of losses below ``units``."""
+    def _extend_table(self, units: int, unit: float) -> None:
+        """Extend the table of exponentials exp(-eta loss / m) to losses below ``units`` units.
+
+        ``unit`` is the loss of one unit.
+        """
         known, rate = len(self._table), -self.plan.learning_rate
         if units > known:
             fresh = np.empty(units - known)

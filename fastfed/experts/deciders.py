@@ -54,18 +54,21 @@ class Chooser(OneExpert):
         """The mechanism that draws an expert."""
 
     def _draw(self, purpose: int, number: int) -> Any:
-        """Return the cached draw of this exchange; draw at the first call."""
+        """Return the random draw of a purpose and number in this exchange.
+
+        It is drawn at the first call, and cached until `decide` succeeds.
+        """
         key = purpose, number
         if key not in self._drawn:
-            self._drawn[key] = self._source(purpose, number)
+            self._drawn[key] = self._draw_from_source(purpose, number)
         return self._drawn[key]
 
-    def _source(self, purpose: int, number: int) -> Any:
-        """Draw from the noise source."""
+    def _draw_from_source(self, purpose: int, number: int) -> Any:
+        """Draw from the noise source; `_draw` caches the result."""
         return self.noise.uniform(purpose, number)
 
-    def _choose(self, costs: np.ndarray, release: int) -> int:
-        """Draw the next expert."""
+    def _draw_expert(self, costs: np.ndarray, release: int) -> int:
+        """Draw the next expert by the exponential mechanism, given the costs (d,) of experts."""
         return self._choices.choose(costs, self._draw(CHOICE, release))
 
 
@@ -105,27 +108,28 @@ class ExactChooser(Chooser):
     noise: IdealSource
 
     def __init__(self, plan: ExpertPlan, noise: IdealSource) -> None:
+        # The unit u, and a bound on the change of a sum if one loss is replaced.
         self._unit = exact.quantum(plan.silos * plan.horizon)
-        self._moved = 1.0 + 2.0 * self._unit + 2.0**-48
+        self._sensitivity = 1.0 + 2.0 * self._unit + 2.0**-48
         super().__init__(plan, noise)
 
     @property
     def _rate(self) -> float:
         """The rate r: experts of cost c are drawn with probability proportional to exp(-r c)."""
         choices = self._choices
-        return choices.eta / (2.0 * choices.sensitivity * self._moved)
+        return choices.eta / (2.0 * choices.sensitivity * self._sensitivity)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
         """Choose an expert, given sums (d,) that must be multiples of the unit."""
         exact.check_fixed(total, self._unit, "the sum of the reports")
         return super().decide(total)  # type: ignore[safe-super]
 
-    def _source(self, purpose: int, number: int) -> Any:
+    def _draw_from_source(self, purpose: int, number: int) -> Any:
         """Return a uniform real number whose digits are drawn as decisions need them."""
         return self.noise.ideal_uniforms(purpose, number, 1)
 
-    def _choose(self, costs: np.ndarray, release: int) -> int:
-        """Draw the next expert."""
+    def _draw_expert(self, costs: np.ndarray, release: int) -> int:
+        """Draw the next expert exactly, given the costs (d,) of experts."""
         ones = np.ones(len(costs), dtype=np.int64)
         expert, _ = exact.choose(costs, self._rate, ones, self._draw(CHOICE, release))
         return expert

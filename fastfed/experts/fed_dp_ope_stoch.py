@@ -38,8 +38,8 @@ from fastfed.experts.frank_wolfe import (
     Bounds,
     FrankWolfePlan,
     Phase,
+    batch_and_trees,
     phases_of,
-    shape,
     theorem_trees,
 )
 from fastfed.experts.lower_bounds import lower_bound_curves
@@ -152,26 +152,31 @@ def build(config: OpeConfig, problem: ProblemSpec) -> System:
         protocol=NOISES[config.noise],
         linear=problem.linear,
         phases=tuple(phases),
-        bounds=clipped_to(problem),
+        bounds=gradient_bounds(problem),
     )
-    plan = sealed(replace(plan, privacy=declared(config, problem, plan)))
+    plan = sealed(replace(plan, privacy=privacy_claim(config, problem, plan)))
     return System(
         "fed-dp-ope-stoch", plan, account(plan, problem), bound_curves(config, problem, plan)
     )
 
 
-def clipped_to(problem: ProblemSpec) -> Bounds:
-    """Return the bounds that clients clip gradients to, which the losses guarantee to satisfy."""
+def gradient_bounds(problem: ProblemSpec) -> Bounds:
+    """Return the bounds to which clients clip gradients; the problem's losses satisfy them."""
     return Bounds(problem.lipschitz - problem.spread, problem.lipschitz, problem.smoothness)
 
 
 def phase_noises(
     config: OpeConfig, problem: ProblemSpec
 ) -> dict[int, tuple[int, tuple[float, ...]]]:
-    """Return {phase number: (b, noise scale of each tree)} for the phases that learn."""
+    """Return the batch size and the noise scale of each tree, by phase number.
+
+    Phases without a tree, which do not change the decision, are left out.
+    """
     noise_by_phase = {}
     for phase in range(2, phases_of(problem.horizon) + 1):
-        batch, trees = shape(phase, config.batch, lambda b: theorem_tree_count(config, problem, b))
+        batch, trees = batch_and_trees(
+            phase, config.batch, lambda b: theorem_tree_count(config, problem, b)
+        )
         if trees == 0:
             continue
         scales = (0.0,) * trees
@@ -193,7 +198,10 @@ def theorem_tree_count(config: OpeConfig, problem: ProblemSpec, batch: int) -> f
 
 @lru_cache(maxsize=256)
 def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int) -> VertexNoise:
-    """Calibrate the noise of one phase with ``trees`` trees of batch size ``batch``."""
+    """Calibrate the noise of one phase, for every set of losses that a vertex of its trees uses.
+
+    The phase has ``trees`` trees, and ``batch`` losses of each client at a tree's root.
+    """
     assert config.epsilon is not None
     return calibrate_vertices(
         Budget(config.epsilon, config.delta, "replace", "user"),
@@ -201,7 +209,7 @@ def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int
         trees=trees,
         lipschitz=problem.lipschitz,
         # The same float64 value that clients clip to: the account describes what clients do.
-        spread=min(clipped_to(problem).spread, 2.0 * problem.lipschitz),
+        spread=min(gradient_bounds(problem).spread, 2.0 * problem.lipschitz),
         smoothness=problem.smoothness,
         experts=problem.experts,
         protect=config.protect,
@@ -209,7 +217,7 @@ def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int
     )
 
 
-def declared(config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan) -> Claim:
+def privacy_claim(config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan) -> Claim:
     """Return the plan's privacy claim for one record, which may affect several losses."""
     about = _learning_caveats(config, problem, plan)
     if config.epsilon is None:
@@ -318,7 +326,7 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
 def _learning_caveats(
     config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan
 ) -> tuple[str, ...]:
-    """Return caveats about the regret bound."""
+    """Return the caveats about the regret bound: no phase learns, or losses are not i.i.d."""
     regret_caveats = []
     if not plan.phases:
         regret_caveats.append(

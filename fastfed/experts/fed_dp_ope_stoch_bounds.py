@@ -98,9 +98,10 @@ def _largest_laplace(d: int) -> float:
 
 
 def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
-    """Bound E max_n (e_n - xi_n), where e_n is sub-Gaussian and xi_n a sum of `draws` Lap(scale).
+    """Bound E max_n (e_n - xi_n) over n = 1..d, where e_n is sub-Gaussian and xi_n noise.
 
-    The bound is the minimum over 0 < u < 1/scale of (ln d + u^2 variance/2 - draws ln(1 - u^2
+    e_n has the variance proxy ``variance``, and xi_n is a sum of ``draws`` draws of Lap(scale). The
+    bound is the minimum over 0 < u < 1/scale of (ln d + u^2 variance/2 - draws ln(1 - u^2
     scale^2))/u, which holds for any d variables. For one draw, the exact expected maximum of the
     noise plus the bound on the maximum of e is used if it is smaller. The result is concave in the
     variance, as a minimum of concave functions.
@@ -128,7 +129,7 @@ def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
     return min(bound, plain + scale * _largest_laplace(d)) if draws == 1 else bound
 
 
-def _phase(phase: PhaseNoise) -> PhaseNoise:
+def _checked_phase(phase: PhaseNoise) -> PhaseNoise:
     """Return the phase after checking its fields."""
     if not isinstance(phase, PhaseNoise):
         raise InputError(f"phases must hold PhaseNoise or None, got {phase!r}")
@@ -143,8 +144,13 @@ def _phase(phase: PhaseNoise) -> PhaseNoise:
     return PhaseNoise(trees, batch, tuple(number("scale", s, at_least=0) for s in phase.scales))
 
 
-def _ranges(alpha: float, spread: float | None, loss_range: float | None) -> tuple[float, float]:
-    """Return the length of the gradients' intervals and the largest possible L(x) - min L."""
+def _checked_ranges(
+    alpha: float, spread: float | None, loss_range: float | None
+) -> tuple[float, float]:
+    """Check ``spread`` and ``loss_range``, and return them; both are 2 alpha by default.
+
+    They are the length of the interval of gradients' coordinates, and the largest L(x) - min L.
+    """
     most = 2.0 * alpha
     return (
         most if spread is None else number("spread", spread, at_least=0, at_most=most),
@@ -195,12 +201,12 @@ def phase_suboptimality(
     used at one vertex only. Smoothness adds less than 8 beta/(K + 1), where K = 2^(T_1 + 1) - 2 is
     the number of leaves.
     """
-    trees, batch, scales = _phase(phase)
+    trees, batch, scales = _checked_phase(phase)
     m, d = check_clients(clients), check_experts(experts)
     alpha = number("lipschitz", lipschitz, above=0)
     beta = number("smoothness", smoothness, at_least=0)
     local = choice("noise", noise, ("local", "central")) == "local"
-    spread, most = _ranges(alpha, spread, loss_range)
+    spread, most = _checked_ranges(alpha, spread, loss_range)
     if d == 1:
         return 0.0
     return min(most, _suboptimality(PhaseNoise(trees, batch, scales), m, d, beta, spread, local))
@@ -210,7 +216,10 @@ def phase_suboptimality(
 def _suboptimality(
     phase: PhaseNoise, m: int, d: int, beta: float, spread: float, local: bool
 ) -> float:
-    """Compute `phase_suboptimality` for checked arguments."""
+    """Return `phase_suboptimality` for checked arguments, without the limit ``loss_range``.
+
+    ``local`` is True if each client adds the noise, and False if the server adds it.
+    """
     trees, batch, scales = phase
     leaves = 2.0 ** (trees + 1) - 2.0
     total = 8.0 * beta * (leaves + 1.0 - _harmonic(leaves + 1.0)) / (leaves * (leaves + 1.0))
@@ -249,12 +258,14 @@ def stoch_regret(
     Regret is E[sum_t L(x_t)] - T min L, relative to the least expected loss, as in the paper's
     proof. The paper's definition compares with the best expert in hindsight; that regret is larger
     by at most sqrt(T ln(d)/(2 m)) for losses in [0, 1].
+
+    Here T is ``horizon``, m ``clients`` and d ``experts``.
     """
     t = check_horizon(horizon)
     check_clients(clients), check_experts(experts)
     number("smoothness", smoothness, at_least=0)
     choice("noise", noise, ("local", "central"))
-    _, bound = _ranges(number("lipschitz", lipschitz, above=0), spread, loss_range)
+    _, bound = _checked_ranges(number("lipschitz", lipschitz, above=0), spread, loss_range)
     if len(phases) != t.bit_length():
         raise InputError(f"phases must be {t.bit_length()} for {t} rounds, got {len(phases)}")
     if phases[0] is not None:
@@ -309,6 +320,8 @@ def theorem_2_2(
        about 8 (log2(T) - 1)^2 alpha ln d. And even the smallest tree, T_1 = 1, adds the regret
        alpha ln(T)^3 ln(d)/(sqrt(m) epsilon).
     3. The printed noise is smaller than the guarantee needs.
+
+    Here T is ``horizon``.
     """
     t, m, d = (
         check_horizon(horizon),
@@ -338,6 +351,8 @@ def corollary_2_3(
     The order is alpha ln T sqrt(T ln(d)/m) + sqrt(alpha) ln T ln d/(m^(1/4) epsilon). For such a
     beta, the printed T_1 is below 1 and the algorithm never updates, unless sqrt(m) exceeds about
     8 log2(T)^2 alpha ln d. Table 1 prints sqrt(m) epsilon in the second term.
+
+    Here T is ``horizon``, m ``clients``, d ``experts`` and alpha ``lipschitz``.
     """
     t, m, d = (
         check_horizon(horizon),

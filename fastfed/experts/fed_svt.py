@@ -116,12 +116,18 @@ class SparseVector(SeldomChooser):
         self._drawn = {}
 
     def _threshold(self, switches: int) -> Any:
-        """Return L plus fresh Laplace noise, drawn once for each chosen expert."""
+        """Return the threshold L plus Laplace noise, which is drawn for the current expert.
+
+        ``switches`` is the number of switches so far.
+        """
         laplace = standard_laplace(self._draw(THRESHOLD, switches + 1))
         return self.plan.threshold + self.plan.noise.threshold_scale * laplace
 
     def _above(self, query: float, release: int) -> bool:
-        """Return True if the noisy query exceeds the noisy threshold."""
+        """Return True if the query plus noise exceeds the noisy threshold.
+
+        ``query`` is the loss of the current expert since it was chosen.
+        """
         laplace = standard_laplace(self._draw(QUERY, release))
         return bool(query + self.plan.noise.query_scale * laplace > self._limit)
 
@@ -142,7 +148,7 @@ class SparseVector(SeldomChooser):
         if switches < plan.noise.switches and self._above(
             cumulative[expert] - loss_when_chosen, release
         ):
-            expert = self._choose(np.maximum(cumulative, plan.floor), release)
+            expert = self._draw_expert(np.maximum(cumulative, plan.floor), release)
             limit = self._threshold(switches + 1)
             loss_when_chosen, switches = float(cumulative[expert]), switches + 1
         choice = ExpertChoice(release, expert)
@@ -188,7 +194,7 @@ class SparseVector(SeldomChooser):
         return chosen
 
     def decide_rounds(self, rounds: Rounds, last: int) -> int:
-        """Run rounds until ``last`` with their decisions, and return the last expert."""
+        """Run rounds up to ``last`` with their decisions, and return the last chosen expert."""
         asks = True
         while rounds.done < last:
             _, self._release, _ = rounds.run(
@@ -209,9 +215,9 @@ class SparseVector(SeldomChooser):
         return self._expert
 
     def _switch(self, total: np.ndarray) -> None:
-        """Draw a new expert in the next exchange, given what each expert has lost (d,)."""
+        """Draw a new expert in the next exchange, given the cumulative loss of each expert (d,)."""
         self._release += 1
-        self._expert = self._choose(np.maximum(total, self.plan.floor), self._release)
+        self._expert = self._draw_expert(np.maximum(total, self.plan.floor), self._release)
         self.switches += 1
         self._limit = self._threshold(self.switches)
         self._before, self._drawn = float(total[self._expert]), {}
@@ -220,19 +226,25 @@ class SparseVector(SeldomChooser):
 class ExactSparseVector(ExactChooser, SparseVector):
     """State of the Fed-SVT server whose decisions equal the decisions of real arithmetic."""
 
-    def _source(self, purpose: int, number: int) -> Any:
-        """Draw exactly: uniforms for choices, Laplace noise for comparisons."""
+    def _draw_from_source(self, purpose: int, number: int) -> Any:
+        """Return an exact draw: uniform for choices of experts, Laplace for comparisons."""
         if purpose == CHOICE:
-            return super()._source(purpose, number)
+            return super()._draw_from_source(purpose, number)
         return self.noise.ideal_draws(purpose, number, 1)
 
     def _threshold(self, switches: int) -> Any:
-        """Return the Laplace draw of the noisy threshold; `_above` passes it to `exact.above`."""
+        """Return the noise of the threshold as an exact draw, without L.
+
+        `_above` adds L when it compares.
+        """
         return self._draw(THRESHOLD, switches + 1)
 
     def _above(self, query: float, release: int) -> bool:
-        """Return True if the noisy query exceeds the noisy threshold."""
-        noise, sensitivity = self.plan.noise, self._moved
+        """Return True if the query plus noise exceeds the noisy threshold, compared exactly.
+
+        ``query`` is the loss of the current expert since it was chosen.
+        """
+        noise, sensitivity = self.plan.noise, self._sensitivity
         return exact.above(
             float(query),
             noise.query_scale * sensitivity,
@@ -316,14 +328,18 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
         threshold=threshold(config, problem, noise, best),
         floor=problem.silos * best,
     )
-    plan = sealed(replace(plan, privacy=declared(config, problem, plan, best)))
+    plan = sealed(replace(plan, privacy=privacy_claim(config, problem, plan, best)))
     return System(
         "fed-svt", plan, account(plan, problem), bound_curves(config, problem, plan, best)
     )
 
 
 def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
-    """Return kappa: the configured number, or the proven or printed formula."""
+    """Return kappa, the largest number of switches.
+
+    It is the key ``switches`` if that is a number. Otherwise the key names the formula for it, the
+    proven or the printed one.
+    """
     from fastfed.experts import fed_svt_bounds as bounds
 
     if not isinstance(config.switches, str):
@@ -336,7 +352,11 @@ def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
 def threshold(
     config: SvtConfig, problem: ProblemSpec, noise: SparseSwitching, best: float
 ) -> float:
-    """Return L: the configured number, or the proven or printed formula."""
+    """Return L, the loss after which an expert is switched, summed over clients.
+
+    It is the key ``threshold`` if that is a number. Otherwise the key names the formula for it, the
+    proven or the printed one. ``best`` is L*, a bound on the best expert's loss at any client.
+    """
     from fastfed.experts import fed_svt_bounds as bounds
 
     if not isinstance(config.threshold, str):
@@ -362,7 +382,8 @@ def bound_curves(
     """Return a function from rounds (C,) to bounds on group regret.
 
     The function returns lists of C values by name: the proven bound (if it applies), the order of
-    Theorem 2.6 with constant 1, and the lower bounds.
+    Theorem 2.6 with constant 1, and the lower bounds. ``best`` is L*, the configured bound on the
+    best expert's loss at any client.
     """
     from fastfed.experts import fed_svt_bounds as bounds
 
@@ -403,7 +424,9 @@ def bound_curves(
     return at
 
 
-def declared(config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float) -> Claim:
+def privacy_claim(
+    config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
+) -> Claim:
     """Return the plan's privacy claim for one record, which may affect several losses."""
     return Claim(
         budget=plan.noise.budget,
@@ -422,7 +445,10 @@ def _certificate(plan: SparseVectorPlan, problem: ProblemSpec) -> Certificate:
 def _regret_caveats(
     config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> list[str]:
-    """Return caveats about the regret bound."""
+    """Return the caveats about the regret bound.
+
+    ``best`` is L*, the configured bound on the best expert's loss at any client.
+    """
     regret_caveats = []
     if problem.optimal_loss is None:
         regret_caveats.append(

@@ -43,13 +43,16 @@ from fastfed.experts.lower_bounds import (
 _CELLS = 512  # grid cells of the distribution of X
 
 
-def _gap(gap: float) -> float:
-    """Return the gap after checking it."""
+def _checked_gap(gap: float) -> float:
+    """Check the gap between the losses of switches, and return it."""
     return number("gap", gap, at_least=1, at_most=32)
 
 
-def _steps(d: int, gap: float) -> tuple[np.ndarray, int]:
-    """Return the distribution of X rounded down to a grid, and the count of points <= ln d."""
+def _grid_distribution(d: int, gap: float) -> tuple[np.ndarray, int]:
+    """Return the distribution of X on a grid, and the number of grid points <= ln d.
+
+    X is Exp(1) conditioned on X <= gap/2, and rounded down to the grid.
+    """
     width = gap / 2.0 / _CELLS
     distribution = np.exp(-width * np.arange(_CELLS)) * math.expm1(-width) / math.expm1(-gap / 2.0)
     return distribution, int(math.log(d) / width * (1.0 + 1e-12)) + 1
@@ -62,11 +65,13 @@ def budget_failure(experts: int, switches: int, *, gap: float = 4.0) -> float:
     on X <= gap/2 and rounded down by at most gap/1024. It holds for losses fixed in advance if none
     of the first kappa + 1 switches is early (add `early_switch_failure`) and if L - W >= m L* +
     gap/eta. gap is in [1, 32]; the paper uses 4. The cost is O(kappa ln(d) 2^19/gap).
+
+    Here d is ``experts``.
     """
     d, kappa = check_experts(experts), integer("switches", switches, at_least=0)
     if d == 1:
         return 0.0
-    distribution, points = _steps(d, _gap(gap))
+    distribution, points = _grid_distribution(d, _checked_gap(gap))
     sums = distribution[:points]
     for _ in range(kappa):
         sums = np.convolve(sums, distribution)[:points]
@@ -80,11 +85,13 @@ def switching_budget(experts: int, failure_probability: float, *, gap: float = 4
 
     It is proven under the conditions of `budget_failure`, and below `switching_budget_printed` for
     every d and rho.
+
+    Here d is ``experts`` and rho ``failure_probability``.
     """
     d, rho = check_experts(experts), check_failure(failure_probability)
     if d == 1:
         return 0
-    distribution, points = _steps(d, _gap(gap))
+    distribution, points = _grid_distribution(d, _checked_gap(gap))
     sums, kappa = distribution[:points], 0
     while sums.sum() > rho:
         sums, kappa = np.convolve(sums, distribution)[:points], kappa + 1
@@ -98,6 +105,8 @@ def switching_budget_printed(experts: int, failure_probability: float) -> int:
     This kappa is sufficient nevertheless: s = ceil(log2 d) halvings take s - 1 switches plus s
     geometric numbers of mean 1.37, and Chernoff's bound at 1/24 gives a failure probability below
     rho.
+
+    Here d is ``experts`` and rho ``failure_probability``.
     """
     d, rho = check_experts(experts), check_failure(failure_probability)
     return math.ceil(3 * (d - 1).bit_length() - 24.0 * math.log(rho))
@@ -116,7 +125,7 @@ def switching_budget_printed(experts: int, failure_probability: float) -> int:
 # - P(r - gamma > W'))^(kappa+1).
 
 
-def _scales(threshold_scale: float, query_scale: float) -> tuple[float, float]:
+def _checked_scales(threshold_scale: float, query_scale: float) -> tuple[float, float]:
     """Return the two Laplace scales after checking them."""
     return (
         number("threshold_scale", threshold_scale, at_least=0),
@@ -124,7 +133,7 @@ def _scales(threshold_scale: float, query_scale: float) -> tuple[float, float]:
     )
 
 
-def _tail(w: float, a: float, b: float) -> float:
+def _laplace_difference_tail(w: float, a: float, b: float) -> float:
     """Return P(Lap(a) - Lap(b) > w) for w >= 0; the formula is stable for a close to b."""
     low, high = min(a, b), max(a, b)
     if high == 0.0:
@@ -137,19 +146,23 @@ def _tail(w: float, a: float, b: float) -> float:
     return tail * (1.0 + low / (low + high) * (w / high) * ratio)
 
 
-def _some_above(w: float, k: float, a: float, b: float) -> float:
-    """Return P(r + w < the largest of k draws of Lap(b)) for r ~ Lap(a), w > 0, real k >= 1."""
+def _largest_draw_above(w: float, k: float, a: float, b: float) -> float:
+    """Return P(r + w < the largest of k draws of Lap(b)), where r ~ Lap(a) and w > 0.
+
+    k >= 1 may be any real number: the largest draw then has the distribution function F^k, where F
+    is that of Lap(b).
+    """
     if b == 0.0:  # r < -w
         return math.exp(-w / a) / 2.0
 
-    def some(level: np.ndarray) -> np.ndarray:
-        """Return P(the largest draw exceeds ``level``)."""
+    def largest_exceeds(level: np.ndarray) -> np.ndarray:
+        """Return the probability that the largest draw exceeds ``level``, elementwise."""
         log_below = np.log1p(-0.5 * np.exp(-np.maximum(level, 0.0) / b))
         result: np.ndarray = -np.expm1(k * log_below)
         return result
 
     if a == 0.0:
-        return float(some(np.array(w)))
+        return float(largest_exceeds(np.array(w)))
     # The part r < -w is E(1 - (e^(-a y/b)/2)^k) for y ~ Exp(1), in closed form.
     part_below = math.exp(-w / a) / 2.0 * (1.0 - 0.5**k / (1.0 + a * k / b))
     # The part r > -w: Gauss-Legendre quadrature. The integrand has kinks at 0 and -w and a bend
@@ -163,23 +176,30 @@ def _some_above(w: float, k: float, a: float, b: float) -> float:
     u, weights = np.polynomial.legendre.leggauss(20)
     half_widths = np.diff(edges)[:, None] / 2.0
     r = edges[:-1, None] + half_widths * (1.0 + u)
-    weighted_values = half_widths * weights * np.exp(-np.abs(r) / a) / (2.0 * a) * some(w + r)
+    density = np.exp(-np.abs(r) / a) / (2.0 * a)
+    weighted_values = half_widths * weights * density * largest_exceeds(w + r)
     return min(1.0, part_below + float(weighted_values.sum()))
 
 
-def _stretches(decisions: int, switches: int) -> tuple[int, int]:
-    """Return the number of decisions n, checked, and of stretches, min(n, kappa + 1)."""
+def _stretch_count(decisions: int, switches: int) -> tuple[int, int]:
+    """Check n = ``decisions`` and kappa = ``switches``; return n and the most stretches.
+
+    A stretch is the time from one switch to the next, so there are at most min(n, kappa + 1).
+    """
     n = integer("decisions", decisions, at_least=0)
     return n, min(n, integer("switches", switches, at_least=0) + 1)
 
 
-def _any_of(count: int, probability: float) -> float:
-    """Return 1 - (1 - p)^count."""
+def _probability_of_any(count: int, probability: float) -> float:
+    """Return 1 - (1 - p)^count, the probability that one of ``count`` independent events occurs."""
     return 1.0 if probability >= 1.0 else -math.expm1(count * math.log1p(-probability))
 
 
-def _least(failure: Callable[[float], float], rho: float, scale: float) -> float:
-    """Return the least margin >= 0 at which a decreasing failure probability is at most rho."""
+def _least_margin(failure: Callable[[float], float], rho: float, scale: float) -> float:
+    """Return the least margin w >= 0 with ``failure(w)`` <= rho.
+
+    ``failure`` is a decreasing function. ``scale`` is the unit of the first search steps.
+    """
     low, high = 0.0, scale
     while failure(high) > rho:
         low, high = high, 2.0 * high
@@ -208,13 +228,17 @@ def early_switch_failure(
     F is the cdf of Lap(query_scale). ``margin`` is W >= 0, and ``decisions`` is the total number n
     >= 0 (floor(T/N)). If n/K is an integer, losses that stay at L - W for n/K decisions and then
     jump attain the bound. Losses must be nonnegative, so that queries are nondecreasing.
+
+    Here kappa is ``switches``.
     """
     w = number("margin", margin, at_least=0)
-    n, count = _stretches(decisions, switches)
-    a, b = _scales(threshold_scale, query_scale)
+    n, count = _stretch_count(decisions, switches)
+    a, b = _checked_scales(threshold_scale, query_scale)
     if n == 0 or a == b == 0.0:
         return 0.0
-    return _any_of(count, _some_above(max(w, 1e-12 * max(a, b)), n / count, a, b))
+    return _probability_of_any(
+        count, _largest_draw_above(max(w, 1e-12 * max(a, b)), n / count, a, b)
+    )
 
 
 def noise_margin(
@@ -224,13 +248,16 @@ def noise_margin(
     query_scale: float,
     failure_probability: float,
 ) -> float:
-    """Return the least W >= 0 with early_switch_failure(W, ...) <= rho, in units of loss."""
-    n, _ = _stretches(decisions, switches)
-    a, b = _scales(threshold_scale, query_scale)
+    """Return the least W >= 0 with early_switch_failure(W, ...) <= rho, in units of loss.
+
+    Here rho is ``failure_probability``.
+    """
+    n, _ = _stretch_count(decisions, switches)
+    a, b = _checked_scales(threshold_scale, query_scale)
     rho = check_failure(failure_probability)
     if n == 0 or a == b == 0.0:
         return 0.0
-    return _least(lambda w: early_switch_failure(w, n, switches, a, b), rho, a + b)
+    return _least_margin(lambda w: early_switch_failure(w, n, switches, a, b), rho, a + b)
 
 
 def noise_margin_printed(
@@ -240,6 +267,8 @@ def noise_margin_printed(
 
     With the paper's noise scales 4/epsilon and 8/epsilon, P(early switch) is then below rho N/(3
     T).
+
+    Here T is ``horizon`` and rho ``failure_probability``.
     """
     t = check_horizon(horizon)
     n = integer("phase_length", phase_length, at_least=1, at_most=t)
@@ -254,10 +283,14 @@ def late_switch_failure(
 
     The bound is 1 - (1 - p)^(kappa + 1) with p = P(Lap(a) - Lap(b) > W'). It holds over kappa + 1
     stretches with any number of decisions. ``margin`` is W' >= 0.
+
+    Here kappa is ``switches``, a ``threshold_scale`` and b ``query_scale``.
     """
     w = number("margin", margin, at_least=0)
     kappa = integer("switches", switches, at_least=0)
-    return _any_of(kappa + 1, _tail(w, *_scales(threshold_scale, query_scale)))
+    return _probability_of_any(
+        kappa + 1, _laplace_difference_tail(w, *_checked_scales(threshold_scale, query_scale))
+    )
 
 
 def threshold(
@@ -270,7 +303,7 @@ def threshold(
     """
     m, best = check_clients(clients), number("optimal_loss", optimal_loss, at_least=0)
     margin = number("noise_margin", noise_margin, at_least=0)
-    return m * best + margin + _gap(gap) / number("eta", eta, above=0)
+    return m * best + margin + _checked_gap(gap) / number("eta", eta, above=0)
 
 
 def svt_regret(
@@ -293,16 +326,19 @@ def svt_regret(
     are each computed at rho/3, and L by `threshold`, it holds with probability at least 1 - rho.
     Losses must be in [0, 1] and fixed in advance. The algorithm must be the corrected one: q +
     gamma is compared with the noisy threshold, and every expert is scored by its own losses.
+
+    Here T is ``horizon``, m ``clients``, N ``phase_length``, L ``threshold``, kappa ``switches``
+    and rho ``failure_probability``.
     """
     t, m = check_horizon(horizon), check_clients(clients)
     n = integer("phase_length", phase_length, at_least=1)
     level = number("threshold", threshold, at_least=0)
     kappa = integer("switches", switches, at_least=0)
-    a, b = _scales(threshold_scale, query_scale)
+    a, b = _checked_scales(threshold_scale, query_scale)
     rho = check_failure(failure_probability)
     late_margin = 0.0
     if a > 0.0 or b > 0.0:
-        late_margin = _least(lambda w: late_switch_failure(w, kappa, a, b), rho, a + b)
+        late_margin = _least_margin(lambda w: late_switch_failure(w, kappa, a, b), rho, a + b)
     return min(float(t), (kappa + 1) * ((level + late_margin) / m + n))
 
 
@@ -325,6 +361,9 @@ def theorem_2_6(
     probability 1 - rho and proves it with 1 - O(rho). ln(d/rho) stands for kappa + 1; the printed
     kappa is up to 24 times larger. The second A should contain ln(d/rho), because no other term
     covers ln(1/rho)^1.5 ln(1/delta)^0.5. The printed eta is too large for (epsilon, delta).
+
+    Here T is ``horizon``, m ``clients``, d ``experts``, N ``phase_length`` and rho
+    ``failure_probability``.
     """
     t, m, d = (
         check_horizon(horizon),

@@ -144,8 +144,11 @@ def phases_of(horizon: int) -> int:
     return horizon.bit_length()
 
 
-def needed(batch: int, trees: int) -> float:
-    """Return the number of losses that T1 trees of batch b use: b (T1 + T1 (T1 + 1) / 4)."""
+def losses_needed(batch: int, trees: int) -> float:
+    """Return the number of losses that a phase needs: b (T1 + T1 (T1 + 1) / 4).
+
+    b is ``batch``, the number of losses at a tree's root, and T1 is ``trees``.
+    """
     return batch * (trees + trees * (trees + 1) / 4.0)
 
 
@@ -161,7 +164,7 @@ def max_trees(phase: int, batch: int, wanted: float) -> int:
     fits = (
         t
         for t in range(largest_wanted, 0, -1)
-        if batch % 2**t == 0 and needed(batch, t) <= losses_available
+        if batch % 2**t == 0 and losses_needed(batch, t) <= losses_available
     )
     return next(fits, 0)
 
@@ -180,10 +183,11 @@ def theorem_trees(
     return 0.5 * math.log2(ratio) if ratio > 0.0 else -math.inf
 
 
-def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[int, int]:
-    """Return (b, T1) of a phase p >= 2. T1 = 0 means that the phase does not change x.
+def batch_and_trees(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[int, int]:
+    """Return the batch size b and the number of trees T1 of phase p = ``phase`` >= 2.
 
-    ``trees_wanted`` maps a batch size b to the wanted number of trees, before rounding.
+    T1 = 0 means that the phase does not change the decision. ``rule`` is one of `BATCHES`, and
+    ``trees_wanted`` maps a batch size to the wanted number of trees, before rounding.
     """
     choice("batch", rule, BATCHES)
     if rule == "paper":
@@ -192,7 +196,7 @@ def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[
     for power in range(phase - 1, 0, -1):
         batch, trees_limit = 1 << power, min(float(power), MAX_TREES, trees_wanted(1 << power))
         trees = math.floor(trees_limit) if trees_limit >= 1.0 else 0
-        if trees and needed(batch, trees) <= first_round(phase - 1):
+        if trees and losses_needed(batch, trees) <= first_round(phase - 1):
             return batch, trees
     return 1, 0
 
@@ -222,7 +226,10 @@ class Bounds(NamedTuple):
         return self.high - self.low
 
     def most(self, x: np.ndarray, parent: np.ndarray) -> float:
-        """Return the bound on coordinates of the difference between gradients at x and parent."""
+        """Return the bound on each coordinate of the difference between two gradients of one loss.
+
+        The gradients are at x (d,) and at ``parent`` (d,).
+        """
         return min(self.high - self.low, self.smoothness * float(np.abs(x - parent).sum()))
 
 
@@ -260,7 +267,10 @@ class Walk:
         self.done = 0
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
-        """Return v, the gradient estimates (r, d) of the next leaf, at the decision x (d,)."""
+        """Visit the next leaf, and return each client's gradient estimate there, (rows, d).
+
+        ``x`` (d,) is the current decision.
+        """
         if self.done == len(self.phase.leaves):
             raise InputError(f"the phase has {self.done} leaves, and one more was requested")
         tree, h, start, stop, _ = self.phase.leaves[self.done]
@@ -325,7 +335,7 @@ class FrankWolfePlan(ExpertPlan):
 
     @property
     def exchanges(self) -> int:
-        """Return the total number of exchanges, one for each leaf."""
+        """Total number of exchanges, one for each leaf."""
         return self._exchanges[-1]
 
     def exchanges_before(self, round: int) -> int:
@@ -374,7 +384,11 @@ class FrankWolfePlan(ExpertPlan):
         return 1.0 + unit / min(score_changes) + (self.experts + len(phase.leaves)) * 2.0**-48
 
     def move(self, x: np.ndarray | None, choice: ExpertChoice) -> np.ndarray:
-        """Return (1 - eta) x + eta e_w (gao-2024, Equation 2), or the uniform x_1 at the start."""
+        """Return the decision after x: (1 - eta) x + eta e_w (gao-2024, Equation 2).
+
+        eta is the step size of the exchange, and w the chosen expert. At the start the decision is
+        uniform.
+        """
         if x is None or choice.expert is None:
             return np.full(self.experts, 1.0 / self.experts)
         step = self.step(choice.release)
@@ -425,11 +439,11 @@ def check_phases(plan: FrankWolfePlan) -> None:
                 f"phase {phase.number} must have 1 to {MAX_TREES} trees, and a batch that 2 to "
                 f"that power divides, got {phase.trees} and {phase.batch}"
             )
-        if phase.offset != offset or needed(phase.batch, phase.trees) > len(phase.samples):
+        if phase.offset != offset or losses_needed(phase.batch, phase.trees) > len(phase.samples):
             raise InputError(
                 f"phase {phase.number} must begin after {offset} exchanges and use at most "
                 f"{len(phase.samples)} losses, got {phase.offset} and "
-                f"{needed(phase.batch, phase.trees):g}"
+                f"{losses_needed(phase.batch, phase.trees):g}"
             )
         last, offset = phase.number, offset + 2 ** (phase.trees + 1) - 2
 
@@ -494,7 +508,10 @@ class GradientCollector:
             self._losses.append(loss)
 
     def _begin(self, phase: Phase) -> Walk:
-        """Start a phase: sample the losses that it uses, and discard the others."""
+        """Start a phase, and return a new walk through its trees.
+
+        The losses that the phase uses are sampled from the stored ones; the others are discarded.
+        """
         order = self.noise.sample(self.index, phase.number, len(phase.samples))
         self._taken = [self._losses[i] for i in order[: phase.used]]
         # The next phase uses other losses.
@@ -505,7 +522,11 @@ class GradientCollector:
     def _sum(
         self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
     ) -> np.ndarray:
-        """Return the sum (1, d) of clipped gradients at x, or of differences to the parent's."""
+        """Return the sum of this client's clipped gradients at x, (1, d).
+
+        It is over the sampled losses start..stop - 1. With ``parent`` (d,) it is the sum of the
+        differences to the gradients there, each clipped to [-most, most].
+        """
         total = np.zeros(self.plan.experts)
         unit = self.plan.unit(self._walk.phase) if self._ideal is not None and self._walk else None
         for loss in self._taken[start:stop]:
@@ -516,7 +537,10 @@ class GradientCollector:
         return total[None]
 
     def _clipped(self, loss: np.ndarray | Gradient, x: np.ndarray) -> np.ndarray:
-        """Return the clipped gradient at x; a user function's result is checked first."""
+        """Return the gradient (d,) of a loss at x, clipped to the plan's bounds.
+
+        The result of a user's gradient function is checked first.
+        """
         raw_gradient = (
             loss if isinstance(loss, np.ndarray) else array("gradient", loss(x), shape=x.shape)
         )

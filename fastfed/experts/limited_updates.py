@@ -120,7 +120,7 @@ class Last(Chooser):
     def decide(self, total: np.ndarray) -> ExpertChoice:
         """Draw an expert, given the sums (d,) of all clients' losses since the last exchange."""
         release = self._release + 1
-        expert = self._choose(total, release)
+        expert = self._draw_expert(total, release)
         choice_message = ExpertChoice(release, expert)
         # State changes only after the last step that can fail: a failed call can be repeated.
         self.switches += expert != self._expert
@@ -212,7 +212,7 @@ def bound_curves(
 
 
 def _regret_caveats(problem: ProblemSpec) -> list[str]:
-    """Return caveats about the regret bound."""
+    """Return the caveats about the regret bound of a curve, none for i.i.d. losses."""
     if problem.iid:
         return []
     return [

@@ -64,6 +64,8 @@ def theorem_2_4(horizon: int, experts: int) -> float:
     expected regret of every algorithm when losses are fair coins, equal at all clients, for any m.
     Hence some fixed losses cause at least this regret. Relative accuracy about 1e-9; the horizon is
     at most 2^40.
+
+    Here d is ``experts``.
     """
     t = integer("horizon", horizon, at_least=1, at_most=2**40)
     d = check_experts(experts)
@@ -98,6 +100,8 @@ def theorem_2_4_private(
     epsilon/T, is epsilon-DP and has regret sqrt(T ln(d)/2) if m >= sqrt(32 T ln d)/epsilon. The
     proof gives all clients the same losses and treats one round as one record. A round is m
     records, so group privacy replaces epsilon by m epsilon. `hidden_expert` is the proven bound.
+
+    Here T is ``horizon`` and d ``experts``.
     """
     t, d = check_horizon(horizon), check_experts(experts)
     return check_constant(constant) * min(math.log(d) / check_epsilon(epsilon), t)
@@ -108,6 +112,8 @@ def theorem_2_7(clients: int, experts: int, epsilon: float, *, constant: float =
 
     It is stated for epsilon <= 1 and delta <= epsilon/d, and also needs T above the returned value.
     `hidden_expert` is a proven bound with constants.
+
+    Here m is ``clients`` and d ``experts``.
     """
     m, d = check_clients(clients), check_experts(experts)
     return check_constant(constant) * math.log(d) / m / check_epsilon(epsilon)
@@ -129,6 +135,8 @@ def hidden_expert(
     min(ln(d)/(m epsilon), T), and (ln(d - 1) - 1 + 3/d)/(m epsilon) for large T. The losses are
     linear and constant over these rounds, so that the bound also applies to algorithms for
     stochastic losses. delta is in [0, 1).
+
+    Here T is ``horizon``, m ``clients`` and d ``experts``.
     """
     # Let D be the losses in which all experts, j included, lose 1. x_t depends only on rounds
     # before t, in which D differs in m (t - 1) records. So group privacy gives, for p = P_j(x_it =
@@ -148,6 +156,7 @@ def hidden_expert(
     if c > 0.0:
         n2 = min(t, math.ceil(max(math.log(a) - math.log(c), 0.0) / x))
     n1 = min(n1, n2)
+    # Sum the first term over the first n1 rounds, and the second over rounds n1 + 1 to n2.
     powers = math.expm1(n1 * x) / math.expm1(x) if n1 > 1 else float(n1)  # sum of q^i, i < n1
     total = (1.0 + c) * n1 - (1.0 / d + c) * powers
     tail = math.exp(-n1 * x) * math.expm1(-(n2 - n1) * x) / math.expm1(-x)
@@ -225,6 +234,8 @@ def table_1(
     ln(1/delta) and N are factors in the theorems. Its Fed-SVT row holds only if N + L* is at most
     ln(T)/(m epsilon). As N is at least 1, this is impossible if m epsilon > ln T. The row of
     `fed-dp-ope-stoch` has sqrt(m) epsilon where Corollary 2.3 has m^(1/4) epsilon.
+
+    Here T is ``horizon`` and m ``clients``.
     """
     name = choice("row", row, TABLE_1)
     t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)
@@ -253,6 +264,8 @@ def table_1_communication(
 
     The latter is m d T/N for N = 1/(m epsilon), which is a valid phase length only for
     m epsilon <= 1.
+
+    Here T is ``horizon``, m ``clients`` and d ``experts``.
     """
     rows = ("fed-dp-ope-stoch", "fed-svt", "fed-svt-approximate")
     name = choice("row", row, rows)

@@ -119,7 +119,7 @@ class ExpertReport:
 
     @property
     def bits(self) -> int:
-        """Return the size of the message in bits: 64 for each value."""
+        """Size of the message in bits: 64 for each value."""
         return 64 * len(self.values)
 
 
@@ -272,7 +272,7 @@ class Rounds(Interface):
     done : int
         The last round that was run.
     lost, latest : ndarray of int64, shape (d,)
-        What each expert lost at all clients in all rounds, and in the last round.
+        Loss of each expert, added up over all clients: in all rounds, and in the last round.
     """
 
     done: int
@@ -294,10 +294,12 @@ class Rounds(Interface):
         table: np.ndarray = ...,
         alone: int = 0,
     ) -> tuple[int, int, int]:
-        """Run rounds until ``last``, or until a decision that the call cannot make.
+        """Run rounds up to ``last``, or up to a decision that compiled code cannot make.
 
-        Returns (expert, number of exchanges so far, changes of the leader). The arguments are
-        those of ``ff_course``; ``asks`` is False if the next exchange has taken place.
+        ``decides`` names the rule of decisions, ``expert`` is the current expert, and ``release``
+        the number of exchanges so far. ``asks`` is False if the next exchange has taken place. The
+        other arguments are those of ``ff_course`` in src/ff_course.h. Return the expert, the number
+        of exchanges and the number of changes of the leader.
         """
         ...
 
@@ -338,7 +340,7 @@ class ExpertPlan(ABC):
     @property
     @abstractmethod
     def exchanges(self) -> int:
-        """Return the total number of exchanges of messages."""
+        """Total number of exchanges of messages."""
 
     @abstractmethod
     def exchanges_before(self, round: int) -> int:
@@ -403,10 +405,11 @@ def start_expert(experts: int, noise: NoiseSource) -> int:
 
 
 def choices_of(plan: ExpertPlan, noise: OneLoss, protocol: Protocol) -> tuple[PrivacyEvent, ...]:
-    """Return the released events of a plan whose server chooses one expert by a mechanism.
+    """Return the privacy events of a plan whose server chooses one expert by a mechanism.
 
-    Raises InputError if the plan's protocol is not ``protocol``, if the plan's losses are not
-    linear, or if the mechanism's budget differs from the claimed budget.
+    ``noise`` is the event of replacing one loss. Raises InputError if the plan's protocol is not
+    ``protocol``, if the plan's losses are not linear, or if the mechanism's budget differs from the
+    claimed budget.
     """
     check_protocol(plan, protocol)
     check_budget(noise, plan.privacy)
@@ -439,7 +442,10 @@ BUDGET_EXCEEDED = "the claimed budget is not met; the exact value is what holds"
 
 
 def budget_exceeded(uses: int) -> str:
-    """Return the caveat for an exact epsilon above the claim; a record affects ``uses`` losses."""
+    """Return the caveat for an exact epsilon above the claimed one.
+
+    ``uses`` is the number of losses that one record can affect.
+    """
     if uses == 1:
         return BUDGET_EXCEEDED
     return (
@@ -449,7 +455,10 @@ def budget_exceeded(uses: int) -> str:
 
 
 def multiplicity_condition(uses: int, multiplicity: int) -> Condition:
-    """Return the condition that the account covers all losses that one record can affect."""
+    """Return the condition that the account covers all losses that one record can affect.
+
+    The account covers ``uses`` losses, and a record affects at most ``multiplicity`` losses.
+    """
     times = "two losses" if uses == 1 else f"more than {uses} losses"
     text = f"no record is behind {times} (by how losses are made, or declared)"
     return Condition(text, multiplicity <= uses)

@@ -99,7 +99,10 @@ class Dart(SeldomChooser):
     plan: DartboardPlan
 
     def _keeps(self, lost: float, release: int) -> bool:
-        """Return True if the coin keeps the expert, which has lost ``lost`` since the last coin."""
+        """Toss the coin of exchange ``release``; return True if it keeps the current expert.
+
+        ``lost`` is the loss of the expert since the last coin.
+        """
         return bool(self._draw(QUERY, release) < self.plan.noise.keeps(lost))
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
@@ -108,7 +111,7 @@ class Dart(SeldomChooser):
         expert, switches = self._expert, self.switches
         draws_remain = switches < self.plan.noise.switches
         if draws_remain and not self._keeps(float(total[expert]), release):
-            expert, switches = self._choose(losses_since, release), switches + 1
+            expert, switches = self._draw_expert(losses_since, release), switches + 1
         choice_message = ExpertChoice(release, expert)
         # State changes only after the last step that can fail: a failed call can be repeated.
         self._total, self._release, self._drawn = losses_since, release, {}
@@ -120,7 +123,10 @@ class ExactDart(ExactChooser, Dart):
     """State of the dartboard server whose decisions equal the decisions of real arithmetic."""
 
     def _keeps(self, lost: float, release: int) -> bool:
-        """Return True if the coin keeps the expert, which has lost ``lost`` since the last coin."""
+        """Toss the coin of exchange ``release`` exactly; return True if it keeps the expert.
+
+        ``lost`` is the loss of the expert since the last coin.
+        """
         return exact.kept(self.plan.noise.chance, lost, self._rate, self._draw(QUERY, release))
 
 
@@ -137,19 +143,30 @@ class ExactDart(ExactChooser, Dart):
 # afterwards it loses at most m in each round.
 
 
-def hedge_rate(problem: ProblemSpec, blocks: int, length: int) -> float:
-    """Return the r that minimises the bound without privacy: sqrt(8 ln d / (blocks (m N)^2))."""
+def best_hedge_rate(problem: ProblemSpec, blocks: int, length: int) -> float:
+    """Return the rate r of hedge with the least regret bound without privacy.
+
+    It is sqrt(8 ln d / (blocks (m N)^2)), where N = ``length`` is the number of rounds of a block,
+    the time between two exchanges.
+    """
     log_d = math.log(max(problem.experts, 2))
     return math.sqrt(8.0 * log_d / blocks) / (problem.silos * length)
 
 
-def draw_chance(chance: Any, rate: Any, most: float) -> Any:
-    """Return q, the largest probability that a coin causes a draw if a block loses <= ``most``."""
+def draw_probability(chance: Any, rate: Any, most: float) -> Any:
+    """Return the largest probability q = 1 - (1 - p) exp(-r ``most``) that a coin causes a draw.
+
+    p is ``chance``, r is ``rate``, and ``most`` bounds the loss of the current expert between two
+    coins.
+    """
     return 1.0 - (1.0 - chance) * np.exp(-rate * most)
 
 
-def exceeded(switches: Any, coins: int, chance: Any) -> Any:
-    """Return P(Bin(coins, chance) > switches)."""
+def probability_of_more_draws(switches: Any, coins: int, chance: Any) -> Any:
+    """Return the probability that more than ``switches`` of ``coins`` coins cause a draw.
+
+    Coins are independent, and each causes a draw with probability ``chance``.
+    """
     from scipy.special import bdtrc
 
     return np.where(switches >= coins, 0.0, bdtrc(np.minimum(switches, coins - 1), coins, chance))
@@ -158,21 +175,25 @@ def exceeded(switches: Any, coins: int, chance: Any) -> Any:
 def regret_bound(
     rounds: float, blocks: float, plan: DartboardPlan, problem: ProblemSpec, exceeding: float
 ) -> float:
-    """Return the bound on expected group regret for losses that are fixed in advance.
+    """Return the bound on expected group regret in ``rounds`` rounds, for losses fixed in advance.
 
-    ``exceeding`` bounds the probability that draws run out.
+    ``blocks`` is the number of exchanges plus 1, and ``exceeding`` bounds the probability that
+    draws run out.
     """
     m, rate, length = plan.silos, plan.noise.rate, plan.phase_length
     hedge_bound = math.log(problem.experts) / rate + rate * blocks * (m * length) ** 2 / 8.0
     return min(m * rounds, hedge_bound + m * rounds * exceeding)
 
 
-def _least_switches(chance: np.ndarray, coins: int, most: float) -> np.ndarray:
-    """Return, for each probability, the least K for which `exceeded` is at most ``most``."""
+def _least_draw_limit(chance: np.ndarray, coins: int, most: float) -> np.ndarray:
+    """Return for each probability of a draw the least limit K on the number of draws, (n,).
+
+    With this K, ``coins`` coins cause more than K draws with a probability of at most ``most``.
+    """
     low, high = np.zeros(len(chance)), np.full(len(chance), float(coins))
     while (high - low > 1.0).any():
         middle = np.floor((low + high) / 2.0)
-        fits = exceeded(middle, coins, chance) <= most
+        fits = probability_of_more_draws(middle, coins, chance) <= most
         low, high = np.where(fits, low, middle), np.where(fits, middle, high)
     return high
 
@@ -197,14 +218,14 @@ def least_bound(
     grid = grid[grid >= LEAST_CHANCE]
     m, most = problem.silos, float(problem.silos * length)
     tail = min(1.0, 1.0 / (m * problem.horizon))
-    largest = hedge_rate(problem, coins + 1, length)
+    largest = best_hedge_rate(problem, coins + 1, length)
     low, high = np.full(len(grid), 1e-12), np.full(len(grid), largest)
 
     def draws(rate: np.ndarray) -> np.ndarray:
         """Return K for each rate and p of the grid."""
         if switches is not None:
             return np.full(len(rate), float(switches))
-        return np.maximum(_least_switches(draw_chance(grid, rate, most), coins, tail), 1.0)
+        return np.maximum(_least_draw_limit(draw_probability(grid, rate, most), coins, tail), 1.0)
 
     def costs(rate: np.ndarray) -> np.ndarray:
         """Return the closed-form epsilon for each rate and p of the grid."""
@@ -215,6 +236,7 @@ def least_bound(
             ]
         )
 
+    # Bisect the logarithm of the rate, for all p at the same time.
     rate_fits_budget = costs(high) <= budget.epsilon
     for _ in range(30):
         middle = np.sqrt(low * high)
@@ -223,7 +245,11 @@ def least_bound(
     rate = np.where(rate_fits_budget, largest, low)
     count = draws(rate)
     group_regret = np.log(problem.experts) / rate + rate * (coins + 1) * most**2 / 8.0
-    group_regret += m * problem.horizon * exceeded(count, coins, draw_chance(grid, rate, most))
+    group_regret += (
+        m
+        * problem.horizon
+        * probability_of_more_draws(count, coins, draw_probability(grid, rate, most))
+    )
     best = int(np.where(group_regret <= group_regret.min() + 1.0, costs(rate), np.inf).argmin())
     return float(grid[best]), int(count[best])
 
@@ -282,7 +308,7 @@ def build(config: DartboardConfig, problem: ProblemSpec) -> System:
         config.budget,
         switches=min(int(switches), coins),
         chance=float(chance),
-        at_most=hedge_rate(problem, coins + 1, length),
+        at_most=best_hedge_rate(problem, coins + 1, length),
     )
     plan = DartboardPlan(
         silos=problem.silos,
@@ -311,7 +337,7 @@ def bound_curves(
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
         """Return the bounds at rounds (C,), by name."""
-        run_out_probability = _exceeding(plan)
+        run_out_probability = _run_out_probability(plan)
         curves = {
             "proven": [
                 regret_bound(t, plan.exchanges_before(t) + 1, plan, problem, run_out_probability)
@@ -323,19 +349,19 @@ def bound_curves(
     return at
 
 
-def _exceeding(plan: DartboardPlan) -> float:
+def _run_out_probability(plan: DartboardPlan) -> float:
     """Return an upper bound on the probability that draws run out within the horizon."""
     if plan.exchanges == 0:
         return 0.0
     most = float(plan.silos * plan.phase_length)
-    chance = draw_chance(plan.noise.chance, plan.noise.rate, most)
-    return float(exceeded(plan.noise.switches, plan.exchanges, chance))
+    chance = draw_probability(plan.noise.chance, plan.noise.rate, most)
+    return float(probability_of_more_draws(plan.noise.switches, plan.exchanges, chance))
 
 
 def _regret_caveats(plan: DartboardPlan, problem: ProblemSpec) -> list[str]:
-    """Return caveats about the regret bound."""
+    """Return the caveats about the regret bound: draws may run out, or the bound is vacuous."""
     regret_caveats = []
-    chance = _exceeding(plan)
+    chance = _run_out_probability(plan)
     if chance > 0.01:
         regret_caveats.append(
             f"draws may run out, with probability {chance:.2g} at most: the last expert is then "

@@ -14,8 +14,10 @@ _MODERATE = 2.0**480
 def target(
     name: str, value: object, shape: tuple[int | None, ...], finite: bool = True
 ) -> np.ndarray:
-    """Return an array to be updated in place, which is never converted; raise InputError if
-    unfit."""
+    """Return the argument ``value``, an array that the caller updates in place.
+
+    It is never converted. Raises InputError if it is unsuitable.
+    """
     if not isinstance(value, np.ndarray) or value.dtype != np.float64:
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
         raise InputError(
@@ -37,15 +39,20 @@ def target(
 
 
 def rows(x: object, d: int, *targets: np.ndarray) -> np.ndarray:
-    """Return finite rows (n, d) from x (d,) or (n, d), copied if they share memory with a
-    target."""
+    """Return finite rows (n, d) from x (d,) or (n, d).
+
+    They are copied if they share memory with one of ``targets``, which are updated in place.
+    """
     many = axes("x", x) == 2
     checked = array("x", x, shape=(None, d) if many else (d,))
     return unshared(checked.reshape(-1, d), *targets)
 
 
 def rewards(y: object, x: object, n: int, *targets: np.ndarray) -> np.ndarray:
-    """Return the finite rewards (n,) of n rows x, or of the single row x (d,)."""
+    """Return the finite rewards (n,) of n rows x, or of the single row x (d,).
+
+    They are copied if they share memory with one of ``targets``, which are updated in place.
+    """
     if axes("x", x) == 2:
         return unshared(array("y", y, shape=(n,)), *targets)
     return np.array([reward_number("y", y)])
@@ -86,8 +93,10 @@ def triangular(w: np.ndarray) -> None:
 
 
 def action_sets(value: object, dimension: int) -> np.ndarray:
-    """Return actions (K, d) or (n, K, d), n, K >= 1; aligned float32 and float64 arrays are not
-    copied."""
+    """Return finite actions as an array (K, d) or (n, K, d), with n >= 1 and K >= 1.
+
+    Aligned float32 and float64 arrays are not copied.
+    """
     value = unmasked("actions", value)
     keeps_dtype = (
         isinstance(value, np.ndarray)
@@ -119,6 +128,9 @@ def check_finite(
     values: np.ndarray,
     problem: str = "their scores overflow",
 ) -> None:
-    """Raise InputError if values computed from finite arguments are infinite, or no numbers."""
+    """Raise InputError if values that were computed from finite arguments are not finite.
+
+    ``name`` is the argument to blame, and ``problem`` says what overflows.
+    """
     if not np.isfinite(values).all():
         raise InputError(f"{name} must be smaller: {problem} a float64; scale all numbers down")

@@ -88,7 +88,7 @@ def tree_noise(
 
 
 def _releases(value: ArrayLike) -> np.ndarray:
-    """Return releases as int64 (n,), each in [1, 2^32)."""
+    """Return the numbers of releases as int64 (n,), after checking that each is in [1, 2^32)."""
     releases = np.asarray(value)
     if releases.dtype.kind not in "iu" and len(releases):
         raise InputError(f"release must hold integers, got {show(value)}")

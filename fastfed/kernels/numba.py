@@ -44,8 +44,10 @@ def _numba_type(c: str) -> Any:
 
 
 def _signature(capsule: Any) -> Any:
-    """Return the types of a compiled function from its capsule, which Cython names by the
-    signature."""
+    """Return the numba signature of a compiled function from its capsule.
+
+    The name of the capsule is the C signature, as Cython writes it.
+    """
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     result, _, parameters = name_of(capsule).decode().rstrip(")").partition(" (")
@@ -53,7 +55,10 @@ def _signature(capsule: Any) -> Any:
 
 
 def _external(name: str, capsule: Any) -> Any:
-    """Return a compiled function under a name that cached code can find in another process."""
+    """Return the compiled function ``name`` as numba calls it.
+
+    It gets a symbol by which code that numba has cached finds it in a different process.
+    """
     symbol = f"fastfed_kernels_{name}"
     address = get_cython_function_address("fastfed._kernels.checked", name)
     llvmlite.binding.add_symbol(symbol, address)
@@ -67,6 +72,7 @@ _C = {name: _external(name, capsule) for name, capsule in kernels.__pyx_capi__.i
 
 
 def _is_array(value: Any, *ndim: int) -> bool:
+    """Return True for the type of an array with one of these numbers of axes."""
     return isinstance(value, types.Array) and value.ndim in ndim
 
 
@@ -88,7 +94,10 @@ def _numbers(name: str, value: Any, *ndim: int) -> None:
 
 
 def _contiguous(value: Any, *dtypes: Any) -> Callable[[Any], Any]:
-    """Return a function that makes an array of this type contiguous, with one of the dtypes."""
+    """Return a function that converts arrays of type ``value`` to contiguous ones.
+
+    The result has the same dtype if it is one of ``dtypes``, else float64.
+    """
     if value.dtype in dtypes and value.layout == "C":
         return register_jitable(lambda a: a)
     if value.dtype in dtypes:
@@ -98,19 +107,22 @@ def _contiguous(value: Any, *dtypes: Any) -> Callable[[Any], Any]:
 
 @register_jitable
 def _shared(a: Any, b: Any) -> Any:
-    """True if two contiguous arrays share memory."""
+    """Return True if two contiguous arrays share memory."""
     first, second = a.ctypes.data, b.ctypes.data
     return first < second + b.size * b.itemsize and second < first + a.size * a.itemsize
 
 
 @register_jitable
 def _unshared(rows: Any, first: Any, second: Any) -> Any:
-    """Return rows, copied if they share memory with a target."""
+    """Return ``rows``, copied if they share memory with ``first`` or ``second``."""
     return rows.copy() if _shared(rows, first) or _shared(rows, second) else rows
 
 
 def _row_parts(x: Any, y: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return functions that make rows and rewards contiguous, for one row or for many."""
+    """Return two functions that make arguments of types x and y contiguous: rows, and rewards.
+
+    x is the type of one row or of many.
+    """
     _numbers("x", x, 1, 2)
     features = _contiguous(x, types.float64)
     if x.ndim == 1:
@@ -123,6 +135,7 @@ def _row_parts(x: Any, y: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 @register_jitable
 def _raise_if_no_memory(status: Any) -> None:
+    """Raise MemoryError if a kernel's return code says that it had no memory."""
     if status == 3:
         raise MemoryError("no memory for the kernel's scratch")
 
@@ -138,6 +151,7 @@ def _rank_one_update(gram: Any, bias: Any, x: Any, y: Any, trusted: Any = False)
     run = _C["rank_one_update"]
 
     def impl(gram: Any, bias: Any, x: Any, y: Any, trusted: Any = False) -> Any:
+        """Run the compiled `rank_one_update` on checked arguments."""
         d = gram.shape[0]
         rows, rewards = rows_of(x), rewards_of(y)
         n = rewards.size
@@ -166,6 +180,7 @@ def _sherman_morrison(inverse: Any, x: Any, trusted: Any = False) -> Any:
     rows_of, run = _contiguous(x, types.float64), _C["sherman_morrison"]
 
     def impl(inverse: Any, x: Any, trusted: Any = False) -> Any:
+        """Run the compiled `sherman_morrison` on checked arguments."""
         d = inverse.shape[0]
         rows = rows_of(x)
         if inverse.shape[1] != d or d == 0:
@@ -192,6 +207,7 @@ def _factor_update(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False
     run = _C["factor_update"]
 
     def impl(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False) -> Any:
+        """Run the compiled `factor_update` on checked arguments."""
         d = factor.shape[0]
         rows, rewards = rows_of(x), rewards_of(y)
         n = rewards.size
@@ -222,6 +238,7 @@ def _inverse_factor(V: Any, trusted: Any = False) -> Any:
     ready, run = _contiguous(V, types.float64), _C["inverse_factor"]
 
     def impl(V: Any, trusted: Any = False) -> Any:
+        """Run the compiled `inverse_factor` on checked arguments."""
         matrix = ready(V)
         d = matrix.shape[-1]
         if matrix.shape[-2] != d or d == 0:
@@ -244,6 +261,7 @@ def _solve(factor: Any, u: Any, trusted: Any = False) -> Any:
     run = _C["solve"]
 
     def impl(factor: Any, u: Any, trusted: Any = False) -> Any:
+        """Run the compiled `solve` on checked arguments."""
         w, rows = w_of(factor), rows_of(u)
         d = w.shape[0]
         if w.shape[1] != d or d == 0:
@@ -269,7 +287,10 @@ def _solve(factor: Any, u: Any, trusted: Any = False) -> Any:
 
 
 def _score_parts(kernel: str, actions: Any, factor: Any, theta: Any) -> tuple[Any, ...]:
-    """Return functions that make the arguments contiguous, and the compiled function."""
+    """Return four functions for these types of arguments.
+
+    The first three make actions, factor and theta contiguous; the last is the compiled ``kernel``.
+    """
     _numbers("actions", actions, 2, 3)
     _numbers("factor", factor, 2, 3)
     _numbers("theta", theta, factor.ndim - 1)
@@ -285,7 +306,10 @@ def _score_parts(kernel: str, actions: Any, factor: Any, theta: Any) -> tuple[An
 
 @register_jitable
 def _check_scores(x: Any, w: Any, theta: Any, radius: Any, second_radius: Any) -> Any:
-    """Check shapes and radii; return the number of models."""
+    """Return the number of models; raise InputError for wrong shapes and negative radii.
+
+    x are actions (..., K, d), w inverse factors (d, d) or (m, d, d), and theta (d,) or (m, d).
+    """
     d = x.shape[-1]
     if w.shape[-1] != d or w.shape[-2] != d or theta.shape[-1] != d or d == 0:
         raise InputError("factor must have shape (d, d), theta (d,) and actions (K, d), d >= 1")
@@ -301,6 +325,11 @@ def _check_scores(x: Any, w: Any, theta: Any, radius: Any, second_radius: Any) -
 
 @register_jitable
 def _raise_for_status(status: Any) -> None:
+    """Raise the exception for the return code of a kernel of scores, if it is not 0.
+
+    The codes are those of ff_batch.h: 1 for an unusable model, 2 for actions that are not finite,
+    and 3 if memory is missing.
+    """
     if status == 1:
         raise InputError(
             "factor must be lower triangular with a positive diagonal, as inverse_factor(V) gives, "
@@ -323,6 +352,7 @@ def _ucb_scores(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
+        """Run the compiled `ucb_scores` for several sets of actions or models."""
         x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
         models = _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape[-2], x.shape[-1]
@@ -348,6 +378,7 @@ def _ucb_scores(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
+        """Run the compiled `ucb_scores` for one set of actions and one model."""
         x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
         _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape
@@ -377,6 +408,7 @@ def _ucb_argmax(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
+        """Run the compiled `ucb_argmax` for several sets of actions or models."""
         x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
         models = _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape[-2], x.shape[-1]
@@ -402,6 +434,7 @@ def _ucb_argmax(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
+        """Run the compiled `ucb_argmax` for one set of actions and one model."""
         x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
         _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape
@@ -441,6 +474,7 @@ def _normals(
         seed: Any, count: Any, purpose: Any = 0, replicate: Any = 0, silo: Any = 0, index: Any = 0,
         dtype: Any = "float64",
     ) -> Any:  # fmt: skip
+        """Run the compiled `normals` on checked arguments."""
         if count < 0 or min(purpose, replicate, silo, index) < 0:
             raise InputError("count and the parts of a key must be >= 0")
         if np.uint64(seed) > np.uint64(9223372036854775807):

@@ -63,12 +63,16 @@ def ucb_scores(
     )
     if compiled is not None:
         return compiled
-    sets, w, estimate, *radii = _inputs(actions, factor, theta, radius, second_radius, trusted)
+    sets, w, estimate, *radii = _checked_arguments(
+        actions, factor, theta, radius, second_radius, trusted
+    )
     result: np.ndarray
     if sets.ndim == w.ndim == 2:
         result = linalg.scores(sets, w, estimate, *radii)
     else:
-        result = np.array([linalg.scores(*job, *radii) for job in _jobs(sets, w, estimate)])
+        result = np.array(
+            [linalg.scores(*job, *radii) for job in _sets_and_models(sets, w, estimate)]
+        )
     if not trusted:
         check_finite("actions", result)
     return result
@@ -106,22 +110,26 @@ def ucb_argmax(
     compiled = checked.argmax(actions, factor, theta, radius, second_radius, trusted)
     if compiled is not None:
         return compiled
-    sets, w, estimate, *radii = _inputs(
+    sets, w, estimate, *radii = _checked_arguments(
         actions, factor, theta, radius, second_radius, trusted, shared=False
     )
     # An action whose score overflows would be chosen, whatever the scores of the others.
-    for job in _jobs(sets, w, estimate) if sets.ndim == 3 else [(sets, w, estimate)]:
+    for job in _sets_and_models(sets, w, estimate) if sets.ndim == 3 else [(sets, w, estimate)]:
         check_finite("actions", linalg.scores(*job, *radii))
     if sets.ndim == 2:
         return int(linalg.select(sets, w, estimate, *radii)[0])
-    indices = [linalg.select(*job, *radii)[0] for job in _jobs(sets, w, estimate)]
+    indices = [linalg.select(*job, *radii)[0] for job in _sets_and_models(sets, w, estimate)]
     return np.array(indices, dtype=np.int64)
 
 
-def _jobs(
+def _sets_and_models(
     sets: np.ndarray, w: np.ndarray, theta: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return the set of actions and the model for each row of the result."""
+    """Return (actions (K, d), factor (d, d), theta (d,)) for each row of the result.
+
+    If there are several sets and several models, row i uses set i and model i. A single set or
+    model is used for all rows.
+    """
     n = len(sets) if sets.ndim == 3 else len(w)
     return [
         (
@@ -133,7 +141,7 @@ def _jobs(
     ]
 
 
-def _inputs(
+def _checked_arguments(
     actions: ArrayLike,
     factor: ArrayLike,
     theta: ArrayLike,
@@ -142,9 +150,9 @@ def _inputs(
     trusted: bool,
     shared: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
-    """Check and convert the arguments of the scores: actions, factor, theta and both radii.
+    """Return the arguments of the scores, checked and converted: three arrays and both radii.
 
-    shared: whether one set of actions may be scored under several models.
+    With ``shared``, one set of actions may be scored under several models.
     """
     if not isinstance(factor, np.ndarray):
         factor = array("factor", factor, finite=False)

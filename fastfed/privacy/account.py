@@ -297,13 +297,16 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def squares(self) -> float:
-        """Return the squared sensitivity of all releases to one user, per unit of one record's."""
+        """Return the squared sensitivity of all releases to one user, divided by one record's."""
         if self.release == "flat":
             return float(min(self.max_participations, self.releases))
         return squared_of(self.release, self.releases, self.max_participations, self.factor)
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of all releases about one user; math.inf without noise."""
+        """Compute the GDP parameter mu of all releases about one user; math.inf without noise.
+
+        ``relation`` is by default the budget's relation.
+        """
         relation = named_relation(relation, self.budget)
         squared_bound = self.feature_bound**2
         bias_std = self.stds[0] / (self.feature_bound * self.reward_bound)
@@ -321,6 +324,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         sums_mu = math.sqrt(self.squares * self.silos_met) * record_mu
         if not self.schedule_rounds:
             return sums_mu
+        # The noisy trees of the schedule add one mu^2 for each node that a record enters.
         layout, std = recovered_layout(*self.schedule)
         if std == 0.0:
             return math.inf
@@ -339,9 +343,10 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         return sampled_epsilon(self.budget.delta, self.coin, zeta, mu)
 
     def absent_mu(self) -> float:
-        """Compute the GDP parameter of all releases with and without one record.
+        """Compute the GDP parameter mu of all releases if one record is removed, not replaced.
 
-        Every entry must have noise. A record that is not sampled adds zero to every sum.
+        `exact` needs it for sampled records: a record that is not sampled adds zero to every sum.
+        Every entry must have noise.
         """
         if self.centred is None:
             return self.mu("zero-out")
@@ -388,7 +393,7 @@ class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _first(self) -> WinsorizedMean:
-        """Return the account of the first mean, with as many releases as there are means."""
+        """Return the mechanism of the first mean, with as many releases as there are means."""
         return msgspec.structs.replace(self.means[0], releases=len(self.means))
 
     @property
@@ -401,10 +406,10 @@ class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
         first = self._first
         if len({(m.epsilon_coordinate, m.padded) for m in self.means}) == 1:
             return first.exact()
-        pure_epsilons = [
-            p for m in self.means for p in msgspec.structs.replace(m, releases=1).parts()
-        ]
-        return composed_epsilon(pure_epsilons, first.budget.delta)
+        # The means differ: compose the mechanisms of each of them.
+        single_means = [msgspec.structs.replace(mean, releases=1) for mean in self.means]
+        parts = [part for mean in single_means for part in mean.parts()]
+        return composed_epsilon(parts, first.budget.delta)
 
     def conditions(self) -> list[Condition]:
         """Return the conditions that hold if all means are like the first."""
@@ -421,8 +426,8 @@ class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
     noises: tuple[VertexNoise, ...]
     protect: str = "experts"
 
-    def _cost(self, noise: VertexNoise, delta: float | None = None) -> float:
-        """Compute the proven epsilon of one phase."""
+    def _phase_epsilon(self, noise: VertexNoise, delta: float | None = None) -> float:
+        """Compute the proven epsilon of the phase with this noise, at delta (default: budget's)."""
         messages = self.protect == "messages"
         return noise.exact_messages(delta=delta) if messages else noise.exact(delta)
 
@@ -433,11 +438,11 @@ class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
 
     def exact(self, delta: float | None = None) -> float:
         """Compute the epsilon of the worst phase; each loss belongs to one phase only."""
-        return max((self._cost(noise, delta) for noise in self.noises), default=0.0)
+        return max((self._phase_epsilon(noise, delta) for noise in self.noises), default=0.0)
 
     def conditions(self) -> list[Condition]:
         """Return the conditions of the phase with the largest epsilon."""
-        return max(self.noises, key=self._cost).conditions() if self.noises else []
+        return max(self.noises, key=self._phase_epsilon).conditions() if self.noises else []
 
 
 #: Events that account for the replacement of a single loss.
@@ -557,10 +562,10 @@ def terms(plan: Any) -> tuple[str, ...]:
 
 
 def accounted(plan: Any) -> tuple[float, ...] | None:
-    """Compute the exact epsilon of each event of a plan; None for an unregistered kind.
+    """Compute the exact epsilon of each privacy event of a plan, see `released`.
 
-    An epsilon is math.inf if none is proven. Raises InputError for numbers for which no account is
-    proven, and for combinations that no builder makes.
+    An epsilon is math.inf if none is proven. The result is None for an unregistered kind of plan.
+    Raises InputError for numbers, or combinations of fields, for which no account is proven.
     """
     check_numbers(plan)
     events = released(plan)
@@ -574,6 +579,7 @@ class HashedTuple(tuple[PrivacyEvent, ...]):
 
     @cached_property
     def _hash(self) -> int:
+        """Return the hash of the tuple, which takes a while for many events."""
         return super().__hash__()
 
     def __hash__(self) -> int:
@@ -601,10 +607,10 @@ def sealed(plan: P) -> P:
 
 
 def verify(plan: Any) -> None:
-    """Refuse a plan whose numbers give a different epsilon than the one it was sealed with.
+    """Refuse a plan whose numbers give a different epsilon than its claim states.
 
-    A plan without a claim passes, since it promises nothing. If a plan has parts, each part is
-    verified. Raises InputError.
+    Raises InputError. A plan without a claim passes, since it promises nothing. If a plan has
+    parts, each part is verified.
     """
     # Parts of equal size share one plan object, which is verified once.
     for part_plan in {id(part.plan): part.plan for part in getattr(plan, "parts", ())}.values():
@@ -633,7 +639,7 @@ def verify(plan: Any) -> None:
 
 
 def same(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Check that two lists of epsilons are equal up to rounding."""
+    """Return True if two lists of epsilons are equal up to rounding."""
     return len(first) == len(second) and all(
         a == b or math.isclose(a, b, rel_tol=SAME) for a, b in zip(first, second, strict=True)
     )

@@ -341,7 +341,7 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
     source: str
 
     def where_is(self, name: str) -> str:
-        """Return where the numbers of a guarantee are."""
+        """Return where to find attribute ``name`` of a guarantee; empty for other attributes."""
         if name not in (*Guarantee.__struct_fields__, "rho"):
             return ""
         return f"certificate.exact.{name} (what holds) or certificate.claimed.{name}"
@@ -397,7 +397,7 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
             )
 
     def __str__(self) -> str:
-        """Format as `as_text` does."""
+        """Return the certificate as plain text, see `as_text`."""
         return as_text(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -425,7 +425,10 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
         return self._guarantee("delta_at").delta_at(epsilon)
 
     def _guarantee(self, name: str) -> Guarantee:
-        """Return ``exact``; raise InputError with the reason if there is none."""
+        """Return ``exact``; raise InputError with the reason if there is none.
+
+        ``name`` is the method that needs it, for the message.
+        """
         if self.exact is None:
             reasons = "; ".join(c.text for c in self.conditions if not c.holds)
             raise InputError(
@@ -534,7 +537,10 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
 
 
 def _misplaced(data: object) -> str:
-    """Return the sentence that refuses data around a certificate, with where to find one in it."""
+    """Return the error message for data that is no certificate.
+
+    If the data contains certificates, the message says where.
+    """
     if isinstance(data, Mapping) and data.get("curves"):
         where = ': take data["curves"][i]["certificate"]'
     elif isinstance(data, Mapping) and "certificate" in data:
@@ -547,14 +553,16 @@ def _misplaced(data: object) -> str:
 
 
 def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a guarantee from its plain data, with the class of each condition.
+    """Return the fields of a `SideCertificate`, converted from its plain data.
 
-    JSON does not say which condition compares with the claim. Only such a condition may fail in a
-    "proven" guarantee, and its text ends the comparison by "is at most" the claimed epsilon.
+    JSON does not say which condition is a `ClaimCondition`, the only kind that may fail in a
+    "proven" guarantee. It is recognised by its text, which says "is at most" and the claimed
+    epsilon.
     """
     known = {field.name: field.type for field in msgspec.structs.fields(SideCertificate)}
     fields = {name: msgspec.convert(data[name], known[name]) for name in known if name in data}
     claim = fields["claimed"]
+    # Without a claim, search for a character that no text has.
     comparison = f" is at most {claim.epsilon:g}" if claim is not None else "\0"
     fields["conditions"] = [
         ClaimCondition(c.text, c.holds) if comparison in c.text else c
@@ -564,7 +572,7 @@ def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deployed(certificate: Certificate) -> Certificate:
-    """Return the certificate for parties whose noise comes from the operating system.
+    """Return the certificate of a deployment, whose noise comes from the operating system.
 
     The caveats of seeded simulations are replaced by those of exact releases. Raises InputError for
     a delta below `MIN_DELTA`, which would be a claim about the random generator itself.
@@ -651,7 +659,7 @@ def rounded_down(value: float) -> str:
 
 
 def _rounded(value: float, rounding: str) -> str:
-    """Format a number with four significant digits, rounded as a `decimal` constant says."""
+    """Format a number with four significant digits, rounded by a mode of the module `decimal`."""
     # Round the shortest decimal form: 0.1 must stay 0.1, although its double is slightly larger.
     short = Context(prec=4, rounding=rounding).create_decimal(Decimal(repr(float(value))))
     return f"{float(short):g}"
@@ -695,7 +703,7 @@ def _show_pair(guarantee: Guarantee | None) -> str:
 
 
 def _guarantee_lines(data: dict[str, Any], indent: str) -> list[str]:
-    """Return the lines of one guarantee, each entry after its label."""
+    """Return the text lines of one guarantee, given as plain data, each entry after its label."""
     marks = {True: "[holds] ", False: "[fails] "}
     pairs = {key: data[key] and Guarantee(**data[key]) for key in ("claimed", "exact")}
     labelled_texts: list[tuple[str, list[str]]] = [

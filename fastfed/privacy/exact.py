@@ -49,7 +49,10 @@ def quantise(values: np.ndarray, unit: float) -> np.ndarray:
 
 
 def check_fixed(values: np.ndarray, unit: float, who: str) -> None:
-    """Refuse sums that are not multiples of ``unit``, such as sums of float64 records."""
+    """Raise InputError for sums that are not multiples of ``unit``, such as those of float64 data.
+
+    ``who`` names the sums in the message.
+    """
     if not (np.isfinite(values).all() and np.array_equal(values, quantise(values, unit))):
         raise InputError(
             f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: if the noise "
@@ -86,7 +89,7 @@ def inflation(
 
 
 def grid_of(std: np.ndarray) -> np.ndarray:
-    """Return the grid for noise of these standard deviations, (s,): powers of two.
+    """Return the grid, a power of two, for each of these noise standard deviations (s,).
 
     The smallest grid is 2^-1074, the smallest float64.
     """
@@ -97,10 +100,10 @@ def grid_of(std: np.ndarray) -> np.ndarray:
 def noisy(
     values: np.ndarray, std: np.ndarray, noise: np.ndarray, error: float, refine: Refine
 ) -> np.ndarray:
-    """Compute values + std Z, each entry rounded to the grid exactly as the real sum is.
+    """Compute values + std Z (s,), rounded to the grid as if computed with real numbers.
 
-    ``values`` and ``std`` > 0 have shape (s,), as does ``noise``, an approximation of the ideal Z
-    within ``error``. Entries that this error leaves undecided are rounded with more noise bits.
+    ``noise`` approximates the real noise Z within ``error``. Where this error leaves the rounding
+    undecided, ``refine`` provides more bits of Z.
     """
     grid = grid_of(std)
     released, uncertain_entries = aggregation.round_noisy(values, noise, std, grid, error)
@@ -110,7 +113,10 @@ def noisy(
 
 
 def _round_exactly(value: float, std: float, grid: float, entry: int, refine: Refine) -> float:
-    """Round one entry correctly, doubling the bits of its noise until the result is certain."""
+    """Round value + std Z to the grid correctly, where Z is the noise of this entry.
+
+    The number of bits of Z is doubled until the result is certain.
+    """
     value_in_grid, std_in_grid = Fraction(value) / Fraction(grid), Fraction(std) / Fraction(grid)
     bits = 64
     while True:
@@ -126,12 +132,15 @@ def _round_exactly(value: float, std: float, grid: float, entry: int, refine: Re
 def combined(
     terms: Sequence[tuple[Callable[[int, int], Interval], Fraction]],
 ) -> Refine:
-    """Return a function that encloses a sum of coefficient times draw, for each entry."""
-    # The terms' errors add up to at most 2^-bits, also for coefficients above 1.
+    """Return the `Refine` of a linear combination of draws.
+
+    ``terms`` are pairs (the `Refine` of a draw, its coefficient).
+    """
+    # More bits of each draw, so that the errors of all terms add up to at most 2^-bits.
     extra = 1 + math.ceil(math.log2(1 + sum(abs(c) for _, c in terms)))
 
     def refine(entry: int, bits: int) -> Interval:
-        """Return an interval of width 2^-bits around one entry."""
+        """Return an interval of width 2^-bits that contains the combination for this entry."""
         low = high = Fraction(0)
         for interval, c in terms:
             ends = [c * z for z in interval(entry, bits + extra)]
@@ -142,12 +151,18 @@ def combined(
 
 
 def add_normals(values: np.ndarray, std: np.ndarray, draws: Normals) -> np.ndarray:
-    """Compute values + std Z on the grid, with independent standard normals Z."""
+    """Compute values + std Z (s,) with independent standard normals Z, correctly rounded.
+
+    The result is rounded to `grid_of` the standard deviations.
+    """
     return noisy(values, std, draws.values, ERROR, draws.interval)
 
 
 def add_laplace(values: np.ndarray, scale: np.ndarray, draws: Laplaces) -> np.ndarray:
-    """Compute values + scale Z on the grid, with independent standard Laplace draws Z."""
+    """Compute values + scale Z (s,) with independent standard Laplace draws Z, correctly rounded.
+
+    The result is rounded to `grid_of` the scales.
+    """
     return noisy(values, scale, draws.values, ERROR, draws.interval)
 
 
@@ -157,7 +172,10 @@ def add_laplace(values: np.ndarray, scale: np.ndarray, draws: Laplaces) -> np.nd
 
 
 def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
-    """Return the index of the smallest of values + scale Z, compared as real numbers."""
+    """Return the index of the smallest of values + scale Z, compared as real numbers.
+
+    Z (d,) are the Laplace draws.
+    """
     approximate = values + scale * draws.values
     slack = scale * ERROR + (np.abs(approximate).max() + np.abs(values).max()) * 2.0**-51
     approximate_argmin = int(approximate.argmin())
@@ -165,6 +183,7 @@ def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
         approximate <= approximate[approximate_argmin] + 2.0 * slack
     ).tolist()
     bits = 64
+    # Compute more bits of the noise of the remaining candidates, until only one can be smallest.
     while len(candidates) > 1:
         bounds = {}
         for j in candidates:
@@ -180,9 +199,10 @@ def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
 def above(
     value: float, scale: float, noise: Laplaces, limit: float, other: float, threshold: Laplaces
 ) -> bool:
-    """Return whether value + scale Z > limit + other Z', compared as real numbers.
+    """Return True if value + scale Z > limit + other Z', compared as real numbers.
 
-    Z is the first draw of ``noise`` and Z' the first draw of ``threshold``.
+    Z is the first draw of ``noise`` and Z' the first draw of ``threshold``. ``other`` is the scale
+    of Z'.
     """
     margin = value - limit + scale * float(noise.values[0]) - other * float(threshold.values[0])
     error_scale = abs(value) + abs(limit) + 50.0 * (scale + other)
@@ -249,7 +269,7 @@ def choose(
 def _choose_exactly(
     costs: np.ndarray, rate: float, counts: np.ndarray, draw: Uniforms, index: int
 ) -> tuple[int, int]:
-    """Sample as `choose` does, doubling the bits until the result is certain."""
+    """Compute `choose` with rational numbers, doubling the bits until the result is certain."""
     available = [i for i, c in enumerate(counts) if c > 0]
     least_cost = min(Fraction(float(costs[i])) for i in available)
     places = len(str(sum(int(counts[i]) for i in available)))
@@ -284,7 +304,11 @@ def _choose_exactly(
 def _find_position(
     sizes: list[Fraction], weights: list[Fraction], target: Fraction
 ) -> tuple[int, int]:
-    """Return (group, place) where the cdf reaches ``target``; the last place beyond its end."""
+    """Return (group, place): the candidate at which the cumulative weight reaches ``target``.
+
+    Group k has the total weight ``sizes[k]``, and each candidate in it ``weights[k]``. A target
+    beyond the end belongs to the last group.
+    """
     for k, size in enumerate(sizes[:-1]):
         if target < size:
             return k, int(target / weights[k])
@@ -300,11 +324,12 @@ def kept(chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0
     if chance == 1.0:
         return False
     probability = (1.0 - chance) * math.exp(-rate * cost)
-    lead = float(draw.random_u64[index]) * 2.0**-64 - probability
+    # The uniform draw minus the probability, in float64.
+    margin = float(draw.random_u64[index]) * 2.0**-64 - probability
     # Rounding the exponent x by x 2^-53 changes exp(-x) by less than 2^-54. exp, the products and
     # the unused bits of the uniform add about 2^-53 each.
-    if abs(lead) > 2.0**-48:
-        return lead < 0.0
+    if abs(margin) > 2.0**-48:
+        return margin < 0.0
     exponent = Fraction(rate) * Fraction(cost)
     bits = 128
     while True:

@@ -59,7 +59,7 @@ class _Field(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _fields_of(data_class: type) -> tuple[_Field, ...]:
-    """List the fields of a class of plain data, from its annotations."""
+    """List the fields of a dataclass, msgspec.Struct or NamedTuple, from its annotations."""
     names: tuple[str, ...] = tuple(getattr(data_class, "__dataclass_fields__", ()))
     names = (
         names or getattr(data_class, "__struct_fields__", ()) or getattr(data_class, "_fields", ())
@@ -107,6 +107,7 @@ def check_numbers(data: Any, where: str = "") -> None:
         For a value of a wrong type, a value that is not finite, and a value out of range.
     """
     for field in _fields_of(data.__class__):
+        # The path of a field, such as "privacy.budget.epsilon", is for messages.
         path = f"{where}.{field.name}" if where else field.name
         value = getattr(data, field.name)
         if value is None and field.optional:
@@ -123,7 +124,11 @@ def check_numbers(data: Any, where: str = "") -> None:
 
 
 def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> None:
-    """Check one value of a field, or each value of a tuple."""
+    """Raise InputError for a field's value that does not fit; check each value of a tuple.
+
+    ``path`` is the field's place in the data, and ``name`` its last part. ``kind`` and ``depth``
+    are those of `_Field`.
+    """
     if depth:
         if not isinstance(value, tuple):
             raise InputError(f"{path} must be a tuple, got {show(value)}")
@@ -144,7 +149,10 @@ def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> Non
 
 
 def _check_float(path: str, name: str, value: Any) -> None:
-    """Check that a float is finite and in the range of its field."""
+    """Raise InputError for a float that is not finite or out of the range of field ``name``.
+
+    ``path`` is the field's place in the data, for the message.
+    """
     if name in _UNBOUNDED and value == math.inf:
         return
     magnitude = number(path, value, at_least=None if name in _SIGNED else 0.0)

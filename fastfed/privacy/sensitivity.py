@@ -132,7 +132,10 @@ def stds_of_layout(layout: str, noise_std: float) -> tuple[float, float]:
 
 
 def released_std(name: str, value: float) -> float:
-    """Check that a noise std is > 0; infinity is valid and means that nothing is released."""
+    """Return a noise std after checking that it is > 0; ``name`` is for the error message.
+
+    Infinity is valid: it means that the entry is not released.
+    """
     return math.inf if value == math.inf else number(name, value, above=0)
 
 
@@ -242,9 +245,10 @@ def _replacement(w_b: float, w_c: float) -> float:
 
 
 def _replacement_line(w_b: float, w_c: float) -> float:
-    """Maximise the same objective in dimension 1, where <x, x'> = -r q is fixed by the norms.
+    """Maximise w_b (x y - x' y')^2 + w_c (x^2 - x'^2)^2 in dimension 1.
 
-    Proof. F = w_b (r + q)^2 + w_c (r^2 - q^2)^2 increases in the larger norm r, so r = 1 and
+    Proof. As in `_replacement`, y = y' = 1. Let r >= q be the norms |x| and |x'|. The better signs
+    give x x' = -r q. Then F = w_b (r + q)^2 + w_c (r^2 - q^2)^2 increases in r, so r = 1 and
         F(q) = (1 + q)^2 (w_b + w_c (1 - q)^2),  F'(q) = 2 (1 + q) (w_b - 2 w_c q (1 - q)).
     Hence F rises to the smaller root of q (1 - q) = w_b / (2 w_c) if there is one, falls to the
     larger root, and rises again to F(1) = 4 w_b: the maximum is at the smaller root or at 1.
@@ -292,7 +296,7 @@ CENTRED_RANGE = (-0.5, 0.5)
 
 
 def constant_of(kappa: float) -> float:
-    """Compute the constant feature c = 1 / sqrt(2 kappa), for a kappa >= 1 that is not checked."""
+    """Compute the constant feature c = 1 / sqrt(2 kappa); kappa >= 1 is not checked."""
     return math.sqrt(0.5 / kappa)
 
 
@@ -320,7 +324,10 @@ class Centred(msgspec.Struct, frozen=True):
             raise InputError(f"centred records need kappa and bounds > 0, got {self}")
 
     def joint(self, relation: str, layout: str, bias_std: float, covariance_std: float) -> float:
-        """Compute the GDP mu of releasing both sums once, if one record changes."""
+        """Compute the GDP mu of releasing the sums of x y and x x^T once, if one record changes.
+
+        The arguments are those of `centred_sensitivity`.
+        """
         return centred_joint(
             relation,
             layout,
@@ -334,9 +341,9 @@ class Centred(msgspec.Struct, frozen=True):
     def absent(
         self, layout: str, bias_std: float, covariance_std: float, count_std: float
     ) -> float:
-        """Compute the GDP mu of releasing both sums with and without one record.
+        """Compute the GDP mu of releasing the sums of x y and x x^T if one record is removed.
 
-        Here the entry (c, c) has noise too. The record adds c^2 to this entry.
+        Here the entry (c, c) has noise too, of std ``count_std``. A record adds c^2 to this entry.
         """
         noisy_entries_mu = self.joint("zero-out", layout, bias_std, covariance_std)
         return math.hypot(noisy_entries_mu, constant_of(self.kappa) ** 2 / count_std)
@@ -474,10 +481,11 @@ def centred_joint(
 
 
 def _replacement_centred(a: float, b: float, c: float, g: float, r: float, other_r: float) -> float:
-    """Maximise the objective in `centred_joint` over u and u', for two rewards r and r'.
+    """Maximise the objective in `centred_joint` over u and u', for two rewards r and r' = other_r.
 
-    Proof. The objective is convex in (r, r'), so only the corners of the square of rewards matter.
-    By symmetry, one of the two mixed corners is enough. Let t = <u, u'>, p = ||u||^2, q = ||u'||^2.
+    a, b, c and g are the weights A, B, C and G. Proof. The objective is convex in (r, r'), so only
+    the corners of the square of rewards matter, and by symmetry one of the two mixed corners is
+    enough. Let t = <u, u'>, p = ||u||^2, q = ||u'||^2.
     The objective is
         A (p r^2 + q r'^2) + C (p + q) + B (r - r')^2 + G (p^2 + q^2) - 2 (A r r' + C) t - 2 G t^2.
     For fixed t it increases in p and q, and p = q = 1 allows every t in [-1, 1]. There it is a

@@ -147,7 +147,7 @@ def protocol_of(plan: Plan) -> Protocol:
 
 
 def _supports_silos_met(plan: Plan, claim: Claim) -> bool:
-    """Return whether the plan has an account for a user who takes part in several silos."""
+    """Return True if the plan has an account for users of ``claim.silos_met`` silos."""
     by_silos = plan.protocol.noise_by == "silos" and not plan.protocol.masked
     one_budget = claim.max_participations == 1 and not claim.by_silo and not plan.silo_noise
     return claim.silos_met == 1 or (
@@ -156,7 +156,7 @@ def _supports_silos_met(plan: Plan, claim: Claim) -> bool:
 
 
 def _supports_delays(plan: Plan) -> bool:
-    """Return whether the account of the plan also holds for rewards that arrive late.
+    """Return True if the account of the plan also holds for rewards that arrive late.
 
     The number of records in a batch is then unknown. Two records of one user could arrive in the
     same batch, and the sum of squares of a constant feature, which gets no noise, would reveal how
@@ -175,10 +175,10 @@ def _supports_delays(plan: Plan) -> bool:
 
 
 def _supports_clocks(plan: ClockedPlan) -> bool:
-    """Return whether the account of the plan also holds for silos with their own clocks.
+    """Return True if the account of the plan also holds for silos with their own clocks.
 
-    Each user is then in one batch of one silo, and no silo reports more often than the noise of the
-    plan allows.
+    It holds if each user is in one batch of one silo, and no silo reports more often than the noise
+    of the plan allows.
     """
     clocks, claim = plan.clocks, plan.privacy or Claim(source="none")
     unit = claim.budget.unit if claim.budget is not None else "user"
@@ -198,7 +198,7 @@ def _supports_clocks(plan: ClockedPlan) -> bool:
 
 
 def _supports_arms(plan: Plan) -> bool:
-    """Return whether a plan for arms has an account and a radius."""
+    """Return True if a plan whose actions are arms (unit vectors) has an account and a radius."""
     return (
         plan.protocol.id in FOR_ARMS
         and (plan.radius.direct or plan.policy == "random")
@@ -283,15 +283,19 @@ def check_combination(plan: Plan) -> None:
 
 
 def bounds(plan: Plan) -> tuple[float, float]:
-    """Return (L, Y), the bounds on feature norms and on absolute rewards; (1, 1) without clipping.
+    """Return (L, Y), the bounds on feature norms and on absolute rewards that a plan assumes.
 
-    Without clipping, a condition of the certificate states whether the environment satisfies them.
+    Without clipping they are (1, 1), and a condition of the certificate states whether the
+    environment satisfies them.
     """
     return bounds_of(plan.clip)
 
 
 def bounds_of(clip: Clip | None) -> tuple[float, float]:
-    """Return (L, Y) of records clipped by ``clip``. Raise InputError for invalid bounds."""
+    """Return the bounds (L, Y) on feature norms and absolute rewards of clipped records.
+
+    They are (1, 1) without clipping. Raises InputError for invalid bounds.
+    """
     if clip is None:
         return 1.0, 1.0
     # Written so that NaN fails: "high <= low" would let NaN pass.
@@ -315,7 +319,10 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
 
 @released.register
 def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
-    """Return the events that a plan releases; one event per budget if silos' budgets differ."""
+    """Return the privacy events of a plan: the silo with the least noise first.
+
+    Further events are for each budget if silos' budgets differ, and for silos with fewer reports.
+    """
     claim = plan.privacy or Claim(source="none")
     # A plan is plain data that a caller may have changed, so check it before accounting for it.
     check_combination(plan)
@@ -360,10 +367,10 @@ def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
 
 
 def fewer_reports(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Return the silos with fewer reports than others, by their number of reports above 0.
+    """Return the silos with fewer reports than others: {number of reports: indices of silos}.
 
-    Only for silos with their own clocks, one budget, and a release whose first k prefixes are a
-    release of k prefixes. Otherwise, and for silos without reports, the result is empty.
+    Silos without reports are left out. The result is empty unless silos have their own clocks and
+    one budget, and the first k prefixes of the plan's release are a release of k prefixes.
     """
     budgets = plan.privacy.by_silo if plan.privacy is not None else ()
     if not isinstance(plan, ClockedPlan) or budgets or plan.release == "buffered":
@@ -376,7 +383,10 @@ def fewer_reports(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def _events_of_fewer_reports(plan: Plan, worst: PrivacyEvent) -> list[PrivacyEvent]:
-    """Return the event of each group of `fewer_reports`: the first reports of the worst event."""
+    """Return an event for each group of silos in `fewer_reports`, given that of the other silos.
+
+    A group's event is ``worst`` with the group's number of releases.
+    """
     if not isinstance(worst, GaussianSums):
         return []
     return [
@@ -390,7 +400,7 @@ def _events_of_fewer_reports(plan: Plan, worst: PrivacyEvent) -> list[PrivacyEve
 
 
 def _check_coin(plan: Plan, claim: Claim) -> None:
-    """Raise InputError if a secret coin has no account under the plan's protocol and unit."""
+    """Raise InputError if random sampling by a secret coin has no account for this plan."""
     unit = claim.budget.unit if claim.budget is not None else "user"
     if plan.protocol.noise_by == "none" or plan.protocol.masked or unit == "reward":
         raise InputError(
@@ -406,9 +416,10 @@ def _events_by_budget(
     scales: tuple[float, ...],
     silo_budgets: tuple[tuple[float, float], ...],
 ) -> tuple[PrivacyEvent, ...]:
-    """Return the event of the silo with the least noise, then one event for each silo budget.
+    """Return ``worst``, the event of the silo with the least noise, then one event per silo budget.
 
-    The result is cached: each of M silos verifies the plan, and there may be M budgets.
+    ``stds`` are the plan's standard deviations, and ``scales`` each silo's factor on them. The
+    result is cached: each of M silos verifies the plan, and there may be M budgets.
     """
     events = [worst]
     for (epsilon, delta), silos in alike(silo_budgets).items():
@@ -420,17 +431,20 @@ def _events_by_budget(
 
 
 def alike(
-    asked: tuple[tuple[float, float], ...],
+    silo_budgets: tuple[tuple[float, float], ...],
 ) -> dict[tuple[float, float], tuple[int, ...]]:
     """Group silos by budget: map each (epsilon, delta) to the indices of the silos with it."""
     silos_by_budget: dict[tuple[float, float], list[int]] = {}
-    for silo, budget in enumerate(asked):
+    for silo, budget in enumerate(silo_budgets):
         silos_by_budget.setdefault(budget, []).append(silo)
     return {budget: tuple(silos) for budget, silos in silos_by_budget.items()}
 
 
 def _gaussian_sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
-    """Return the event of Gaussian noise, by silos, server or agent, on sums of batches."""
+    """Return the event of Gaussian noise that silos, server or agent add to sums of batches.
+
+    ``std`` is the noise that is accounted for.
+    """
     protocol, (feature, reward) = plan.protocol, bounds(plan)
     # First the mechanisms with a separate account. All other Gaussian noise is one kind of event.
     if budget.unit == "reward":
@@ -470,7 +484,7 @@ def _gaussian_sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> P
 
 
 def _reward_release(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
-    """Return the event of Gaussian noise on sums of x y only; the contexts are public."""
+    """Return the event of Gaussian noise on sums of x y only, for public contexts."""
     protocol = plan.protocol
     if protocol.shuffled or plan.trigger is not None or protocol.randomizer == SEND_NOISY_BATCH:
         raise InputError(f'protects "reward" has no account for protocol "{protocol.id}"')
@@ -544,7 +558,7 @@ def _unit_noise(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
 
 
 def _amplified_tree(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
-    """Return the event of shuffled noisy p-sums."""
+    """Return the event of noisy p-sums (tree nodes) of silos whose messages are shuffled."""
     layout, bias, ratio = _unit_noise(plan, std)
     if not bias:
         return RawData(budget)
@@ -576,8 +590,9 @@ def tree_batch(ends: Sequence[int] | np.ndarray) -> int:
     """
     rounds = np.concatenate([[0], np.asarray(ends, np.int64)])
     k = np.arange(1, len(rounds))
-    leaves = k & -k
-    return int((-(-(rounds[k] - rounds[k - leaves]) // leaves)).max(initial=1))
+    leaves = k & -k  # release k is a node of as many leaves as the lowest set bit of k
+    rounds_of_node = rounds[k] - rounds[k - leaves]
+    return int((-(-rounds_of_node // leaves)).max(initial=1))  # rounded up
 
 
 def _local_noise(plan: Plan, claim: Claim) -> PrivacyEvent:
@@ -600,14 +615,12 @@ def _local_noise(plan: Plan, claim: Claim) -> PrivacyEvent:
 
 
 def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
-    """Return the event of data points that users send as bits, together with noise bits.
-
-    ``g`` has the sensitivities of a bias and of a covariance entry, in steps of the encoding.
-    """
+    """Return the event of data points that users send as bits, together with noise bits."""
     encoding, (feature, reward) = plan.encoding, bounds(plan)
     if encoding is None:
         raise InputError(f'protocol "{plan.protocol.id}" needs an encoding')
     steps = [encoding.steps(j) for j in range(len(encoding.precision))]
+    # g: the largest bias entry and covariance entry of a record, in steps of the encoding.
     g = [
         (math.ceil(bias * feature * reward), math.ceil(covariance * feature**2))
         for bias, covariance in steps
@@ -655,10 +668,11 @@ def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
 
 
 def released_only(plan: Plan) -> bool:
-    """Return whether actions depend on synchronised statistics only, or on bits of users.
+    """Return True if no action depends on raw data.
 
-    This is so for a lazy plan, and for synchronisation in every round: then the local batch is
-    empty whenever an action is chosen. Bits of users are private wherever they are used.
+    Actions then depend on released statistics only, or on bits of users, which are private wherever
+    they are used. A lazy plan uses released statistics only. So does a plan that synchronises in
+    every round, because the local batch is empty whenever an action is chosen.
     """
     return plan.lazy or plan.flips > 0 or (plan.trigger is None and plan.releases == plan.horizon)
 
@@ -670,6 +684,7 @@ def _terms(plan: Plan) -> tuple[str, ...]:
     if plan.trigger is not None:
         noisy_trigger = plan.trigger.kind == PRIVATE_DETERMINANT
         schedule = "rounds by noisy sums" if noisy_trigger else "rounds by raw data"
+        schedule = "rounds by bits of users" if plan.flips else schedule
     return (
         f'protocol "{plan.protocol.id}"',
         plan.protocol.model,
@@ -682,7 +697,7 @@ def _terms(plan: Plan) -> tuple[str, ...]:
 
 
 def _own_terms(plan: Plan) -> tuple[str, ...]:
-    """Return the terms about local rounds."""
+    """Return the terms of the certificate about local rounds; empty without local rounds."""
     own = plan.own
     if own is None:
         return ()
@@ -694,7 +709,10 @@ def _own_terms(plan: Plan) -> tuple[str, ...]:
 
 
 def worst_part(plan: PeerPlan) -> Part:
-    """Return the part with the largest epsilon. Each user takes part in one part only."""
+    """Return the part (estimator of a clique) with the largest epsilon.
+
+    Its epsilon is that of the plan, because each user takes part in one part only.
+    """
     return max(plan.parts, key=lambda part: event_epsilon(_events_of_plan(part.plan)[0]))
 
 
@@ -707,9 +725,9 @@ def _events_of_peers(plan: PeerPlan) -> tuple[PrivacyEvent, ...]:
 
 @released.register
 def _events_of_phases(plan: PhasePlan) -> tuple[PrivacyEvent, ...]:
-    """Return the event that a plan in phases releases: its means.
+    """Return the event of a plan in phases: the means of the silos' estimates.
 
-    The initial phases must release nothing.
+    Raises InputError if the initial phases release something.
     """
     check_means(plan)
     _events_of_plan(plan.local)

@@ -47,7 +47,7 @@ class Clocks:
 
     @property
     def valid(self) -> bool:
-        """True if all fields are in range."""
+        """Return True if all fields are in range."""
         return (
             self.by in RULES
             and not (self.wait and self.by == TICKS)
@@ -63,12 +63,12 @@ class Clocks:
 
     @property
     def memory(self) -> int:
-        """Bytes of the arrays with an entry for each silo and tick."""
+        """Return the bytes of all cached arrays with an entry for each silo and tick."""
         return 7 * self.silos * self.horizon
 
     @cached_property
     def sleeps(self) -> np.ndarray:
-        """1 if the silo is asleep in the tick, else 0; (M, T) uint8."""
+        """Return 1 where a silo is asleep in a tick, else 0, (M, T) uint8."""
         sleeps = np.zeros((self.silos, self.horizon), np.uint8)
         for silo, first, last in self.asleep:
             sleeps[silo, first - 1 : last] = 1
@@ -76,7 +76,7 @@ class Clocks:
 
     @cached_property
     def serves(self) -> np.ndarray:
-        """1 if the silo serves a user in the tick, else 0; (M, T) uint8."""
+        """Return 1 where a silo serves a user in a tick, else 0, (M, T) uint8."""
         serves = 1 - self.sleeps
         for silo, rate in enumerate(self.rates):
             serves[silo] &= by_rate(rate, self.horizon)
@@ -84,12 +84,12 @@ class Clocks:
 
     @cached_property
     def _served(self) -> np.ndarray:
-        """Users that each silo has served by the end of each tick, (M, T)."""
+        """Return the number of users that each silo has served by the end of each tick, (M, T)."""
         return self.serves.cumsum(axis=1, dtype=np.int32)
 
     @cached_property
     def _reports(self) -> np.ndarray:
-        """1 if the silo reports at the end of the tick, else 0; (M, T) uint8."""
+        """Return 1 where a silo reports at the end of a tick, else 0, (M, T) uint8."""
         ends = np.array([n for n in self.ends if n <= self.horizon], np.int64)
         at_end = np.zeros(self.horizon + 1, np.uint8)
         at_end[ends] = 1
@@ -102,42 +102,47 @@ class Clocks:
         return at_end[self._served] & self.serves
 
     def _common_ticks(self, ends: np.ndarray) -> np.ndarray:
-        """Return the ticks in which all silos close a batch, if they wait for each other."""
-        least = self._served.min(axis=0)
+        """Return the ticks in which all silos close a batch, if they wait for each other.
+
+        They close it in the first tick in which no silo is asleep and each silo has served as many
+        users as the next entry of ``ends``.
+        """
+        least_served = self._served.min(axis=0)
         awake = np.flatnonzero(~self.sleeps.any(axis=0))
-        least_awake, ticks, served = least[awake], [], 0
+        least_served_awake, ticks, served = least_served[awake], [], 0
         while (k := int(np.searchsorted(ends, served, side="right"))) < len(ends):
-            first = int(np.searchsorted(least_awake, ends[k]))
+            first = int(np.searchsorted(least_served_awake, ends[k]))
             if first == len(awake):
                 break
             ticks.append(int(awake[first]) + 1)
-            served = int(least_awake[first])
+            served = int(least_served_awake[first])
         return np.array(ticks, np.int64)
 
     @cached_property
     def ticks(self) -> np.ndarray:
-        """The ticks with an exchange, increasing, (V,) int64."""
+        """Return the ticks with an exchange, in which a silo reports, increasing, (V,) int64."""
         return np.flatnonzero(self._reports.any(axis=0)) + 1
 
     @cached_property
     def sends(self) -> np.ndarray:
-        """1 if the silo reports in the exchange, else 0; (V, M) uint8."""
+        """Return 1 where a silo reports in an exchange, else 0, (V, M) uint8."""
         return np.ascontiguousarray(self._reports[:, self.ticks - 1].T)
 
     @cached_property
     def reports(self) -> np.ndarray:
-        """Number of reports of each silo in views v = 0..V, (V + 1, M) int64."""
+        """Return each silo's number of reports by exchange v = 0..V, (V + 1, M) int64."""
         first = np.zeros((1, self.silos), np.int64)
         return np.concatenate([first, self.sends.cumsum(axis=0, dtype=np.int64)])
 
     @property
     def reports_of_silos(self) -> tuple[int, ...]:
-        """K_i, the number of reports of each silo, of length M."""
+        """Return the total number of reports of each silo, a tuple of length M."""
         return tuple(int(k) for k in self.reports[-1])
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """Number of data points in views v = 0..V, (V + 1,) int64."""
+        """Return the number of data points in the sums after exchange v = 0..V, (V + 1,) int64."""
+        # A silo's data points count as soon as its next report contains them.
         served = self._served[:, self.ticks - 1].T
         latest = np.maximum.accumulate(np.where(self.sends, served, 0), axis=0)
         return np.concatenate([np.zeros(1, np.int64), latest.sum(axis=1, dtype=np.int64)])

@@ -54,7 +54,7 @@ class NoiseStd:
 
     @property
     def parts(self) -> tuple[float, float, float]:
-        """The tuple (bias, off_diagonal, diagonal)."""
+        """Return the tuple (bias, off_diagonal, diagonal)."""
         return self.bias, self.off_diagonal, self.diagonal
 
     def times(self, factor: float) -> NoiseStd:
@@ -76,7 +76,7 @@ class OwnArrays:
                 object.__setattr__(self, each_field.name, frozen(value))
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore the fields, but no cached property that was computed from them."""
+        """Unpickle the fields, but not the cached properties that were computed from them."""
         for each_field in fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, each_field.name, state[each_field.name])
         self.__post_init__()
@@ -107,7 +107,10 @@ class Radius(OwnArrays):
     floor: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def at(self, entry: int, rows: float, dimension: int) -> float:
-        """Return beta for one entry of the arrays when V holds ``rows`` feature vectors."""
+        """Return beta from ``rows``, the number of feature vectors in V.
+
+        ``entry`` is the index into the arrays, see `Plan.entry`, and ``dimension`` is d.
+        """
         return linalg.radius_at(
             self.multiplier,
             self.scale,
@@ -119,7 +122,11 @@ class Radius(OwnArrays):
         )
 
     def of(self, entry: int, inflation: float, log_det: float, dimension: int) -> float:
-        """Return beta for one entry of the arrays, from ln det V (rule ``determinant``)."""
+        """Return beta from ln det V, for the rule ``determinant``.
+
+        ``entry`` is the index into the arrays, see `Plan.entry`. ``inflation`` is a bound f >= 1
+        with A <= f V, where A is V before the direct radius lowered lambda.
+        """
         return linalg.determinant_radius(
             self.multiplier,
             self.scale,
@@ -159,12 +166,12 @@ class Clip:
 
     @property
     def kappa(self) -> float:
-        """kappa such that the constant feature is 1 / sqrt(2 kappa); 0 without such a feature."""
+        """Return kappa such that the constant feature is 1 / sqrt(2 kappa); 0 without it."""
         return 0.5 / self.constant**2 if self.constant else 0.0
 
     @property
     def centred(self) -> tuple[float, float]:
-        """Interval of the centred reward."""
+        """Return the interval (low, high) of the clipped reward after the centre is subtracted."""
         return self.low - self.centre, self.high - self.centre
 
 
@@ -181,12 +188,15 @@ class Encoding:
     covariance_precision: tuple[int, ...] = ()  # g of x x'; empty: the g of x y
 
     def steps(self, level: int) -> tuple[int, int]:
-        """Return g of the bias entries and g of the covariance entries."""
+        """Return the encoding steps per unit of bias entries and of covariance entries.
+
+        ``level`` is the index into the tuples of the encoding.
+        """
         g = self.precision[level]
         return g, self.covariance_precision[level] if self.covariance_precision else g
 
     def each(self, level: int, dimension: int) -> np.ndarray:
-        """Return g of every entry of a statistic, (s,)."""
+        """Return the encoding steps per unit of every entry of a statistic, (s,)."""
         bias, covariance = self.steps(level)
         sizes = dimension, statistic_size(dimension) - dimension
         return np.repeat([float(bias), float(covariance)], sizes)
@@ -246,7 +256,7 @@ class Plan(OwnArrays):
 
     @property
     def coordinates(self) -> int:
-        """Number of coordinates that one confidence set is about: d, or 1 for arms."""
+        """Return the dimension of a confidence set: d, or 1 for arms, which have one set each."""
         return 1 if self.arms else self.dimension
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
@@ -255,7 +265,7 @@ class Plan(OwnArrays):
 
     @property
     def bit_values(self) -> tuple[float, float]:
-        """What the bits 0 and 1 of a user add to sums in place of the reward; zeros without bits.
+        """Return the rewards that silos use for a user's bit 0 and bit 1; zeros without bits.
 
         They are unbiased estimates of the clipped reward.
         """
@@ -265,17 +275,23 @@ class Plan(OwnArrays):
 
     @property
     def bit_levels(self) -> int:
-        """Number of tree levels whose nodes are sent as bits."""
+        """Return the number of tree levels whose nodes are sent as bits; 0 if none are."""
         return self.levels if self.protocol.bits else 0
 
     @property
     def slack_by_round(self) -> bool:
-        """True if the slack of the sieve changes in every round: silos that never synchronise."""
+        """Return True if the sieve, which discards actions by their bounds, changes every round.
+
+        This is so if there is a sieve and silos never synchronise.
+        """
         return self.sieve_growth > 0.0 and not self.batch_size
 
     @property
     def history_numbers(self) -> int:
-        """Number of noise values (float64) that a simulation of all silos caches (`KEEPING`)."""
+        """Return the number of noise values that a simulation caches for all silos together.
+
+        Only releases in `KEEPING` cache noise.
+        """
         if self.release not in KEEPING:
             return 0
         noise_by_silo = self.protocol.noise_by == "silos" and not self.protocol.masked
@@ -284,7 +300,7 @@ class Plan(OwnArrays):
 
     @property
     def simulated(self) -> Plan:
-        """The plan that simulation drivers execute: this plan, unless ``drawn_once`` is true.
+        """Return the plan that simulation drivers execute: this plan, unless ``drawn_once``.
 
         If ``drawn_once`` is true, the server of the returned plan adds the noise of all silos. The
         simulation has the same distribution: a sum of independent Gaussian noises is Gaussian,
@@ -311,12 +327,12 @@ class Plan(OwnArrays):
 
     @property
     def noise_scale(self) -> tuple[float, ...]:
-        """Noise of each silo in units of ``noise_std``, a tuple of length M."""
+        """Return the noise of each silo in units of ``noise_std``, a tuple of length M."""
         return self.silo_noise or (1.0,) * self.silos
 
     @property
     def releases(self) -> int:
-        """Number of synchronisations in T rounds; with a trigger the largest possible number.
+        """Return the number of synchronisations in T rounds, or with a trigger the largest one.
 
         An incomplete last batch is never sent (zhou-chowdhury-2024, Alg. 1 line 9).
         """
@@ -325,18 +341,18 @@ class Plan(OwnArrays):
         return self.horizon // self.batch_size if self.batch_size else 0
 
     def end(self, release: int) -> int:
-        """Return the last round of the batch of a release, in fixed rounds; 0 for release 0."""
+        """Return the last round of the batch of a release (counted from 1); 0 for release 0."""
         if self.release_rounds and release:
             return self.release_rounds[release - 1]
         return release * self.batch_size
 
     @property
     def ends(self) -> np.ndarray:
-        """The last round of each batch in fixed rounds, (K,)."""
+        """Return the last round of each batch, (K,)."""
         return Schedule(self.horizon, self.batch_size, self.release_rounds).ends
 
     def due(self, round: int) -> int:
-        """Return the number of releases by the end of a round, in fixed rounds."""
+        """Return the number of releases by the end of a round, if rounds are fixed."""
         if self.release_rounds:
             return bisect_right(self.release_rounds, round)
         return round // self.batch_size if self.batch_size else 0
@@ -347,10 +363,10 @@ class Plan(OwnArrays):
 
     @cached_property
     def release_scale(self) -> np.ndarray:
-        """Noise of each batch in units of ``noise_std``, (K,), if users add the noise.
+        """Return the noise of each batch in units of ``noise_std``, (K,), if users add the noise.
 
-        All users add equal noise, and ``noise_std`` is the noise of ``batch_size`` users. Empty if
-        silos or the server add the noise, or if all batches have the same length.
+        All users add equal noise, and ``noise_std`` is the noise of ``batch_size`` users. The
+        result is empty if silos or the server add the noise, or if all batches have equal lengths.
         """
         if self.protocol.noise_by != "users" or not self.release_rounds:
             return np.zeros(0)
@@ -359,12 +375,18 @@ class Plan(OwnArrays):
 
     @property
     def encoded_by_release(self) -> bool:
-        """True if ``encoding`` has an entry per release: bits, unequal batches and no tree."""
+        """Return True if ``encoding`` has an entry for each release, not for each tree level.
+
+        This is so for bits in batches of different lengths, without a tree.
+        """
         return self.protocol.flat and self.encoding is not None and bool(self.release_rounds)
 
     @property
     def levels(self) -> int:
-        """Number of tree levels, the most nodes that contain one leaf; without a tree 1 or 0."""
+        """Return the number of tree levels: the largest number of nodes that contain one leaf.
+
+        Without a tree it is 1 if batches are sent as bits, else 0.
+        """
         if self.protocol.flat:
             return int(self.protocol.bits and self.releases > 0)
         has_tree = self.protocol.tree or self.protocol.noise_by != "none"
@@ -372,7 +394,7 @@ class Plan(OwnArrays):
 
     @cached_property
     def coefficients(self) -> np.ndarray:
-        """Coefficients that the kernels need for this release; empty if they need none.
+        """Return the coefficients that the kernels need for this release; empty if none.
 
         "toeplitz": f of the square-root factor, (K,). "factorised": the matrix of the factor.
         "buffered": the packed coefficients of the buffers.
@@ -387,31 +409,34 @@ class Plan(OwnArrays):
 
     @property
     def buffers(self) -> int:
-        """Number of noise vectors that one party stores with release "buffered"; else 0."""
+        """Return the number of noise vectors that a party stores for release "buffered"; else 0."""
         return len(self.coefficients) // 2 if self.release == "buffered" else 0
 
     @cached_property
     def statistic_size(self) -> int:
-        """Number of entries s = d + d (d + 1) / 2 of a statistic."""
+        """Return s = d + d (d + 1) / 2, the number of entries of a statistic."""
         return statistic_size(self.dimension)
 
     @property
     def sent_size(self) -> int:
-        """Number of entries of a statistic that are sent. For arms they are d sums and d counts."""
+        """Return the number of entries that are sent: s, or for arms d sums and d counts."""
         return 2 * self.dimension if self.arms else self.statistic_size
 
     @property
     def share_until(self) -> int:
-        """The last round that may be shared; 0 if the plan has no local rounds."""
+        """Return the last round that may be shared; 0 if the plan has no local rounds."""
         return self.own.until if self.own is not None else 0
 
     @property
     def rows_per_round(self) -> int:
-        """Number of feature vectors that one round adds to V: M if silos share, else 1."""
+        """Return the number of feature vectors that a round adds to V: M if silos share, else 1."""
         return self.silos if self.batch_size else 1
 
     def entry(self, release: int) -> int:
-        """Return the index into the arrays of regularizer and radius after ``release`` releases."""
+        """Return the index into the arrays of regularizer and radius after ``release`` releases.
+
+        The last entry of the arrays also applies to all later releases.
+        """
         return min(release, len(self.regularizer) - 1)
 
     def rows(self, release: int, round: int) -> float:
@@ -424,16 +449,16 @@ class Plan(OwnArrays):
 
     @property
     def user_std(self) -> NoiseStd:
-        """Noise of one user's message; ``noise_std`` is the noise of ``batch_size`` messages."""
+        """Return the noise of one user's message, if ``batch_size`` users have ``noise_std``."""
         return self.noise_std.times(1.0 / math.sqrt(max(1, self.batch_size)))
 
     def most_records(self, release: int) -> int:
-        """Return how many records one silo may add by a release before its sums lose exactness."""
+        """Return the largest number of records of a silo, by this release, with an exact sum."""
         return self.end(release) * self.room
 
     @property
     def public_constant(self) -> bool:
-        """True if the last entry of a statistic is public, so that it gets no noise.
+        """Return True if the last entry of a statistic is public, so that it gets no noise.
 
         It is the square of a constant feature, summed over rounds: a multiple of the number of
         rounds. If a secret coin decides which users are shared, that number is not public.
@@ -444,12 +469,12 @@ class Plan(OwnArrays):
 
     @property
     def by_users(self) -> bool:
-        """True if every user sends a message, instead of the silo or agent for all its users."""
+        """Return True if every user makes a message, instead of the silo or agent for all users."""
         return self.protocol.senders == "users" and self.individual
 
     @property
     def sender(self) -> str:
-        """Who sends a message, for error messages: "user" or "silo"."""
+        """Return who sends a message, for error messages: "user" or "silo"."""
         return "user" if self.by_users else "silo"
 
     def senders(self, release: int) -> int:
@@ -462,9 +487,9 @@ class Plan(OwnArrays):
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Value 1 / g of one bit in each entry of a statistic.
+        """Return the value of one bit in each entry of a statistic: 1 / (steps per unit).
 
-        (levels, s), or (K, s) if each release has an encoding. Empty if messages are not bits.
+        The shape is (levels, s), or (K, s) if `encoded_by_release`. Without bits it is (0, s).
         """
         if self.encoding is None:
             return np.zeros((0, self.statistic_size))
@@ -473,7 +498,7 @@ class Plan(OwnArrays):
         return frozen(np.array(unit_rows).reshape(count, self.statistic_size))
 
     def points(self, level: int) -> int:
-        """Return the largest number of data points of one silo under a node: B 2^level."""
+        """Return the number of a silo's data points under a tree node of this level: B 2^level."""
         return self.batch_size << level
 
     def encoding_at(self, release: int) -> int:
@@ -481,9 +506,9 @@ class Plan(OwnArrays):
         return release - 1 if self.encoded_by_release else self.level(release)
 
     def points_of(self, release: int) -> int:
-        """Return one silo's number of data points in the node or batch that a release completes.
+        """Return the number of a silo's data points in the node or batch of a release.
 
-        For protocols whose data points are sent as bits.
+        It is for protocols whose data points are sent as bits.
         """
         if self.release_rounds:
             return self.batch_of(release)
@@ -491,7 +516,10 @@ class Plan(OwnArrays):
 
     @cached_property
     def _bits_up_by_level(self) -> list[int]:
-        """Bits that all senders send for one node of each level; without a tree one entry."""
+        """Return the bits that all senders together send for one tree node of each level.
+
+        Without a tree the list has one entry, for a batch.
+        """
         if self.protocol.senders == "agent":
             return [0] * max(1, self.levels)
         if self.encoding is None:
@@ -502,7 +530,8 @@ class Plan(OwnArrays):
     def _labelled_bits(self, points: int, encoding: int) -> int:
         """Return the bits sent for ``points`` data points of every silo.
 
-        A shuffler permutes single bits, so each bit is sent with the label of its entry.
+        ``encoding`` is the index of their encoding. A shuffler permutes single bits, so each bit is
+        sent with the label of its entry.
         """
         assert self.encoding is not None
         bits_per_labelled_bit = 1 + (self.statistic_size - 1).bit_length()

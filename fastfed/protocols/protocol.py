@@ -61,17 +61,17 @@ class Protocol:
 
     @property
     def flat(self) -> bool:
-        """True if the server adds up the batches one by one, without a tree."""
+        """Return True if the server adds up the batches one by one, without a tree."""
         return self.analyzer == ADD
 
     @property
     def tree(self) -> bool:
-        """True if p-sums (sums under the nodes of a binary tree) are stored."""
+        """Return True if p-sums (sums under the nodes of a binary tree) are stored."""
         return self.randomizer != SEND_BATCH and not self.flat
 
     @property
     def bits(self) -> bool:
-        """True if data points are sent as bits."""
+        """Return True if data points are sent as bits."""
         return self.randomizer == SEND_BITS
 
 
@@ -276,7 +276,11 @@ SHAREABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
 
 
 def keeping_own_rounds(protocol: Protocol) -> Protocol:
-    """Return the protocol with local rounds: its model adds that a user's own silo is trusted."""
+    """Return the protocol for plans with local rounds.
+
+    Its trust model says in addition that a user's own silo is trusted. Raises InputError for a
+    protocol under which this is not so.
+    """
     if protocol.noise_by == "none":
         return protocol
     if protocol.id not in SHAREABLE:
@@ -340,6 +344,7 @@ class Statistic:
     values: np.ndarray
 
     def __post_init__(self) -> None:
+        """Check the shape of ``values``, and store a read-only copy."""
         size = statistic_size(self.dimension)
         if not isinstance(self.values, np.ndarray):
             raise InputError(f"values must be an array, got {type(self.values).__name__}")
@@ -349,12 +354,12 @@ class Statistic:
 
     @property
     def bias(self) -> np.ndarray:
-        """Sum of x y, (d,)."""
+        """Return the sum of x y, (d,)."""
         return self.values[: self.dimension]
 
     @property
     def covariance(self) -> np.ndarray:
-        """Sum of x x', (d, d), symmetric."""
+        """Return the sum of x x', (d, d), symmetric."""
         d = self.dimension
         full = np.zeros((d, d))
         full[np.tril_indices(d)] = self.values[d:]
@@ -362,7 +367,7 @@ class Statistic:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of ``values``, 8 s."""
+        """Return the number of bytes of ``values``, 8 s."""
         return self.values.nbytes
 
 
@@ -434,6 +439,7 @@ class Bits:
     silo: int = 0
 
     def __post_init__(self) -> None:
+        """Check shape, type and values of ``bits``, and store a read-only copy."""
         row_count = statistic_size(self.dimension)
         if not isinstance(self.bits, np.ndarray):
             raise InputError(f"bits must be a uint8 array, got {type(self.bits).__name__}")

@@ -62,6 +62,7 @@ class SumRandomizer:
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
+        """Start without data; refuse a plan that claims privacy and has no noise."""
         self.plan, self.silo = plan, silo
         self.release = 0
         self._batch = np.zeros(plan.statistic_size)
@@ -111,7 +112,7 @@ class SumRandomizer:
         return other
 
     def _message(self, release: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the values to send, and the raw prefix sum to store after sending.
+        """Return the values (s,) to send, and the prefix sum without noise to store after sending.
 
         Tree nodes are stored at once. If the call fails later, the next try overwrites them with
         the same values, which depend only on nodes of lower levels.
@@ -163,9 +164,10 @@ def user_bit(plan: Plan, reward: float, words: np.ndarray) -> int:
         0 or 1. The estimate of the reward is ``plan.bit_values[bit]``.
     """
     assert plan.clip is not None
-    up, flip = (((int(high) << 32) | int(low)) >> 11 for low, high in words.reshape(2, 2))
+    # Two uniform 53-bit integers: one rounds the reward, and one decides whether to flip.
+    rounding, flip = (((int(high) << 32) | int(low)) >> 11 for low, high in words.reshape(2, 2))
     share = (reward - plan.clip.low) / (plan.clip.high - plan.clip.low)
-    return int(up < share * 2.0**53) ^ int(flip < plan.flips)
+    return int(rounding < share * 2.0**53) ^ int(flip < plan.flips)
 
 
 # ---- The randomizer on a user's device, for protocols in which each user sends a message ---------
@@ -211,6 +213,7 @@ class User(Once):
     def __init__(
         self, plan: Plan | PeerPlan, number: int, noise: NoiseSource | None = None
     ) -> None:
+        """Check the plan and the user's number."""
         plan = check_plan(plan)
         if not plan.by_users:
             raise InputError(
@@ -228,12 +231,12 @@ class User(Once):
 
     @property
     def release(self) -> int:
-        """The release (counted from 1) that contains this user's message."""
+        """Return the release (counted from 1) that contains this user's message."""
         return self.plan.due(self.number - 1) + 1
 
     @property
     def place(self) -> int:
-        """The user's index within the batch, from 0."""
+        """Return the user's index within the batch, from 0."""
         return self.number - 1 - self.plan.end(self.release - 1)
 
     @once
@@ -270,13 +273,16 @@ class User(Once):
         return message
 
     def _report(self, x: np.ndarray, y: float) -> Report:
-        """Return the statistic of the data point with the user's Gaussian noise."""
+        """Return the message with the statistic of data point (x, y) plus the user's noise."""
         adder = make_adder(self.plan, self.noise, 0, self.plan.user_std, points=1)
         values = adder.node(adder.point(x, y), self.number)
         return Report(self.release, self.plan.dimension, values, self.place)
 
     def _bits(self, x: np.ndarray, y: float) -> Bits | Counts:
-        """Return the user's bits for a shuffler; without a shuffler, their number of ones."""
+        """Return the message that encodes data point (x, y) as bits, with noise bits.
+
+        Without a shuffler it contains only the number of ones in each entry.
+        """
         point = np.zeros(self.plan.statistic_size)
         linalg.accumulate(point, x, y)
         encoding, size, d = encoding_of(self.plan), len(point), self.plan.dimension
@@ -331,6 +337,7 @@ class Shuffler(Once):
     """
 
     def __init__(self, plan: Plan | PeerPlan, noise: NoiseSource | None = None) -> None:
+        """Check the plan, and start before the first release."""
         plan = check_plan(plan)
         self.plan = plan
         self.noise = noise if noise is not None else SystemNoise()
@@ -365,7 +372,10 @@ class Shuffler(Once):
         return shuffled
 
     def _checked_reports(self, reports: Sequence[Message]) -> list[Report | Bits]:
-        """Check the messages of the next release, and return them in the order of their senders."""
+        """Return the messages of the next release in the order of their senders.
+
+        Raises InputError unless there is one valid message of each sender.
+        """
         plan, ordered = self.plan, []
         message_type: type[Report | Bits] = Report
         if plan.protocol.bits:
@@ -400,7 +410,10 @@ class Shuffler(Once):
     def _permuted(
         self, release: int, ordered: list[Report | Bits]
     ) -> list[Shuffled | ShuffledBits]:
-        """Return the messages for the server: permuted reports, permuted bits, or summed counts."""
+        """Return the messages for the server: permuted reports, permuted bits, or summed counts.
+
+        ``ordered`` are the messages of all senders for this release.
+        """
         d = self.plan.dimension
         bits = [r.bits for r in ordered if isinstance(r, Bits)]
         if bits:
@@ -411,15 +424,15 @@ class Shuffler(Once):
         values = [r.values for r in ordered if isinstance(r, Report)]
         if self.plan.protocol.bits:
             total = np.array(values[0])
-            for other in values[1:]:
-                aggregation.add(total, other)
+            for counts in values[1:]:
+                aggregation.add(total, counts)
             return [Shuffled(release, d, total)]
         order = self.noise.permutation(release, len(values))
         if self.plan.protocol.senders != "users":
             return [Shuffled(release, d, values[i]) for i in order]
         # The bias and covariance streams get independent orders (chowdhury-zhou-2022, Algorithm 3).
-        other = self.noise.permutation(release, len(values), 1)
+        covariance_order = self.noise.permutation(release, len(values), 1)
         return [
             Shuffled(release, d, np.concatenate([values[i][:d], values[j][d:]]))
-            for i, j in zip(order, other, strict=True)
+            for i, j in zip(order, covariance_order, strict=True)
         ]

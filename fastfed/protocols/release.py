@@ -51,7 +51,7 @@ class PrefixNoise(Protocol):
         ...
 
     def size(self, k: int) -> tuple[int, float]:
-        """Return upper bounds on the number of terms and on the sum of absolute coefficients."""
+        """Return upper bounds on the number of `terms` and on the sum of their absolute values."""
         ...
 
 
@@ -59,10 +59,14 @@ class HonakerNoise:
     """Noise of release "honaker": Honaker's estimates (privacy/releases/prefix_sums)."""
 
     def __init__(self, levels: int, size: int) -> None:
+        """Start without draws; ``levels`` are those of the tree, ``size`` is s."""
         self._estimates = np.zeros((max(1, levels), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Estimate the noise of the block that ends at k, and add up the blocks of prefix k."""
+        """Return the noise (s,) of prefix k: the sum of the noise estimates of its blocks.
+
+        The estimate of the block that ends at k is stored, for later prefixes.
+        """
         level, number = aggregation.node_level(k), aggregation.honaker_number(k)
         estimate, *nodes = (np.array(draw(number + j)) for j in range(level + 1))
         for j, node in enumerate(nodes, start=1):
@@ -71,7 +75,7 @@ class HonakerNoise:
         return aggregation.prefix(self._estimates, k)
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """Return the coefficients of all nodes below the blocks of prefix k."""
+        """Return the exact coefficient of each numbered node's noise in the noise of prefix k."""
         # A node of level g below a block of level h has coefficient v_h 2^(g - h), with
         # v_h = 2^h / (2^(h+1) - 1). In the code h is `top`.
         coefficients = {}
@@ -85,7 +89,8 @@ class HonakerNoise:
         return coefficients
 
     def size(self, k: int) -> tuple[int, float]:
-        """Return the number of terms of prefix k, and the sum of their coefficients' sizes."""
+        """Return upper bounds on the number of `terms` and on the sum of their absolute values."""
+        # The coefficients of a block of level h add up to (h + 1) v_h, see `terms`.
         total = 0.0
         for top in range(k.bit_length()):
             if k >> top & 1:
@@ -97,11 +102,12 @@ class ToeplitzNoise:
     """Noise of release "toeplitz": rows of C z with a Toeplitz matrix C; all draws z are cached."""
 
     def __init__(self, coefficients: np.ndarray, size: int) -> None:
+        """Start without draws of ``size`` entries; ``coefficients`` (K,) are C's first column."""
         self._coefficients, self._sums = coefficients, np.cumsum(coefficients)
         self._history = np.zeros((max(1, len(coefficients)), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Return the noise of prefix k."""
+        """Return the noise (s,) of prefix k, in units of the noise of one draw; cache draw k."""
         self._history[k - 1] = draw(k)
         return aggregation.toeplitz(self._history, self._coefficients, k)
 
@@ -118,12 +124,13 @@ class BufferedNoise:
     """Noise of release "buffered": rows of B z from decaying sums (privacy/releases/buffered)."""
 
     def __init__(self, plan: Plan) -> None:
+        """Start with empty buffers of the plan's release."""
         self._packed, self._releases = plan.coefficients, plan.releases
         self._after = np.zeros((plan.buffers, plan.statistic_size))
         self._before, self._k = self._after, 0
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Return the noise of prefix k, and update the buffers."""
+        """Return the noise (s,) of prefix k, in units of the noise of one draw; update buffers."""
         z = np.array(draw(k))
         # A repeated request for prefix k starts from the buffers before prefix k.
         buffers = self._after if k > self._k else self._before
@@ -147,11 +154,12 @@ class FactorisedNoise:
     """Noise of release "factorised": rows of B z with any lower triangular B; all z are cached."""
 
     def __init__(self, matrix: np.ndarray, size: int) -> None:
+        """Start without draws of ``size`` entries; ``matrix`` (K, K) is B."""
         self._matrix = matrix
         self._history = np.zeros((max(1, len(matrix)), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Return the noise of prefix k."""
+        """Return the noise (s,) of prefix k, in units of the noise of one draw; cache draw k."""
         self._history[k - 1] = draw(k)
         return aggregation.weighted_sum(self._history, self._matrix[k - 1, :k])
 
@@ -172,20 +180,21 @@ class NestedNoise:
     """
 
     def __init__(self, size: int) -> None:
+        """Start without draws; each has ``size`` entries."""
         self._draws: list[np.ndarray] = []
         self._size = size
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Return the noise of prefix k: the sum of its draws, made once and stored."""
-        drawn, noise = self._draws, np.zeros(self._size)
-        self._draws = drawn + [np.array(draw(n + 1)) for n in range(len(drawn), self._count(k))]
+        """Return the noise (s,) of prefix k: the sum of its draws, which are stored."""
+        stored, noise = self._draws, np.zeros(self._size)
+        self._draws = stored + [np.array(draw(n + 1)) for n in range(len(stored), self._count(k))]
         for normals in self._draws:
             aggregation.add(noise, normals)
         return noise
 
     @staticmethod
     def _count(k: int) -> int:
-        """Return the number of draws in the noise of prefix k."""
+        """Return 1 + floor(ln(k + 1)), the number of draws in the noise of prefix k."""
         return 1 + int(linalg.log(k + 1))
 
     def terms(self, k: int) -> dict[int, Fraction]:
@@ -198,7 +207,10 @@ class NestedNoise:
 
 
 def prefix_noise(plan: Plan) -> PrefixNoise | None:
-    """Return the prefix noise of a plan. None for release "tree", which adds noise to each node."""
+    """Return the object that makes the noise of the plan's prefix sums.
+
+    It is None for release "tree", which adds noise to each tree node instead.
+    """
     if plan.release == "honaker":
         return HonakerNoise(plan.levels, plan.statistic_size)
     if plan.release == "toeplitz":
@@ -237,10 +249,10 @@ class Adder(Protocol):
 def make_adder(
     plan: Plan, noise: NoiseSource, drawer: int, std: NoiseStd, points: int | None = None
 ) -> Adder:
-    """Return the adder of one party: exact for the operating system's noise, float64 for a seed.
+    """Return the object that adds one party's noise: exactly, or in float64 for seeded noise.
 
-    ``drawer`` is the index of the silo, or M for the server. ``points`` is the largest number of
-    records in a statistic; by default all records of the plan.
+    ``drawer`` is the index of the silo, or M for the server. ``std`` is the noise of one draw.
+    ``points`` is the largest number of records in a statistic; by default all records of the plan.
     """
     if is_exact(noise):
         return ExactAdder(plan, noise, drawer, std, points)
@@ -254,9 +266,10 @@ def noisy(
     std: NoiseStd,
     public_constant: bool = False,
 ) -> np.ndarray:
-    """Return a statistic plus the standard normals scaled by ``std``, in float64.
+    """Return a statistic (s,) plus standard normals (s,) scaled by ``std``, in float64.
 
-    Raise InputError if ``normals`` is not a finite array of shape (s,).
+    With ``public_constant`` the last entry gets no noise. Raises InputError if ``normals`` is not a
+    finite array of shape (s,).
     """
     normals = array("noise", normals, shape=(statistic_size(dimension),))
     released = aggregation.add_noise(values, normals, dimension, *std.parts)
@@ -269,6 +282,7 @@ class FloatAdder:
     """Adder in float64; its results are bit for bit those of the compiled driver."""
 
     def __init__(self, plan: Plan, noise: NoiseSource, drawer: int, std: NoiseStd) -> None:
+        """Store the arguments of `make_adder`, and start before the first release."""
         self.plan, self.noise, self.drawer, self.std = plan, noise, drawer, std
         self._prefixes = prefix_noise(plan)
         self._draw_cache: dict[int, np.ndarray] = {}
@@ -288,24 +302,24 @@ class FloatAdder:
             self._draw_cache, self._release = {}, release
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Return the statistic of one record (x, y)."""
+        """Return the statistic (s,) of one record: the entries of x y and of x x'."""
         statistic = np.zeros(self.plan.statistic_size)
         linalg.accumulate(statistic, x, y)
         return statistic
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
-        """Return a tree node with noise."""
+        """Return the sum (s,) of a tree node plus ``scale`` times the noise of its number."""
         self._begin(number)
         return self._noisy(values, self._draw(number), self.std.times(scale))
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return prefix k with noise."""
+        """Return prefix sum k, ``values`` (s,), plus its noise."""
         assert self._prefixes is not None
         self._begin(k)
         return self._noisy(values, self._prefixes.at(k, self._draw), self.std)
 
     def _noisy(self, values: np.ndarray, noise: np.ndarray, std: NoiseStd) -> np.ndarray:
-        """Return values plus noise of these standard deviations."""
+        """Return ``values`` plus ``noise`` in units of ``std``; a public last entry gets none."""
         return noisy(values, noise, self.plan.dimension, std, self.plan.public_constant)
 
 
@@ -315,6 +329,7 @@ class ExactAdder:
     def __init__(
         self, plan: Plan, noise: IdealSource, drawer: int, std: NoiseStd, points: int | None
     ) -> None:
+        """Store the arguments of `make_adder`, and compute fixed-point unit and noise stds."""
         self.plan, self.noise, self.drawer = plan, noise, drawer
         self.unit, noise_factor = fixed_point(plan, points)
         self._std = spread(std, plan.dimension) * noise_factor
@@ -334,13 +349,16 @@ class ExactAdder:
         return self._draw_cache[number]
 
     def _values(self, number: int) -> np.ndarray:
-        """Return the draws of a node in float64, and track the largest, for the error bound."""
+        """Return the draws (s,) of a numbered node in float64.
+
+        Also remember the largest absolute draw so far, for the error bound in `prefix`.
+        """
         values = self._draw(number).values
         self._largest = max(self._largest, float(values.max()), -float(values.min()))
         return values
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Return the statistic of one record (x, y)."""
+        """Return the statistic (s,) of one record (x, y), rounded to the fixed-point unit."""
         statistic = np.zeros(self.plan.statistic_size)
         linalg.accumulate(statistic, x, y)
         return exact.quantise(statistic, self.unit)
@@ -350,7 +368,7 @@ class ExactAdder:
         exact.check_fixed(values, self.unit, who)
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
-        """Return a tree node with noise, sampled exactly and rounded."""
+        """Return the sum (s,) of a tree node plus its noise, sampled exactly and rounded."""
         if number not in self._draw_cache:
             self._draw_cache = {}
         released = exact.add_normals(values, self._std * scale, self._draw(number))
@@ -362,16 +380,17 @@ class ExactAdder:
         return released
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return prefix k with noise, sampled exactly and rounded."""
+        """Return prefix sum k, ``values`` (s,), plus its noise, sampled exactly and rounded."""
         prefixes = self._prefixes
         assert prefixes is not None
         noise = prefixes.at(k, self._values)
-        count, sizes = prefixes.size(k)
+        count, coefficient_sum = prefixes.size(k)
         # Bound on the error of the float64 noise: the error of the draws, and the rounding of
         # `count` products and sums, whose coefficients have at most `count` roundings each.
-        error = sizes * (ERROR + 4.0 * (count + 4) * 2.0**-53 * self._largest)
+        error = coefficient_sum * (ERROR + 4.0 * (count + 4) * 2.0**-53 * self._largest)
 
         def refine(entry: int, bits: int) -> exact.Interval:
+            """Return an interval of width 2^-bits around the real noise of this entry."""
             parts = [(self._draw(n).interval, c) for n, c in prefixes.terms(k).items()]
             return exact.combined(parts)(entry, bits)
 
@@ -398,7 +417,7 @@ def fixed_point(plan: Plan, points: int | None = None) -> tuple[float, float]:
 
 
 def spread(std: NoiseStd, dimension: int) -> np.ndarray:
-    """Return the standard deviation of each entry of a statistic, (s,)."""
+    """Return the noise standard deviation of each entry of a statistic, (s,)."""
     rows, columns = np.tril_indices(dimension)
     covariance = np.where(rows == columns, std.diagonal, std.off_diagonal)
     return np.concatenate([np.full(dimension, std.bias), covariance])

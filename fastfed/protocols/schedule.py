@@ -65,31 +65,31 @@ class Schedule:
 
     @property
     def ends(self) -> np.ndarray:
-        """The rounds after which silos synchronise, (K,) int64."""
+        """Return the rounds after which silos synchronise, (K,) int64."""
         if self.rounds:
             return np.array(self.rounds, np.int64)
         return np.arange(1, self.releases + 1, dtype=np.int64) * self.batch_size
 
     @property
     def releases(self) -> int:
-        """K, the number of synchronisations. An incomplete last batch is never sent."""
+        """Return K, the number of synchronisations. An incomplete last batch is never sent."""
         if self.rounds:
             return len(self.rounds)
         return self.horizon // self.batch_size if self.batch_size else 0
 
     @property
     def every_round(self) -> bool:
-        """True if silos synchronise after every round up to the horizon."""
+        """Return True if silos synchronise after every round up to the horizon."""
         return self.releases == self.horizon
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Number of rounds in each batch, a tuple of length K."""
+        """Return the number of rounds in each batch, a tuple of length K."""
         return tuple(int(n) for n in np.diff(self.ends, prepend=0))
 
 
 def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
-    """Raise InputError unless rounds are increasing and between 1 and the horizon."""
+    """Raise InputError unless the last rounds of batches increase from 1 to at most the horizon."""
     if any(b <= a for a, b in zip((0, *rounds), rounds, strict=False)) or rounds[-1:] > (horizon,):
         raise InputError(
             f"release_rounds must increase and lie between 1 and the horizon ({horizon}), "
@@ -98,7 +98,10 @@ def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
 
 
 def by_rate(rate: float, rounds: int) -> np.ndarray:
-    """Return 1 for each round t = 1..rounds with floor(t rate) > floor((t - 1) rate), else 0."""
+    """Return 1 for the fraction ``rate`` of rounds t = 1..rounds, evenly spread, else 0, (rounds,).
+
+    The entry of round t is 1 if floor(t rate) > floor((t - 1) rate).
+    """
     # The small constant covers rounding: 0.29 * 100 is 28.999999999999996.
     counts = np.floor(np.arange(rounds + 1) * rate + 1e-9)
     return (counts[1:] > counts[:-1]).astype(np.uint8)
@@ -153,35 +156,38 @@ class OwnRounds:
 
     @property
     def posterior(self) -> bool:
-        """True if local rounds rank actions by a posterior (rule "gls")."""
+        """Return True if local rounds rank actions by a posterior (rule "gls")."""
         return bool(self.spreads)
 
     @property
     def mixed(self) -> bool:
-        """True if there are local rounds up to round ``until``, not only after it."""
+        """Return True if there are local rounds up to round ``until``, not only after it."""
         return self.fraction < 1.0
 
     @property
     def coin(self) -> float:
-        """Probability that the secret coin shares a user's round; 1 without a coin."""
+        """Return the probability that the secret coin shares a user's round; 1 without a coin."""
         return self.fraction if self.secret else 1.0
 
     @cached_property
     def rule(self) -> np.ndarray:
-        """Public rule: 1 for each round up to ``until`` that is shared, else 0; (until,) uint8."""
+        """Return 1 for each round up to ``until`` that the public rule shares, else 0, (until,)."""
         return by_rate(self.fraction, self.until)
 
     @property
     def threshold(self) -> int:
-        """p 2^64, rounded down: a uniform 64-bit number is below it with probability p."""
+        """Return the number below which a uniform 64-bit number is with probability `fraction`."""
         return int(self.fraction * 2.0**64)
 
     def shares(self, round: int, bits: int = 0) -> bool:
-        """Return whether a round up to ``until`` is shared. A secret coin needs 64 uniform bits."""
+        """Return True if a round up to ``until`` is shared; a secret coin needs 64 random bits."""
         return bits < self.threshold if self.secret else bool(self.rule[round - 1])
 
     def model(self, release: int) -> tuple[float, float, tuple[float, ...], tuple[float, ...]]:
-        """Return the posterior's parameters after ``release`` releases, in the kernels' order."""
+        """Return the posterior's parameters after ``release`` releases, as the kernels take them.
+
+        They are ``scale2``, ``prior``, ``spreads`` and this release's entry of ``ridges``.
+        """
         return self.scale2, self.prior, self.spreads, self.ridges[release]
 
 
@@ -215,14 +221,15 @@ class Trigger:
     delay: int = 0
 
     def updates(self, dimension: int) -> bool:
-        """Return whether a rank-one update of the factor replaces a new determinant in every round.
+        """Return True if ln det is updated by a rank-one update in every round.
 
-        Both give the same value up to rounding; the update is faster in high dimensions.
+        Otherwise it is computed again. Both give the same value up to rounding; the update is
+        faster in high dimensions.
         """
         return self.kind == DETERMINANT and dimension > driver.RECOMPUTE_MAX
 
     def levels(self, horizon: int) -> int:
-        """Return the number of levels in the tree of noise N; 0 for the rule without noise."""
+        """Return the number of levels of the noise tree; 0 for the kind without noise."""
         return horizon.bit_length() if self.kind == PRIVATE_DETERMINANT else 0
 
 
@@ -257,7 +264,10 @@ class Clock:
         self._factor = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
 
     def restart(self, w: np.ndarray, total: np.ndarray, ridge: float) -> None:
-        """Start a batch after a synchronisation, with S = total + ridge I and its factor ``w``."""
+        """Start a batch after a synchronisation, where V is S = total + ridge I.
+
+        ``total`` (s,) is the synchronised statistic, and ``w`` the factor of S.
+        """
         self._total, self._ridge, self._rounds = total, ridge + self.trigger.extra, 0
         self._batch = np.zeros(self._size)
         self._synced_log_det = linalg.log_det(w)
@@ -267,7 +277,7 @@ class Clock:
                 self._factor[:] = factor
 
     def observe(self, x: np.ndarray, round: int) -> bool:
-        """Add the features of a round, and return whether the silo requests a synchronisation."""
+        """Add the features x (d,) of a round; return True if the silo requests to synchronise."""
         private = self.trigger.kind == PRIVATE_DETERMINANT
         # Draw first: if the noise source fails, the state is unchanged.
         noise_draw = self._draw_noise(round) if private else None
@@ -282,9 +292,13 @@ class Clock:
         return self._growth > required_growth if private else self._growth >= required_growth
 
     def _log_det_growth(self, v: np.ndarray) -> tuple[float, np.ndarray | None]:
-        """Return ln det(v + ridge I) - ln det S, and the factor of v + ridge I."""
+        """Return the growth of ln det since the synchronisation, and the factor of the new matrix.
+
+        The matrix is that of the statistic v (s,) plus ridge I, added in place. If it is not
+        positive definite, return (-inf, None).
+        """
         d = self.dimension
-        v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge
+        v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge  # the diagonal entries
         w = linalg.factor(v[d:], d)
         # Noise can make the matrix indefinite; the trigger then must not fire.
         return (-np.inf, None) if w is None else (linalg.log_det(w) - self._synced_log_det, w)
@@ -296,14 +310,17 @@ class Clock:
         return exact.quantise(point, self._unit) if self._ideal is not None else point
 
     def _draw_noise(self, round: int) -> np.ndarray | Normals:
-        """Draw the standard normals of this round's tree node."""
+        """Return the standard normals of the tree node that this round completes."""
         if self._ideal is not None:
             return self._ideal.ideal_trigger(self.silo, round, self.dimension)
         normals = self.noise.trigger(self.silo, round, self.dimension)
         return array("noise", normals, shape=(self._size - self.dimension,))
 
     def _noisy_sum(self, noise_draw: np.ndarray | Normals | None) -> np.ndarray:
-        """Return S + Q as a statistic (s,), plus this round's noise N if the rule is private."""
+        """Return the synchronised sum plus the silo's batch, (s,), with noise if the rule has it.
+
+        ``noise_draw`` is the noise of this round's tree node; None adds no noise.
+        """
         v = self._total.copy()
         if noise_draw is None:
             aggregation.add(v, self._batch)

@@ -111,6 +111,7 @@ class Score:
     diagonal: bool = False
 
     def __post_init__(self) -> None:
+        """Check the function's signature, and store a read-only copy of the state."""
         if not compiled(self.function):
             raise InputError(f"function must be {WANTED}, got {show(self.function)}")
         if self.state is not None:
@@ -121,16 +122,16 @@ class Score:
 
     @property
     def summary(self) -> str:
-        """The first line of the function's docstring."""
+        """Return the first line of the function's docstring."""
         return first_line(getattr(self.function, "__wrapped__", None))
 
     @cached_property
     def keeps_no_state(self) -> bool:
-        """True if no call of the function can pass data to a later call.
+        """Return True if the compiled code shows that no call can pass data to a later call.
 
-        This is read from the compiled code. The code must access no memory except its arguments (no
-        address made from an integer, no writable global) and call nothing except arithmetic. False
-        if there is no code to read, for example of a function compiled outside numba.
+        The code must access no memory except its arguments (no address made from an integer, no
+        writable global) and call nothing except arithmetic. The result is False if there is no code
+        to read, for example for a function compiled outside numba.
         """
         try:
             code, name = self.function.inspect_llvm(), re.escape(self.function.native_name)
@@ -143,14 +144,14 @@ class Score:
 
     @property
     def condition(self) -> Condition:
-        """The certificate's condition that the score keeps no state."""
+        """Return the certificate's condition that the score keeps no state."""
         return Condition("the score keeps no state between calls", self.keeps_no_state)
 
 
 def compiled(function: Any) -> bool:
-    """Return whether the function has the signature of a score.
+    """Return True if the function is compiled with the signature of a score.
 
-    With a different signature the call would read memory outside its arguments.
+    With a different signature a call would read memory outside its arguments.
     """
     return hasattr(function, "address") and getattr(function, "_sig", None) == score_signature()
 

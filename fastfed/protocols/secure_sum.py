@@ -58,6 +58,7 @@ class Encoded:
     silo: int = 0
 
     def __post_init__(self) -> None:
+        """Check shape and type of ``values``, and store a read-only copy."""
         size = statistic_size(self.dimension)
         if not isinstance(self.values, np.ndarray) or self.values.dtype != np.uint64:
             kind = getattr(self.values, "dtype", type(self.values).__name__)
@@ -70,7 +71,7 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of ``values``, 8 s."""
+        """Return the number of bytes of ``values``, 8 s."""
         return self.values.nbytes
 
 
@@ -115,6 +116,7 @@ class Masks:
     """
 
     def __init__(self, silo: int, keys: Mapping[int, bytes]) -> None:
+        """Check the keys, and draw a new session."""
         self.silo = integer("silo", silo, at_least=0)
         for other_silo, key in keys.items():
             if integer("silo", other_silo, at_least=0) == silo:
@@ -129,12 +131,12 @@ class Masks:
 
     @property
     def others(self) -> set[int]:
-        """Indices of the silos that share a key with this silo."""
+        """Return the indices of the silos that share a key with this silo."""
         return set(self._keys)
 
     @property
     def met(self) -> bool:
-        """True if the sessions of all other silos are known."""
+        """Return True if the sessions of all other silos are known."""
         return len(self._sessions) == len(self._keys)
 
     def meet(self, sessions: Mapping[int, bytes]) -> None:
@@ -226,6 +228,7 @@ class _Rows(Once):
     """
 
     def __init__(self, mechanism: SecureSum, noise: NoiseSource | None, drawer: int) -> None:
+        """Start without batches; ``drawer`` is the silo index of the noise stream."""
         if not isinstance(mechanism, SecureSum):
             raise InputError(f"mechanism must be a SecureSum, got {type(mechanism).__name__}")
         self.mechanism = mechanism
@@ -242,10 +245,10 @@ class _Rows(Once):
         return exact.quantise(statistic, self.mechanism.unit)
 
     def _row(self, values: object, silos: int) -> np.ndarray:
-        """Return the next row plus the noise shares of ``silos`` silos, modulo 2^64, (s,).
+        """Return the row of the next release plus the noise of ``silos`` silos, modulo 2^64, (s,).
 
-        ``values`` are the sums of the next batch. The draw is cached, so that a second try after a
-        failure uses the same noise.
+        ``values`` (s,) are the sums of the next batch. The noise is cached, so that a second try
+        after a failure uses the same noise.
         """
         mechanism, release = self.mechanism, self.release + 1
         if release > mechanism.releases:
@@ -303,6 +306,7 @@ class Encoder(_Rows):
         keys: Mapping[int, bytes],
         noise: NoiseSource | None = None,
     ) -> None:
+        """Check that there is a key for each other silo."""
         super().__init__(mechanism, noise, silo)
         self.silo = integer("silo", silo, at_least=0, at_most=mechanism.silos - 1)
         self._masks = Masks(silo, keys)
@@ -315,12 +319,12 @@ class Encoder(_Rows):
 
     @property
     def session(self) -> bytes:
-        """32 random bytes of this object that the other silos need for `meet`; not secret."""
+        """Return 32 random bytes of this object that the other silos need; they are not secret."""
         return self._masks.session
 
     @once
     def meet(self, sessions: Mapping[int, bytes]) -> None:
-        """Store the sessions of the other silos, before the first message; see `Masks.meet`.
+        """Store the sessions (public random bytes) of the other silos, before the first message.
 
         Raises
         ------
@@ -343,7 +347,7 @@ class Encoder(_Rows):
         return encoded
 
     def encoded(self, values: object) -> Encoded:
-        """Return the result of `message`, but do not move to the next release."""
+        """Return the result of `message`, without advancing to the next release."""
         release = self.release + 1
         masked_row = self._row(values, 1) + self._masks.at(release, self.mechanism.size)
         if release == 1 and is_exact(self.noise) and not self._masks.met:
@@ -368,6 +372,7 @@ class Sharer(_Rows):
     """
 
     def __init__(self, mechanism: SecureSum, silo: int, noise: NoiseSource) -> None:
+        """Start without batches."""
         super().__init__(mechanism, noise, silo)
 
     @once
@@ -386,6 +391,7 @@ class Aggregate(_Rows):
     """
 
     def __init__(self, mechanism: SecureSum, noise: NoiseSource) -> None:
+        """Start without batches, with the noise stream of index M."""
         super().__init__(mechanism, noise, getattr(mechanism, "silos", 0))
 
     @once
@@ -408,21 +414,22 @@ class SecureRandomizer:
     def __init__(
         self, plan: Plan, silo: int, noise: NoiseSource, keys: Mapping[int, bytes]
     ) -> None:
+        """Start with an empty batch; ``keys`` are those of `Encoder`."""
         self._encoder = Encoder(secure_of(plan), silo, keys, noise)
         self._batch = np.zeros(plan.statistic_size)
 
     @property
     def release(self) -> int:
-        """Number of messages made so far."""
+        """Return the number of messages made so far."""
         return self._encoder.release
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder that makes the messages."""
+        """Return the `Encoder` that makes the messages."""
         return self._encoder
 
     def observe(self, x: np.ndarray, y: float) -> None:
-        """Add a data point to the batch."""
+        """Add a data point, clipped features x (d,) and reward y, to the batch."""
         aggregation.add(self._batch, self._encoder.point(x, y))
 
     def report(self) -> Encoded:
@@ -434,16 +441,16 @@ class SecureRandomizer:
 
 
 def secure_of(plan: Plan) -> SecureSum:
-    """Return the secure sum of a plan that has one."""
+    """Return the mechanism ``plan.secure`` of a plan that has one."""
     assert plan.secure is not None
     return plan.secure
 
 
 def masked(plan: Plan, noise: NoiseSource) -> bool:
-    """Return whether the silos of a plan send masked messages.
+    """Return True if the silos of a plan send masked messages.
 
-    They do so with a secure sum, except in simulations with "aggregate" messages: there silos send
-    plain sums, and the simulated server adds the noise of all shares.
+    They do so under a secure sum. In simulations with "aggregate" messages they do not: silos send
+    plain sums, and the simulated server adds the noise of all silos.
     """
     simulated = isinstance(noise, SeededNoise) and not plan.individual
     return plan.secure is not None and not simulated
@@ -459,6 +466,7 @@ class Decoder(Once):
     """
 
     def __init__(self, mechanism: SecureSum) -> None:
+        """Start before the first release."""
         if not isinstance(mechanism, SecureSum):
             raise InputError(f"mechanism must be a SecureSum, got {type(mechanism).__name__}")
         self.mechanism = mechanism
@@ -498,13 +506,13 @@ class Decoder(Once):
 
     @once
     def add(self, total: object) -> np.ndarray:
-        """Return the prefix sums (s,) after the next release, from the sum of its messages (s,)."""
+        """Return the prefix sums (s,) after the next release; ``total`` (s,) is as in `total`."""
         prefix = self.prefix(total)
         self.release += 1
         return prefix
 
     def prefix(self, total: object) -> np.ndarray:
-        """Return the result of `add`, but do not move to the next release."""
+        """Return the result of `add`, without advancing to the next release."""
         mechanism, release = self.mechanism, self.release + 1
         if release > mechanism.releases:
             raise InputError(f"the mechanism has {mechanism.releases} releases, got one more")

@@ -73,6 +73,7 @@ class Server(Once):
     """
 
     def __init__(self, plan: Plan | PeerPlan, noise: NoiseSource | None = None) -> None:
+        """Check the plan, and start before the first release."""
         plan = check_plan(plan)
         self.plan = plan
         self.noise = noise if noise is not None else SystemNoise()
@@ -141,7 +142,11 @@ class Server(Once):
     def _checked_messages(
         self, messages: Sequence[Message], silos: Sequence[int] | None
     ) -> list[Report | Shuffled | Bits]:
-        """Check the messages of the next release, and return them in the order of addition."""
+        """Return the messages of the next release in the order in which they are added up.
+
+        Raises InputError unless there is one valid message of each sender; ``silos`` are the
+        senders if not all silos take part.
+        """
         plan, release = self.plan, self.release + 1
         # First the senders: a shuffler's messages have none, reports must be one of each sender.
         if plan.protocol.shuffled:
@@ -195,11 +200,11 @@ class Server(Once):
         return [self._values_of(message) for message in ordered]
 
     def _release_of(self, message: Any) -> int:
-        """Return the release that a message of the next synchronisation must have."""
+        """Return the release number that this message of the next synchronisation must have."""
         return self.release + 1
 
     def _check_bits(self, message: Bits) -> None:
-        """Check that a message has the number of bits that the encoding of its release gives."""
+        """Raise InputError unless a message has as many bits as the encoding of its release."""
         index = self.plan.encoding_at(message.release)
         length = self._points(message.release) * encoding_of(self.plan).message_bits(index)
         if message.bits.shape[1] != length:
@@ -209,7 +214,10 @@ class Server(Once):
             )
 
     def _values_of(self, message: Report | Shuffled | Bits) -> np.ndarray:
-        """Return the statistic (s,) of a message; bits are counted (Algorithm 7 line 10)."""
+        """Return the statistic (s,) of a message, for bits the centred number of ones.
+
+        Source of the count: zhou-chowdhury-2024, Algorithm 7 line 10.
+        """
         if not isinstance(message, Bits):
             return message.values
         release, encoding = message.release, encoding_of(self.plan)
@@ -222,9 +230,10 @@ class Server(Once):
         return self.plan.silos * self.plan.points_of(release)
 
     def _combined_prefix(self, total: np.ndarray, release: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the values to broadcast, and the raw prefix sum to store after the broadcast.
+        """Return the prefix sum to broadcast, and the prefix sum without noise to store afterwards.
 
-        A tree node is stored at once. If the call fails later, the next try overwrites the node.
+        ``total`` (s,) is the sum of the messages of this release. A tree node is stored at once. If
+        the call fails later, the next try overwrites the node.
         """
         analyzer, raw, adder = self.plan.protocol.analyzer, self._raw_prefix, self._adder
         level = self.plan.level(release)
@@ -260,6 +269,7 @@ class ClockServer(Server):
     """
 
     def __init__(self, plan: ClockedPlan, noise: NoiseSource | None = None) -> None:
+        """Check the plan, and start without reports."""
         super().__init__(plan, noise)
         self._clocks = plan.clocks
         # Values of the latest report of each silo that has reported, by silo.
@@ -296,11 +306,15 @@ class ClockServer(Server):
         return broadcast
 
     def _release_of(self, message: Any) -> int:
-        """Return the number of the next report of the message's silo."""
+        """Return the number that the next report of this message's silo must have."""
         return int(self._clocks.reports[self.release, message.silo]) + 1
 
     def _summands(self, ordered: Sequence[Any]) -> list[np.ndarray]:
-        """Return the batches that are added to the total, or the latest reports of all silos."""
+        """Return the statistics (s,) that are added up for the next view.
+
+        They are the reported batches if the server adds batches, else the latest prefix sum of
+        every silo.
+        """
         if self.plan.protocol.analyzer == ADD:
             return super()._summands(ordered)
         latest = self._latest | {message.silo: message.values for message in ordered}
@@ -348,6 +362,7 @@ class Averager(Once):
     """
 
     def __init__(self, plan: PhasePlan, noise: NoiseSource | None = None) -> None:
+        """Check the plan, and start before the first release."""
         self.plan = check_phase_plan(plan)
         self.noise = noise if noise is not None else SystemNoise()
         self.releases = 0
@@ -419,7 +434,7 @@ class Averager(Once):
             if is_exact(self.noise):
                 sources |= {RANGE: self.noise.ideal_uniforms, LAPLACE: self.noise.ideal_draws}
                 private_mean = mean.release
-            # Draws stay cached if a later noise source fails, so a second try does not redraw them.
+            # Draws are cached: if a source fails, the next call must not draw the others again.
             for purpose, source in sources.items():
                 if purpose not in self._drawn:
                     self._drawn[purpose] = source(purpose, release, mean.padded)

@@ -50,6 +50,7 @@ class Graph:
     edges: Edges
 
     def __post_init__(self) -> None:
+        """Check the edges and that the graph is connected; sort the edges."""
         silos = integer("silos", self.silos, at_least=1)
         object.__setattr__(self, "silos", silos)
         object.__setattr__(self, "edges", _checked_edges(self.edges, silos))
@@ -151,7 +152,7 @@ class Graph:
 
     @cached_property
     def neighbours(self) -> tuple[tuple[int, ...], ...]:
-        """For each silo its neighbours, in ascending order."""
+        """Return for each silo the tuple of its neighbours, in ascending order."""
         linked: list[list[int]] = [[] for _ in range(self.silos)]
         for i, j in self.edges:
             linked[i].append(j)
@@ -160,14 +161,14 @@ class Graph:
 
     @cached_property
     def distances(self) -> np.ndarray:
-        """Number of hops between each pair of silos, (M, M) int64, read-only."""
+        """Return the number of hops between each pair of silos, (M, M) int64, read-only."""
         hops = np.array([self._hops_from(i) for i in range(self.silos)], dtype=np.int64)
         hops.flags.writeable = False
         return hops
 
     @cached_property
     def diameter(self) -> int:
-        """The largest number of hops between two silos; 0 for a single silo."""
+        """Return the largest number of hops between two silos; 0 for a single silo."""
         return int(self.distances.max())
 
     def cliques(self, gamma: int) -> tuple[tuple[int, ...], ...]:
@@ -248,9 +249,9 @@ class Graph:
 
     @cached_property
     def _crossed(self) -> np.ndarray:
-        """Entry (i, h): edges crossed by a broadcast of silo i after h forwardings.
+        """Return the edges crossed by a silo's broadcast after h forwardings, (M, diameter + 2).
 
-        This is the sum of degrees over silos less than h hops from silo i; (M, diameter + 2).
+        Entry (i, h) is the sum of degrees over all silos that are less than h hops from silo i.
         """
         degrees = np.array([len(linked) for linked in self.neighbours], dtype=np.int64)
         table = np.zeros((self.silos, self.diameter + 2), dtype=np.int64)
@@ -263,7 +264,7 @@ class Graph:
         hops = [-1] * self.silos
         hops[silo] = 0
         reached = [silo]
-        for i in reached:  # grows as we go
+        for i in reached:  # the loop also visits the silos that it appends
             if len(reached) == self.silos:
                 break
             for j in self.neighbours[i]:
@@ -274,7 +275,7 @@ class Graph:
 
 
 def _unreached(edges: Edges, silos: int) -> int | None:
-    """Return the first silo that cannot be reached from silo 0, or None.
+    """Return the lowest silo that cannot be reached from silo 0, or None if all can.
 
     Memory is proportional to the number of edges, so a wrong ``silos`` cannot exhaust it.
     """
@@ -283,7 +284,7 @@ def _unreached(edges: Edges, silos: int) -> int | None:
         linked.setdefault(i, []).append(j)
         linked.setdefault(j, []).append(i)
     reached, waiting = {0}, [0]
-    for i in waiting:  # grows as we go
+    for i in waiting:  # the loop also visits the silos that it appends
         new_silos = [j for j in linked.get(i, ()) if j not in reached]
         reached.update(new_silos)
         waiting += new_silos
@@ -319,13 +320,13 @@ def _random_edges(silos: int, seed: int, probability: float) -> Edges:
     ends = np.column_stack(np.tril_indices(silos, -1))
     is_edge = pair_numbers < probability * 2.0**32
     # Kruskal's minimum spanning tree.
-    root = list(range(silos))
+    parent = list(range(silos))
 
     def root_of(i: int) -> int:
-        """Return the representative of node i's connected component."""
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
+        """Return the representative of silo i's connected component."""
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]  # shortens the path for later calls
+            i = parent[i]
         return i
 
     tree_silos = 1
@@ -334,7 +335,7 @@ def _random_edges(silos: int, seed: int, probability: float) -> Edges:
             break
         i, j = (root_of(int(end)) for end in ends[edge])
         if i != j:
-            root[i] = j
+            parent[i] = j
             tree_silos += 1
             is_edge[edge] = True
     return tuple((i, j) for i, j in ends[is_edge].tolist())
@@ -343,7 +344,11 @@ def _random_edges(silos: int, seed: int, probability: float) -> Edges:
 def _maximal_clique(
     near: np.ndarray, partner_counts: np.ndarray, first: int, free: np.ndarray
 ) -> list[int]:
-    """Grow a clique of free silos from ``first``, see `Graph.cliques`."""
+    """Return a clique of unassigned silos that contains ``first``, grown as in `Graph.cliques`.
+
+    ``near`` (M, M) is true for silos that may be in one clique, ``partner_counts`` (M,) counts the
+    unassigned silos near each silo, and ``free`` (M,) is true for unassigned silos.
+    """
     clique = [first]
     candidates = free & near[first]
     candidates[first] = False
@@ -352,7 +357,8 @@ def _maximal_clique(
     remaining_partners = near_candidates.sum(axis=1)
     fits = np.ones(len(silos), dtype=bool)
     while fits.any():
-        # One number orders by most remaining candidates, then by fewest partners (at most M).
+        # Choose the most remaining candidates, then the fewest partners. Both are in one number,
+        # since there are at most M partners.
         best = np.where(
             fits, remaining_partners * (len(near) + 1) - partner_counts[silos], 0
         ).argmax()
@@ -411,6 +417,7 @@ class Network(Generic[M]):
     """
 
     def __init__(self, graph: Graph, time_to_live: int) -> None:
+        """Start without messages."""
         if not isinstance(graph, Graph):
             raise InputError(f"graph must be a Graph, got {type(graph).__name__}")
         self.graph = graph
@@ -443,7 +450,7 @@ class Network(Generic[M]):
         return delivered
 
     def _forward(self, flight: _Flight[M], silos: list[int]) -> None:
-        """Send a message from each of ``silos`` to all its neighbours."""
+        """Send the message of a broadcast from each of ``silos`` to all its neighbours."""
         flight.arriving = [j for i in silos for j in self.graph.neighbours[i]]
         flight.hops_left -= 1
         self.bytes_sent += flight.nbytes * len(flight.arriving)
@@ -468,7 +475,7 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes: three integers."""
+        """Return the size in bytes, of three integers."""
         return 24
 
 
@@ -482,7 +489,7 @@ class Sums:
 
     @property
     def nbytes(self) -> int:
-        """Size of the report in bytes."""
+        """Return the size of the report in bytes."""
         return self.report.nbytes
 
 
@@ -516,26 +523,25 @@ class PeerPlan:
 
     @property
     def silos(self) -> int:
-        """M, the number of silos."""
+        """Return M, the number of silos."""
         return self.graph.silos
 
     @property
     def protocol(self) -> Protocol:
-        """The protocol, which all parts share."""
+        """Return the protocol, which all parts share."""
         return self.parts[0].plan.protocol
 
     @property
     def privacy(self) -> Claim | None:
-        """Claim of the part with the largest epsilon; None if a part has no claim."""
-        claims = [part.plan.privacy for part in self.parts]
-        made_claims = [claim for claim in claims if claim is not None]
-        if len(made_claims) < len(claims):
+        """Return the claim of the part with the largest epsilon; None if a part has no claim."""
+        claims = [part.plan.privacy for part in self.parts if part.plan.privacy is not None]
+        if len(claims) < len(self.parts):
             return None
-        return max(made_claims, key=lambda claim: claim.exact[:1], default=None)
+        return max(claims, key=lambda claim: claim.exact[:1], default=None)
 
     @cached_property
     def of_silo(self) -> tuple[tuple[Part, ...], ...]:
-        """The parts of each silo, in the order of estimators."""
+        """Return the parts of each silo, in the order of estimators."""
         parts_by_silo: list[dict[int, Part]] = [{} for _ in range(self.silos)]
         for part in self.parts:
             for silo in part.clique:
@@ -546,13 +552,13 @@ class PeerPlan:
 
     @cached_property
     def crossings(self) -> np.ndarray:
-        """Edges crossed by each silo's message after 0, 1, ... gamma hops, (M, gamma + 1)."""
+        """Return the edges crossed by each silo's message after 0..gamma hops, (M, gamma + 1)."""
         hops = np.minimum(np.arange(self.gamma + 1), self.graph.diameter + 1)
         return self.graph._crossed[:, hops]
 
     @cached_property
     def clique_crossings(self) -> dict[tuple[int, ...], np.ndarray]:
-        """For each clique, edges crossed by one message of every member, (gamma + 1,).
+        """Return for each clique the edges crossed by one message of every member, (gamma + 1,).
 
         Entry h counts the crossings after h hops.
         """
@@ -560,20 +566,21 @@ class PeerPlan:
         return {clique: self.crossings[list(clique)].sum(axis=0) for clique in cliques}
 
     def rounds(self, estimator: int) -> np.ndarray:
-        """Return the rounds that use an estimator, ascending."""
+        """Return the rounds t with t mod gamma = estimator, which use it, ascending."""
+        # Rounds are counted from 1, so estimator 0 is first used in round gamma.
         return np.arange(estimator or self.gamma, self.horizon + 1, self.gamma)
 
     def uses(self, estimator: int, round: int) -> int:
-        """Return how often an estimator was used by the end of a round."""
-        first_round = estimator or self.gamma
+        """Return the number of rounds, up to this round, that used an estimator."""
+        first_round = estimator or self.gamma  # see `rounds`
         return (round - first_round) // self.gamma + 1 if round >= first_round else 0
 
 
 def check_parts(plan: PeerPlan) -> None:
-    """Check that each user takes part in exactly one part, and that all parts claim one budget.
+    """Raise InputError unless each user takes part in one part, and all parts claim one budget.
 
     For each estimator the cliques must hold every silo once, and the plan of each part must have
-    the number of silos and rounds of that part. Raises InputError.
+    the number of silos and rounds of that part.
     """
     members: dict[int, list[int]] = {}
     for part in plan.parts:
@@ -650,13 +657,14 @@ class LocalEstimate:
     silo: int
 
     def __post_init__(self) -> None:
+        """Check the silo, and store a read-only copy of ``values``."""
         object.__setattr__(self, "silo", integer("silo", self.silo))
         values = array("values", self.values, finite=False)
         object.__setattr__(self, "values", frozen(values))
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of ``values``, 8 d."""
+        """Return the number of bytes of ``values``, 8 d."""
         return self.values.nbytes
 
 
@@ -676,6 +684,7 @@ class Model:
     values: np.ndarray
 
     def __post_init__(self) -> None:
+        """Store a read-only copy of ``values``."""
         object.__setattr__(self, "values", frozen(self.values))
 
 
@@ -699,37 +708,37 @@ class PhasePlan:
 
     @property
     def silos(self) -> int:
-        """M, the number of silos."""
+        """Return M, the number of silos."""
         return self.local.silos
 
     @property
     def horizon(self) -> int:
-        """T, the number of rounds."""
+        """Return T, the number of rounds."""
         return self.local.horizon
 
     @property
     def dimension(self) -> int:
-        """d, the number of features."""
+        """Return d, the number of features."""
         return self.local.dimension
 
     @property
     def phases(self) -> int:
-        """P, the number of phases in T rounds, including an incomplete last phase."""
+        """Return P, the number of phases in T rounds, including an incomplete last phase."""
         return phases_of(self.horizon)
 
     @property
     def initial_rounds(self) -> int:
-        """Number of rounds in which silos use their local data only."""
+        """Return the number of rounds in which silos use their local data only."""
         return min(last_round(self.initial), self.horizon)
 
     @cached_property
     def releasing(self) -> tuple[int, ...]:
-        """Phases after which a model is released: all from U on except the last phase."""
+        """Return the phases after which a model is released: all from U on except the last."""
         return tuple(range(self.initial, self.phases))
 
     @property
     def releases(self) -> int:
-        """Number of models that are released."""
+        """Return the number of models that are released."""
         return len(self.releasing)
 
     def phase_of(self, round: int) -> int:
@@ -742,7 +751,7 @@ class PhasePlan:
 
 
 def last_round(phase: int) -> int:
-    """Return the last round of a phase, 2 + 4 + ... + 2^p."""
+    """Return the last round of phase p, 2 + 4 + ... + 2^p, if phase p has 2^p rounds."""
     return (2 << phase) - 2
 
 
@@ -752,10 +761,7 @@ def phases_of(horizon: int) -> int:
 
 
 def check_means(plan: PhasePlan) -> None:
-    """Check that there is one private mean per release, and that they differ only in their radius.
-
-    Raises InputError.
-    """
+    """Raise InputError unless there is a private mean per release, equal except for the radius."""
     mean_count = len(plan.releasing) if plan.protocol.noise_by == "server" else 0
     if len(plan.means) != mean_count:
         raise InputError(

@@ -47,6 +47,7 @@ class BitRandomizer:
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
+        """Start without data points."""
         self.plan, self.silo, self.noise = plan, silo, noise
         self.encoding = encoding_of(plan)
         self.release = self.round = 0
@@ -72,16 +73,20 @@ class BitRandomizer:
         return leaf - 1 if self.plan.encoded_by_release else level
 
     def _encode(self, point: np.ndarray, leaf: int, levels: list[int], words: np.ndarray) -> None:
-        """Add the rounded point to the sum of each node; ``words`` (levels, s) are random."""
+        """Add a data point's statistic (s,), rounded at random, to the sum of each tree node.
+
+        ``levels`` are the levels of the nodes that will contain the point, and ``words``
+        (levels, s) are random 32-bit integers, which decide the rounding.
+        """
         for level, level_words in zip(levels, words, strict=True):
             clamped = self.plan.clip is not None
             steps = self.encoding.steps(self._encoding(leaf, level))
             round_statistic(point, steps, clamped, level_words, self._sums[level])
 
     def report(self) -> Counts | Bits:
-        """Return the number of ones in the released node, minus its mean for data points of zero.
+        """Return the number of ones among the bits of the released node, for each entry.
 
-        The count is exact in float64.
+        Its mean for data points of zero is subtracted. The count is exact in float64.
         """
         release = self.release + 1
         level = self.plan.level(release)
@@ -108,11 +113,15 @@ class MessageRandomizer(BitRandomizer):
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
+        """Start without data points."""
         super().__init__(plan, silo, noise)
         self._bits: list[list[np.ndarray]] = [[] for _ in range(max(1, plan.levels))]
 
     def _encode(self, point: np.ndarray, leaf: int, levels: list[int], words: np.ndarray) -> None:
-        """Make the bits of the point for each node, and store them."""
+        """Make the bits of a data point's statistic (s,) for each tree node, and store them.
+
+        The arguments are those of `BitRandomizer._encode`.
+        """
         size, b, round = len(point), self.encoding.noise_bits, self.round + 1
         encodings = [self._encoding(leaf, level) for level in levels]
         # Draw all noise before storing bits: if the source fails, the state is unchanged.
@@ -139,10 +148,11 @@ class MessageRandomizer(BitRandomizer):
 def round_statistic(
     point: np.ndarray, steps: tuple[int, int], clamped: bool, words: np.ndarray, sums: np.ndarray
 ) -> None:
-    """Add the rounded fixed-point value of each entry of a data point to ``sums`` (s,), in place.
+    """Add a data point's statistic (s,), rounded at random to fixed point, to ``sums`` in place.
 
-    ``steps`` holds g of the bias entries and g of the covariance entries. The values are centred:
-    the offset g that makes a count of ones nonnegative is left out.
+    ``steps`` are the encoding steps per unit of bias and of covariance entries. ``words`` (s,) are
+    random 32-bit integers. The values are centred: the offset that makes a count of ones
+    nonnegative is left out. With ``clamped``, entries are clipped to [-1, 1] first.
     """
     d = dimension_of(len(point))
     for g, part in zip(steps, (slice(0, d), slice(d, None)), strict=True):
@@ -152,9 +162,11 @@ def round_statistic(
 def ones_of(
     point: np.ndarray, encoding: Encoding, level: int, words: np.ndarray, noise: np.ndarray
 ) -> np.ndarray:
-    """Return the number of ones in each entry's message, (s,) int64.
+    """Return the number of ones in the message of each entry of a statistic, (s,) int64.
 
-    ``noise`` (s,) is the number of ones among the noise bits, minus its mean.
+    ``point`` (s,) is the statistic of a data point, ``level`` the index into the encoding, and
+    ``words`` (s,) are random 32-bit integers for the rounding. ``noise`` (s,) is the number of ones
+    among the noise bits, minus its mean.
     """
     ones = np.zeros(len(point))
     round_statistic(point, encoding.steps(level), True, words, ones)
@@ -168,9 +180,10 @@ def ones_of(
 def counted(
     bits: np.ndarray, points: int, precision: int | np.ndarray, noise_bits: int
 ) -> np.ndarray:
-    """Return the number of ones under each label, minus its mean for data points of zero, (s,).
+    """Return the number of ones in each row of bits, minus its mean for data points of zero, (s,).
 
-    ``bits`` has shape (s, points (2 g + b)); the result is centred as in `Counts`.
+    ``bits`` (s, points (2 g + b)) has a row for each entry of the statistic, where g is
+    ``precision`` and b is ``noise_bits``.
     """
     ones = bits.sum(axis=1, dtype=np.int64).astype(np.float64)
     centred: np.ndarray = ones - points * precision - points * noise_bits / 4.0
@@ -269,6 +282,7 @@ class VectorSum(Once):
         honest_fraction: float = 1.0,
         seed: int | None = None,
     ) -> None:
+        """Check the arguments and calibrate the noise bits."""
         self.dimension = integer("dimension", dimension, at_least=1)
         self.users = integer("users", users, at_least=1, at_most=2**31)
         self.relation = choice("relation", relation, RELATIONS)
@@ -311,7 +325,7 @@ class VectorSum(Once):
         self._sums = 0
 
     def _calibrated(self, calibration: str, budget: Budget) -> int:
-        """Return the number b of noise bits for the budget."""
+        """Return the number of noise bits per user and entry that the calibration rule gives."""
         n, g, d = self.users, self.precision, self.dimension
         if calibration == "theorem":
             log = math.log(4.0 * (d * d + 1)) - math.log(budget.delta)
@@ -319,6 +333,7 @@ class VectorSum(Once):
             return math.ceil(bits * n / self.honest_users)
 
         def enough(bits: int) -> bool:
+            """Return True if this number of noise bits is proven to meet the budget."""
             return self._account(bits).epsilon(budget.delta) <= budget.epsilon
 
         # Start from the Gaussian approximation, then bracket and bisect with the exact account.
@@ -341,12 +356,13 @@ class VectorSum(Once):
 
     @property
     def message_bits(self) -> int:
-        """Number of bits that a user sends for each entry, 2 g + b."""
+        """Return the number of bits that a user sends for each entry, 2 g + b."""
         return 2 * self.precision + self.noise_bits
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise in each entry of the sum, in the units of the vectors."""
+        """Return the std of the noise in each entry of the sum, in the units of the vectors."""
+        # A noise bit is 1 with probability 1/4, so its variance is 3/16.
         return self.bound * math.sqrt(0.1875 * self.users * self.noise_bits) / self.precision
 
     def exact(self, delta: float | None = None) -> float:
@@ -375,7 +391,7 @@ class VectorSum(Once):
         return epsilon
 
     def _scaled(self, vectors: object, shape: tuple[int | None, ...]) -> np.ndarray:
-        """Clip vectors to the bound and divide them by it, so that their norms are at most 1."""
+        """Return the vectors, clipped to norm ``bound`` and divided by it."""
         points = np.array(array("vectors", vectors, shape=shape), order="C")
         for point in points:
             linalg.clip_norm(point, self.bound)
@@ -530,7 +546,7 @@ class VectorSum(Once):
 
     @property
     def certificate(self) -> Certificate:
-        """Certificate of one sum.
+        """Return the certificate of one sum.
 
         Raises
         ------

@@ -90,7 +90,7 @@ def plot(
 
 
 def _labels(results: Results, curves: Iterable[str] | None) -> list[str]:
-    """Return the labels of the curves to draw, in the order of the results."""
+    """Return the labels of the requested ``curves`` in the order of the results; all if None."""
     known = [c.label for c in results.curves]
     if not known:
         raise InputError("results must have a curve to draw, got none")
@@ -108,7 +108,10 @@ def _labels(results: Results, curves: Iterable[str] | None) -> list[str]:
 
 
 def _selected(results: Results, labels: list[str], metric: str | None, bounds: bool) -> Results:
-    """Return results with only these curves, and with a figure that asks for metric and bounds."""
+    """Return results with only these curves, whose figure settings are for this metric and bounds.
+
+    With ``bounds``, the settings have a line for each bound of the figure, or else for all bounds.
+    """
     chosen = tuple(c for c in results.curves if c.label in labels)
     figure = {k: v for k, v in results.figure.items() if k != "line"}
     if metric in REGRETS:
@@ -124,7 +127,7 @@ def _selected(results: Results, labels: list[str], metric: str | None, bounds: b
 
 
 def _new_axes() -> tuple[Figure, Axes]:
-    """Return a new figure of pyplot and its axes."""
+    """Create a figure of pyplot; return the figure and its axes."""
     import matplotlib
     from matplotlib import pyplot
 
@@ -134,23 +137,27 @@ def _new_axes() -> tuple[Figure, Axes]:
 
 
 def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
-    """Return colours and dashes as in the report, continuing after the lines in the axes."""
+    """Return colour and dashes of every curve, as in the report.
+
+    If the axes have lines already, the styles are those that follow after their colours.
+    """
     colours = [c for line in axes.get_lines() if isinstance(c := line.get_color(), str)]
     private = [c for c in results.curves if is_private(c.certificate)][:1]
     not_private = [c for c in results.curves if not is_private(c.certificate)][:1]
-    drawn = [*private * sum(c in COLOURS for c in colours),
-              *not_private * colours.count(NOT_PRIVATE)]  # fmt: skip
-    return line_styles((*drawn, *results.curves))[len(drawn) :]
+    # Style one more curve for each existing line, then drop the styles of these curves.
+    existing = [*private * sum(c in COLOURS for c in colours),
+                *not_private * colours.count(NOT_PRIVATE)]  # fmt: skip
+    return line_styles((*existing, *results.curves))[len(existing) :]
 
 
 def _draw(
     axes: Axes, source: Source, metric: str | None, log: str, styles: list[dict[str, Any]]
 ) -> int:
-    """Draw into axes; return the number of lines of text in the legend."""
+    """Draw the curves of ``source`` and a legend; return the legend's number of lines of text."""
     from matplotlib.lines import Line2D
 
-    # Keep everything visible that was drawn before.
-    reach = max([source.results.horizon, *(axes.get_xlim()[1:] if axes.has_data() else ())])
+    # The x axis must also contain everything that was drawn before.
+    last_round = max([source.results.horizon, *(axes.get_xlim()[1:] if axes.has_data() else ())])
     axes.set_autoscaley_on(True)
     axes.set(**{f"{axis}scale": "log" for axis in log})
     if metric in COUNTS:
@@ -160,7 +167,7 @@ def _draw(
         invisible = Line2D([], [], linestyle="none")
         entries += [(invisible, note) for note in bounds_above_plot(source)]
     if axes.get_xscale() == "linear":
-        axes.set_xlim(0, reach)
+        axes.set_xlim(0, last_round)
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             plotting.log_axis(axis)
@@ -170,7 +177,7 @@ def _draw(
 def _draw_regret(
     axes: Axes, source: Source, styles: Sequence[dict[str, Any]]
 ) -> list[tuple[Artist, str]]:
-    """Draw regret, and bounds up to the ceiling; return the legend entries."""
+    """Draw regret, and bounds up to the height `ceiling`; return the legend entries."""
     limit = ceiling(source)
     lines = regret_lines(source, styles, limit)
     entries = [(plotting.draw_line(axes, line), line.text) for line in lines if not line.bound]
@@ -187,7 +194,7 @@ def _draw_regret(
 def _draw_counts(
     axes: Axes, source: Source, metric: str, styles: Sequence[dict[str, Any]]
 ) -> list[tuple[Artist, str]]:
-    """Draw a count; return the legend entries."""
+    """Draw the counts of a metric in `COUNTS` against rounds; return the legend entries."""
     from matplotlib.ticker import EngFormatter
 
     label, names = COUNTS[metric]

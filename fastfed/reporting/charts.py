@@ -62,6 +62,7 @@ class Axis:
     rows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Raise ValueError unless the axis has a finite length and a valid direction."""
         ascending = self.low < self.high and (self.low > 0.0 or not self.log)
         if not (ascending or self.rows) or not math.isfinite(self.high - self.low):
             raise ValueError(f"an axis cannot go from {self.low!r} to {self.high!r}")
@@ -81,7 +82,7 @@ class Line:
 
     @property
     def top(self) -> np.ndarray:
-        """The upper edge of the band, (C,); the line if the spread is unknown."""
+        """Return the upper edge of the band, (C,), or the line itself if the spread is unknown."""
         return self.y if self.spread is None else self.y + np.nan_to_num(self.spread)
 
 
@@ -172,7 +173,10 @@ def sent_text(value: float) -> str:
 
 
 def _regret_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
-    """Return charts whose lines are means, with bands of two standard errors."""
+    """Return the chart of regret against rounds of each panel, all with the same y axis.
+
+    Lines are means, with bands of two standard errors.
+    """
     log = str(source.results.figure.get("log", ""))
     limit = ceiling(source)
     texts = legend_texts(shown)
@@ -182,7 +186,11 @@ def _regret_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
 def _regret_chart(
     source: Source, panel: Panel, log: str, limit: float, texts: dict[str, str]
 ) -> Chart:
-    """Return the chart of one panel."""
+    """Return the chart of regret against rounds of one panel.
+
+    ``log`` names the logarithmic axes, ``limit`` is the height up to which bounds are drawn, and
+    ``texts`` are those of `legend_texts`.
+    """
     panel_source = replace(source, results=replace(source.results, curves=panel.curves))
     lines = [
         replace(line, text=texts.get(line.text, line.text))
@@ -214,7 +222,7 @@ def _regret_chart(
 
 
 def regret_lines(source: Source, styles: Sequence[dict[str, Any]], limit: float) -> list[Line]:
-    """Return the lines of curves, then those of bounds that are somewhere below ``limit``."""
+    """Return the regret lines of curves, then the bounds that are somewhere below ``limit``."""
     lines = []
     for curve, style in zip(source.results.curves, styles, strict=True):
         mean, spread = regret(source, curve)
@@ -256,14 +264,14 @@ def _padded(low: float, values: Iterable[np.ndarray], log: bool) -> float:
 
 
 def _share_y(charts: list[Chart]) -> list[Chart]:
-    """Give all charts the same y axis, which has room for all of them."""
+    """Return the charts with one y axis, from the lowest to the highest end of all y axes."""
     low = min((c.y.low for c in charts), default=0.0)
     high = max((c.y.high for c in charts), default=0.0)
     return [replace(chart, y=replace(chart.y, low=low, high=high)) for chart in charts]
 
 
 def _range(source: Source, curves: Sequence[CurveResult]) -> Area:
-    """Return the area from the least to the largest mean of curves."""
+    """Return the area between the least and the largest mean regret of curves at each round."""
     means = np.array([regret(source, curve)[0] for curve in curves])
     text = f"all {spaced(len(curves))} curves, from the least to the largest mean"
     return Area(text, curves[0].rounds, means.min(axis=0), means.max(axis=0))
@@ -309,22 +317,25 @@ def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
 
 
 def _difference_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
-    """Return charts of paired differences to the baseline, for panels with such curves."""
+    """Return a chart of paired differences to the baseline for each panel with such curves.
+
+    All charts have the same y axis.
+    """
     return _share_y([c for panel in shown if (c := _difference_chart(source, panel)) is not None])
 
 
 def _difference_chart(source: Source, panel: Panel) -> Chart | None:
-    """Return the chart of one panel; None if no curve of it has a baseline."""
+    """Return the chart of regret minus the baseline's of a panel; None without a baseline."""
     lines: list[Line] = []
-    edges: list[np.ndarray] = []
+    edges: list[np.ndarray] = []  # of bands
     ends: list[End] = []
-    names: dict[str, None] = {}
+    baseline_labels: dict[str, None] = {}
     for curve, name, style in zip(panel.curves, panel.names, panel.styles, strict=True):
         baseline = baseline_of(source.results, curve)
         replicates = shared_replicates((curve, baseline)) if baseline else []
         if baseline is None or not replicates:
             continue
-        names[baseline.label] = None
+        baseline_labels[baseline.label] = None
         pair = [regrets(c, replicates) / divisor(source, c) for c in (curve, baseline)]
         values = pair[0] - pair[1]
         text = f"{symbols(curve.label)}:  {privacy_text(curve.certificate).short}"
@@ -334,11 +345,13 @@ def _difference_chart(source: Source, panel: Panel) -> Chart | None:
         edges += [mean - np.nan_to_num(spread), mean + np.nan_to_num(spread)]
     if not lines:
         return None
-    last, baselines = float(source.results.horizon), ", ".join(map(symbols, names))
+    last, baselines = float(source.results.horizon), ", ".join(map(symbols, baseline_labels))
     style = {"color": COLOUR, "linestyle": "-"}
     zero = Line(baselines, np.array([0.0, last]), np.zeros(2), style, bound=True)
     ends.append(End(baselines, last, 0.0, COLOUR))
-    low, high = (f(0.0, *(float(f(edge)) for edge in edges)) for f in (min, max))
+    # The axis contains 0 and all bands.
+    low = min(0.0, *(float(edge.min()) for edge in edges))
+    high = max(0.0, *(float(edge.max()) for edge in edges))
     room = 0.05 * (high - low) or 1.0
     y = Axis(f"{Y_LABELS[y_axis(source)]}, difference", low - room, high + room, amount_text)
     x = Axis("round", 0.0, last, spaced, whole=True)
@@ -349,9 +362,10 @@ def _difference_chart(source: Source, panel: Panel) -> Chart | None:
 
 
 def _sent_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
-    """Return charts whose lines begin at the first synchronisation of a curve in any replicate.
+    """Return the chart of regret against bytes sent of each panel; none if no curve sends anything.
 
-    Regret and bytes are means over replicates. Curves that send nothing appear only in the legend.
+    Regret and bytes are means over replicates. A line begins when its curve first sends something
+    in any replicate. Curves that send nothing appear only in the legend.
     """
     if not any(curve.bytes_sent > 0 for curve in source.results.curves):
         return []
@@ -360,16 +374,17 @@ def _sent_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
 
 
 def _sent_chart(source: Source, panel: Panel, log: bool) -> Chart:
-    """Return the chart of one panel."""
+    """Return the chart of regret against bytes sent of one panel; ``log`` is for the y axis."""
     panel_source = replace(source, results=replace(source.results, curves=panel.curves))
     lines = []
     for curve, style in zip(panel.curves, panel.styles, strict=True):
         bytes_sent = np.array(curve.bytes_curve, np.float64)
-        begun = bytes_sent > 0
+        has_sent = bytes_sent > 0
         mean, spread = regret(source, curve)
-        amount = sent(curve.bytes_sent) if begun.any() else "sends nothing"
+        amount = sent(curve.bytes_sent) if has_sent.any() else "sends nothing"
         text = f"{symbols(curve.label)}:  {amount}"
-        lines.append(Line(text, bytes_sent[begun], mean[begun], style, spread[begun], dot=True))
+        points = bytes_sent[has_sent], mean[has_sent]
+        lines.append(Line(text, *points, style, spread[has_sent], dot=True))
     all_x = np.concatenate([line.x for line in lines])
     low, high = (float(all_x.min()), float(all_x.max())) if len(all_x) else (1.0, 10.0)
     # If all amounts are almost equal, a wider axis puts them in the middle.
@@ -396,7 +411,10 @@ LOG_RATIO = 20.0
 
 
 def _final_charts(source: Source, styles: Sequence[dict[str, Any]]) -> list[Chart]:
-    """Return one chart of means with two standard errors, or none outside ``DOT_CURVES``."""
+    """Return a list with the chart of regret at the last round, a dot for each curve.
+
+    The list is empty if the number of curves is outside ``DOT_CURVES``.
+    """
     curves = source.results.curves
     if not DOT_CURVES[0] <= len(curves) <= DOT_CURVES[1]:
         return []

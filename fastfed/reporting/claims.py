@@ -79,17 +79,20 @@ class Claim:
 
     @property
     def picture(self) -> str:
-        """Verdict on the plot, which depends only on the differences; NOT_JUDGED for short runs."""
+        """Return the verdict on the plot, which depends on the differences only.
+
+        It is NOT_JUDGED if the claim is not judged.
+        """
         return self.order if self.verdict in JUDGED else self.verdict
 
     @property
     def unexpected(self) -> bool:
-        """True if the spec expects verdicts, and this verdict is not one of them."""
+        """Return True if the spec expects verdicts, and this verdict is not one of them."""
         return bool(self.expected) and self.verdict in JUDGED and self.verdict not in self.expected
 
     @property
     def reason(self) -> str:
-        """Reason for the verdict; empty if the differences explain it."""
+        """Return the reason for the verdict; empty if the differences explain it."""
         if not self.unexpected:
             return self.why
         expected = f"not as expected ({' or '.join(self.expected)})"
@@ -190,7 +193,10 @@ def _check_why(value: Any) -> None:
 
 
 def _check_curves(key: str, curves: Any, labels: Sequence[str] | None) -> None:
-    """Raise InputError unless ``curves`` is a list of labels as the key needs."""
+    """Raise InputError unless ``curves`` is a list of labels that is valid for a kind of claim.
+
+    ``key`` is the kind, and ``labels`` are those of the curves, None if not known yet.
+    """
     expected = {
         "near": "two labels",
         "below": "two labels or more, the least regret first",
@@ -241,7 +247,7 @@ def _check_spread(groups: Any, labels: Sequence[str] | None) -> None:
 
 
 def _common(labels: Sequence[str]) -> str:
-    """Return the part that all labels of a group share, such as "FedUCB, gap = 0.1"."""
+    """Return the parts that all labels have in common, such as "FedUCB, gap = 0.1"."""
     parts = [label.split(", ") for label in labels]
     shared = [part for part in parts[0] if all(part in each for each in parts)]
     return ", ".join(shared) or labels[0]
@@ -251,8 +257,8 @@ def labels_of(table: dict[str, Any]) -> list[str]:
     """Return the labels of the curves that a claim is about."""
     if "spread" in table:
         return [label for curves in table["spread"] for label in curves]
-    (found,) = (table[kind] for kind in KINDS if kind in table)
-    return list(found)
+    (labels,) = (table[kind] for kind in KINDS if kind in table)
+    return list(labels)
 
 
 # ---- Verdicts ------------------------------------------------------------------------------------
@@ -275,7 +281,7 @@ def judge(results: Results) -> tuple[Claim, ...]:
 
 
 def _judge_one(table: dict[str, Any], results: Results) -> Claim:
-    """Judge the claim of one table [[figure.statement]]."""
+    """Return the claim of one table [[figure.statement]] with its verdict."""
     differences, verdicts = _differences(table, results)
     order = _combined(verdicts)
     labels = labels_of(table)
@@ -333,7 +339,10 @@ def too_short(results: Results) -> str:
 
 
 def _guarantee(results: Results, labels: Sequence[str]) -> tuple[str, str]:
-    """Return the verdict on the guarantee, and a clause about the first curve that fails it."""
+    """Return the verdict on the guarantee of these curves: HOLDS, FAILS or NOT_CLAIMED.
+
+    Also return a clause about the first curve without the privacy that it claims; empty if none.
+    """
     finished = {curve.label: curve.certificate for curve in results.curves}
     certificates = {label: finished[label] for label in labels if label in finished}
     claiming = {k: c for k, c in certificates.items() if c.get("claimed") is not None}
@@ -386,7 +395,10 @@ def _finals(results: Results, label: str, replicates: Sequence[int]) -> np.ndarr
 
 
 def _difference(results: Results, first: str, second: str) -> Difference:
-    """Return the difference of the final regrets of two curves."""
+    """Return the paired difference of the final regrets of two curves, given by label.
+
+    It is NaN if a curve has no finished replicate.
+    """
     finished = {curve.label: curve for curve in results.curves}
     if first not in finished or second not in finished:
         return Difference(first, second, math.nan, math.nan)
@@ -394,7 +406,11 @@ def _difference(results: Results, first: str, second: str) -> Difference:
 
 
 def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> Difference:
-    """Return the slope of ln(regret) against ln(of), fitted by least squares in each replicate."""
+    """Return the exponent with which final regret grows with the numbers ``of``, one per curve.
+
+    It is the slope of ln(regret) against ln(of), fitted by least squares in each replicate. The
+    result is its mean over replicates, with the standard error, as a `Difference`.
+    """
     shared = _shared(results, labels)
     if not shared:
         return Difference(EXPONENT, "", math.nan, math.nan, of=EXPONENT)
@@ -407,7 +423,10 @@ def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> D
 
 
 def _spreads(results: Results, first: Sequence[str], second: Sequence[str]) -> Difference:
-    """Return the difference of the logarithms of the spreads of two groups of curves."""
+    """Return the paired difference of the spreads of two groups of curves, given by labels.
+
+    The spread of a group is ln(largest / smallest final regret of its curves).
+    """
     names = _common(first), _common(second)
     shared = _shared(results, [*first, *second])
     if not shared:

@@ -45,14 +45,14 @@ class CurvePair:
 
     @property
     def label(self) -> str:
-        """Label of the curve."""
+        """Return the label of the curve."""
         return self.a.label
 
     @property
     def verdict(self) -> str:
-        """LOWER or HIGHER if the regret of B is, by more than two standard errors.
+        """Return LOWER or HIGHER if the regret of B is by more than two standard errors.
 
-        Otherwise NONE, or UNKNOWN without a standard error.
+        Otherwise return NONE, or UNKNOWN without a standard error.
         """
         if math.isnan(self.stderr):
             return UNKNOWN
@@ -62,7 +62,7 @@ class CurvePair:
 
     @property
     def same_privacy(self) -> bool:
-        """True if both certificates state the same guarantee."""
+        """Return True if both certificates state the same guarantee."""
         return _privacy(self.a) == _privacy(self.b)
 
     def to_builtins(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def paired(self) -> bool:
-        """True if differences are computed replicate by replicate."""
+        """Return True if differences are computed replicate by replicate."""
         return not self.unequal
 
     def to_builtins(self) -> dict[str, Any]:
@@ -225,16 +225,19 @@ def compare_experiments(a: Source, b: Source) -> Comparison:
 
 
 def _sizes(identity: dict[str, Any], label: str) -> dict[str, Any]:
-    """Return the keys of silos and environment that a curve changes.
+    """Return the values of silos and of environment keys that a curve sets.
 
-    Two curves have the same users only if these keys are equal.
+    Two curves of different experiments have the same users only if these values are equal.
     """
     (curve,) = (c for c in identity["curves"] if c["label"] == label)
     return {k: curve[k] for k in ("silos", *identity["environment"]) if k in curve}
 
 
 def _pair(a: CurveResult, b: CurveResult, *, paired: bool) -> CurvePair:
-    """Return the difference of two curves, replicate by replicate if ``paired``."""
+    """Return the pair of a curve in A and in B, with the difference of final regrets.
+
+    Replicates are compared one by one if ``paired``. Otherwise the variances of the means add.
+    """
     if not paired:
         first, second = a.final(), b.final()
         stderr = math.hypot(first["stderr"], second["stderr"])
@@ -251,7 +254,7 @@ def _privacy(curve: CurveResult) -> dict[str, Any]:
 
 
 def _side(curve: CurveResult) -> dict[str, Any]:
-    """Return one curve of a pair as plain data."""
+    """Return final regret, communication and guarantee of a curve as plain data, for JSON."""
     return {
         "group_regret": curve.final(),
         "replicates": len(curve.replicates),
@@ -263,7 +266,10 @@ def _side(curve: CurveResult) -> dict[str, Any]:
 
 
 def _spec_differences(a: dict[str, Any], b: dict[str, Any]) -> list[SpecDifference]:
-    """Return the keys with different values; curves that only one has are left out."""
+    """Return the keys with different values in two identities.
+
+    Curves that only one experiment has are left out.
+    """
     values_a, values_b = _flat(a), _flat(b)
     shared = {c["label"] for c in a["curves"]} & {c["label"] for c in b["curves"]}
     differences = []
@@ -279,7 +285,7 @@ def _spec_differences(a: dict[str, Any], b: dict[str, Any]) -> list[SpecDifferen
 
 
 def _name(label: str | None, key: str) -> str:
-    """Return the name of a key, with the label of its curve if there is one."""
+    """Return the name of a key for a table, with the label of its curve if it belongs to one."""
     return key if label is None else f'curve "{label}".{key}'
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from fastfed._validate import InputError, choice, integer, nearest, nearest_label, show
 from fastfed._validate import folder as path_of
 from fastfed.reporting.claims import Claim, check_claims, judge
-from fastfed.reporting.text import spaced
+from fastfed.reporting.text import counted, spaced
 from fastfed.results.results import CurveResult, Results
 from fastfed.results.store import FILE, Effort, Store, remedy
 
@@ -95,7 +95,10 @@ def check_figure(
 
 
 def _check_size(key: str, value: Any) -> None:
-    """Raise InputError unless ``value`` is a valid table of sizes."""
+    """Raise InputError unless ``value`` is a valid table figure.quick, figure.all or figure.full.
+
+    ``key`` is "quick", "all" or "full".
+    """
     if not isinstance(value, dict):
         raise InputError(f"figure.{key} must be a table, got {show(value)}")
     for name in value:
@@ -172,7 +175,7 @@ class BoundCurve:
 
 
 def bound_curves(source: Source) -> list[BoundCurve]:
-    """Return the bounds that the figure asks for and that are stored."""
+    """Return the stored bounds that the figure draws ([[figure.line]]), in units of the y axis."""
     lines = []
     for table in source.results.figure.get("line", ()):
         values = _stored(source.results, table)
@@ -186,7 +189,7 @@ def bound_curves(source: Source) -> list[BoundCurve]:
 
 
 def missing_bounds(source: Source) -> list[str]:
-    """Return a sentence for each bound that the figure asks for and the store does not have."""
+    """Return a sentence for each bound of the figure ([[figure.line]]) that is not stored."""
     return [
         f'not drawn: {table["label"]}, since there is no bound "{table["bound"]}" of curve '
         f'"{table["curve"]}" in the store'
@@ -218,7 +221,7 @@ def visible_bounds(source: Source, top: float) -> list[BoundCurve]:
 
 
 def bounds_above_plot(source: Source) -> list[str]:
-    """Return a sentence with the last value of each bound that is above the plot at the end."""
+    """Return a sentence for each bound that is above the plot at the last round, with its value."""
     top = ceiling(source)
     return [
         f"above the plot: {line.label} = {amount(line.values[-1])} at the last round"
@@ -280,21 +283,22 @@ class Source:
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """The claims of the figure with their verdicts."""
+        """Return the claims of the figure with their verdicts."""
         return judge(self.results)
 
     @property
     def title(self) -> str:
-        """The title of the figure, or the name of the experiment."""
+        """Return the title of the figure, or else the name of the experiment."""
         return str(self.results.figure.get("title", self.results.experiment))
 
     @property
     def setting(self) -> str:
-        """One line with M, T, d and B."""
+        """Return one line with the sizes of the problem: silos, rounds, dimension, batch size."""
         curves = self.results.curves
+        silos = _either(c.silos for c in curves)
         parts = [
-            f"M = {_either(c.silos for c in curves) or spaced(self.results.silos)} silos",
-            f"T = {spaced(self.results.horizon)} rounds",
+            f"M = {counted(silos or spaced(self.results.silos), 'silo')}",
+            f"T = {counted(spaced(self.results.horizon), 'round')}",
         ]
         if curves:
             parts.append(f"d = {_either(c.dimension for c in curves)}")
@@ -307,7 +311,10 @@ class Source:
 
     @property
     def replicates(self) -> str:
-        """Number of replicates: "25 replicates", or "3 to 5 replicates" in an unfinished run."""
+        """Return the number of replicates as text: "25 replicates".
+
+        In an unfinished run it may be a range: "3 to 5 replicates".
+        """
         counts = sorted({len(c.replicates) for c in self.results.curves}) or [0]
         fewest, most = counts[0], counts[-1]
         span = str(fewest) if fewest == most else f"{fewest} to {most}"
@@ -315,12 +322,12 @@ class Source:
 
     @property
     def size(self) -> str:
-        """Numbers of replicates and rounds from which verdicts are computed."""
+        """Return the numbers of replicates and rounds from which verdicts are computed, as text."""
         return f"{self.replicates}, {spaced(self.results.horizon)} rounds"
 
     @property
     def about_records(self) -> tuple[str, ...]:
-        """Notes on what no certificate covers, if a curve was simulated on real records."""
+        """Return notes on what no certificate covers; empty unless records are real."""
         noted = dict.fromkeys(note for c in self.results.curves for note in c.about_records)
         if not noted and self.identity.get("environment", {}).get("kind") in REAL_KINDS:
             return (OLDER,)
@@ -328,7 +335,7 @@ class Source:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes of the spec, which reports print below the title."""
+        """Return the notes of the spec, which reports print below the title."""
         note = self.results.figure.get("note", ())
         return (note,) if isinstance(note, str) else tuple(note)
 
@@ -339,17 +346,20 @@ def in_memory(results: Results) -> Source:
 
 
 def _either(values: Iterable[int]) -> str:
-    """Join distinct values: "10 | 50 | 100"."""
+    """Return the distinct values as text: "10 | 50 | 100"."""
     return " | ".join(spaced(v) for v in dict.fromkeys(values))
 
 
 def y_axis(source: Source) -> str:
-    """Return the scale of the y axis that [figure] asks for: a key of ``Y_LABELS``."""
+    """Return the scale of the y axis in the figure settings, one of `AXES`."""
     return str(source.results.figure.get("y", "cumulative"))
 
 
 def divisor(source: Source, curve: CurveResult) -> np.ndarray:
-    """Return the divisor (C,) of group regret at the checkpoints, for the scale of the y axis."""
+    """Return the divisor of group regret at each checkpoint, (C,), for the scale of the y axis.
+
+    It is 1, the number of silos, or the round.
+    """
     if y_axis(source) == "time-average":
         return curve.rounds
     return np.full(len(curve.rounds), curve.silos if y_axis(source) == "per-silo" else 1)

@@ -291,7 +291,7 @@ def table(
     right, names = set(numbers), list(headings)
 
     def cell(position: int, content: str, head: bool) -> Html:
-        """Return one cell of a table, as HTML."""
+        """Return the cell at a position in its row; ``head`` if it is in the row of headings."""
         side = "number" if position in right else None
         if head:
             return element("th", content, scope="col", class_=side)
@@ -364,9 +364,8 @@ def key(style: dict[str, Any]) -> Html:
     """Return a sample of the line of a curve, to be put before its label."""
     width, height, thickness = KEY
     middle = f"{height / 2:g}"
-    line = element(
-        "line", x1="0", y1=middle, x2=f"{width}", y2=middle, style=stroke(style, thickness, 1.8)
-    )
+    line_style = stroke(style, thickness, dashes=1.8)
+    line = element("line", x1="0", y1=middle, x2=f"{width}", y2=middle, style=line_style)
     return element(
         "svg",
         line,

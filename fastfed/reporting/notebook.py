@@ -20,7 +20,12 @@ from fastfed.reporting.html import Html, details, element, join
 from fastfed.reporting.panels import curve_styles, panels
 from fastfed.reporting.sections import full_certificate, legend_labels, mark, results_table
 from fastfed.reporting.sharing import notes_on_curves, sharing_sentence
-from fastfed.reporting.text import audit_sentences, calibration_sentences, certificate_sentences
+from fastfed.reporting.text import (
+    audit_sentences,
+    calibration_sentences,
+    certificate_sentences,
+    counted,
+)
 from fastfed.results.results import CurveResult, Results
 
 if TYPE_CHECKING:
@@ -118,11 +123,10 @@ def _summary_html(summary: Summary) -> Html:
 
 
 def _ruled(source: Source) -> RenderableType:
-    """Return the table of results for a terminal."""
+    """Return the table of results for a terminal, without the columns of speed and messages."""
     from fastfed.reporting.text import ruled
 
     rows = text_table.table_rows(source)
-    # Without speed and messages.
     columns = [i for i in text_table.used_columns(rows) if i <= text_table.STATUS]
     return ruled(
         [text_table.HEADINGS[i] for i in columns],
@@ -142,9 +146,9 @@ def _summarise(value: Any) -> Summary:
     if isinstance(value, System):
         plan = value.plan
         problem = (
-            f"{value.algorithm}, {plan.protocol.id}: M = {plan.silos} silos, "
-            f"T = {plan.horizon} rounds. This certificate is for a deployment, whose parties draw "
-            "their noise from the operating system."
+            f"{value.algorithm}, {plan.protocol.id}: M = {counted(plan.silos, 'silo')}, "
+            f"T = {counted(plan.horizon, 'round')}. This certificate is for a deployment, whose "
+            "parties draw their noise from the operating system."
         )
         summary = _summarise_certificate(value.deployed_certificate.to_builtins())
         return Summary(summary.title, summary.verdict, [problem, *summary.sentences], summary.full)

@@ -81,7 +81,7 @@ def anchor(name: str) -> str:
 
 
 def _section(name: str, source: Source) -> Html:
-    """Return the section of one of several experiments."""
+    """Return the section of one experiment in the report of several; ``name`` is its folder's."""
     target = anchor(name)
     title = element("h2", source.title, class_="title", id=f"{target}-title")
     return element(
@@ -243,6 +243,7 @@ def write_report(source: Source, folder: str | Path, formats: Collection[str] = 
     private = bool(source.about_records)
 
     def write(contents: Mapping[str, bytes]) -> list[Path]:
+        """Write files into the folder, given their content by name; return their paths."""
         return [_write(Path(folder) / name, data, private) for name, data in contents.items()]
 
     # Write report.html before the plots, so that it exists even if drawing fails.
@@ -285,7 +286,10 @@ def _write_overview(
     left_out: Sequence[str],
     not_played: Sequence[tables.Row] | None = None,
 ) -> tuple[Path, list[tables.Row]] | None:
-    """Write the report of sources that are already read, as `write_overview`."""
+    """Write the report of all experiments as `write_overview` does, for sources already read.
+
+    ``sources`` are the sources by folder, and ``left_out`` the reasons why others are not read.
+    """
     if path in sources:
         return None
     if not_played is None:

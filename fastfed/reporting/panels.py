@@ -64,7 +64,10 @@ class Panel:
 
 
 def split_label(label: str) -> tuple[str, dict[str, str]]:
-    """Split a label into the label of the table, and the values that a sweep has added, by key."""
+    """Split a label such as "LDP, epsilon = 1.0" into ("LDP", {"epsilon": "1.0"}).
+
+    The first part is the label in the spec; a sweep over keys has added the others.
+    """
     pairs: dict[str, str] = {}
     while match := _PAIR.fullmatch(label):
         label, key, value = match.groups()
@@ -73,7 +76,10 @@ def split_label(label: str) -> tuple[str, dict[str, str]]:
 
 
 def keys_of(source: Source) -> list[dict[str, str]]:
-    """Return all keys of every curve with their values as text; "label" is that of its table."""
+    """Return the spec's keys of every curve, with values as text.
+
+    "label" has the label in the spec, without the values that a sweep has added.
+    """
     tables = {c["label"]: c for c in source.identity.get("curves", ())}
     keys = []
     for curve in source.results.curves:
@@ -173,9 +179,10 @@ def least_regret(curves: Sequence[CurveResult]) -> tuple[CurveResult, ...]:
 
 
 def _facet(source: Source, keys: Sequence[dict[str, str]]) -> tuple[str, ...] | None:
-    """Return the keys that divide the curves into panels.
+    """Return the keys whose values divide the curves into panels.
 
-    None means one panel, or panels of ``MAX_CURVES`` consecutive curves if there are more curves.
+    They are those of ``figure.facet``, or else the key that gives the fewest panels. None means one
+    panel, or panels of ``MAX_CURVES`` consecutive curves if there are more curves.
     """
     if chosen := figure_keys(source, "facet"):
         return chosen
@@ -228,15 +235,16 @@ def _groups(
 def _styles(
     source: Source, keys: Sequence[dict[str, str]], facet: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    """Return colour and dashes of every curve.
+    """Return colour and dashes of every curve; ``keys`` are those of `keys_of`.
 
-    Curves that differ only in the keys of the facet, and so are in different panels, look the same.
+    Curves that differ only in the keys of the facet are in different panels, and look the same.
     """
     curves = source.results.curves
     colour, dash = figure_keys(source, "colour"), figure_keys(source, "dash")
     if not colour and not dash and facet is None:
         return line_styles(curves)
     hidden = facet or ()
+    # Curves with equal looks get the same style.
     looks: list[tuple[Any, ...]] = []
     for curve in curves:
         base, pairs = split_label(curve.label)
@@ -244,11 +252,13 @@ def _styles(
         name = "" if "label" in hidden and visible else base
         looks.append((name, is_private(curve.certificate), *visible))
     if not colour and not dash:
+        # Style the first curve of each look; the others of this look have the same style.
         first_by_look = {look: i for i, look in reversed(list(enumerate(looks)))}
         firsts = sorted(set(first_by_look.values()))
         first_styles = line_styles(tuple(curves[i] for i in firsts))
         style_by_first = dict(zip(firsts, first_styles, strict=True))
         return [style_by_first[first_by_look[look]] for look in looks]
+    # The values that determine the colour of each curve, and those that determine its dashes.
     by_colour = [tuple(t.get(k, "") for k in colour) for t in keys]
     by_dash = [tuple(t.get(k, "") for k in dash) for t in keys]
     if not colour:
@@ -334,7 +344,7 @@ def number_text(text: str) -> str:
 
 
 def _look(label: str, facet: Sequence[str]) -> str:
-    """Return a label without the keys of the facet."""
+    """Return a label for the legend, without the keys of the facet, which are in panel titles."""
     base, pairs = split_label(label)
     visible = [_key_text(k, v) for k, v in pairs.items() if k not in facet]
     return ", ".join([*([] if "label" in facet and visible else [symbols(base)]), *visible])

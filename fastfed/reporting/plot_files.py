@@ -175,9 +175,9 @@ def made_from_digest(source: Source) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Replace a value that msgpack cannot encode, where the inputs of a plot are hashed.
+    """Convert a value that msgpack cannot encode, for the digest of everything that plots show.
 
-    An array is replaced by its digest, which is enough to notice a change.
+    An array is replaced by a digest of its content, which is enough to notice a change.
     """
     if isinstance(value, np.ndarray):
         data = np.ascontiguousarray(value)
@@ -211,14 +211,15 @@ def _matplotlib() -> str:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of a file, such as "png"."""
+    """Return the ending of a file's name, such as "png"."""
     return name.rpartition(".")[2]
 
 
 def _read(path: Path, made_from: str) -> _Record:
-    """Read the file ``.pictures``.
+    """Return the content of the file ``.pictures``.
 
-    Return an empty record if it is missing or damaged, or if ``made_from`` has changed.
+    It is an empty record if the file is missing or damaged, or if its digest of everything that
+    plots depend on is not ``made_from``.
     """
     try:
         stored = msgspec.msgpack.decode(path.read_bytes(), type=_Record)

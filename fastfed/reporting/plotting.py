@@ -146,7 +146,10 @@ def _figure(
     *,
     tex: bool,
 ) -> Figure:
-    """Return a figure with charts, title, small print and legend, laid out for a format."""
+    """Return a figure with charts, title, small print and legend, laid out for a format.
+
+    The arguments are those of `render`. With ``tex`` the texts are converted to TeX.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
@@ -277,7 +280,7 @@ def _tick(text: Callable[[float], str], value: float, _: int | None) -> str:
 
 
 def _name_rows(axes: Axes, rows: Sequence[str]) -> None:
-    """Use the names of rows as ticks of the y axis."""
+    """Label the y axis with the names of rows instead of numbers."""
     from matplotlib.ticker import FixedFormatter
 
     axes.set_yticks(range(len(rows)))
@@ -304,7 +307,7 @@ def draw_line(axes: Axes, line: Line) -> Artist:
 
 
 def _draw_dot(axes: Axes, dot: Dot) -> None:
-    """Draw a dot with its error bar."""
+    """Draw a curve's final value as a dot with its error bar."""
     axes.errorbar(
         dot.x,
         dot.row,
@@ -393,6 +396,7 @@ def _to_tex(figure: Figure) -> None:
     from matplotlib.ticker import FixedFormatter
 
     def in_tex(text: str) -> str:
+        """Replace the characters that have a meaning in TeX."""
         return _IN_TEX.sub(lambda match: _TEX[match[0]], text)
 
     for axes in figure.axes:
@@ -405,7 +409,10 @@ def _to_tex(figure: Figure) -> None:
 
 
 def _saved(figure: Figure, kind: str) -> bytes:
-    """Return the content of the plot file of a kind, without dates."""
+    """Return the figure as the bytes of a plot file of this kind, without dates.
+
+    Raises InputError if the kind is "pgf" and LaTeX is missing.
+    """
     file = io.BytesIO()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}
     keys: dict[str, Any] = {"metadata": undated[kind]} if kind in undated else {}

@@ -125,7 +125,10 @@ def _by_certificate(curves: Sequence[CurveResult]) -> list[list[int]]:
 
 
 def _condition_row(text: str, curves: Sequence[CurveResult]) -> list[str | Html]:
-    """Return the cells of a row: a condition, and the curves for which it holds and fails."""
+    """Return the cells of a condition's row: its text, and the curves for which it holds and fails.
+
+    ``curves`` are all curves that have conditions.
+    """
     sides: dict[bool, list[str]] = {True: [], False: []}
     for curve in curves:
         for condition in curve.certificate["conditions"]:
@@ -145,7 +148,10 @@ def _condition_row(text: str, curves: Sequence[CurveResult]) -> list[str | Html]
 
 
 def _summary(certificate: dict[str, Any], name: Html) -> list[str]:
-    """Return the cells of a certificate, with the columns of HEADINGS."""
+    """Return the cells of a certificate's row, in the columns of `HEADINGS`.
+
+    ``name`` is the label of its curve.
+    """
     text = privacy_text(certificate)
     return [
         name,
@@ -159,7 +165,7 @@ def _summary(certificate: dict[str, Any], name: Html) -> list[str]:
 
 
 def _count(conditions: Sequence[dict[str, Any]]) -> str:
-    """Return how many conditions hold, as text."""
+    """Return a text with the number of conditions that hold, such as "3 of 4 hold"."""
     if not conditions:
         return "-"
     held = sum(c["holds"] for c in conditions)
@@ -167,7 +173,7 @@ def _count(conditions: Sequence[dict[str, Any]]) -> str:
 
 
 def _hint(certificate: dict[str, Any]) -> Html:
-    """Return the privacy of a curve in short, which follows its label."""
+    """Return the privacy of a certificate in short, to be put after the label of its curve."""
     return element("span", f" {privacy_text(certificate).short}", class_="quiet")
 
 
@@ -178,7 +184,7 @@ def _conditions(curves: Sequence[CurveResult]) -> list[str]:
 
 
 def _condition_cell(text: str, certificate: dict[str, Any]) -> Html:
-    """Return whether a condition of a certificate holds, as an element."""
+    """Return the mark that says if a condition, given by its text, holds in a certificate."""
     holds = {c["text"]: bool(c["holds"]) for c in certificate["conditions"]}.get(text)
     kind = {True: "mark holds", False: "mark fails", None: "quiet"}[holds]
     return element("span", MARKS[holds], class_=kind)
@@ -263,7 +269,7 @@ def title_block(source: Source, tag: Html) -> Html:
 
 
 def _claims(source: Source) -> Html:
-    """Return the list of claims with their verdicts."""
+    """Return the list of the figure's claims with their verdicts, and how they are judged."""
     items = [
         element(
             "li",
@@ -304,7 +310,7 @@ def differences(claim: Claim) -> Html:
 
 
 def _plots(source: Source, charts: Charts) -> Html:
-    """Return all plots with their captions."""
+    """Return all plots of an experiment with their captions."""
     what = Y_LABELS[y_axis(source)].capitalize()
     band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
     caption = f"{what} against rounds. Lines are means{band}."
@@ -347,7 +353,11 @@ def _plots(source: Source, charts: Charts) -> Html:
 
 
 def _cards(charts: Sequence[Chart], what: str, shown: Sequence[Panel]) -> list[Html]:
-    """Return each chart with its legend, and a label for screen readers with panel and curves."""
+    """Return each chart as an element with its legend.
+
+    ``what`` describes the charts for screen readers. ``shown`` are their panels, whose titles and
+    curves are added to the description; it may be empty.
+    """
     cards = []
     for number, chart in enumerate(charts):
         label = what
@@ -447,7 +457,7 @@ def _distinct(values: Iterable[str]) -> str:
 
 
 def _per(count: float, seconds: float) -> float | None:
-    """Return the rate per second; None if no time was measured."""
+    """Return count / seconds; None if no time was measured."""
     return count / seconds if seconds > 0 else None
 
 

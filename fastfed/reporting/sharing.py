@@ -31,30 +31,34 @@ def sharing_sentence(results: Results) -> str:
 
     A difference counts if it is beyond two standard errors, more if replicates are few.
     """
-    found = [each for each in baseline_differences(results) if each is not None]
-    alone = all(results[each.second].algorithm == ALONE for each in found)
-    if alone:
+    differences = [each for each in baseline_differences(results) if each is not None]
+    is_local_baseline = all(results[each.second].algorithm == ALONE for each in differences)
+    if is_local_baseline:
         # Curves that send nothing, such as random actions, share nothing.
-        found = [each for each in found if results[each.first].bytes_sent > 0]
-    if not found:
+        differences = [each for each in differences if results[each.first].bytes_sent > 0]
+    if not differences:
         return ""
-    baselines = {each.second: each.second_regret for each in found}
+    baselines = {each.second: each.second_regret for each in differences}
     named = " or ".join(f"{label} ({value:.4g})" for label, value in baselines.items())
     if len(baselines) > 2:
         named = "the baseline of the same size"
-    subject, *verbs = VERBS[alone]
-    of_all = f" of {len(found)} curves" if len(found) > NAMED else ""
+    subject, *verbs = VERBS[is_local_baseline]
+    of_all = f" of {len(differences)} curves" if len(differences) > NAMED else ""
     clauses: list[str] = []
     for verb, sign in zip(verbs, (-1, 1, 0), strict=True):
-        if group := [each for each in found if each.sign == sign]:
+        if group := [each for each in differences if each.sign == sign]:
             clauses.append(f"{'it' if clauses else subject} {verb} {_names(group, of_all)}")
     text = f"Against {named}, {'; '.join(clauses)}"
-    few = max(each.replicates for each in found) < 2
-    return f"{text} (one replicate has no standard error)." if few else f"{text}."
+    single = max(each.replicates for each in differences) < 2
+    return f"{text} (one replicate has no standard error)." if single else f"{text}."
 
 
 def _names(group: Sequence[Difference], of_all: str) -> str:
-    """Return the curves of a group with their differences, or how many there are."""
+    """Return a text with the curves of a group and their differences.
+
+    If ``of_all`` is not empty, there are too many curves: the text has their number and the range
+    of their differences. ``of_all`` follows the number, such as " of 20 curves".
+    """
     ordered = sorted(group, key=lambda each: each.mean)
     if of_all:
         return f"{len(group)}{of_all} (from {signed(ordered[0])} to {signed(ordered[-1])})"
@@ -73,45 +77,34 @@ def difference_cells(results: Results) -> list[str]:
 
     Return an empty list if no curve has a baseline.
     """
-    found = baseline_differences(results)
-    if not any(found):
+    differences = baseline_differences(results)
+    if not any(differences):
         return []
-    return ["-" if each is None else signed(each) for each in found]
+    return ["-" if each is None else signed(each) for each in differences]
 
 
 def notes_on_curves(results: Results) -> list[str]:
-    """Return notes on curves that lack their privacy, protect hardly anybody, or learn nothing."""
+    """Return notes that readers of the results need, each about the curves that it names.
+
+    They are about curves without the privacy that they claim, with a large epsilon or delta, or not
+    better than random actions, and about unusual environments.
+    """
     reasons: dict[str, list[str]] = {}
+    large_deltas: dict[str, list[str]] = {}
     for curve in results.curves:
         if reason := shortfall(curve.certificate):
             reasons.setdefault(reason, []).append(curve.label)
+        for caveat in curve.certificate["caveats"]:
+            if LARGE_DELTA in caveat:
+                large_deltas.setdefault(caveat, []).append(curve.label)
     notes = [f"{_listed(labels)}: {reason}" for reason, labels in reasons.items()]
     exact = ((curve.label, curve.certificate["exact"] or {}) for curve in results.curves)
     if loose := [name for name, pair in exact if pair.get("epsilon", 0.0) > LARGE_EPSILON]:
         notes.append(
             f"an epsilon above {LARGE_EPSILON:g} protects hardly anybody: {_listed(loose)}"
         )
-    large: dict[str, list[str]] = {}
-    for curve in results.curves:
-        for caveat in curve.certificate["caveats"]:
-            if LARGE_DELTA in caveat:
-                large.setdefault(caveat, []).append(curve.label)
-    notes += [f"{_listed(labels)}: {caveat}" for caveat, labels in large.items()]
-    random = [curve for curve in results.curves if curve.algorithm == CHANCE]
-    estimated = False
-    useless: list[str] = []
-    for curve in results.curves:
-        if curve.algorithm == CHANCE:
-            continue
-        found = [
-            difference(curve, chance)
-            for chance in random
-            if (curve.silos, curve.dimension) == (chance.silos, chance.dimension)
-        ]
-        if not found and (unpaired := _difference_to_random(curve)) is not None:
-            estimated, found = True, [unpaired]
-        if any(_not_below(each) for each in found):
-            useless.append(curve.label)
+    notes += [f"{_listed(labels)}: {caveat}" for caveat, labels in large_deltas.items()]
+    useless, estimated = _not_better_than_random(results)
     if useless:
         how = " (whose regret is estimated from a few rounds)" if estimated else ""
         notes.append(f"not shown to be better than random actions{how}: {_listed(useless)}")
@@ -119,11 +112,35 @@ def notes_on_curves(results: Results) -> list[str]:
     return notes
 
 
-def _difference_to_random(curve: CurveResult) -> Difference | None:
-    """Return the difference of a curve to the estimated regret of random actions, if it is known.
+def _not_better_than_random(results: Results) -> tuple[list[str], bool]:
+    """Return labels of curves not shown to be better than random actions, and an estimate's use.
 
-    The estimate counts all rounds, so it says nothing about silos that skip some by their clocks.
-    It is zero if all actions are equally good.
+    Curves are compared with the curve of random actions of the same size. If there is none, they
+    are compared with an estimate of its regret, and the second value is True.
+    """
+    random = [curve for curve in results.curves if curve.algorithm == CHANCE]
+    estimated = False
+    useless: list[str] = []
+    for curve in results.curves:
+        if curve.algorithm == CHANCE:
+            continue
+        to_random = [
+            difference(curve, chance)
+            for chance in random
+            if (curve.silos, curve.dimension) == (chance.silos, chance.dimension)
+        ]
+        if not to_random and (unpaired := _difference_to_random(curve)) is not None:
+            estimated, to_random = True, [unpaired]
+        if any(_is_not_below_zero(each) for each in to_random):
+            useless.append(curve.label)
+    return useless, estimated
+
+
+def _difference_to_random(curve: CurveResult) -> Difference | None:
+    """Return the final regret of a curve minus the estimated regret of random actions.
+
+    Return None if the estimate is unknown, or is 0 because all actions are equally good. The same
+    if silos skip rounds by their clocks, since the estimate counts all rounds.
     """
     if curve.random_regret is None or "clock" in curve.parameters or not curve.random_regret[0]:
         return None
@@ -139,9 +156,12 @@ def _difference_to_random(curve: CurveResult) -> Difference | None:
     )
 
 
-def _not_below(found: Difference) -> bool:
-    """Return True unless a difference is negative; a single replicate has no margin."""
-    return found.mean >= 0.0 if found.replicates < 2 else found.sign >= 0
+def _is_not_below_zero(difference: Difference) -> bool:
+    """Return True unless a difference is negative beyond its margin of error.
+
+    A single replicate has no margin: then only the sign counts.
+    """
+    return difference.mean >= 0.0 if difference.replicates < 2 else difference.sign >= 0
 
 
 def _listed(labels: Sequence[str]) -> str:

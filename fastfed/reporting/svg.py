@@ -55,10 +55,10 @@ def chart_svg(chart: Chart, label: str) -> Html:
     top = 8.0 + 1.3 * FONT_SIZE * len(title)
     bottom = height - 3.2 * FONT_SIZE
     names = [end_text(end) for end in chart.ends] if names_fit(chart) else []
-    beside = max((_width(name, NAME_SIZE) for name in names), default=0.0) + NAME_DISTANCE + 4.0
+    name_room = max((_width(name, NAME_SIZE) for name in names), default=0.0) + NAME_DISTANCE + 4.0
     # Half of the text of the last tick may extend beyond the axis.
     last = _width(ticks(chart.x, MAX_TICKS_X)[-1][1], FONT_SIZE) / 2.0
-    right = WIDTH - max(beside if names else 0.0, last + 2.0, 14.0)
+    right = WIDTH - max(name_room if names else 0.0, last + 2.0, 14.0)
     x, y = _Scale(chart.x, left, right), _Scale(chart.y, bottom, top)
     inside = element(
         "svg",
@@ -66,8 +66,8 @@ def chart_svg(chart: Chart, label: str) -> Html:
         [_line(line, x, y) for line in chart.lines if line.bound],
         [_band(line, x, y) for line in chart.lines],
         [_line(line, x, y) for line in chart.lines if not line.bound],
-        x=_n(left), y=_n(top), width=_n(right - left), height=_n(bottom - top),
-        viewBox=f"{_n(left)} {_n(top)} {_n(right - left)} {_n(bottom - top)}",
+        x=_length(left), y=_length(top), width=_length(right - left), height=_length(bottom - top),
+        viewBox=f"{_length(left)} {_length(top)} {_length(right - left)} {_length(bottom - top)}",
     )  # fmt: skip
     return element(
         "svg",
@@ -77,12 +77,12 @@ def chart_svg(chart: Chart, label: str) -> Html:
         inside,
         [_dot_at(x(line.x)[i], y.inside(line.y)[i], line.style["color"])
          for line in chart.lines for i in _dots(line)],
-        [_final(dot, x, y) for dot in chart.dots],
+        [_dot_with_error(dot, x, y) for dot in chart.dots],
         _ends(chart, names, x, y),
         role="img",
         aria_label=label,
-        viewBox=f"0 0 {_n(WIDTH)} {_n(height)}",
-        font_size=_n(FONT_SIZE),
+        viewBox=f"0 0 {_length(WIDTH)} {_length(height)}",
+        font_size=_length(FONT_SIZE),
     )  # fmt: skip
 
 
@@ -116,11 +116,15 @@ class _Scale:
     """Map from values of an axis to coordinates between ``low`` and ``high`` of the drawing."""
 
     def __init__(self, axis: Axis, low: float, high: float) -> None:
+        """Store the axis, the ends of the axis, and their coordinates ``low`` and ``high``."""
         self.axis, self.low, self.high = axis, low, high
         self.first, self.last = (math.log10(v) if axis.log else v for v in (axis.low, axis.high))
 
     def __call__(self, values: Any) -> np.ndarray:
-        """Return the coordinates of values, clipped to +-MAX_COORDINATE; NaN stays NaN."""
+        """Return the coordinates of values, clipped to [-MAX_COORDINATE, MAX_COORDINATE].
+
+        NaN stays NaN.
+        """
         values = np.asarray(values, np.float64)
         if self.axis.log:
             values = np.log10(np.maximum(values, np.finfo(np.float64).tiny))
@@ -130,19 +134,21 @@ class _Scale:
         )
 
     def inside(self, values: Any) -> np.ndarray:
-        """Return the coordinates of values, clipped to the axis."""
+        """Return the coordinates of values, clipped to the ends of the axis."""
         low, high = min(self.low, self.high), max(self.low, self.high)
         return np.asarray(np.clip(self(values), low, high))
 
 
-def _n(value: float) -> str:
-    """Format a length with at most one decimal."""
+def _length(value: float) -> str:
+    """Format a length of the drawing with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def _points(x: np.ndarray, y: np.ndarray) -> str:
     """Format coordinates as points of a polyline or polygon."""
-    return " ".join(f"{_n(a)},{_n(b)}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
+    return " ".join(
+        f"{_length(a)},{_length(b)}" for a, b in zip(x.tolist(), y.tolist(), strict=True)
+    )
 
 
 #: Narrow and broad characters of DejaVu Sans, a wide font.
@@ -169,7 +175,10 @@ def _width(text: str, size: float) -> float:
 
 
 def ticks(axis: Axis, most: int) -> list[tuple[float, str]]:
-    """Return the ticks of an axis, at most ``most`` round values with their texts, or its rows."""
+    """Return the ticks of an axis as pairs (value, text): at most ``most`` round values.
+
+    An axis with rows has a tick for each row.
+    """
     if axis.rows:
         return [(float(row), name) for row, name in enumerate(axis.rows)]
     low, high = axis.low, axis.high
@@ -181,7 +190,10 @@ def ticks(axis: Axis, most: int) -> list[tuple[float, str]]:
 
 
 def _round_values(low: float, high: float, most: int, whole: bool) -> list[float]:
-    """Return multiples of 1, 2, 2.5 or 5 times a power of ten."""
+    """Return at most ``most`` evenly spaced round values from low to high.
+
+    Their distance is 1, 2, 2.5 or 5 times a power of ten; a whole number if ``whole``.
+    """
     power = 10.0 ** math.floor(math.log10((high - low) / most))
     for factor in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0):
         step = power * factor
@@ -195,10 +207,15 @@ def _round_values(low: float, high: float, most: int, whole: bool) -> list[float
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return powers of ten, or every n-th; on a short axis also 2 and 5, or 3, times these."""
+    """Return at most ``most`` round values from low to high, for a logarithmic axis.
+
+    They are powers of ten, or every n-th power. On a short axis they also are 2 and 5 times, or 3
+    times, powers of ten.
+    """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 
     def inside(factors: Iterable[float], stride: int = 1) -> list[float]:
+        """Return the factors times every ``stride``-th power of ten that are on the axis."""
         candidates = (f * 10.0**k for k in decades if k % stride == 0 for f in factors)
         return [value for value in candidates if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
 
@@ -241,11 +258,13 @@ def _text(
         content: list[Html] = [join(lines)]
     else:
         content = [
-            element("tspan", line, x=_n(x), y=_n(first + LINE_HEIGHT * size * i))
+            element("tspan", line, x=_length(x), y=_length(first + LINE_HEIGHT * size * i))
             for i, line in enumerate(split)
         ]
-    style = None if size == FONT_SIZE else f"font-size: {_n(size)}px"
-    return element("text", content, x=_n(x), y=_n(first), text_anchor=anchor, style=style, **more)
+    style = None if size == FONT_SIZE else f"font-size: {_length(size)}px"
+    return element(
+        "text", content, x=_length(x), y=_length(first), text_anchor=anchor, style=style, **more
+    )
 
 
 def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str]]) -> Html:
@@ -254,22 +273,22 @@ def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str
     grid, marks, texts = [], [], []
     for value, text in _fitting_ticks(chart.x, x):
         at = float(x(value))
-        grid.append(f"M{_n(at)},{_n(bottom)}V{_n(top)}")
-        marks.append(f"M{_n(at)},{_n(bottom)}v3.5")
+        grid.append(f"M{_length(at)},{_length(bottom)}V{_length(top)}")
+        marks.append(f"M{_length(at)},{_length(bottom)}v3.5")
         texts.append(_text(text, at, bottom + 1.05 * FONT_SIZE, "middle"))
     for value, text in y_ticks:
         at = float(y(value))
         if not chart.y.rows:
-            grid.append(f"M{_n(left)},{_n(at)}H{_n(right)}")
-        marks.append(f"M{_n(left)},{_n(at)}h-3.5")
+            grid.append(f"M{_length(left)},{_length(at)}H{_length(right)}")
+        marks.append(f"M{_length(left)},{_length(at)}h-3.5")
         texts.append(_text(text, left - 6.0, at, "end"))
-    frame = f"M{_n(left)},{_n(top)}V{_n(bottom)}H{_n(right)}"
+    frame = f"M{_length(left)},{_length(top)}V{_length(bottom)}H{_length(right)}"
     half = _width(chart.x.label, FONT_SIZE) / 2.0
     middle = max(min((left + right) / 2.0, WIDTH - 2.0 - half), half + 2.0)
     texts.append(_text(chart.x.label, middle, bottom + 2.4 * FONT_SIZE, "middle"))
     if chart.y.label:
         at, middle = 0.9 * FONT_SIZE, (bottom + top) / 2.0
-        rotation = f"rotate(-90 {_n(at)} {_n(middle)})"
+        rotation = f"rotate(-90 {_length(at)} {_length(middle)})"
         texts.append(_text(chart.y.label, at, middle, "middle", transform=rotation))
     return join(
         _path("".join(grid), "var(--grid)", 0.6),
@@ -299,7 +318,7 @@ def _band(line: Line, x: _Scale, y: _Scale) -> Html:
 
 
 def _filled(x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, opacity: float) -> Html:
-    """Return the polygon between two lines."""
+    """Return the filled polygon between the lines ``low`` and ``high``, in coordinates."""
     outline = np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]])
     return element(
         "polygon", points=_points(*outline), style=f"fill: {colour}; fill-opacity: {opacity}"
@@ -340,43 +359,47 @@ def _dot_at(x: float, y: float, colour: str) -> Html:
     """Return a filled circle at these coordinates."""
     return element(
         "circle",
-        cx=_n(float(x)),
-        cy=_n(float(y)),
-        r=_n(DOT_RADIUS),
+        cx=_length(float(x)),
+        cy=_length(float(y)),
+        r=_length(DOT_RADIUS),
         style=f"fill: {VARIABLES[colour]}",
     )
 
 
-def _final(dot: Dot, x: _Scale, y: _Scale) -> Html:
-    """Return a value in its row, as a disc or an open diamond, with an error bar."""
+def _dot_with_error(dot: Dot, x: _Scale, y: _Scale) -> Html:
+    """Return the element of a `Dot`: a disc or an open diamond in its row, with an error bar."""
     at, row, colour = float(x.inside(dot.x)), float(y(dot.row)), VARIABLES[dot.colour]
     style = f"stroke: {colour}; stroke-width: 1.4; fill: {colour if dot.filled else 'none'}"
     parts = []
     if math.isfinite(dot.spread):
         low, high = x.inside([dot.x - dot.spread, dot.x + dot.spread]).tolist()
-        parts.append(element("path", d=f"M{_n(low)},{_n(row)}H{_n(high)}"))
+        parts.append(element("path", d=f"M{_length(low)},{_length(row)}H{_length(high)}"))
     if dot.filled:
-        parts.append(element("circle", cx=_n(at), cy=_n(row), r=_n(DOT_RADIUS)))
+        parts.append(element("circle", cx=_length(at), cy=_length(row), r=_length(DOT_RADIUS)))
     else:
-        parts.append(element("path", d=f"M{_n(at - 3.2)},{_n(row)}l3.2,-3.2 3.2,3.2 -3.2,3.2z"))
+        parts.append(
+            element("path", d=f"M{_length(at - 3.2)},{_length(row)}l3.2,-3.2 3.2,3.2 -3.2,3.2z")
+        )
     return element("g", parts, style=style)
 
 
 def _ends(chart: Chart, names: Sequence[str], x: _Scale, y: _Scale) -> Html:
-    """Return the names beside the ends of lines, moved apart if they would overlap."""
+    """Return the names beside the ends of lines, moved apart if they would overlap.
+
+    A thin line connects each name with the end of its curve.
+    """
     if not names:
         return Html("")
     # `move_apart` takes heights from the bottom. A line that leaves the chart has its name at the
     # edge.
-    wanted = [y.low - float(y.inside(end.y)) for end in chart.ends]
+    line_heights = [y.low - float(y.inside(end.y)) for end in chart.ends]
     sizes = [LINE_HEIGHT * NAME_SIZE * (name.count("\n") + 1) for name in names]
-    heights = move_apart(wanted, sizes, y.low - y.high)
+    heights = move_apart(line_heights, sizes, y.low - y.high)
     parts = []
-    for end, name, new, old in zip(chart.ends, names, heights, wanted, strict=True):
+    for end, name, new, old in zip(chart.ends, names, heights, line_heights, strict=True):
         start, height = float(x(end.x)), y.low - new
-        leader = (
-            f"M{_n(start + 1.0)},{_n(y.low - old)}L{_n(start + NAME_DISTANCE - 2.0)},{_n(height)}"
-        )
-        parts.append(_path(leader, VARIABLES[end.colour], 0.9))
+        line_end = f"{_length(start + 1.0)},{_length(y.low - old)}"
+        name_start = f"{_length(start + NAME_DISTANCE - 2.0)},{_length(height)}"
+        parts.append(_path(f"M{line_end}L{name_start}", VARIABLES[end.colour], 0.9))
         parts.append(_text(name, start + NAME_DISTANCE, height, "start", NAME_SIZE))
     return join(parts)

@@ -104,7 +104,10 @@ def heat_maps(source: Source, what: str) -> Html:
 def _heat_map(
     source: Source, base: str, curves: Sequence[CurveResult], better: set[str], what: str
 ) -> Html:
-    """Return the heat map of one sweep."""
+    """Return the heat map of the curves of one sweep, whose label in the spec is ``base``.
+
+    Labels in ``better`` are written bold. ``what`` is the name of the regret.
+    """
     keys = swept_keys(curves)
     row_key, column_key = keys[0], keys[1] if len(keys) > 1 else None
     best: dict[tuple[str, str], tuple[float, CurveResult]] = {}

@@ -95,15 +95,19 @@ def table_rows(source: Source) -> list[tuple[str, ...]]:
 
 
 def used_columns(rows: Iterable[tuple[str, ...]]) -> list[int]:
-    """Return the columns of a table: all, but the difference to a baseline only if there is one."""
+    """Return the indices of the columns of `HEADINGS` that a table has.
+
+    The difference to a baseline is left out if no curve has a baseline.
+    """
     has_baseline = any(row[DIFFERENCE] for row in rows)
     return [i for i in range(len(HEADINGS)) if i != DIFFERENCE or has_baseline]
 
 
 def fitting_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
-    """Return the columns that fit into ``width`` characters, in the order of HEADINGS.
+    """Return the indices of the columns that fit into ``width`` characters, ascending.
 
-    Labels may be wrapped, other cells may not. Curve and group regret are always returned.
+    The most important columns are chosen (`BY_IMPORTANCE`), always including curve and group
+    regret. Labels may be wrapped, other cells may not.
     """
     used = used_columns(rows)
     needed = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
@@ -283,12 +287,13 @@ def _as_csv(table: Columns) -> str:
     writer.writerow(table)
     lists = [c if isinstance(c, list) else c.tolist() for c in table.values()]
     for row in zip(*lists, strict=True):
+        # Only NaN is not equal to itself.
         writer.writerow([_no_formula(None if value != value else value) for value in row])
     return file.getvalue()
 
 
 def _no_formula(value: object) -> object:
-    """Put an apostrophe before text that a spreadsheet would take for a formula."""
+    """Return a cell's value; an apostrophe precedes text that spreadsheets take for a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
@@ -445,7 +450,11 @@ def _counted(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def _printed(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
-    """Return counts of the verdicts on plot and guarantee, for claims about printed figures."""
+    """Return the counts of verdicts on claims about printed figures, for ``statements.json``.
+
+    They are counts of the verdict on the plot, and of the verdict on the guarantee where the plot
+    is reproduced.
+    """
     claims = [row.statement for row in rows if row.statement.tag == PAPER]
     pictures = Counter(claim.picture for claim in claims)
     guarantees = Counter(claim.guarantee for claim in claims if claim.picture == HOLDS)
@@ -457,7 +466,10 @@ def _printed(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
 
 
 def stored_left_out(folder: Path) -> list[Row]:
-    """Return the rows of figures that were left out when ``statements.json`` was last written."""
+    """Return the rows in a folder's ``statements.json`` about figures that were not simulated.
+
+    Return an empty list if the file is missing or damaged.
+    """
     try:
         stored = json.loads((folder / FILE).read_bytes())["statements"]
         return [
@@ -472,5 +484,4 @@ def stored_left_out(folder: Path) -> list[Row]:
             if s["verdict"] == NOT_PLAYED
         ]
     except (OSError, ValueError, KeyError, TypeError):
-        # The file is missing or was changed, so figures that were left out are not known.
         return []

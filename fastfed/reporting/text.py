@@ -18,6 +18,12 @@ from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import rounded_down, rounded_up
 from fastfed.privacy.mechanisms.catalogue import Calibrated
 
+
+def counted(number: int | str, noun: str) -> str:
+    """Return a number with a noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
+
+
 # ---- Sentences about certificates, audits and calibrations, as notebooks show them ---------------
 
 RELATIONS = {"replace": "replaced by any other", "zero-out": "whose contribution becomes zero"}
@@ -46,7 +52,7 @@ def certificate_sentences(certificate: dict[str, Any]) -> list[str]:
 
 
 def _guarantee(certificate: dict[str, Any]) -> list[str]:
-    """Return sentences about the status, the claim and who is protected."""
+    """Return sentences about a certificate's status, its claim, and who is protected."""
     claimed, exact, status = (certificate[key] for key in ("claimed", "exact", "status"))
     if claimed is None and status == "none":
         return [NOTHING]
@@ -74,7 +80,7 @@ def _side(side: dict[str, Any]) -> str:
 
 
 def _protected(certificate: dict[str, Any]) -> str:
-    """Return who is protected: the unit and the relation of neighbouring data sets."""
+    """Return a text about who is protected: the unit, and how neighbouring data sets differ."""
     return f"one {certificate['unit']}, {RELATIONS[certificate['relation']]}"
 
 
@@ -136,7 +142,7 @@ class PrivacyText:
 
     @property
     def short(self) -> str:
-        """The claim, and the exact guarantee if it differs."""
+        """Return the claim, and the exact guarantee if it differs, as one short text."""
         if self.claimed == "-":
             if self.status != "proven":
                 return "not private"
@@ -173,7 +179,10 @@ def _pair(
     claimed: dict[str, float] | None,
     format_epsilon: Callable[[float], str],
 ) -> str:
-    """Format (epsilon, delta), with epsilon as claimed if it is equal up to SAME."""
+    """Format a guarantee as (epsilon, delta); None as "-".
+
+    If epsilon differs from the claimed one by rounding only, the claimed pair is written.
+    """
     if guarantee is None:
         return "-"
     epsilon = guarantee["epsilon"]
@@ -221,7 +230,10 @@ def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any])
 
 
 def _table(kind: str, keys: dict[str, Any], heading: str = "") -> str:
-    """Format one table of a spec; ``kind`` is a key of FIRST."""
+    """Return one table of a spec as text, with its keys in the order of `FIRST`.
+
+    ``kind`` is a key of `FIRST`, and ``heading`` the line above the table, such as "[[curve]]".
+    """
     first = FIRST.get(kind, ())
     ordered = [k for k in first if k in keys] + sorted(k for k in keys if k not in first)
     lines = [heading] if heading else []
@@ -244,7 +256,7 @@ def as_toml(value: Any) -> str:
 
 
 def _key(key: str) -> str:
-    """Format a key of an inline table, with quotes if needed, as for some names of columns."""
+    """Return a key of an inline TOML table as text, in quotes if it has special characters."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 

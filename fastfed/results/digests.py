@@ -39,7 +39,10 @@ def _tables(db: sqlite3.Connection) -> set[str]:
 
 
 def _rows(db: sqlite3.Connection, name: str, key: tuple[Any, ...] = ()) -> dict[str, bytes]:
-    """Compute the digests of all rows of a table, or of the row with this key, as {key: digest}."""
+    """Compute the digest of each row of table ``name``, or of the row with ``key`` only.
+
+    Return {key as text: digest}.
+    """
     names = KEYS[name]
     where = f" WHERE {' AND '.join(f'{n} = ?' for n in names)}" if key else ""
     digests = {}

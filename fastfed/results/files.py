@@ -90,7 +90,7 @@ def decode_facts(value: str, checkpoints: int) -> dict[str, Any]:
 
 
 def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """Return the decoded table ``meta``, after a check of the types that readers rely on."""
+    """Return the decoded table ``meta``; raise ValueError if a type that readers need is wrong."""
     identity, rounds = meta["identity"], meta["rounds"]
     check_text(identity["name"])
     for number in (identity["horizon"], identity["silos"], *rounds):
@@ -159,6 +159,7 @@ class LockHeld(Exception):
     """Raised if another process holds a lock."""
 
     def __init__(self, owner: str) -> None:
+        """Store the owner of the lock."""
         super().__init__(owner)
         self.owner = owner  # such as "1234 on host"; empty if it is not known
 
@@ -239,7 +240,7 @@ def holders(path: Path) -> list[str]:
 
 
 def _program(process_id: str) -> str:
-    """Return " (name)" with the name of a process's program; "" if it is not known."""
+    """Return the name of a process's program as " (name)"; "" if it is not known."""
     try:
         return f" ({Path(f'/proc/{process_id}/comm').read_text().strip()})"
     except OSError:
@@ -258,6 +259,7 @@ def opener(private: bool) -> Callable[[str, int], int]:
     """Return an argument ``opener`` for `open`; if ``private``, new files get the mode 0600."""
 
     def open_file(path: str, flags: int) -> int:
+        """Open a file, and give it the mode 0600 or 0666 if it is new."""
         return os.open(path, flags, 0o600 if private else 0o666)
 
     return open_file

@@ -16,7 +16,7 @@ OF_CURVES = ("curves", "packages", "accounts", "revisions")
 def positions_in(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
     """Return the position in the identity ``now`` of every curve of the identity ``before``.
 
-    Return None if ``now`` differs from ``before`` in more than added curves.
+    Return None if the identities differ in anything else than curves added in ``now``.
     """
     before_rest, now_rest = (
         {k: v for k, v in identity.items() if k not in OF_CURVES} for identity in (before, now)

@@ -93,15 +93,15 @@ def missing_replicates(results: Results) -> str:
     """
     end = max((max(curve.replicates, default=-1) + 1 for curve in results.curves), default=0)
     missing = {c.label: sorted(set(range(end)) - set(c.replicates)) for c in results.curves}
-    lacking = [label for label, numbers in missing.items() if numbers]
-    if not lacking:
+    incomplete = [label for label, numbers in missing.items() if numbers]
+    if not incomplete:
         return ""
-    numbers = missing[lacking[0]]
+    numbers = missing[incomplete[0]]
     which = f"{numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} from {numbers[0]} on"
-    others = f" and other {len(lacking) - 1}" if len(lacking) > 1 else ""
+    others = f" and other {len(incomplete) - 1}" if len(incomplete) > 1 else ""
     return (
-        f"replicates below {end} are missing ({which}, of {show(lacking[0])}{others}): merge the "
-        f"parts that have them, or run `fastfed run` into this folder with --replicates {end}"
+        f"replicates below {end} are missing ({which}, of {show(incomplete[0])}{others}): merge "
+        f"the parts that have them, or run `fastfed run` into this folder with --replicates {end}"
     )
 
 
@@ -112,7 +112,11 @@ def _is_private(source: Path) -> bool:
 
 
 def _copy(source: Path, target: Path, private: bool) -> None:
-    """Copy the rows of a store that another one lacks, in one transaction."""
+    """Copy the replicates that the store ``target`` lacks from the store ``source``.
+
+    All rows are copied in one transaction. Raises InputError if the stores have different results
+    for a replicate. A new store is readable by its owner only if ``private``.
+    """
     if not target.exists():
         _copy_all(source, target, private)
         return
@@ -157,13 +161,16 @@ def _copy(source: Path, target: Path, private: bool) -> None:
 
 
 def _copy_all(source: Path, target: Path, private: bool) -> None:
-    """Copy a whole store to a new file, under a temporary name until it is complete."""
+    """Copy a whole store to the new file ``target``, which is only its owner's if ``private``.
+
+    The copy has a temporary name until it is complete.
+    """
     temporary = target.with_name(f".{FILE}.new")
     temporary.unlink(missing_ok=True)
     open(temporary, "xb", opener=opener(private)).close()
     with (
         closing(sqlite3.connect(f"{uri_of(source)}?mode=ro", uri=True, timeout=PATIENCE)) as part,
-        closing(sqlite3.connect(temporary)) as whole,
+        closing(sqlite3.connect(temporary)) as copy,
     ):
-        part.backup(whole)
+        part.backup(copy)
     temporary.replace(target)

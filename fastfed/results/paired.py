@@ -25,10 +25,11 @@ ALONE = "local-linucb"
 
 @cache
 def beyond(replicates: int) -> float:
-    """Return the margin of a verdict in standard errors, for a number of replicates.
+    """Return the half-width of a confidence interval of a mean, in standard errors.
 
-    This is Student's quantile at the level of two standard errors of a normal mean: 14 for two
-    replicates, 4.5 for three, 2.9 for five, 2.1 for 25. It is NaN for fewer than two.
+    It is Student's quantile for this number of replicates, at the confidence that two standard
+    errors have for many replicates. It is 14 for two replicates, 4.5 for three, 2.9 for five and
+    2.1 for 25. It is NaN for fewer than two.
     """
     if replicates < 2:
         return math.nan
@@ -55,12 +56,12 @@ class Difference:
 
     @property
     def reach(self) -> float:
-        """The margin: ``mean`` is known up to this. NaN for fewer than two replicates."""
+        """Return the half-width of the confidence interval of ``mean``; NaN for one replicate."""
         return beyond(self.replicates) * self.stderr
 
     @property
     def sign(self) -> int:
-        """-1 or 1 if the difference is negative or positive beyond the margin, else 0."""
+        """Return -1 or 1 if the confidence interval is below or above 0, else 0."""
         # Comparisons with NaN are false, so an unknown difference has the sign 0.
         return int(self.mean - self.reach > 0.0) - int(self.mean + self.reach < 0.0)
 
@@ -104,7 +105,11 @@ def shared_replicates(curves: Sequence[CurveResult]) -> list[int]:
 
 
 def difference(first: CurveResult, second: CurveResult, per_silo: bool = False) -> Difference:
-    """Return the difference of the final regrets of two curves."""
+    """Return the paired difference of the final regrets of two curves.
+
+    It is over the replicates that both curves have. With ``per_silo`` each regret is divided by its
+    curve's number of silos.
+    """
     shared = shared_replicates((first, second))
     if not shared:
         return Difference(first.label, second.label, math.nan, math.nan)

@@ -60,7 +60,7 @@ class StoredCertificate(dict[str, Any], Displayed, Located):
         return str(renderer().as_text(self))
 
     def where_is(self, name: str) -> str:
-        """Return how a key is read."""
+        """Return the expression that reads a key of a certificate; empty for unknown keys."""
         if name in self:
             return f'certificate["{name}"]'
         if name not in ("epsilon", "delta", "mu"):
@@ -68,7 +68,7 @@ class StoredCertificate(dict[str, Any], Displayed, Located):
         return f'certificate["exact"]["{name}"] (what holds) or certificate["claimed"]["{name}"]'
 
     def __missing__(self, key: object) -> NoReturn:
-        """Refuse a key that does not exist: say where its value is, or list all keys."""
+        """Raise UnknownKey for a missing key, with where its value is, or a list of all keys."""
         where = self.where_is(str(key))
         hint = f": write {where}" if where else f"; it has {', '.join(self)}"
         raise UnknownKey(f"a certificate has no key {show(key)}{hint}")
@@ -156,6 +156,7 @@ class CurveResult(Displayed):
     random_regret: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        """Convert sequences to tuples, and the certificate to one that prints as text."""
         object.__setattr__(self, "cautions", tuple(self.cautions))
         if self.random_regret is not None:
             object.__setattr__(self, "random_regret", tuple(self.random_regret))
@@ -175,58 +176,58 @@ class CurveResult(Displayed):
 
     @property
     def synchronisations(self) -> float:
-        """Number of synchronisations in a replicate, averaged over replicates."""
+        """Return the number of synchronisations in a replicate, averaged over replicates."""
         return means(self.synchronisation_counts[:, -1:])[0]
 
     @property
     def synchronisations_curve(self) -> list[float]:
-        """Number of synchronisations up to each checkpoint, (C,), averaged over replicates."""
+        """Return the number of synchronisations up to each checkpoint, (C,), on average."""
         return means(self.synchronisation_counts)
 
     @property
     def bits_up(self) -> float:
-        """Bits that all silos send in a replicate, averaged over replicates."""
+        """Return the bits that all silos send in a replicate, averaged over replicates."""
         return means(self.bits_up_counts[:, -1:])[0]
 
     @property
     def bits_down(self) -> float:
-        """Bits that all silos receive in a replicate, averaged over replicates."""
+        """Return the bits that all silos receive in a replicate, averaged over replicates."""
         return means(self.bits_down_counts[:, -1:])[0]
 
     @property
     def bytes_up(self) -> float:
-        """Bytes that all silos send in a replicate: rounded up, then averaged."""
+        """Return the bytes that all silos send in a replicate, rounded up and then averaged."""
         return means(whole_bytes(self.bits_up_counts[:, -1:]))[0]
 
     @property
     def bytes_down(self) -> float:
-        """Bytes that all silos receive in a replicate: rounded up, then averaged."""
+        """Return the bytes that all silos receive in a replicate, rounded up and then averaged."""
         return means(whole_bytes(self.bits_down_counts[:, -1:]))[0]
 
     @property
     def bytes_curve(self) -> list[float]:
-        """Bytes that all silos send and receive up to each checkpoint, (C,), on average."""
+        """Return the mean number of bytes sent and received up to each checkpoint, (C,)."""
         return means(whole_bytes(self.bits_up_counts) + whole_bytes(self.bits_down_counts))
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes that all silos send and receive in a replicate, averaged over replicates."""
+        """Return the bytes that all silos send and receive in a replicate, on average."""
         up, down = self.bits_up_counts[:, -1:], self.bits_down_counts[:, -1:]
         return means(whole_bytes(up) + whole_bytes(down))[0]
 
     @property
     def mean(self) -> np.ndarray:
-        """Mean group regret at the checkpoints, (C,)."""
+        """Return the mean group regret at the checkpoints, (C,)."""
         return self.group_regret.mean(axis=0)
 
     @property
     def stderr(self) -> np.ndarray:
-        """Standard error of ``mean``, (C,); NaN for a single replicate."""
+        """Return the standard error of ``mean``, (C,); NaN for a single replicate."""
         return standard_error(self.group_regret)
 
     @property
     def counts(self) -> dict[str, np.ndarray]:
-        """Counts up to each checkpoint: name -> (R, C), for synchronisations, bits and bytes."""
+        """Return the counts up to each checkpoint by name, such as "bits_up", each (R, C)."""
         return {
             "synchronisations": self.synchronisation_counts,
             "bits_up": self.bits_up_counts,
@@ -287,7 +288,7 @@ class CurveResult(Displayed):
 
     @property
     def dated_certificate(self) -> dict[str, Any]:
-        """The certificate, with version, spec digest and date if the store has them."""
+        """Return the certificate, with version, spec digest and date if the store has them."""
         return StoredCertificate({**self.certificate, **self.provenance})
 
     def _as_results(self) -> Results:
@@ -376,11 +377,12 @@ class Results(Displayed, Located):
     figure: dict[str, Any]
 
     def where_is(self, name: str) -> str:
-        """Return how an attribute of a curve is read."""
+        """Return the expression that reads an attribute of a curve; empty for unknown ones."""
         known = hasattr(CurveResult, name) or name in (f.name for f in fields(CurveResult))
         return f"results.curves[0].{name} or results[label].{name}" if known else ""
 
     def __repr__(self) -> str:
+        """Return a line about the experiment, and a line for each curve."""
         lines = [f"<Results of {self.experiment}: {self.silos} silos, {self.horizon} rounds>"]
         return "\n  ".join([*lines, *map(repr, self.curves)])
 
@@ -487,8 +489,8 @@ class Results(Displayed, Located):
                 f"there is no baseline for {show(first)}: give a second label, or add a curve of "
                 f'algorithm "{ALONE}" to the spec'
             )
-        found = difference(curve, other, per_silo)
-        return found.mean, found.stderr
+        paired = difference(curve, other, per_silo)
+        return paired.mean, paired.stderr
 
     def plot(
         self,
@@ -590,7 +592,10 @@ class Results(Displayed, Located):
         return frame(self._columns(level))
 
     def _columns(self, level: str) -> Columns:
-        """Return the columns of a table: name and horizon of the experiment, then of the curves."""
+        """Return the columns of the table of a level, for `to_records` and `to_frame`.
+
+        Name and horizon of the experiment come first, then the columns of the curves.
+        """
         of_curves = columns(self.curves, level)
         rows = len(of_curves.get("label", []))
         constants: dict[str, Any] = {"experiment": self.experiment, "horizon": self.horizon}
@@ -603,13 +608,13 @@ class Results(Displayed, Located):
         They are ``baseline`` (a label), ``difference_mean`` and ``difference_stderr``, and None for
         curves without a baseline. If no curve has a baseline, there are no columns.
         """
-        found = baseline_differences(self)
-        if not any(found):
+        differences = baseline_differences(self)
+        if not any(differences):
             return {}
         return {
-            "baseline": [each and each.second for each in found],
-            "difference_mean": [each and each.mean for each in found],
-            "difference_stderr": [each and each.stderr for each in found],
+            "baseline": [each and each.second for each in differences],
+            "difference_mean": [each and each.mean for each in differences],
+            "difference_stderr": [each and each.stderr for each in differences],
         }
 
     def to_builtins(self) -> dict[str, Any]:
@@ -631,10 +636,10 @@ class Results(Displayed, Located):
             "curves": [
                 {
                     **curve.to_builtins(),
-                    "difference": found
-                    and {"baseline": found.second, "mean": found.mean, "stderr": found.stderr},
+                    "difference": paired
+                    and {"baseline": paired.second, "mean": paired.mean, "stderr": paired.stderr},
                 }
-                for curve, found in zip(self.curves, differences, strict=True)
+                for curve, paired in zip(self.curves, differences, strict=True)
             ],
         }
 
@@ -659,7 +664,10 @@ Columns = dict[str, list[Any] | np.ndarray]
 
 
 def columns(curves: Iterable[CurveResult], level: str) -> Columns:
-    """Return the columns of a table of curves: first all rows of the first curve, and so on."""
+    """Return the columns of a table of curves, with all rows of the first curve first.
+
+    ``level`` is one of `LEVELS`, see `Results.to_records`.
+    """
     choice("level", level, LEVELS)
     curves = tuple(curves)
     parameters = parameter_names(curves)
@@ -669,21 +677,24 @@ def columns(curves: Iterable[CurveResult], level: str) -> Columns:
 
 
 def parameter_names(curves: Iterable[CurveResult]) -> list[str]:
-    """Return the keys of the spec that become columns: those that no other column is named as."""
+    """Return the spec's keys of curves that become columns: those not named like other columns."""
     names = dict.fromkeys(name for curve in curves for name in curve.parameters)
     taken = {"experiment", "horizon", "label", "algorithm", "protocol", "silos", "dimension"}
     return [name for name in names if name not in taken | {"replicates", "replicate", "round"}]
 
 
 def parameter(curve: CurveResult, name: str) -> Any:
-    """Return a key of the spec as one plain value: None if the curve does not have the key."""
+    """Return a curve's value of a key of the spec, as JSON if it is a list or table.
+
+    Return None if the curve does not have the key.
+    """
     value = curve.parameters.get(name)
     is_plain = value is None or isinstance(value, (str, int, float))
     return value if is_plain else msgspec.json.encode(value).decode()
 
 
 def _with_parameters(table: Columns, curve: CurveResult, names: Sequence[str]) -> Columns:
-    """Insert the curve's keys of the spec after the column "protocol"."""
+    """Return a curve's table with columns for these keys of the spec after "protocol"."""
     rows, with_parameters = len(table["label"]), {}
     for column, values in table.items():
         with_parameters[column] = values
@@ -693,13 +704,13 @@ def _with_parameters(table: Columns, curve: CurveResult, names: Sequence[str]) -
 
 
 def _column(part: Columns, name: str) -> list[Any] | np.ndarray:
-    """Return a column of one curve; if the curve does not have it, NaN in all rows."""
+    """Return a column from the table of one curve; NaN in all rows if the table lacks it."""
     # Only columns with bounds, which are numbers, can be missing.
     return part[name] if name in part else np.full(len(part["label"]), math.nan)
 
 
 def _concatenated(parts: list[list[Any] | np.ndarray]) -> list[Any] | np.ndarray:
-    """Concatenate the parts of a column."""
+    """Return the concatenation of a column's parts, as an array if all parts are arrays."""
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.concatenate(parts)
     return [value for part in parts for value in part]
@@ -773,7 +784,7 @@ def _summary(curve: CurveResult) -> Columns:
 
 def _curves(curve: CurveResult) -> Columns:
     """Return the columns of a curve for the level "curves": one row per checkpoint."""
-    table = _names(curve, len(curve.rounds))
+    table = _name_columns(curve, len(curve.rounds))
     table["round"] = curve.rounds
     for name, divisor in _divisors(curve).items():
         table[f"{name}_mean"] = curve.mean / divisor
@@ -785,7 +796,7 @@ def _curves(curve: CurveResult) -> Columns:
 def _replicates(curve: CurveResult) -> Columns:
     """Return a curve's columns for the level "replicates": a row per replicate and checkpoint."""
     n_replicates, n_checkpoints = curve.group_regret.shape
-    table = _names(curve, n_replicates * n_checkpoints)
+    table = _name_columns(curve, n_replicates * n_checkpoints)
     table["replicate"] = np.repeat(curve.replicates, n_checkpoints)
     table["round"] = np.tile(curve.rounds, n_replicates)
     for name, divisor in _divisors(curve).items():
@@ -797,19 +808,23 @@ _BY_LEVEL = {"summary": _summary, "curves": _curves, "replicates": _replicates}
 
 
 def _facts(curve: CurveResult) -> dict[str, Any]:
-    """Return what curves are selected by: keys of the spec, then names and sizes."""
+    """Return the values by which `Results.select` selects a curve: spec keys, names and sizes."""
     names = ("label", "algorithm", "protocol", "silos", "dimension")
     return {**curve.parameters, **{name: getattr(curve, name) for name in names}}
 
 
 def _nothing_selected(curves: Sequence[CurveResult], wanted: dict[str, Any]) -> str:
-    """Return an error message: which values of the keys there are, if no curve has all of them."""
+    """Return the error message if `Results.select` selects no curve.
+
+    ``wanted`` has the accepted values by key. The message lists the values of the first key whose
+    values no curve has.
+    """
     if not curves:
         return "there are no curves to select from: no replicate has run to its end yet"
     for name, values in wanted.items():
-        there = [facts[name] for curve in curves if name in (facts := _facts(curve))]
-        if not any(value in there for value in values):
-            distinct = [value for i, value in enumerate(there) if value not in there[:i]]
+        existing = [facts[name] for curve in curves if name in (facts := _facts(curve))]
+        if not any(value in existing for value in values):
+            distinct = [value for i, value in enumerate(existing) if value not in existing[:i]]
             more = f" and {len(distinct) - SHOWN} more" if len(distinct) > SHOWN else ""
             return (
                 f"no curve has {name} = {' or '.join(map(show, values)) or '(an empty list)'}; "
@@ -819,13 +834,13 @@ def _nothing_selected(curves: Sequence[CurveResult], wanted: dict[str, Any]) -> 
     return f"no curve has all of {pairs}; each of these values occurs in some curve"
 
 
-def _names(curve: CurveResult, rows: int) -> Columns:
-    """Return the columns label, algorithm and protocol of a curve, with this number of rows."""
+def _name_columns(curve: CurveResult, rows: int) -> Columns:
+    """Return the columns "label", "algorithm" and "protocol" of a curve, each ``rows`` long."""
     return {name: [getattr(curve, name)] * rows for name in ("label", "algorithm", "protocol")}
 
 
 def _divisors(curve: CurveResult) -> dict[str, Any]:
-    """Return, for each kind of regret, by what group regret is divided: 1, silos or rounds."""
+    """Return the divisor of group regret for each kind of regret: 1, silos, or rounds (C,)."""
     return dict(zip(REGRETS, (1, curve.silos, curve.rounds), strict=True))
 
 

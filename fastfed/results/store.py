@@ -162,7 +162,10 @@ class StoreLocked(sqlite3.OperationalError):
 
 @contextmanager
 def _name_holder(path: Path) -> Iterator[None]:
-    """Convert SQLite's errors for a locked store to a StoreLocked that names the other program."""
+    """Run a block that writes a store; an error for a locked file becomes a `StoreLocked`.
+
+    Its message names the program that has locked the file.
+    """
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -197,7 +200,7 @@ def name_damaged(path: Path) -> Iterator[None]:
 
 
 def remedy(folder: Path) -> str:
-    """Return what to do about a folder without a store."""
+    """Return a text that says why a folder has no store, or what writes one."""
     if os.path.isfile(folder / VALUES):
         return f"a log of decisions has no regret, and its values are in {VALUES}"
     return "fastfed run writes them"
@@ -207,6 +210,7 @@ class Store:
     """An open store of results, created by ``create_or_resume`` or ``open_existing``."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, threads: int = 1) -> None:
+        """Store the open connection; ``threads`` is written with the run's time."""
         self._db = connection
         self.path = path
         self._threads = threads
@@ -306,7 +310,7 @@ class Store:
 
     @classmethod
     def done_in(cls, folder: Path, identity: dict[str, Any]) -> set[tuple[int, int]]:
-        """Return which replicates of which curves a folder already has, without writing.
+        """Return the replicates of each curve that a folder already has, without writing.
 
         Parameters
         ----------
@@ -518,7 +522,10 @@ def _count_rows(path: Path) -> int:
 def _open(
     path: Path, threads: int, curves: Sequence[CurveRow], meta: dict[str, Any]
 ) -> Iterator[Store]:
-    """Open a store for writing, and update the figure settings, facts and certificates in it."""
+    """Open a store for writing, and update the figure settings, facts and certificates in it.
+
+    ``curves`` and ``meta`` are those of the experiment, ``threads`` is stored with the run's time.
+    """
     connection = sqlite3.connect(path, timeout=PATIENCE)
     try:
         # Figure settings and certificates are not part of the identity, so they may have changed
@@ -650,7 +657,11 @@ def _curve_values(position: int, curve: CurveRow) -> tuple[Any, ...]:
 def _create(
     folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[CurveRow], private: bool
 ) -> None:
-    """Create a new store: write it under a temporary name, then rename it."""
+    """Create a store at ``path`` with the tables of an experiment and no replicates.
+
+    It is written under a temporary name and then renamed. If ``private``, only its owner can read
+    it.
+    """
     temporary = folder / f".{FILE}.new"
     try:
         temporary.unlink(missing_ok=True)
@@ -684,7 +695,10 @@ def _create(
 
 
 def read_meta(path: Path) -> dict[str, str]:
-    """Return the table ``meta``, not decoded; raise InputError if it is no store of this format."""
+    """Return the table ``meta`` of a store as JSON texts by key, not decoded.
+
+    Raises InputError if the file is not a store of this format.
+    """
     try:
         meta = _select_meta(path, "ro")
     except (sqlite3.Error, *files.BROKEN) as error:
@@ -716,7 +730,10 @@ def uri_of(path: Path) -> str:
 
 
 def _select_meta(path: Path, mode: str) -> dict[str, str]:
-    """Return the table ``meta``, not decoded; ``mode`` is SQLite's "ro" or "rw"."""
+    """Return the table ``meta`` of the store at ``path``, not decoded.
+
+    ``mode`` is SQLite's "ro" (read only) or "rw" (read and write).
+    """
     connection = sqlite3.connect(f"{uri_of(path)}?mode={mode}", uri=True, timeout=PATIENCE)
     try:
         return dict(connection.execute("SELECT key, value FROM meta"))

@@ -86,9 +86,11 @@ class SyntheticPool(PoolEnvironment):
         self.silo_starts = equal_blocks(queries, SILOS)
 
     def load(self, silos: int | None) -> Pool:
+        """Return the pool, whose silos are fixed."""
         return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify this environment."""
         return {"kind": self.kind}
 
 
@@ -97,24 +99,24 @@ class LetorPool(PoolEnvironment):
 
     Features are nonnegative with a long tail, a third of them are 0, and columns are scaled as in
     `fastfed.environments.Letor`. Only ``drawn`` queries are drawn; the others are copies of them at
-    different places in memory. With ``close``, rows resemble real documents: a few directions
-    explain nearly all of their variation, and their norms differ little.
+    different places in memory. With ``similar_rows``, rows resemble real documents: a few
+    directions explain nearly all of their variation, and their norms differ little.
     """
 
     kind = "letor-pool"
     drawn = 200
 
-    def __init__(self, dimension: int, queries: int, close: bool = False) -> None:
+    def __init__(self, dimension: int, queries: int, similar_rows: bool = False) -> None:
         super().__init__(sampling="with-replacement", reward=RewardDistribution("bernoulli"))
         generator = np.random.default_rng(0)
         # Sizes of queries are log-normal; features come from 8 factors plus noise.
         sizes = np.clip(np.rint(generator.lognormal(4.6, 0.55, self.drawn)), 5, 320).astype(int)
         loadings = generator.normal(size=(8, dimension)) / np.sqrt(8.0)
-        blocks, noise = [], 0.1 if close else 0.5
+        blocks, noise = [], 0.1 if similar_rows else 0.5
         for size in sizes:
             factors = generator.normal(size=8) + generator.normal(size=(size, 8))
             log_features = factors @ loadings + noise * generator.normal(size=(size, dimension))
-            if close:
+            if similar_rows:
                 block = 1.0 / (1.0 + np.exp(-log_features))
             else:
                 block = np.exp(log_features) * (generator.random((size, dimension)) > 1.0 / 3.0)
@@ -136,6 +138,7 @@ class LetorPool(PoolEnvironment):
         self.silo_starts = equal_blocks(queries, SILOS)
 
     def load(self, silos: int | None) -> Pool:
+        """Return the pool, whose silos are fixed."""
         return self.loaded_pool
 
     @cached_property
@@ -144,6 +147,7 @@ class LetorPool(PoolEnvironment):
         return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify this environment."""
         return {"kind": self.kind}
 
 
@@ -151,41 +155,45 @@ class LetorPool(PoolEnvironment):
 Count = Callable[[Experiment], Work]
 
 
-def entries(dimension: int) -> float:
-    """Return the number of entries of a symmetric or triangular matrix."""
+def triangle_entries(dimension: int) -> float:
+    """Return the number of different entries of a symmetric or triangular d x d matrix."""
     return dimension * (dimension + 1) / 2
 
 
-def upkeep(plan: Plan) -> float:
-    """Return the float64 operations per data point that update V and its factor W.
+def update_operations(plan: Plan) -> float:
+    """Return the float64 operations per data point that update V and its Cholesky factor.
 
     Each entry of V takes two operations. If the plan is not lazy, the factor is updated in every
-    round, with five operations for each entry. The new factor of a release is shared by all rounds
-    and silos of its batch.
+    round, with five operations for each entry. A release also computes a new factor in 2/3 d^3
+    operations, which are divided among all rounds and silos of its batch.
     """
     per_entry = 2.0 if plan.lazy else 7.0
     factors = 2.0 / 3.0 * plan.dimension**3 * plan.releases / (plan.horizon * plan.silos)
-    return per_entry * entries(plan.dimension) + factors
+    return per_entry * triangle_entries(plan.dimension) + factors
 
 
 def sphere_work(experiment: Experiment) -> Work:
-    """Count the work with new contexts: their normals and norms, all scores, one data point."""
+    """Return the work of an agent-round with contexts that are drawn on the unit sphere.
+
+    It consists of normals and norms of 100 actions, their scores, and an update by one data point.
+    """
     plan, k = check_plan(experiment.curves[0].system.plan), 100
     d = plan.dimension
     return Work(
         normals=k * (d - 1),
         # W x and its squared norm, <x, theta>; the norm of x and the division by it.
-        float32=k * (2 * entries(d) + 2 * d + 2 * d + 3 * d),
-        float64=upkeep(plan),
-        reads=((4.0 * k * d, 4.0 * k * d), (8.0 * entries(d), 8.0 * entries(d))),
+        float32=k * (2 * triangle_entries(d) + 2 * d + 2 * d + 3 * d),
+        float64=update_operations(plan),
+        reads=((4.0 * k * d, 4.0 * k * d), (8.0 * triangle_entries(d), 8.0 * triangle_entries(d))),
     )
 
 
 def pool_work(experiment: Experiment) -> Work:
-    """Count the work with the queries of a pool, with 16-bit scores.
+    """Return the work of an agent-round with the queries of a pool, with 16-bit scores.
 
-    Each round multiplies theta by all actions of its query. W is multiplied by them only for the
-    first use of a query since the last release, because the bonuses of a query are then cached.
+    Each round multiplies all actions of its query by theta. It multiplies them by the Cholesky
+    factor only at the first use of the query since the last release, because the bonuses of a query
+    are then cached.
     """
     plan, environment = check_plan(experiment.curves[0].system.plan), experiment.environment
     assert isinstance(environment, SyntheticPool | LetorPool)
@@ -193,25 +201,26 @@ def pool_work(experiment: Experiment) -> Work:
     k, queries_per_silo = len(environment.rows) / queries, queries / experiment.silos
     release_rounds = [0, *plan.ends, plan.horizon]
     lengths = np.diff(release_rounds)
+    # Expected share of rounds that use a query for the first time since the last release.
     first_uses = (
         queries_per_silo * (1.0 - (1.0 - 1.0 / queries_per_silo) ** lengths)
     ).sum() / plan.horizon
     query_bytes = 2.0 * k * d
     return Work(
-        int16=2 * k * (first_uses * entries(d) + d),
-        float64=upkeep(plan),
+        int16=2 * k * (first_uses * triangle_entries(d) + d),
+        float64=update_operations(plan),
         reads=(
             # First uses are spread over all queries, later uses in a batch over the silo's queries.
             (query_bytes * first_uses, query_bytes * queries),
             (query_bytes * (1.0 - first_uses), query_bytes * queries_per_silo),
-            (2.0 * first_uses * entries(d), 2.0 * entries(d)),
-            (8.0 * entries(d) * (not plan.lazy), 8.0 * entries(d)),
+            (2.0 * first_uses * triangle_entries(d), 2.0 * triangle_entries(d)),
+            (8.0 * triangle_entries(d) * (not plan.lazy), 8.0 * triangle_entries(d)),
         ),
     )
 
 
 def fixed_set_work(experiment: Experiment) -> Work:
-    """Count the work of one round with a fixed set of actions X, (K, d).
+    """Return the work of an agent-round with a fixed set of actions X, (K, d).
 
     The means and both bonuses of all actions are updated. A model that stores V^-1 needs two
     products of X with vectors, two products of V^-1 with vectors, and an update of V^-1. A model
@@ -244,25 +253,31 @@ class Case:
 
 
 def agent_case(name: str, system: str, batch_size: int = 1) -> Case:
-    """Return a case with a single agent.
+    """Return a case with a single agent; ``system`` is a key of `CURVES`.
 
-    At d = 5 the time of a round is the latency of dependent steps (a 5 x 5 factor, one reward), not
-    the number of operations. So there is no limit from arithmetic.
+    At d = 5 the latency of dependent steps determines the time of a round, and not the number of
+    operations. So the case has no lower bound from arithmetic.
     """
     environment = partial(FixedSet, basis_actions=True)
     return Case(name, None, environment, 20_000, 4000, system, 1, batch_size)
 
 
-def letor_case(dimension: int, queries: int, protocol: str, close: bool = False) -> Case:
-    """Return a case with LETOR-like rows and default keys, against a fast NumPy float32 loop."""
-    name = f"letor-d{dimension}-q{queries}" + "-close" * close
+def letor_case(dimension: int, queries: int, protocol: str, similar_rows: bool = False) -> Case:
+    """Return a case with rows like those of LETOR data, see `LetorPool`.
+
+    ``protocol`` is a key of `CURVES`. The reference is a fast NumPy loop in float32.
+    """
+    name = f"letor-d{dimension}-q{queries}" + "-close" * similar_rows
     name += "-eager" * (protocol == "default-eager")
-    environment = partial(LetorPool, dimension, queries, close)
+    environment = partial(LetorPool, dimension, queries, similar_rows)
     return Case(name, pool_work, environment, 1000, 200, protocol, batch_size=None)
 
 
 def wide_case(dimension: int) -> Case:
-    """Return a case with one agent, a fixed set and default keys, against O(K d) NumPy updates."""
+    """Return a case with one agent and a fixed set of 100 actions in ``dimension`` dimensions.
+
+    The reference updates its scores with NumPy in O(K d) per round.
+    """
     environment = partial(FixedSet, dimension=dimension)
     return Case(
         f"set-k100-d{dimension}", fixed_set_work, environment, 2000, 1000, "default-linucb", 1, None
@@ -270,7 +285,10 @@ def wide_case(dimension: int) -> Case:
 
 
 def arms_case(actions: int) -> Case:
-    """Return a case of silos that learn alone on arms, against NumPy for all silos at once."""
+    """Return a case of silos that learn alone on ``actions`` arms.
+
+    The reference computes all silos at once with NumPy.
+    """
     environment = partial(Arms, actions=actions)
     name = f"arms-k{actions}"
     return Case(name, None, environment, 20_000, 4000, "default-local", batch_size=None)
@@ -297,8 +315,8 @@ CASES = (
     letor_case(57, 16_000, "default"),
     letor_case(135, 2000, "default"),
     letor_case(135, 2000, "default-eager"),
-    letor_case(135, 2000, "default", close=True),
-    letor_case(135, 2000, "default-eager", close=True),
+    letor_case(135, 2000, "default", similar_rows=True),
+    letor_case(135, 2000, "default-eager", similar_rows=True),
     *(wide_case(d) for d in (20, 100, 200)),
     *(arms_case(k) for k in (5, 10, 100)),
 )  # fmt: skip
@@ -321,7 +339,7 @@ def cases_of(names: Sequence[str]) -> list[Case]:
 def bench_experiment(
     environment: Environment, rounds: int, protocol: str, silos: int, batch_size: int | None
 ) -> Experiment:
-    """Return the experiment of one case, with a single curve."""
+    """Return an experiment with a single curve; ``protocol`` is a key of `CURVES`."""
     curve = {"label": protocol, **CURVES[protocol]}
     if batch_size is not None:
         curve["batch_size"] = batch_size
@@ -388,7 +406,11 @@ def measure_peaks() -> Peaks | None:
 def limit_of(
     case: Case, experiment: Experiment, microseconds: float, *measured: Peaks | None
 ) -> dict[str, Any]:
-    """Return the columns of a row about its lower bound, from peak rates before and after it."""
+    """Return the columns of a result row about the lower bound on the time.
+
+    ``microseconds`` is the measured time per agent-round, and ``measured`` the peak rates that were
+    measured before and after it.
+    """
     work, peaks = case.work and case.work(experiment), [rates for rates in measured if rates]
     least = bound(work, best_of(*peaks)) if work and peaks else None
     return {
@@ -407,10 +429,11 @@ def measure(
     repeats: int = 5,
     peaks: Callable[[], Peaks | None] = lambda: None,
 ) -> dict[str, Any]:
-    """Measure one case: the driver and the reference in turn, with medians of times and ratios.
+    """Measure one case, and return its result row.
 
-    Without a reference, its time and the ratios are None. Without peak rates, the limit, its kind
-    and the share of the limit are None.
+    Driver and reference are run in turn ``repeats`` times; the row has medians of times and ratios.
+    Without a reference, its time and the ratios are None. ``peaks()`` measures peak rates. If it
+    returns None, the columns about the lower bound are None.
     """
     ours_experiment, reference_experiment = experiments_of(case)
     ours_microseconds(ours_experiment)  # warm up caches and the processor
@@ -442,7 +465,7 @@ def measure(
 def measure_all(
     names: Sequence[str], reference: Reference | None, repeats: int = 5
 ) -> list[dict[str, Any]]:
-    """Measure the cases with these names, each with the current peak rates."""
+    """Return the result rows of the cases with these names, each with current peak rates."""
     cases = [case for case in CASES if case.name in names]
     return [measure(case, reference, repeats, measure_peaks) for case in cases]
 

@@ -50,7 +50,7 @@ def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, flo
     features_of_round = problem.facts.actions * problem.facts.dimension
     agent_rounds = problem.silos * horizon
     count = min(ROUNDS, FEATURES // features_of_round, int(SHARE * agent_rounds))
-    count = max(FEWEST, count)
+    count = max(FEWEST, count)  # rounds drawn in each replicate
     means = []
     for replicate in range(REPLICATES):
         environment = problem.open(seed, replicate)
@@ -68,7 +68,7 @@ def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, flo
 
 
 def cautions(problem: Problem) -> list[str]:
-    """Return sentences about an environment whose results do not show what a reader expects."""
+    """Return sentences that warn readers of results about this problem, empty for most problems."""
     facts = problem.facts
     sentences = []
     if getattr(facts, "actions", 0) == 1:

@@ -20,7 +20,7 @@ from fastfed.simulation.driver import (
     Term,
     array_bytes,
     linear_events,
-    sent,
+    message_fields,
     silo_term,
     spaced,
 )
@@ -31,7 +31,10 @@ Shapes = dict[str, tuple[tuple[int, ...], Any]]
 
 
 def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
-    """Return the shapes of the arrays of a curve's state; its memory is estimated from them."""
+    """Return the shape and type of each array of a curve's state, by its name in ff_curve.
+
+    ``checkpoints`` is their number; ``record`` adds arrays of actions and rewards.
+    """
     m, d, s = plan.silos, plan.dimension, plan.statistic_size
     slots = 1 if plan.lazy else m
     levels, protocol = plan.levels, plan.protocol
@@ -91,8 +94,11 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     return arrays
 
 
-def clock_shapes(plan: Plan) -> Shapes:
-    """Return the shapes of a trigger's state, with the names of ff_trigger in src/ff_trigger.h."""
+def trigger_shapes(plan: Plan) -> Shapes:
+    """Return the shape and type of each array of a trigger's state.
+
+    The names are those of ff_trigger in src/ff_trigger.h. The result is empty without a trigger.
+    """
     if plan.trigger is None:
         return {}
     m, d, s = plan.silos, plan.dimension, plan.statistic_size
@@ -111,7 +117,11 @@ def clock_shapes(plan: Plan) -> Shapes:
 
 
 def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
-    """Return the fields of a curve's plan and a fresh state, named as ff_curve in src/ff_run.h."""
+    """Return the plan's values and the fresh arrays of a curve, for the compiled driver.
+
+    The names are those of the fields of ff_curve in src/ff_run.h. ``record`` adds arrays of actions
+    and rewards.
+    """
     levels, protocol = plan.levels, plan.protocol
     clip, encoding = plan.clip, plan.encoding
     # If the plan lacks a value, such as bounds without clipping, C gets a number that it ignores.
@@ -119,13 +129,13 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "releases": plan.releases,
         "ends": np.array(plan.release_rounds, np.int64) if plan.release_rounds else None,
-        **clocks(plan),
+        **clock_fields(plan),
         "release_scale": plan.release_scale if len(plan.release_scale) else None,
         "by_release": plan.encoded_by_release,
         "lazy": plan.lazy,
         "random": plan.policy == "random",
         "score": plan.score,
-        **own_rounds(plan),
+        **local_round_fields(plan),
         "arrivals": plan.arrivals if isinstance(plan, DelayedPlan) else None,
         "randomizer": protocol.randomizer,
         "analyzer": protocol.analyzer,
@@ -166,7 +176,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "noise_bits": np.array(encoding.noise_bits if encoding else (), np.int64),
         "unit": np.ascontiguousarray(plan.units),
         "order": np.arange(plan.silos, dtype=np.int64),
-        "trigger": clock(plan),
+        "trigger": trigger_fields(plan),
         "fixed": None,
         "requested": None,
         "synchronised_rounds": None,
@@ -177,13 +187,16 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
 
 
 def fixed_models(environment: environments.Environment, plan: Plan) -> np.ndarray | None:
-    """Return the memory of models of fixed sets (src/ff_fixed.h); None if silos have none."""
-    if not has_fixed_model(environment, plan):
+    """Return zeroed memory for each silo's model of its fixed set of actions (src/ff_fixed.h).
+
+    Return None if the silos do not learn by such a model (see `uses_fixed_sets`).
+    """
+    if not uses_fixed_sets(environment, plan):
         return None
     return np.zeros((plan.silos, driver.fixed_size(environment.actions, plan.dimension)))
 
 
-def has_fixed_model(environment: environments.Environment, plan: Plan) -> bool:
+def uses_fixed_sets(environment: environments.Environment, plan: Plan) -> bool:
     """Return whether silos learn by a model of their fixed set of actions, in both drivers.
 
     They do if the environment offers such sets, and if each data point changes the model at once
@@ -201,8 +214,8 @@ def has_fixed_model(environment: environments.Environment, plan: Plan) -> bool:
     )
 
 
-def own_rounds(plan: Plan) -> dict[str, Any]:
-    """Return the fields about local rounds, named as in ff_curve."""
+def local_round_fields(plan: Plan) -> dict[str, Any]:
+    """Return the fields of ff_curve (src/ff_run.h) about rounds whose data are not shared."""
     own = plan.own
     if own is None:
         return {"share_until": 0}
@@ -219,8 +232,8 @@ def own_rounds(plan: Plan) -> dict[str, Any]:
     }
 
 
-def clocks(plan: Plan) -> dict[str, Any]:
-    """Return the fields about silos' clocks, named as in ff_curve."""
+def clock_fields(plan: Plan) -> dict[str, Any]:
+    """Return the fields of ff_curve (src/ff_run.h) about silos with their own clocks."""
     if not isinstance(plan, ClockedPlan):
         return {"serves": None, "sends": None}
     return {"serves": plan.clocks.serves, "sends": plan.clocks.sends, "ends": plan.clocks.ticks}
@@ -231,8 +244,11 @@ def zeros(arrays: Shapes) -> dict[str, np.ndarray]:
     return {name: np.zeros(shape, dtype) for name, (shape, dtype) in arrays.items()}
 
 
-def clock(plan: Plan) -> dict[str, Any] | None:
-    """Return the fields of a trigger and a fresh state, named as ff_trigger in src/ff_trigger.h."""
+def trigger_fields(plan: Plan) -> dict[str, Any] | None:
+    """Return a trigger's values and its fresh arrays; None for a plan without a trigger.
+
+    The names are those of the fields of ff_trigger in src/ff_trigger.h.
+    """
     if plan.trigger is None:
         return None
     return {
@@ -242,19 +258,20 @@ def clock(plan: Plan) -> dict[str, Any] | None:
         "extra": plan.trigger.extra,
         "std": plan.trigger.std,
         "levels": plan.trigger.levels(plan.horizon),
-        **zeros(clock_shapes(plan)),
+        **zeros(trigger_shapes(plan)),
     }
 
 
 def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
-    """Return the outcome of a curve's final state. Regret is added up in the order of the silos."""
+    """Return the Outcome of a plan from the final ``state`` of its curve (see `state`)."""
+    # Add silo by silo, as the step driver does: sum could add in a different order.
     group = np.zeros(state["curve"].shape[1])
     for silo_regret in state["curve"]:
         group += silo_regret
     features, rewards = state["clipped"].sum(axis=0)
     return Outcome(
         group_regret=group,
-        **sent(plan, state["synchronised"].cumsum()),
+        **message_fields(plan, state["synchronised"].cumsum()),
         events=linear_events(int(state["indefinite"][0]), int(features), int(rewards)),
         total=state["total"],
         actions=state["actions"],
@@ -296,28 +313,28 @@ def run(
     if snapshot is None:
         run_rounds(run, 1, rounds, rounds_per_call, progress)
     else:
-        run_on(run, states, rounds, snapshot, progress)
+        run_from_snapshot(run, states, rounds, snapshot, progress)
     return [outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
 
 
-def run_on(
+def run_from_snapshot(
     run: driver.Run,
     states: list[dict[str, Any]],
     last: int,
     snapshot: Snapshot,
     progress: Progress | None = None,
 ) -> None:
-    """Run rounds up to ``last``, from the round of the snapshot or from the first."""
+    """Run rounds up to ``last``. Start after the snapshot's round, or at round 1 without one."""
     rounds_done = 0
     if (position := snapshot.read(states, last)) is not None:
         rounds_done, numbers = position
         run.resume(numbers)
-    on_progress = keeping(run, states, 0, snapshot, progress)
+    on_progress = progress_with_snapshots(run, states, 0, snapshot, progress)
     on_progress(rounds_done)
     run_rounds(run, rounds_done + 1, last, progress=on_progress)
 
 
-def keeping(
+def progress_with_snapshots(
     run: driver.Run,
     states: list[dict[str, Any]],
     rounds_done: int,
@@ -325,12 +342,17 @@ def keeping(
     progress: Progress | None,
     stage: int = 0,
 ) -> Progress:
-    """Return a progress function that writes snapshots, for a run after ``rounds_done`` rounds."""
+    """Return a function that reports progress, and writes a snapshot whenever one is due.
+
+    ``rounds_done`` is the number of rounds before its first call. ``stage`` is stored in snapshots.
+    """
 
     def write_snapshot(snapshot: Snapshot) -> None:
+        """Write the state after the rounds that are done."""
         snapshot.write(rounds_done, run.numbers(), states, stage)
 
     def on_progress(rounds: int) -> None:
+        """Report further rounds, and write a snapshot if one is due."""
         nonlocal rounds_done
         rounds_done += rounds
         tell(snapshot, write_snapshot, rounds, progress)
@@ -356,6 +378,7 @@ def run_rounds(
             progress(call_end - first + 1)
         first = call_end + 1
         if rounds_per_call is None:
+            # Aim at CALL_SECONDS, but grow at most fourfold: the first rounds may be fast.
             step = max(1, min(4 * step, int(step * CALL_SECONDS / max(seconds, 1e-6))))
 
 
@@ -363,13 +386,17 @@ def run_rounds(
 
 
 def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
-    """Return the memory terms of a curve in the compiled driver."""
+    """Return the memory terms of a curve in the compiled driver.
+
+    ``checkpoints`` is their number; ``record`` adds the memory of actions and rewards.
+    """
     plan = plan.simulated
     sizes = {name: array_bytes(*shape) for name, shape in shapes(plan, checkpoints, record).items()}
     curve = sizes.pop("curve")
     recorded = sizes.pop("actions", 0) + sizes.pop("rewards", 0)
     noises = sizes.pop("history")
-    for name, shape in clock_shapes(plan).items():
+    for name, shape in trigger_shapes(plan).items():
+        # The kind of trigger that writes to this array; None if all kinds do.
         kind = {
             "skip_bound": DETERMINANT,
             "aggregate_factor": DETERMINANT,
@@ -401,11 +428,12 @@ SHORT = 32
 def scratch_term(
     facts: EnvironmentSpec, bit_levels: int, curves: int, threads: int, grid: int = 0
 ) -> Term:
-    """Return the scratch memory of all threads: the actions of a round, and buffers for scores.
+    """Return the memory term of all threads' scratch: the actions of a round, and score buffers.
 
-    It follows ff_run_scratch in src/ff_run.h, but counts only memory that is written to. ``grid``
-    is the number of deviations in the posterior of local rounds, see ff_belief_scratch in
-    src/ff_belief.h.
+    It follows ff_run_scratch in src/ff_run.h, but counts only memory that is written to.
+    ``bit_levels`` is the number of tree levels whose sums are sent as bits, and ``curves`` the
+    number of curves that are run together. ``grid`` is the number of standard deviations in the
+    posterior of local rounds (ff_belief_scratch in src/ff_belief.h).
     """
     k, d = facts.actions, facts.dimension
     s = d + d * (d + 1) // 2

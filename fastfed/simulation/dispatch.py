@@ -65,7 +65,7 @@ def driver_of(plan: Any) -> Driver:
 
 
 def together(plan: AnyPlan) -> bool:
-    """Return whether a plan can be run together with others, over contexts that are made once."""
+    """Return whether a plan can be run together with others, which then share all contexts."""
     return driver_of(plan).together(plan)
 
 
@@ -82,8 +82,9 @@ def run(
 ) -> list[Outcome]:
     """Run rounds 1..last (default: all) of every plan by its fast driver.
 
-    ``progress`` is called with rounds times the number of plans that ran them. ``snapshot`` is used
-    only if all plans run together: they resume from it and write into it.
+    ``progress`` is called with the number of rounds since its last call, added up over plans. If
+    all plans can run together, they resume from ``snapshot`` and write into it. Otherwise
+    ``snapshot`` is ignored.
     """
     joint_positions = [i for i, plan in enumerate(plans) if together(plan)]
     groups = [joint_positions] if joint_positions else []
@@ -92,6 +93,7 @@ def run(
     for group in groups:
 
         def on_progress(rounds: int, curves: int = len(group)) -> None:
+            """Report rounds of this group, added up over its curves."""
             if progress is not None:
                 progress(rounds * curves)
 
@@ -149,10 +151,10 @@ class Interrupted(Exception):
 def missing_batches(
     experiment: Experiment, done: set[tuple[int, int]], most: int = MOST_TOGETHER
 ) -> list[RunBatch]:
-    """Return the batches of runs that are not in ``done``, of at most ``most`` curves each.
+    """Return the batches of runs that an experiment still needs, of at most ``most`` curves each.
 
-    ``done`` holds pairs (curve position, replicate). Only curves of one problem are run together,
-    and only if computing its contexts takes time.
+    ``done`` holds a pair (curve position, replicate) for every finished run. Only curves of one
+    problem are run together, and only if computing its contexts takes time.
     """
     problems: list[tuple[Problem, list[int]]] = []
     for position, curve in enumerate(experiment.curves):
@@ -217,13 +219,14 @@ def run_together(
 ) -> Timed:
     """Run one batch of runs, from its snapshot if there is one.
 
-    ``progress`` is called with the agent-rounds since the last call.
+    ``progress`` is called with the number of agent-rounds (rounds times silos) since its last call.
     """
     start = time.perf_counter()
     snapshot = snapshots.of(work.replicate, work.positions) if snapshots else None
     problem = experiment.curves[work.positions[0]].problem
 
     def on_progress(rounds: int) -> None:
+        """Report the progress of rounds in agent-rounds."""
         if progress is not None:
             progress(rounds * problem.silos)
 
@@ -246,23 +249,24 @@ TIMED_SECONDS = 0.02
 
 def predict_seconds(
     experiment: Experiment,
-    passes: list[RunBatch],
+    batches: list[RunBatch],
     threads: int,
     timed: Mapping[tuple[int, ...], float] | None = None,
 ) -> float:
-    """Predict the seconds that the batches of runs will take, by running a few rounds of each kind.
+    """Predict how many seconds the batches of runs will take on ``threads`` threads.
 
-    ``timed`` holds times that were measured elsewhere, by curve positions; the prediction is
-    infinite if a kind is missing.
+    Batches over the same curves take equal time. ``timed`` holds the seconds of a batch by its
+    curve positions. If curves are missing in it, the prediction is infinite. Without ``timed``, a
+    few rounds of each kind of batch are run and timed here.
     """
-    if not passes:
+    if not batches:
         return 0.0
-    kinds = Counter(work.positions for work in passes)
+    kinds = Counter(work.positions for work in batches)
     if timed is None:
         timed = {kind: seconds_of(experiment, kind) for kind in kinds}
     one_thread = sum(timed.get(kind, math.inf) * times for kind, times in kinds.items())
-    silos = experiment.curves[passes[0].positions[0]].problem.silos
-    return one_thread / min(threads, max(len(passes), silos))
+    silos = experiment.curves[batches[0].positions[0]].problem.silos
+    return one_thread / min(threads, max(len(batches), silos))
 
 
 def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
@@ -272,7 +276,7 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
     rounds, horizon = min(experiment.horizon, 25), experiment.horizon
 
     def timed(rounds: int) -> float:
-        """Return the seconds that the first rounds take."""
+        """Return the seconds that rounds 1..``rounds`` take."""
         best = math.inf
         # The best of two short runs: a delay by other processes would be multiplied to hours.
         for _ in range(2):
@@ -317,9 +321,9 @@ def of_pass(
 ) -> list[Term]:
     """Return the memory terms of running these plans together over one environment.
 
-    ``steps`` selects the step driver; with ``record`` actions and rewards are recorded. An
-    environment that needs further memory states it by a method
-    ``memory(silos, horizon, curves) -> bytes``; without this method nothing is counted.
+    ``checkpoints`` is the number of checkpoints. ``steps`` selects the step driver. ``record`` adds
+    memory for actions and rewards. An environment that needs further memory states it by a method
+    ``memory(silos, horizon, curves) -> bytes``.
     """
     first_plan = plans[0]
     terms: list[Term] = []
@@ -338,8 +342,12 @@ def of_pass(
     return terms
 
 
-def of_results(curves: int, replicates: int, checkpoints: int) -> Term:
-    """Return the memory of the results: four numbers per checkpoint of each curve replicate."""
+def results_term(curves: int, replicates: int, checkpoints: int) -> Term:
+    """Return the memory term of an experiment's results.
+
+    They are four numbers for each checkpoint, curve and replicate. The arguments are the numbers of
+    curves, replicates and checkpoints.
+    """
     cells = curves * replicates
     # The results of all curves, a copy of one curve's results while they are assembled, the rounds.
     size = 32 * checkpoints * replicates * (curves + 1) + 2 * OBJECT * cells
@@ -348,9 +356,9 @@ def of_results(curves: int, replicates: int, checkpoints: int) -> Term:
     return Term("results", size, description, "replicates or checkpoints")
 
 
-def of_passes(passes: int) -> Term:
-    """Return the memory of the lists of missing and finished batches of runs."""
-    return Term("the list of batches", 3 * OBJECT * passes, spaced(passes), "replicates")
+def batch_list_term(batches: int) -> Term:
+    """Return the memory term of the lists of missing and finished batches of runs."""
+    return Term("the list of batches", 3 * OBJECT * batches, spaced(batches), "replicates")
 
 
 # ---- Layouts -------------------------------------------------------------------------------------
@@ -381,18 +389,28 @@ def estimate(
     done: int = 0,
     kept: bool = False,
 ) -> Layout:
-    """Estimate the memory of an experiment.
+    """Estimate the memory of an experiment, and return it with the division into batches.
 
-    ``at_once`` is the number of batches of runs that are run at once (None: one per thread), and
-    ``together`` the most curves in each. ``done`` is the number of finished curve replicates. With
-    ``kept`` all outcomes stay in memory, as in `simulate`. The workers of an existing dask cluster
-    are not counted.
+    Parameters
+    ----------
+    at_once : int, optional
+        Number of batches of runs that are run at the same time. Default: one per thread.
+    together : int
+        Most curves in a batch of runs.
+    done : int
+        Number of finished curve replicates, which need no memory to run.
+    kept : bool
+        Whether all outcomes stay in memory, as in `simulate`.
+
+    Notes
+    -----
+    The memory of the workers of an existing dask cluster is not counted.
     """
     checkpoints, replicates = len(experiment.checkpoints), len(experiment.replicate_numbers)
     cells = len(experiment.curves) * replicates
     terms = [
-        of_results(len(experiment.curves), replicates, checkpoints),
-        of_passes(cells),
+        results_term(len(experiment.curves), replicates, checkpoints),
+        batch_list_term(cells),
     ]
     steps = driver == "step"
     if kept:
@@ -438,7 +456,10 @@ def estimate(
 
 
 def _problem_terms(problem: Problem, horizon: int, processes: int) -> list[Term]:
-    """Return the memory of data that all replicates in a process share; each worker has a copy."""
+    """Return the memory terms of the data that all replicates of a problem share.
+
+    Each of the ``processes`` worker processes has a copy of the data.
+    """
     environment, silos = problem.environment, problem.silos
     kind = environment.kind
     terms = []
@@ -452,12 +473,17 @@ def _problem_terms(problem: Problem, horizon: int, processes: int) -> list[Term]
 
 
 def _outcome_terms(experiment: Experiment, steps: bool) -> list[Term]:
-    """Return the memory of all outcomes, for a run without a store."""
+    """Return the memory terms of all Outcomes of an experiment, for a run without a store.
+
+    ``steps`` selects the step driver, which records actions and rewards of bandits.
+    """
     checkpoints, replicates = len(experiment.checkpoints), len(experiment.replicate_numbers)
     size = recorded = 0
     for curve in experiment.curves:
         plan = curve.system.plan
-        size += 32 * checkpoints + 8 * getattr(plan, "statistic_size", plan_size(plan))
+        size += 32 * checkpoints + 8 * getattr(
+            plan, "statistic_size", size_without_statistics(plan)
+        )
         if steps and not hasattr(plan, "experts"):
             recorded += 12 * plan.silos * plan.horizon
     cells = spaced(len(experiment.curves) * replicates)
@@ -469,8 +495,8 @@ def _outcome_terms(experiment: Experiment, steps: bool) -> list[Term]:
     ]
 
 
-def plan_size(plan: object) -> int:
-    """Return the number of values in the final result of a plan without statistics."""
+def size_without_statistics(plan: object) -> int:
+    """Return the length of ``Outcome.total`` for a plan without ``statistic_size``."""
     return int(getattr(plan, "experts", 0) or getattr(plan, "dimension", 0))
 
 
@@ -484,13 +510,14 @@ def fit(
 ) -> Layout:
     """Return the largest layout of an experiment that fits into memory.
 
-    Raises InputError if not even one curve at a time fits; the message states the memory needed.
+    ``done`` and ``kept`` are as in `estimate`. Raises InputError if not even one curve at a time
+    fits; the message states the memory needed.
     """
     requested_limit = resources.memory_limit
     limit = available() if requested_limit is None else parse_size("memory_limit", requested_limit)
 
     def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
-        """Estimate memory and time, if ``at_once`` processes run ``together`` curves each."""
+        """Return the layout with ``at_once`` batches at once, of ``together`` curves each."""
         return estimate(
             experiment, resources,
             at_once=at_once, together=together, driver=driver, done=done, kept=kept,
@@ -510,10 +537,10 @@ def fit(
 
 
 def _smaller(wanted: Layout) -> list[tuple[int, int]]:
-    """List smaller layouts, as pairs (batches at once, curves of a batch), the largest first.
+    """List all layouts smaller than ``wanted``, the largest first.
 
-    The number of batches that run at once is reduced first. Only then are batches made smaller,
-    because a small batch takes more time for each curve.
+    Each is a pair (batches at once, most curves in a batch). The number of batches at once is
+    halved first, and only then the size of a batch: a small batch takes more time for each curve.
     """
     layouts = []
     at_once, together = wanted.at_once, wanted.together
@@ -527,7 +554,10 @@ def _smaller(wanted: Layout) -> list[tuple[int, int]]:
 
 
 def _reduced(unlimited: Layout, smaller: Layout, limit: int) -> str:
-    """Return a sentence that states what was reduced."""
+    """Return a sentence that states how ``smaller`` differs from the layout without a limit.
+
+    ``limit`` is the available memory in bytes.
+    """
     parts = []
     if smaller.at_once < unlimited.at_once:
         parts.append(f"{smaller.at_once} of {unlimited.at_once} batches at once")
@@ -559,7 +589,10 @@ def memory_ends(layout: Layout) -> Iterator[None]:
 
 
 def refusal(layout: Layout, limit: int, measured: bool) -> str:
-    """Return a sentence that states why an experiment does not fit, and what would help."""
+    """Return a sentence that states why a layout does not fit into memory, and what would help.
+
+    ``limit`` is the available memory in bytes; ``measured`` is False if a user has set it.
+    """
     needed = layout.bytes
     needed_text = sentence(layout.terms)
     available_text = (

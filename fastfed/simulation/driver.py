@@ -46,7 +46,10 @@ class Outcome:
 
 
 def linear_events(indefinite: int, clipped_features: int, clipped_rewards: int) -> dict[str, int]:
-    """Return a bandit's events: shifts of an indefinite noisy V, clipped features and rewards."""
+    """Return the event counts of a bandit's Outcome, by name.
+
+    ``indefinite`` counts the noisy matrices V that needed a shift to be positive definite.
+    """
     return {
         "indefinite": indefinite,
         "clipped_features": clipped_features,
@@ -54,8 +57,11 @@ def linear_events(indefinite: int, clipped_features: int, clipped_rewards: int) 
     }
 
 
-def sent(plan: Plan, synchronised: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the fields of an Outcome about messages, from the synchronisations (C,) so far."""
+def message_fields(plan: Plan, synchronised: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the fields of an Outcome that count messages.
+
+    ``synchronised`` (C,) is the number of synchronisations up to each checkpoint.
+    """
     return {
         "synchronisations": synchronised,
         "bits_up": np.array([plan.bits_up_of(int(k)) for k in synchronised], np.float64),
@@ -69,10 +75,10 @@ SPACINGS = (EVEN, LOG)
 
 
 def checkpoint_rounds(horizon: int, count: int, spacing: str = EVEN) -> np.ndarray:
-    """Return at most ``count`` rounds that include the last one, ascending, (C,) int64.
+    """Return at most ``count`` rounds at which results are recorded, ascending, (C,) int64.
 
-    They are evenly spaced, or with "log" geometrically from round 1. The latter are fewer than
-    ``count`` if several of them round to the same number.
+    They include the last round. They are spaced evenly, or geometrically from round 1 with
+    ``spacing`` "log". Geometric rounds that are equal after rounding are returned once.
     """
     count = min(count, horizon)
     if spacing == LOG:
@@ -147,7 +153,7 @@ def sentence(terms: Iterable[Term]) -> str:
 def check_array_memory(horizon: int, checkpoints: int, batches: Iterable[int]) -> None:
     """Raise InputError if the arrays per checkpoint and per release would not fit into memory.
 
-    ``batches`` holds the batch size of each curve that has a fixed one.
+    ``batches`` are the batch sizes of all curves with a fixed batch size.
     """
     count = min(checkpoints, horizon)
     releases = sum(horizon // batch for batch in batches if batch >= 1)
@@ -161,7 +167,7 @@ def check_array_memory(horizon: int, checkpoints: int, batches: Iterable[int]) -
 
 
 def that_fit(terms: list[Term], wanted: int) -> int:
-    """Return how many batches of runs with these terms fit into memory, at most ``wanted``.
+    """Return how many batches of runs, each with these terms, fit into memory; at most ``wanted``.
 
     Raises InputError if not even one fits.
     """
@@ -174,12 +180,18 @@ def that_fit(terms: list[Term], wanted: int) -> int:
 
 
 def silo_term(name: str, size: int, plan: Plan, less: str = "silos") -> Term:
-    """Return a term whose size depends on the number of silos and the dimension."""
+    """Return a memory term of ``size`` bytes that describes itself by number of silos and d.
+
+    ``less`` names what to reduce to need less memory.
+    """
     return Term(name, size, f"{spaced(plan.silos)} silos x d = {plan.dimension}", less)
 
 
 def outcome_term(checkpoints: int, size: int) -> Term:
-    """Return the memory of an outcome, and of the lists that its arrays are built from."""
+    """Return the memory term of one Outcome and of the lists that its arrays are built from.
+
+    ``checkpoints`` is the number of checkpoints, and ``size`` the length of ``Outcome.total``.
+    """
     outcome_bytes = (4 * 8 + 2 * NUMBER) * checkpoints + 8 * size
     return Term("counts at checkpoints", outcome_bytes, spaced(checkpoints), "checkpoints")
 
@@ -257,7 +269,10 @@ class Record:
         self.releases[at_checkpoint] = releases
 
     def group_regret(self) -> np.ndarray:
-        """Return the regret (C,) summed over silos, in the order of their indices."""
+        """Return the regret (C,) summed over silos.
+
+        Silos are added in the order of their indices, so that rounding is reproducible.
+        """
         group = np.zeros(len(self.checkpoints))
         for silo_regret in self._curves:
             group += silo_regret

@@ -215,13 +215,16 @@ class Experiment:
         }
 
     def agent_rounds(self, positions: Iterable[int]) -> int:
-        """Return the number of silo-rounds in one replicate of the curves at these positions."""
+        """Return the number of agent-rounds in one replicate of the curves at these positions.
+
+        An agent-round is one round of one silo.
+        """
         return sum(self.curves[i].problem.silos for i in positions) * self.horizon
 
     def identity(self) -> dict[str, Any]:
         """Return as plain data all values that determine the results of a replicate."""
-        # Keys that are new or at their defaults are left out, so that identities of old stores stay
-        # equal.
+        # Values at the default that old versions of fastfed imply are left out, so that identities
+        # of old stores stay equal.
         packages = {c.label: c.packages for c in self.curves if c.packages}
         accounts = {c.label: c.account for c in self.curves if c.account > 1}
         revisions = {c.label: c.revision for c in self.curves if c.revision > 1}
@@ -245,7 +248,7 @@ class Experiment:
                 {
                     "label": c.label,
                     "algorithm": c.algorithm,
-                    **since(c.keys, c.algorithm),
+                    **without_new_defaults(c.keys, c.algorithm),
                     **c.sizes,
                 }
                 for c in self.curves
@@ -309,8 +312,11 @@ def replicate_range(value: Any) -> tuple[int, int | None]:
     return first, end
 
 
-def batch_of(curve: dict[str, Any]) -> int | None:
-    """Return the batch size of a curve's table, or its algorithm's default; None if not fixed."""
+def fixed_batch_size(curve: dict[str, Any]) -> int | None:
+    """Return the batch size in a curve's table, or else its algorithm's default batch size.
+
+    Return None if the batches of the curve do not have one fixed size.
+    """
     if "batch_size" in curve:
         batch = curve["batch_size"]
     else:
@@ -323,10 +329,11 @@ def batch_of(curve: dict[str, Any]) -> int | None:
     return int(batch) if is_count else None
 
 
-def since(keys: dict[str, Any], algorithm: str = "") -> dict[str, Any]:
-    """Return a curve's keys without newer keys that have their default value.
+def without_new_defaults(keys: dict[str, Any], algorithm: str = "") -> dict[str, Any]:
+    """Return a curve's keys without later keys that have their default value.
 
-    Identities of older stores, which lack these keys, then stay equal.
+    A key is later if the first version of fastfed, or of the algorithm, did not have it. Identities
+    of old stores lack these keys, and stay equal in this way.
     """
     later_keys = LATER | LATER_OF.get(algorithm, {})
     relevant = {k: v for k, v in keys.items() if k not in later_keys or v != later_keys[k]}
@@ -338,13 +345,19 @@ def since(keys: dict[str, Any], algorithm: str = "") -> dict[str, Any]:
 
 
 def sweeps(key: str, values: list[Any]) -> bool:
-    """Return whether a list-valued key means one curve per value. The edges of a graph do not."""
+    """Return whether a list of values of this key stands for one curve per value.
+
+    A few keys have a list as their value, for example the edges of a graph.
+    """
     edges = key in LISTS_OF_LISTS and all(isinstance(v, (list, tuple)) for v in values)
     return key not in LISTS and not (edges and values)
 
 
 def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one curve for each combination of list-valued keys, with their values in the label."""
+    """Return a list of curve tables: one for each combination of the values of list-valued keys.
+
+    The label of each table states its combination.
+    """
     lists = {k: v for k, v in curve.items() if isinstance(v, list) and sweeps(k, v)}
     for key, values in lists.items():
         if not values:
@@ -372,10 +385,10 @@ def _in_label(value: Any) -> str:
 
 
 def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
-    """Build the curve of one expanded table; error messages name curve and key.
+    """Build the curve of one table, in which every key has a single value.
 
-    A key of the environment, or ``silos``, changes the problem of this curve, unless the algorithm
-    has a key of the same name.
+    A key of the environment, or ``silos``, changes the ``base`` problem for this curve, unless the
+    algorithm has a key of the same name. Messages of InputError name the curve and the key.
     """
     label = spec["label"]
     try:
@@ -383,7 +396,7 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
         algorithm_keys = {"label", "algorithm", *entry.config.__struct_fields__}
         sizes = {k: v for k, v in spec.items() if k not in algorithm_keys and k in size_keys(base)}
         keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm", *sizes)}
-        problem = changed(base, sizes, horizon)
+        problem = with_sizes(base, sizes, horizon)
         check_kind(entry, problem.environment.kind, problem.facts)
         with ALGORITHMS.guard(entry.id):
             check_keys(entry, keys)
@@ -395,14 +408,13 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
             settled = entry.settled(checked, spec_of_problem)
     except InputError as error:
         raise InputError(f'{error} (curve "{label}")') from None
-    return Curve(label, entry.id, complete(settled), system, problem, sizes)
+    return Curve(label, entry.id, key_values(settled), system, problem, sizes)
 
 
 def size_keys(problem: Problem) -> set[str]:
-    """Return the keys of a problem that a curve may change.
+    """Return the keys of a problem that a curve may change: "silos" and numbers of the environment.
 
-    These are the number of silos and the environment's numeric keys. Names that are also keys of a
-    system are left out, because they would be ambiguous.
+    Names that are also keys of a system are left out, because they would be ambiguous.
     """
     fields = dataclasses.fields(problem.environment)  # type: ignore[arg-type]
     # Built-in systems only: a spec's meaning must not depend on which packages are installed.
@@ -411,8 +423,8 @@ def size_keys(problem: Problem) -> set[str]:
     return {"silos", *(name for name in numbers if name not in keys)}
 
 
-def changed(base: Problem, sizes: dict[str, Any], horizon: int) -> Problem:
-    """Return the base problem with these sizes changed."""
+def with_sizes(base: Problem, sizes: dict[str, Any], horizon: int) -> Problem:
+    """Return the base problem with the values in ``sizes``, by the keys of `size_keys`."""
     if not sizes:
         return base
     environment = base.environment
@@ -423,7 +435,10 @@ def changed(base: Problem, sizes: dict[str, Any], horizon: int) -> Problem:
 
 
 def make_problem(environment: Environment, silos: int | None, horizon: int) -> Problem:
-    """Build a problem, and check its number of silos against the environment's data."""
+    """Build a problem, and check its number of silos against the environment's data.
+
+    ``silos`` may be None if the data determine the number of silos.
+    """
     silos_of_data = environment.natural_silos()
     if silos is None:
         silos = silos_of_data
@@ -439,10 +454,10 @@ def make_problem(environment: Environment, silos: int | None, horizon: int) -> P
     return Problem(environment, facts, silos)
 
 
-def complete(keys: msgspec.Struct) -> dict[str, Any]:
+def key_values(keys: msgspec.Struct) -> dict[str, Any]:
     """Return every key of a config with its value, as plain data."""
-    built: dict[str, Any] = msgspec.to_builtins(keys)
-    return built
+    values: dict[str, Any] = msgspec.to_builtins(keys)
+    return values
 
 
 def make_experiment(
@@ -458,7 +473,11 @@ def make_experiment(
     checkpoint_spacing: str = EVEN,
     figure: dict[str, Any] | None = None,
 ) -> Experiment:
-    """Build and check an experiment. Each curve is a table with label, algorithm and its keys."""
+    """Build and check an experiment.
+
+    Each entry of ``curves`` is a table with a label, an algorithm and its keys. The other arguments
+    are those of `simulate`.
+    """
     check_plain("curve", curves)
     check_plain("figure", figure)
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
@@ -487,7 +506,7 @@ def make_experiment(
     expanded = [c for table in tables for c in expand(table)]
     if len(expanded) > MOST_CURVES:
         raise InputError(f"curve must give at most {MOST_CURVES} curves, got {len(expanded)}")
-    fixed_batches = [b for c in expanded if (b := batch_of(c)) is not None]
+    fixed_batches = [b for c in expanded if (b := fixed_batch_size(c)) is not None]
     check_array_memory(horizon, checkpoint_count, fixed_batches)
     built = tuple(build_curve(c, base, horizon) for c in expanded)
     labels: set[str] = set()
@@ -513,7 +532,7 @@ def make_experiment(
 
 
 def check_history(curves: Iterable[Curve]) -> None:
-    """Raise InputError if the cached noise of "toeplitz" and similar releases would not fit.
+    """Raise InputError if the noise that "toeplitz" and similar releases cache exceeds 4 GiB.
 
     A simulation caches the noise of all silos; a deployed silo caches only its own noise.
     """
@@ -646,7 +665,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _remedy(text: str, error: str) -> str:
-    """Return advice for common mistakes in a spec, or an empty text."""
+    """Return advice for a spec ``text`` that the TOML parser refused with the message ``error``.
+
+    Return an empty text if the mistake is not a common one.
+    """
     line_number = re.search(r"at line ([0-9]+)", error)
     lines = text.splitlines()
     line = (
@@ -681,7 +703,10 @@ PATH_KEYS = ("path", "data", "losses")
 
 
 def find_beside(environment: Any, path: Path) -> None:
-    """Resolve file names in an environment's table relative to the spec ``path``, in place."""
+    """Resolve file names in an environment's table, in place.
+
+    A relative name that exists in the folder of the spec file ``path`` is replaced by this file.
+    """
     if not isinstance(environment, dict):
         return
     for key in PATH_KEYS:

@@ -67,13 +67,18 @@ class Course:
         self._reported_round, self._report_time = 0, time.monotonic()
 
     def begin(self, until: int) -> int:
-        """Resume from the snapshot if there is one that fits, and return its round, else 0."""
+        """Resume from the snapshot, and return its round.
+
+        Return 0, the start, if there is no snapshot, it is later than round ``until``, or its
+        arrays do not fit.
+        """
         stored = self._snapshot.kept() if self._snapshot is not None else None
         if stored is None or stored.round > until:
             return 0
         arrays = stored.arrays
         phase = int(arrays["phase"]) if "phase" in arrays else 0
         if phase and self._walks is not None:
+            # Begin the phase first, so that the objects below have a walk to restore.
             self._walks.begin(phase)
         fresh = self._state()
         if fresh is None or fresh.keys() != arrays.keys():
@@ -89,6 +94,7 @@ class Course:
         rounds, self._reported_round = round - self._reported_round, round
 
         def write_snapshot(snapshot: Snapshot) -> None:
+            """Write the current state, unless a class does not state what changes."""
             state = self._state()
             if state is not None:
                 snapshot.keep(round, state)
@@ -97,7 +103,7 @@ class Course:
         tell(self._snapshot, write_snapshot, rounds, self._progress)
 
     def passed(self, round: int) -> None:
-        """Call `reached` if the last call is at least ``SECONDS_HEARD`` ago."""
+        """Call `reached` unless its last call is less than ``SECONDS_HEARD`` ago."""
         if time.monotonic() - self._report_time >= SECONDS_HEARD:
             self.reached(round)
 

@@ -60,10 +60,11 @@ class Ledger:
     def __init__(self, adversary: Adversary, checkpoints: np.ndarray) -> None:
         self.adversary, self.checkpoints = adversary, checkpoints
         self.regret = np.zeros(len(checkpoints))
-        self._at = 0
-        self._lost = 0.0
-        self._total = np.zeros(adversary.losses.experts)
-        self._rounds, self._sums = 0, np.zeros_like(self._total)  # of the current stretch
+        self._at = 0  # position of the next checkpoint
+        self._lost = 0.0  # loss of the decisions so far
+        self._total = np.zeros(adversary.losses.experts)  # loss of every expert so far
+        # Number of rounds, and loss of every expert, in the current stretch.
+        self._rounds, self._sums = 0, np.zeros_like(self._total)
         self._last_x: np.ndarray | None = None
         self._expert: int | None = None  # the expert that _last_x chooses, if it chooses one
         self._gap_of: dict[int, float] = {}  # expected gap to the best expert, by expert
@@ -74,10 +75,10 @@ class Ledger:
         return self.adversary.suboptimality is None and self.adversary.optimum is None
 
     def played(self, first: int, last: int, x: np.ndarray, sums: np.ndarray | None) -> None:
-        """Record rounds first..last, in which all clients used x.
+        """Record rounds first..last, in which all clients used the decision x (d,).
 
-        The only checkpoint among these rounds may be ``last``. ``sums`` (d,) are the losses of
-        every expert over these rounds and all clients, if they are needed.
+        No round before ``last`` may be a checkpoint. ``sums`` (d,) holds the loss of every expert,
+        added up over these rounds and all clients; it may be None unless `needs_sums`.
         """
         losses, optimum = self.adversary.losses, self.adversary.optimum
         if optimum is not None:
@@ -99,13 +100,21 @@ class Ledger:
         weights: np.ndarray | None,
         sums: np.ndarray | None,
     ) -> None:
-        """Record what was played in n ranges of rounds, as n calls of `played` would.
+        """Record the decisions in n ranges of rounds, as n calls of `played` would.
 
-        Range i has the rounds edges[i] + 1 to edges[i + 1]. If settles[i] is 1, and at checkpoints,
-        `settle` then adds the loss of what was played since its last call. Without ``weights``,
-        which[i] is the expert that was played. With ``weights`` (k, d), which[i] is the row of
-        ``weights`` that was played. ``sums`` (n, d) are the losses of each expert in each range, in
-        multiples of ``losses.unit``. Pseudo-regret does not need them.
+        Parameters
+        ----------
+        edges : ndarray of int, shape (n + 1,)
+            Range i has the rounds edges[i] + 1 to edges[i + 1].
+        settles : ndarray of uint8, shape (n,)
+            1 if a stretch ends after range i, so that `settle` adds its loss; checkpoints also do.
+        which : ndarray of int, shape (n,)
+            The expert that was chosen in range i, or the row of ``weights`` that was used.
+        weights : ndarray, shape (k, d), or None
+            Decisions that are weights of experts. None if each decision is a single expert.
+        sums : ndarray of int64, shape (n, d), or None
+            The loss of each expert in each range, in multiples of ``losses.unit``. Pseudo-regret
+            does not need these losses.
         """
         gaps = None
         if self.adversary.suboptimality is not None:
@@ -129,7 +138,10 @@ class Ledger:
         )
 
     def _gaps(self, which: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-        """Return the expected gap of each decision to the best expert, (n,)."""
+        """Return the expected loss of each decision minus that of the best expert, (n,).
+
+        ``which`` and ``weights`` define the decisions, as in `played_many`.
+        """
         suboptimality = self.adversary.suboptimality
         assert suboptimality is not None
         if weights is not None:
@@ -150,7 +162,7 @@ class Ledger:
         return np.array([self._gap_of[int(expert)] for expert in experts])[places]
 
     def settle(self, x: np.ndarray) -> None:
-        """End a stretch, in which x was used since the last call: add its loss."""
+        """Add the loss of the decision x (d,) over all rounds since the last call."""
         if self.adversary.suboptimality is not None:
             agent_rounds = self.adversary.losses.silos * self._rounds
             self._lost += agent_rounds * self.adversary.suboptimality(x)
@@ -161,7 +173,10 @@ class Ledger:
         self._rounds = 0
 
     def _inner(self, x: np.ndarray) -> float:
-        """Return the loss of x over the stretch; it is exact if x chooses one expert."""
+        """Return <sums, x>, the loss of the decision x (d,) over the current stretch.
+
+        It has no rounding error if x chooses a single expert.
+        """
         if x is not self._last_x:
             best = int(x.argmax())
             self._last_x, self._expert = x, best if x[best] == 1.0 else None
@@ -201,11 +216,15 @@ def run_steps(
         exchanged[checkpoints == round] = server.releases
         if progress is not None:
             progress(1)
-    return outcome(plan, ledger, exchanged, clients[0].x, server.events)
+    return make_outcome(plan, ledger, exchanged, clients[0].x, server.events)
 
 
 def loss_of(losses: loss_kernels.Losses, silo: int, round: int) -> np.ndarray | Gradient:
-    """Return what one client observes in a round: losses (d,), or a gradient function."""
+    """Return what one client observes in a round.
+
+    It is the vector of the experts' losses (d,), or for other losses the function from a decision
+    x (d,) to the gradient there.
+    """
     if not losses.has_rows:
         return lambda x: losses.value(silo, round, x)[1]
     loss = losses.row(silo, round)
@@ -231,12 +250,12 @@ def run(
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
     ledger = Ledger(adversary, checkpoints)
-    clients = totals(adversary.losses, plan, noise, threads)
-    parts: dict[str, Any] = {"decider": decider, "ledger": ledger}
+    clients = clients_of(adversary.losses, plan, noise, threads)
+    changing_objects: dict[str, Any] = {"decider": decider, "ledger": ledger}
     walks = clients if isinstance(clients, Scores) else None
     if walks is None:
-        parts["ask"] = clients
-    course = Course(plan, parts, walks, snapshot, progress)
+        changing_objects["ask"] = clients
+    course = Course(plan, changing_objects, walks, snapshot, progress)
     last_round = last or plan.horizon
     rounds_done = course.begin(last_round)
     # Exact types: a subclass may decide differently, so it is run message by message.
@@ -246,12 +265,15 @@ def run(
         rounds_done = run_coins(decider, ledger, rounds_done, last_round, course)
         if rounds_done == last_round:
             counts = (checkpoints - 1) * (checkpoints <= last_round)
-            return outcome(plan, ledger, counts, course.x, decider.events)
+            return make_outcome(plan, ledger, counts, course.x, decider.events)
     pseudo_regret = adversary.suboptimality is not None and not sums_needed
     most_rounds = plan.horizon if pseudo_regret else rounds_of_call(adversary.losses)
     edges = stretches_of(plan, checkpoints, last_round, most_rounds)
-    if adversary.optimum is None and (walks_trees or whole(plan, decider)):
-        exchange_flags, start_edge = asks_of(plan, edges), int(np.searchsorted(edges, rounds_done))
+    if adversary.optimum is None and (walks_trees or decides_in_blocks(plan, decider)):
+        exchange_flags, start_edge = (
+            exchange_flags_of(plan, edges),
+            int(np.searchsorted(edges, rounds_done)),
+        )
         if isinstance(clients, Scores):
             run_scores(
                 plan, clients, ledger, edges[start_edge:], exchange_flags[start_edge:], course
@@ -266,7 +288,7 @@ def run(
                 threads,
                 course,
             )
-        return finished(plan, ledger, checkpoints, last_round, course.x, decider.events)
+        return outcome_after(plan, ledger, checkpoints, last_round, course.x, decider.events)
     ranges = ranges_with_losses(adversary.losses, edges[edges >= rounds_done], sums_needed, threads)
     for first, end, sums in ranges:
         if plan.exchanges_before(first) > course.made:
@@ -280,10 +302,10 @@ def run(
         ledger.played(first, end, course.x, sums)
         course.passed(end)
     course.reached(last_round)
-    return finished(plan, ledger, checkpoints, last_round, course.x, decider.events)
+    return outcome_after(plan, ledger, checkpoints, last_round, course.x, decider.events)
 
 
-def finished(
+def outcome_after(
     plan: ExpertPlan,
     ledger: Ledger,
     checkpoints: np.ndarray,
@@ -291,7 +313,7 @@ def finished(
     x: np.ndarray,
     events: dict[str, int],
 ) -> Outcome:
-    """Return the outcome after rounds 1..last."""
+    """Return the Outcome after rounds 1..last; ``x`` (d,) is the last decision."""
     asking_rounds = plan.asking_rounds(last)
     counts = np.searchsorted(asking_rounds, checkpoints, side="right")
     # Some rounds may begin with several exchanges.
@@ -300,14 +322,12 @@ def finished(
         _, first_places, places = np.unique(counts, return_index=True, return_inverse=True)
         exchanges = [plan.exchanges_before(int(checkpoints[place])) for place in first_places]
         counts = np.array(exchanges, np.int64)[places]
-    return outcome(plan, ledger, counts * (checkpoints <= last), x, events)
+    return make_outcome(plan, ledger, counts * (checkpoints <= last), x, events)
 
 
-def whole(plan: ExpertPlan, decider: object) -> bool:
-    """Return whether all decisions of a block of rounds can be made at once.
-
-    This holds for exactly these classes; a subclass may decide differently.
-    """
+def decides_in_blocks(plan: ExpertPlan, decider: object) -> bool:
+    """Return whether ``decider`` can make all decisions of a block of rounds in one call."""
+    # Exact types: a subclass may decide differently.
     return type(decider) in (Leader, Hedge, SparseVector) and type(plan) in (
         LeaderPlan,
         HedgePlan,
@@ -316,11 +336,15 @@ def whole(plan: ExpertPlan, decider: object) -> bool:
 
 
 class CoinRounds:
-    """Rounds that are run with their decisions and regret; see `fastfed.experts.plan.Rounds`."""
+    """Rounds that the compiled losses run, with their decisions and regret.
+
+    It implements `fastfed.experts.plan.Rounds`. ``lost`` (d,) is the cumulative loss of every
+    expert in units, and ``done`` the number of completed rounds.
+    """
 
     def __init__(self, ledger: Ledger, lost: np.ndarray, done: int) -> None:
         self.ledger, self.lost, self.done = ledger, lost, done
-        self.latest = np.zeros_like(lost)
+        self.latest = np.zeros_like(lost)  # losses of the last round
 
     def run(
         self,
@@ -337,7 +361,10 @@ class CoinRounds:
         table: np.ndarray = NO_TABLE,
         alone: int = 0,
     ) -> tuple[int, int, int]:
-        """Run rounds until ``last``, or until a decision that the call cannot make."""
+        """Run rounds up to ``last``, or up to a decision that compiled code cannot make.
+
+        `fastfed.experts.plan.Rounds.run` describes arguments and result.
+        """
         ledger, coins = self.ledger, self.ledger.adversary.losses
         assert isinstance(coins, loss_kernels.Coins)
         self.done, expert, release, changes, ledger._lost, ledger._at = coins.course(
@@ -360,10 +387,10 @@ class CoinRounds:
 
 
 def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bool:
-    """Return whether `run_coins` can run the rounds until ``last``."""
+    """Return whether `run_coins` can run the rounds up to ``last``: all losses are coins."""
     losses = ledger.adversary.losses
     return (
-        whole(plan, decider)
+        decides_in_blocks(plan, decider)
         and isinstance(losses, loss_kernels.Coins)
         and ledger.needs_sums
         and losses.experts <= loss_kernels.COURSE_EXPERTS
@@ -377,9 +404,9 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
 
 
 def run_coins(decider: Any, ledger: Ledger, done: int, last: int, course: Course) -> int:
-    """Run rounds whose losses are coins, and return the last one that was run.
+    """Run the rounds after ``done``, whose losses are coins, and return the last completed round.
 
-    It is before ``last`` if the other rounds must be run from sums.
+    If it is before ``last``, the other rounds must be run from sums of losses.
     """
     plan, rounds = course.plan, CoinRounds(ledger, course.lost, done)
     most_rounds = rounds_of_call(ledger.adversary.losses)
@@ -396,11 +423,15 @@ def run_coins(decider: Any, ledger: Ledger, done: int, last: int, course: Course
     return done
 
 
-def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
-    """Return 1 for each edge (n + 1,) at which messages are exchanged, else 0; uint8."""
+def exchange_flags_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
+    """Return for each edge whether messages are exchanged there: 1 or 0, (n + 1,) uint8.
+
+    An edge is the last round of a range of rounds (see `stretches_of`). Messages are exchanged at
+    the beginning of the next round.
+    """
     last, flags = int(edges[-1]), np.zeros(len(edges), np.uint8)
     exchange_rounds = plan.asking_rounds(last)
-    if in_every_round(exchange_rounds, last) and len(edges) == last + 1:
+    if is_every_round(exchange_rounds, last) and len(edges) == last + 1:
         flags[1:-1] = 1
         return flags
     exchange_rounds = exchange_rounds[exchange_rounds > 1]
@@ -413,13 +444,16 @@ def asks_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
     return flags
 
 
-def in_every_round(asking: np.ndarray, last: int) -> bool:
-    """Return whether ``asking`` (ascending) are the rounds 2..last."""
+def is_every_round(asking: np.ndarray, last: int) -> bool:
+    """Return whether the ascending rounds ``asking`` are exactly 2, 3, ..., last."""
     return len(asking) == last - 1 > 0 and bool(asking[0] == 2)
 
 
 def dense(asking: np.ndarray, last: int) -> bool:
-    """Return whether one byte per round takes no more memory than 8 bytes per exchange."""
+    """Return whether one byte per round takes less memory than 8 bytes per exchange.
+
+    ``asking`` holds the rounds with an exchange.
+    """
     return 8 * len(asking) > last
 
 
@@ -432,13 +466,18 @@ def run_sums(
     threads: int,
     course: Course,
 ) -> None:
-    """Run the stretches between edges, and make the decisions of a block of stretches at once."""
+    """Run the stretches between ``edges`` by sums of losses.
+
+    The decisions of a whole block of stretches are made in one call. ``exchange_flags`` is 1 at
+    edges where messages are exchanged.
+    """
     losses, lost = ledger.adversary.losses, course.lost
     blocks = list(blocks_of(losses, edges, MOST_SUMS_TOGETHER))
     buffer = np.empty((max((end - at for at, end in blocks), default=0), losses.experts), np.int64)
     # No stretch begins at the last edge.
     for at, end in blocks:
         sums, flags = losses.sums(edges[at : end + 1], threads, buffer), exchange_flags[at:end]
+        # The first exchange of the block, and the number of stretches up to its last exchange.
         positions = np.flatnonzero(flags)
         first, count = (int(positions[0]), int(positions[-1]) + 1) if len(positions) else (0, 0)
         decisions = np.zeros(0, np.int64)
@@ -446,15 +485,17 @@ def run_sums(
             decisions = decider.decide_many(
                 Stretches(sums[:count], losses.unit, flags[:count], lost)
             )
+        # decide_many has added the losses before the last exchange; add the others.
         lost += sums[max(count - 1, 0) :].sum(axis=0)
 
         def play(
             start: int, stop: int, rows: np.ndarray, weights: np.ndarray | None,
             at: int = at, sums: np.ndarray = sums,
         ) -> None:  # fmt: skip
-            """Record what was played in ranges start..stop - 1 of the block that begins at ``at``.
+            """Record the decisions in the block's stretches start..stop - 1.
 
-            The defaults keep the values of this iteration.
+            ``rows`` and ``weights`` define them, as in `Ledger.played_many`. The default arguments
+            keep the values of this iteration of the loop.
             """
             ledger.played_many(
                 edges[at + start : at + stop + 1],
@@ -495,7 +536,11 @@ def run_scores(
     exchange_flags: np.ndarray,
     course: Course,
 ) -> None:
-    """Run the stretches between edges, and make many exchanges of a phase at once."""
+    """Run the stretches between ``edges`` for a plan that sends scores of gradients.
+
+    Many exchanges of a phase are made in one call. ``exchange_flags`` is 1 at edges where messages
+    are exchanged.
+    """
     losses = ledger.adversary.losses
     for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
         sums = losses.sums(edges[at : end + 1], clients.threads) if ledger.needs_sums else None
@@ -516,7 +561,11 @@ def run_scores(
 def blocks_of(
     losses: loss_kernels.Losses, edges: np.ndarray, most_sums: int
 ) -> Iterator[tuple[int, int]]:
-    """Divide the stretches into blocks at..end - 1 whose sums are computed in one call."""
+    """Yield pairs (first, end): the losses of stretches first..end - 1 are summed in one call.
+
+    ``edges`` are the stretches' last rounds. A block has at most ``most_sums`` sums, one per
+    stretch and expert.
+    """
     most_rounds, most_stretches = rounds_of_call(losses), max(1, most_sums // losses.experts)
     at = 0
     while at < len(edges) - 1:
@@ -529,13 +578,13 @@ def blocks_of(
 def stretches_of(
     plan: ExpertPlan, checkpoints: np.ndarray, last: int, most_rounds: int
 ) -> np.ndarray:
-    """Return the edges (n + 1,) of n ranges of rounds edges[i] + 1 .. edges[i + 1].
+    """Divide rounds 1..last into n ranges, and return their edges, (n + 1,).
 
-    No range contains an exchange or a checkpoint before its end, and none is longer than
-    ``most_rounds``.
+    Range i has the rounds edges[i] + 1 to edges[i + 1], at most ``most_rounds``. Exchanges and
+    checkpoints lie only at the ends of ranges.
     """
     exchange_rounds = plan.asking_rounds(last)
-    if in_every_round(exchange_rounds, last):
+    if is_every_round(exchange_rounds, last):
         return np.arange(last + 1)
     inner_checkpoints = checkpoints[checkpoints < last]
     cuts = np.arange(0, last, most_rounds)
@@ -590,7 +639,10 @@ class Sums:
         self._sum += sums
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
-        """Return the sum (d,) of all clients' messages in an exchange, and start a new sum."""
+        """Return the sum (d,) of all clients' messages in this exchange, and start a new sum.
+
+        The number of the exchange and the decision x are for plans that send scores.
+        """
         sent, self._sum = self._sum, np.zeros(len(self._sum))
         return sent
 
@@ -615,7 +667,7 @@ class Scores:
                 self.walking = self._begin(phase)
 
     def _walk_of(self, release: int) -> Walk:
-        """Return the walk through the trees of the phase that contains an exchange."""
+        """Return the walk through the trees of the phase that contains exchange ``release``."""
         phase = self.plan.phase_of(release)
         if self.walking is None or self.walking.phase is not phase:
             self.walking = self._begin(phase)
@@ -631,12 +683,17 @@ class Scores:
 
     @property
     def _silos(self) -> range:
+        """Indices of all clients."""
         return range(self.plan.silos)
 
     def _sum(
         self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
     ) -> np.ndarray:
-        """Return the gradients at x of all clients' samples start..stop - 1."""
+        """Return the sum (M, d) of each client's gradients at x, over samples start..stop - 1.
+
+        With ``parent`` (d,), gradients at that decision are subtracted. Gradients are clipped to
+        the plan's bounds, and differences to ``most``.
+        """
         rounds = np.ascontiguousarray(self._rounds[:, start:stop])
         bounds = self.plan.bounds.low, self.plan.bounds.high, most
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
@@ -655,9 +712,10 @@ class Scores:
             on_progress()
 
     def _visit_leaves(self, walk: Walk, release: int, last: int, x: np.ndarray) -> int:
-        """Visit the next leaves of the walk in one call, and return the next exchange.
+        """Visit the next leaves of the walk in one call, and update the decision x in place.
 
-        x is updated in place.
+        Each leaf is one exchange, from ``release`` to at most ``last``. Return the number of the
+        exchange after the last visited leaf.
         """
         plan, phase = self.plan, walk.phase
         most_samples = rounds_of_call(self.losses)
@@ -685,7 +743,10 @@ class Scores:
         return release + len(leaves)
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
-        """Return the sum (d,) of all clients' messages in an exchange, in the order of clients."""
+        """Return the sum (d,) of all clients' scores at x in exchange ``release``.
+
+        Clients are added in the order of their indices, so that rounding is reproducible.
+        """
         plan = self.plan
         rows = self._walk_of(release).leaf(x)
         if plan.protocol.noise_by == "silos":
@@ -697,24 +758,24 @@ class Scores:
         return total
 
 
-def totals(
+def clients_of(
     losses: loss_kernels.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
 ) -> Sums | Scores:
-    """Return an object that stands for all clients of a plan."""
+    """Return an object that makes the sums of all clients' messages."""
     return Scores(plan, losses, noise, threads) if plan.sends == "scores" else Sums(plan.experts)
 
 
-def outcome(
+def make_outcome(
     plan: ExpertPlan,
     ledger: Ledger,
     exchanged: np.ndarray,
     x: np.ndarray,
     events: dict[str, int],
 ) -> Outcome:
-    """Return the outcome of a curve.
+    """Return the Outcome of a curve.
 
-    ``exchanged`` (C,) is the number of exchanges up to each checkpoint, and ``x`` is what was
-    played last.
+    ``exchanged`` (C,) is the number of exchanges up to each checkpoint, and ``x`` (d,) the last
+    decision.
     """
     return Outcome(
         group_regret=ledger.regret,
@@ -729,8 +790,11 @@ def outcome(
 # ---- Memory, and the driver --------------------------------------------------------------------
 
 
-def terms_of(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
-    """Return the memory terms of a curve: clients, their sums or gradients, and stretches."""
+def curve_terms(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
+    """Return the memory terms of a curve except its Outcome.
+
+    ``checkpoints`` is the number of checkpoints; ``steps`` selects the step driver.
+    """
     d, m = plan.experts, plan.silos
     size_text = f"{spaced(m)} clients x {spaced(d)} experts"
     edges = plan.exchanges + min(checkpoints, plan.horizon)
@@ -753,7 +817,7 @@ def memory(
     plan: ExpertPlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
     """Return the memory terms of one curve in one replicate."""
-    return [*terms_of(plan, checkpoints, steps), outcome_term(checkpoints, plan.experts)]
+    return [*curve_terms(plan, checkpoints, steps), outcome_term(checkpoints, plan.experts)]
 
 
 DRIVER = Driver(run, run_steps, memory, snapshots=True)

@@ -30,7 +30,7 @@ class Peaks:
 
 
 def best_of(*measured: Peaks) -> Peaks:
-    """Return the highest of several measurements of each peak rate."""
+    """Return peak rates that are the highest of several measurements."""
     rates = {name: max(peaks.rates[name] for peaks in measured) for name in measured[0].rates}
     return Peaks(rates, measured[0].sizes)
 
@@ -70,11 +70,11 @@ class Bound:
 
 
 def bound(work: Work, peaks: Peaks) -> Bound:
-    """Compute the least time of some work.
+    """Compute the least time of some work at these peak rates.
 
-    All kinds of arithmetic share the same units, so their times add up, and so do the times of the
-    levels of memory. Arithmetic and memory reads can overlap, so the bound is the longer of the two
-    sums. A processor without 16-bit products does them in float32.
+    All kinds of arithmetic share the same execution units, so their times add up. The times of
+    memory reads add up too. Arithmetic and reads can overlap, so the bound is the longer of the two
+    sums. A processor without 16-bit products computes them in float32.
     """
     operations = {name: getattr(work, name) for name in ARITHMETIC}
     if "int16" not in peaks.rates:

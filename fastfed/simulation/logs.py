@@ -115,6 +115,7 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
     log = experiment.environment
     if not isinstance(log, Log):
         raise InputError(f'environment must be of kind "log", got "{log.kind}"')
+    # `parts` holds for each silo its rows for training, and its rows for evaluation.
     rounds, parts = log.rounds(experiment.silos), log.parts(experiment.silos)
     for curve in experiment.curves:
         trained = curve.system.plan
@@ -125,52 +126,57 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
             )
         if curve.problem is not experiment.problem:
             raise InputError(f'curve "{curve.label}" must not change the log or its silos')
-    tests = [part for _, part in parts]
-    at = np.concatenate([np.arange(part.start, part.stop) for part in tests])
-    counts = np.concatenate([rounds.counts(part, i) for i, part in enumerate(tests)])
-    logged = rounds.rewards[at], rounds.propensities[at]
-    least = float(rounds.propensities.min())
-    high = log.reward_range[1] if log.reward_range[0] >= 0.0 else None
+    test_parts = [part for _, part in parts]
+    test_rows = np.concatenate([np.arange(part.start, part.stop) for part in test_parts])
+    counts = np.concatenate([rounds.counts(part, i) for i, part in enumerate(test_parts)])
+    rewards, propensities = rounds.rewards[test_rows], rounds.propensities[test_rows]
+    least_propensity = float(rounds.propensities.min())
+    # The largest reward bounds estimates only if no reward is negative.
+    largest_reward = log.reward_range[1] if log.reward_range[0] >= 0.0 else None
 
-    def valued(label: str, policies: list[np.ndarray], weight: float, **more: Any) -> LogValue:
-        """Return the estimated value of the mean policy, and its deviation over replicates."""
+    def row_of(label: str, policies: list[np.ndarray], weight: float, **more: Any) -> LogValue:
+        """Return the table row of a policy.
+
+        ``policies`` holds for each replicate the probabilities of the logged actions (n,), and
+        ``weight`` is the largest ratio of a policy's to the log's probability of an action.
+        """
         mean = np.mean(policies, axis=0)
-        each = [float((p / logged[1] * logged[0]).mean()) for p in policies]
-        estimates = _estimates(mean, *logged, high, weight)
+        values = [float((p / propensities * rewards).mean()) for p in policies]
+        estimates = _estimates(mean, rewards, propensities, largest_reward, weight)
         noise_std = None
-        if len(each) > 1:
-            noise_std = float(np.std(each, ddof=1)) if len(set(each)) > 1 else 0.0
+        if len(values) > 1:
+            noise_std = float(np.std(values, ddof=1)) if len(set(values)) > 1 else 0.0
         return LogValue(label, *estimates, noise_std, **more)
 
-    rows = [valued(LOGGED, [logged[1]], 1.0)]
-    rows.append(valued(UNIFORM, [1.0 / counts], 1.0 / (least * int(counts.min()))))
+    rows = [row_of(LOGGED, [propensities], 1.0)]
+    rows.append(row_of(UNIFORM, [1.0 / counts], 1.0 / (least_propensity * int(counts.min()))))
     for curve in experiment.curves:
         plan, policies = curve.system.plan, []
-        last: list[np.ndarray] = []
+        previous_thetas: list[np.ndarray] = []
         same = False  # without noise all trainings are equal, so two are enough
         for replicate in experiment.replicate_numbers:
             noise = SeededNoise(experiment.seed, replicate)
             if replicate < 2 or not same:
-                thetas = _trained(log, plan, noise, progress)
-                same = replicate > 0 and all(map(np.array_equal, thetas, last))
-                last = thetas
+                thetas = _trained_thetas(log, plan, noise, progress)
+                same = replicate > 0 and all(map(np.array_equal, thetas, previous_thetas))
+                previous_thetas = thetas
             elif progress is not None:
                 progress(plan.silos * plan.horizon)
             policies.append(
                 np.concatenate(
                     [
                         rounds.probabilities(part, i, thetas[i], log.top)
-                        for i, part in enumerate(tests)
+                        for i, part in enumerate(test_parts)
                     ]
                 )
             )
-        # No policy takes an action with a larger probability than one of its best actions.
+        # A policy draws uniformly from its `log.top` best actions, or from all if there are fewer.
         most = 1.0 / min(log.top, int(counts.min()))
         rows.append(
-            valued(
+            row_of(
                 curve.label,
                 policies,
-                most / least,
+                most / least_propensity,
                 releases=plan.releases,
                 certificate=curve.system.certificate,
             )
@@ -178,7 +184,7 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
     return LogValues(
         name=experiment.name,
         trained=experiment.silos * experiment.horizon,
-        evaluated=len(at),
+        evaluated=len(test_rows),
         silos=experiment.silos,
         actions=int(counts.max()),
         replicates=len(experiment.replicate_numbers),
@@ -203,7 +209,7 @@ class _Training:
         return float(mean)
 
 
-def _trained(
+def _trained_thetas(
     log: Log,
     plan: Any,
     noise: SeededNoise,
@@ -234,7 +240,11 @@ def _estimates(
     largest_reward: float | None,
     largest_weight: float,
 ) -> tuple[PolicyValue | None, PolicyValue | None]:
-    """Return both estimates for the probabilities of the logged actions, or (None, None)."""
+    """Estimate the value of a policy by inverse propensities, and self-normalised.
+
+    ``policy`` (n,) are its probabilities of the logged actions, and ``propensities`` (n,) those of
+    the logging policy. Return (None, None) if the policy never takes a logged action.
+    """
     if not policy.any():
         return None, None
     # Only the probability of the logged action matters: call it 0, and all other actions 1.

@@ -90,14 +90,14 @@ def run_steps(
             sum(s.clipped_features for s in all_silos),
             sum(s.clipped_rewards for s in all_silos),
         ),
-        total=np.array([_total(peers, p) for p in plan.parts]),
+        total=np.array([_statistics_of_part(peers, p) for p in plan.parts]),
         actions=actions,
         rewards=rewards,
     )
 
 
-def _total(peers: list[Peer], part: Part) -> np.ndarray:
-    """Return the synchronised statistics of a part, (s,)."""
+def _statistics_of_part(peers: list[Peer], part: Part) -> np.ndarray:
+    """Return the synchronised statistics (s,) of a part, which all silos of its clique share."""
     return peers[part.clique[0]].estimators[part.estimator].total
 
 
@@ -113,7 +113,10 @@ class _StepCounts:
         self.sent = np.zeros(len(checkpoints))
 
     def note(self, round: int, sent: int) -> None:
-        """Record the counts after a round, if it is a checkpoint; ``sent`` is in bytes."""
+        """Record the counts after a round, if it is a checkpoint.
+
+        ``sent`` is the number of bytes that the network has sent so far.
+        """
         at_checkpoint = self.checkpoints == round
         self.curves[at_checkpoint] = self.regret
         self.counts[at_checkpoint] = self.synchronisations
@@ -130,13 +133,16 @@ class _StepCounts:
 
 @dataclass(frozen=True)
 class _PartSums:
-    """Sums over the parts that were run, as arrays by name, which snapshots contain."""
+    """Sums over the parts that were run so far: arrays by name, which snapshots contain.
+
+    A part is one estimator of one clique of silos, run as a separate federation.
+    """
 
     arrays: dict[str, np.ndarray]
 
     @classmethod
     def none(cls, plan: PeerPlan, checkpoints: int, record: bool) -> _PartSums:
-        """Return sums of zero, before any part was run."""
+        """Return the sums before any part was run; ``record`` adds arrays of actions, rewards."""
         zeros = {
             "group": np.zeros(checkpoints),
             "counts": np.zeros(checkpoints, np.int64),
@@ -153,14 +159,14 @@ class _PartSums:
     def add(
         self, plan: PeerPlan, number: int, state: dict[str, Any], checkpoints: np.ndarray
     ) -> None:
-        """Add the final state of part ``number``."""
+        """Add the results of part ``number`` from its final state (`compiled.state`)."""
         part, sums = plan.parts[number], self.arrays
         _, last_before = _part_checkpoints(plan, part, checkpoints)
         # cumsum adds silo by silo, as the step driver does; sum could add in a different order.
-        curves = np.vstack([sums["group"], _since_start(state["curve"])[:, last_before]])
+        curves = np.vstack([sums["group"], _with_start(state["curve"])[:, last_before]])
         sums["group"][:] = curves.cumsum(axis=0)[-1]
-        sums["counts"] += _since_start(state["synchronised"].cumsum())[last_before]
-        sums["sent"] += _sent(plan, part, state, checkpoints)
+        sums["counts"] += _with_start(state["synchronised"].cumsum())[last_before]
+        sums["sent"] += _bytes_sent(plan, part, state, checkpoints)
         sums["clipped"] += state["clipped"].sum(axis=0)
         sums["indefinite"] += state["indefinite"]
         sums["totals"][number] = state["total"]
@@ -171,7 +177,7 @@ class _PartSums:
                 sums["rewards"][silo, rounds] = state["rewards"][member]
 
     def outcome(self, checkpoints: int) -> Outcome:
-        """Return the outcome of all parts."""
+        """Return the Outcome of the plan; ``checkpoints`` is the number of checkpoints."""
         sums = self.arrays
         features, rewards = sums["clipped"]
         return Outcome(
@@ -191,45 +197,57 @@ def _part_checkpoints(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Convert checkpoints of the curve to checkpoints of a part.
 
-    Returns the part's checkpoints, in the part's rounds, and for each checkpoint of the curve (C,)
-    how many of the part's checkpoints are at or before it.
+    A part's rounds are the rounds of the curve that use its estimator. Return the part's
+    checkpoints, counted in its rounds, and for each checkpoint of the curve (C,) how many of the
+    part's checkpoints are at or before it.
     """
     uses = np.array([plan.uses(part.estimator, int(c)) for c in checkpoints])
     part_checkpoints = np.unique(uses[uses > 0])
     return part_checkpoints, np.searchsorted(part_checkpoints, uses, side="right")
 
 
-def _since_start(curves: np.ndarray) -> np.ndarray:
-    """Prepend a 0 to curves, for checkpoints before a part's first round."""
+def _with_start(curves: np.ndarray) -> np.ndarray:
+    """Return curves with a 0 in front, the value at checkpoints before a part's first round."""
     return np.pad(curves, [(0, 0)] * (curves.ndim - 1) + [(1, 0)])
 
 
-def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.ndarray) -> np.ndarray:
-    """Return the bytes over all edges by each checkpoint (C,), for all messages about one part."""
+def _bytes_sent(
+    plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.ndarray
+) -> np.ndarray:
+    """Return the bytes sent over all edges by each checkpoint (C,), for one part's messages.
+
+    ``state`` is the part's final state: it states in which of the part's rounds its silos
+    synchronised, and in which rounds each silo requested a synchronisation.
+    """
     rounds = plan.rounds(part.estimator)
-    report = 8 * part.plan.statistic_size
-    reported = rounds[state["synchronised_rounds"] > 0]
-    total = report * _report_crossings(plan.clique_crossings[part.clique], reported, checkpoints)
-    requested = state["requested"]
-    uses = np.flatnonzero(requested.any(axis=1))
-    silos = np.array(part.clique)
-    requesters = [silos[np.flatnonzero(requested[use])] for use in uses]
-    total += REQUEST_BYTES * _request_crossings(
-        plan.crossings, requesters, rounds[uses], checkpoints
+    report_bytes = 8 * part.plan.statistic_size
+    report_rounds = rounds[state["synchronised_rounds"] > 0]
+    sent = report_bytes * _report_crossings(
+        plan.clique_crossings[part.clique], report_rounds, checkpoints
     )
-    return total
+    requested = state["requested"]
+    request_positions = np.flatnonzero(requested.any(axis=1))
+    silos = np.array(part.clique)
+    requesters = [silos[np.flatnonzero(requested[position])] for position in request_positions]
+    sent += REQUEST_BYTES * _request_crossings(
+        plan.crossings, requesters, rounds[request_positions], checkpoints
+    )
+    return sent
 
 
 def _report_crossings(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np.ndarray:
-    """Return the edges crossed by each checkpoint (C,), for reports sent at the end of ``when``.
+    """Return how many edges a clique's reports have crossed by each checkpoint, (C,).
 
-    ``edges`` (gamma + 1,) counts the edges that all members' reports cross in 0, 1, ... hops. The
-    rounds ``when`` are at least gamma apart, so only the last reports can still be on their way.
+    All silos of the clique send reports at the end of the rounds ``when``. ``edges`` (gamma + 1,)
+    counts the edges that these reports have crossed after 0, 1, ... hops. The rounds are at least
+    gamma apart, so only the last reports can still be on their way.
     """
     gamma = len(edges) - 1
     sent = np.searchsorted(when, checkpoints, side="right")
     if not len(when):
         return np.zeros(len(checkpoints))
+    # Rounds since the last reports. At the end of the round in which they are sent, they have
+    # crossed their first edges. All earlier reports have arrived.
     age = checkpoints - when[np.maximum(sent - 1, 0)]
     crossed = (sent - 1) * edges[gamma] + edges[np.clip(age + 1, 0, gamma)]
     return np.where(sent > 0, crossed, 0).astype(np.float64)
@@ -238,10 +256,10 @@ def _report_crossings(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarr
 def _request_crossings(
     edges: np.ndarray, requesters: list[np.ndarray], when: np.ndarray, checkpoints: np.ndarray
 ) -> np.ndarray:
-    """Return the edges crossed by each checkpoint (C,), for requests.
+    """Return how many edges requests have crossed by each checkpoint, (C,).
 
-    The silos ``requesters[k]`` sent theirs in round ``when[k]``. ``edges`` (M, gamma + 1) counts
-    the edges that each silo's message crosses in 0, 1, ... hops.
+    The silos ``requesters[k]`` sent requests in round ``when[k]``. ``edges`` (M, gamma + 1) counts
+    the edges that each silo's message has crossed after 0, 1, ... hops.
     """
     gamma = edges.shape[1] - 1
     delivered = np.cumsum([0, *(edges[silos, gamma].sum() for silos in requesters)])
@@ -266,16 +284,17 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all) of every part by the compiled driver, one after the other.
+    """Run rounds 1..last (default: all) of every part by the compiled driver, part by part.
 
-    The run resumes from the snapshot if there is one.
+    A part is one estimator of one clique of silos. The run resumes from the snapshot if there is
+    one.
     """
     verify(plan)
     last_round = plan.horizon if last is None else last
     part_sums, agent_rounds = _PartSums.none(plan, len(checkpoints), record), 0
 
     def open_part(number: int) -> tuple[driver.Run, dict[str, Any]]:
-        """Open a run of one part, and return it with its fresh state."""
+        """Return a new run of one part, and the part's fresh state."""
         part = plan.parts[number]
         part_checkpoints, _ = _part_checkpoints(plan, part, checkpoints)
         state = compiled.state(part.plan, len(part_checkpoints), record)
@@ -296,14 +315,14 @@ def run(
         return run, state
 
     def report_progress(silos: int, rounds: int) -> None:
-        """Count the rounds of single silos, and report them in whole rounds of all silos."""
+        """Report the progress of a part with this number of silos, in rounds of all silos."""
         nonlocal agent_rounds
         agent_rounds += rounds * silos
         if progress is not None:
-            # In whole rounds of all silos.
             progress(agent_rounds // plan.silos - (agent_rounds - rounds * silos) // plan.silos)
 
-    # The part that was being run when the snapshot was written, and its rounds by then.
+    # The part that was being run when the snapshot was written, how many of its rounds were done,
+    # and its run with the restored state.
     begin, done, resumed = 0, 0, None
     stored = snapshot.kept() if snapshot is not None else None
     if snapshot is not None and stored is not None and stored.stage < len(plan.parts):
@@ -315,8 +334,10 @@ def run(
             begin, done, resumed = stored.stage, position[0], (run, state)
             run.resume(position[1])
         del run, state
+    # Free the snapshot's arrays: all of them are copied by now.
     del stored
     for number, part in enumerate(plan.parts):
+        # `uses` is the number of rounds up to the last one that use the part's estimator.
         silos, uses = len(part.clique), plan.uses(part.estimator, last_round)
         if number < begin:
             report_progress(silos, uses)
@@ -324,7 +345,7 @@ def run(
         run, state = resumed or open_part(number)
         resumed = None
         states = [state, part_sums.arrays]
-        on_progress = compiled.keeping(
+        on_progress = compiled.progress_with_snapshots(
             run, states, 0, snapshot, partial(report_progress, silos), number
         )
         if done:
@@ -339,10 +360,10 @@ def run(
 def memory(
     plan: PeerPlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
-    """Return the memory terms of one curve.
+    """Return the memory terms of one curve; ``checkpoints`` is the number of checkpoints.
 
-    The compiled driver runs one part at a time and needs the memory of the largest; the step driver
-    runs all parts at once.
+    The compiled driver runs one part at a time, so it needs the memory of the largest part. The
+    step driver runs all parts at once.
     """
     parts: list[list[Term]] = []
     request_bytes = []
@@ -368,7 +389,10 @@ def memory(
 
 
 def _terms_by_part(plan: PeerPlan, parts: list[list[Term]]) -> list[list[Term]]:
-    """Return the terms of every part. ``parts`` holds the terms of each size of part once."""
+    """Return the memory terms of every part of a plan.
+
+    ``parts`` has an entry for each different size of part, in the order of first occurrence.
+    """
     kinds = {(len(p.clique), p.plan.horizon): None for p in plan.parts}
     by_kind = dict(zip(kinds, parts, strict=True))
     return [by_kind[len(p.clique), p.plan.horizon] for p in plan.parts]

@@ -29,7 +29,7 @@ from fastfed.simulation.driver import (
 from fastfed.simulation.snapshots import Snapshot
 
 #: Called with (run, first, last, progress): runs rounds first..last and reports progress.
-Through = Callable[[driver.Run, int, int, Progress], None]
+RunRange = Callable[[driver.Run, int, int, Progress], None]
 
 
 def run_steps(
@@ -59,7 +59,7 @@ def run_steps(
     run_rounds(environment, clients, record, last or plan.horizon, end_round, progress)
     return Outcome(
         group_regret=record.group_regret(),
-        **sent(plan, record.releases),
+        **phase_message_fields(plan, record.releases),
         events=linear_events(
             0,
             sum(c.clipped_features for c in clients),
@@ -71,8 +71,11 @@ def run_steps(
     )
 
 
-def sent(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the fields of an Outcome about messages, from the releases (C,) so far."""
+def phase_message_fields(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the fields of an Outcome that count messages.
+
+    ``released`` (C,) is the number of releases up to each checkpoint.
+    """
     bits = np.array([plan.bits(int(k)) for k in released], np.float64)
     return {"synchronisations": released, "bits_up": bits, "bits_down": bits.copy()}
 
@@ -86,40 +89,54 @@ def run_phases(
     plan: PhasePlan,
     checkpoints: np.ndarray,
     state: dict[str, Any],
-    open_pass: Callable[[dict[str, Any]], driver.Run],
-    through: Through,
-    until: int,
+    open_run: Callable[[dict[str, Any]], driver.Run],
+    run_range: RunRange,
+    last: int,
     snapshot: Snapshot | None = None,
     progress: Progress | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run rounds 1..until, phase by phase; return (releases by checkpoint (C,), last model (d,)).
+    """Run rounds 1..last, phase by phase.
 
-    ``state`` is the fresh state of a curve with ``plan.local``. Its curve, regret and counts are
-    filled in. ``open_pass`` opens a run of a state, and ``through`` runs some rounds of it.
+    Parameters
+    ----------
+    state : dict
+        Fresh state of a curve with ``plan.local`` (`compiled.state`). The run fills in its regret
+        and counts.
+    open_run : callable
+        ``open_run(state)`` returns a run of the compiled driver with this state.
+    run_range : callable
+        ``run_range(run, first, last, progress)`` runs rounds first..last.
+
+    Returns
+    -------
+    (ndarray, ndarray)
+        The number of releases up to each checkpoint (C,), and the last released model (d,).
     """
-    run = open_pass(state)
+    run = open_run(state)
     run.initialise()
     greedy = {**state, **greedy_state(plan)}
-    stage, rounds_done, run_numbers = _reached(snapshot, state, greedy, until)
+    stage, rounds_done, run_numbers = _reached(snapshot, state, greedy, last)
     averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
     if stage == INITIAL:
         if run_numbers is not None:
             run.resume(run_numbers)
-        on_progress = compiled.keeping(run, [state], 0, snapshot, progress, INITIAL)
+        on_progress = compiled.progress_with_snapshots(run, [state], 0, snapshot, progress, INITIAL)
         on_progress(rounds_done)
-        through(run, rounds_done + 1, min(plan.initial_rounds, until), on_progress)
-        rounds_done = min(plan.initial_rounds, until)
-    run = open_pass(greedy)
+        run_range(run, rounds_done + 1, min(plan.initial_rounds, last), on_progress)
+        rounds_done = min(plan.initial_rounds, last)
+    run = open_run(greedy)
     if stage == GREEDY and run_numbers is not None:
         run.resume(run_numbers)
         model = greedy["theta"][0].copy()
         if progress is not None:
             progress(rounds_done)
-    on_progress = compiled.keeping(run, [greedy], rounds_done, snapshot, progress, GREEDY)
+    on_progress = compiled.progress_with_snapshots(
+        run, [greedy], rounds_done, snapshot, progress, GREEDY
+    )
     released = np.zeros(len(checkpoints), np.int64)
     for phase, first_round, last_round in rounds_between(plan):
-        if first_round - 1 > until:
+        if first_round - 1 > last:
             break
         released += checkpoints >= first_round - 1
         if stage == GREEDY and first_round <= rounds_done:
@@ -132,27 +149,32 @@ def run_phases(
             state["batch"][:] = 0.0
             greedy["theta"][0] = model
             run.forget()
-        through(run, max(first_round, rounds_done + 1), min(last_round, until), on_progress)
+        run_range(run, max(first_round, rounds_done + 1), min(last_round, last), on_progress)
     return released, model
 
 
 def _reached(
-    snapshot: Snapshot | None, initial: dict[str, Any], greedy: dict[str, Any], until: int
+    snapshot: Snapshot | None, initial: dict[str, Any], greedy: dict[str, Any], last: int
 ) -> tuple[int, int, np.ndarray | None]:
-    """Read a snapshot into the state of its stage, and return (stage, rounds, numbers of the run).
+    """Restore the state of the stage in which a snapshot was written.
 
-    Without a usable snapshot return the start: (INITIAL, 0, None).
+    ``initial`` and ``greedy`` are the fresh states of the two stages. Return the stage, the number
+    of completed rounds and the numbers for `Run.resume`. Without a usable snapshot return
+    (INITIAL, 0, None), and change nothing.
     """
     stored = snapshot.kept() if snapshot is not None else None
     if snapshot is None or stored is None:
         return INITIAL, 0, None
     state = greedy if stored.stage == GREEDY else initial
-    position = snapshot.read([state], until, stored.stage, stored)
+    position = snapshot.read([state], last, stored.stage, stored)
     return (stored.stage, *position) if position is not None else (INITIAL, 0, None)
 
 
 def greedy_state(plan: PhasePlan) -> dict[str, Any]:
-    """Return the changes of a curve's state once silos use the server's model, with no bonus."""
+    """Return the fields of a curve's state that differ after the first release.
+
+    From then on silos choose greedily by the server's model, without an exploration bonus.
+    """
     d, radius = plan.dimension, plan.local.radius
     return {
         "lazy": True,
@@ -184,18 +206,20 @@ def run(
     check_phase_plan(plan)
     state = compiled.state(plan.local, len(checkpoints), record)
 
-    def open_pass(state: dict[str, Any]) -> driver.Run:
+    def open_run(state: dict[str, Any]) -> driver.Run:
+        """Return a run of the compiled driver with this state."""
         return driver.Run(environment, plan.silos, plan.horizon, checkpoints, [state], threads)
 
-    def advance(run: driver.Run, first: int, last: int, on_progress: Progress) -> None:
+    def run_range(run: driver.Run, first: int, last: int, on_progress: Progress) -> None:
+        """Run rounds first..last."""
         compiled.run_rounds(run, first, last, rounds_per_call, on_progress)
 
     last_round = plan.horizon if last is None else last
     released, model = run_phases(
-        environment, plan, checkpoints, state, open_pass, advance, last_round, snapshot, progress
+        environment, plan, checkpoints, state, open_run, run_range, last_round, snapshot, progress
     )
-    message_fields: dict[str, Any] = {**sent(plan, released), "total": model}
-    return replace(compiled.outcome(plan.local, state), **message_fields)
+    changes: dict[str, Any] = {**phase_message_fields(plan, released), "total": model}
+    return replace(compiled.outcome(plan.local, state), **changes)
 
 
 def memory(

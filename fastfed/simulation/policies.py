@@ -108,7 +108,10 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_of(policy: Any) -> str:
-    """Return "module:name" of a class or function; raise InputError if it cannot be imported."""
+    """Return the name "module:name" of a policy class or function, or the text itself.
+
+    Raise InputError if the class or function cannot be imported by that name.
+    """
     if isinstance(policy, str):
         return policy
     module, name = getattr(policy, "__module__", None), getattr(policy, "__qualname__", "")
@@ -170,15 +173,18 @@ class PolicyPlan:
     def make(self, silo: int, seed: int, replicate: int) -> Policy:
         """Create the policy of one silo, before the first round."""
         policy_type = policy_class(self.policy)
+        # 63 random bits, so that the seed fits into a signed 64-bit integer.
         key = rng.key(seed, 0, replicate, silo, 2**32 - 1) >> 1
-        offered = dict(
+        available_arguments = dict(
             zip(OFFERED, (self.dimension, self.horizon, self.silos, silo, key), strict=True)
         )
         try:
             signature = inspect.signature(policy_type).parameters
         except (TypeError, ValueError):  # a compiled class may have none
             signature = {}  # type: ignore[assignment]
-        arguments = {name: value for name, value in offered.items() if name in signature}
+        arguments = {
+            name: value for name, value in available_arguments.items() if name in signature
+        }
         try:
             instance = policy_type(**{**arguments, **self.parameters})
         except (TypeError, ValueError) as error:
@@ -195,7 +201,7 @@ class PolicyPlan:
 
 
 def _lacking(policy: object) -> str:
-    """Describe an object and the methods that it lacks."""
+    """Return a phrase that names an object's type and the methods of a policy that it lacks."""
     missing = [name for name in ("select", "observe") if not hasattr(policy, name)]
     return f"a {type(policy).__name__} without {' and '.join(missing)}"
 
@@ -252,6 +258,7 @@ class _CheckedPolicy:
         return int(index)
 
     def observe(self, reward: float) -> None:
+        """Pass a reward to the policy, as a Python float."""
         self.policy.observe(float(reward))
 
 

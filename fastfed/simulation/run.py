@@ -57,7 +57,7 @@ UNCOVERED = (
 
 
 def about_records(problem: Problem) -> list[str]:
-    """Return the caveats about real records; none if the environment draws its records."""
+    """Return the caveats about results from real records; none if records are simulated."""
     facts = problem.facts
     if not facts.real_records:
         return []
@@ -66,7 +66,7 @@ def about_records(problem: Problem) -> list[str]:
 
 
 def curve_rows(experiment: Experiment) -> list[CurveRow]:
-    """Return the rows that the store keeps about the curves."""
+    """Return a row for the store about each curve: its label, facts and certificate."""
     rows = []
     rounds = experiment.checkpoints
     random_regrets = {
@@ -104,10 +104,10 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
 
 
 def layout_for(experiment: Experiment, folder: str | Path, resources: Resources) -> Layout:
-    """Return how the missing replicates are divided into batches of runs, with their memory.
+    """Return the layout of the replicates that a folder lacks: batches of runs that fit memory.
 
-    Nothing is written. Raises InputError if the folder holds a different experiment, or the run
-    would not fit into memory.
+    Nothing is written. Raises InputError if the folder holds a different experiment, or not even
+    one curve at a time fits into memory.
     """
     stored_replicates = Store.done_in(Path(folder), experiment.identity())
     finished = sum(number in experiment.replicate_numbers for _, number in stored_replicates)
@@ -148,11 +148,12 @@ def run(
         if on_start is not None:
             on_start(batches, engine.threads)
         for finished in engine.play(experiment, batches, progress, snapshots):
+            # Curves of a batch are run together: each gets an equal share of its time and rounds.
             agent_rounds = experiment.agent_rounds(finished.work.positions) // len(
                 finished.outcomes
             )
             store.commit(
-                cells(finished.work, finished.outcomes),
+                replicate_rows(finished.work, finished.outcomes),
                 finished.seconds / len(finished.outcomes),
                 agent_rounds,
                 finished.threads,
@@ -164,7 +165,7 @@ def run(
 
 
 def _log_start(experiment: Experiment, batches: Sequence[RunBatch], threads: int) -> None:
-    """Log the remaining work of a run."""
+    """Log how much work a run will do: curve replicates, agent-rounds and threads."""
     LOG.info(
         "%s: %d curve replicates, %d agent-rounds, on %d threads",
         experiment.name,
@@ -175,7 +176,7 @@ def _log_start(experiment: Experiment, batches: Sequence[RunBatch], threads: int
 
 
 def _log_end(experiment: Experiment, finished: Finished) -> None:
-    """Log a batch of runs that has ended."""
+    """Log the replicate, curves and seconds of a batch of runs that has ended."""
     LOG.info(
         "%s: replicate %d of %s, %.3g s",
         experiment.name,
@@ -185,7 +186,7 @@ def _log_end(experiment: Experiment, finished: Finished) -> None:
     )
 
 
-def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
+def replicate_rows(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
     """Return the store's rows for the outcomes of one batch of runs."""
     return [
         ReplicateRow(
@@ -364,7 +365,7 @@ def simulate(
 
 
 def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str]) -> None:
-    """Raise InputError for a key that is a misspelt argument of `simulate`."""
+    """Raise InputError for an unknown key that resembles an argument of `simulate`."""
     arguments = list(inspect.signature(simulate).parameters)[2:-1]
     config = ALGORITHMS[algorithm].config.__struct_fields__ if algorithm else ()
     # A curve may also change numbers of the environment.
@@ -376,7 +377,7 @@ def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str])
 
 
 def _remedy(environment: object) -> str:
-    """Return advice for a value that is not an environment, or an empty text."""
+    """Return advice for a value that a user passed as environment, or an empty text."""
     if isinstance(environment, (str, os.PathLike)):
         kind = str(environment)
         if kind in ENVIRONMENTS:
@@ -418,7 +419,10 @@ def _simulated(
 
 
 def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) -> Results:
-    """Collect outcomes, by (curve position, replicate), into Results."""
+    """Return the Results of an experiment.
+
+    ``outcomes`` maps (curve position, replicate) to the outcome of this run.
+    """
     replicates = tuple(experiment.replicate_numbers)
     curves, identity = [], experiment.identity()
     for position, row in enumerate(curve_rows(experiment)):

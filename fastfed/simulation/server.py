@@ -29,9 +29,9 @@ from fastfed.simulation.driver import (
     Record,
     Term,
     linear_events,
+    message_fields,
     outcome_term,
     run_rounds,
-    sent,
     silo_term,
     spaced,
 )
@@ -97,7 +97,11 @@ class DelayedSilo(Silo):
 
 
 class ClockedSilo(Silo):
-    """A silo with its own clock (`ClockedPlan`). Its rounds are ticks, its releases are views."""
+    """A silo that exchanges messages at its own times (`ClockedPlan`).
+
+    A tick is a round of the common clock, in which the silo may have no user. A silo receives only
+    the releases of exchanges in which it takes part.
+    """
 
     def __init__(
         self,
@@ -106,19 +110,22 @@ class ClockedSilo(Silo):
         noise: SeededNoise,
         keys: Mapping[int, bytes] | None = None,
     ) -> None:
-        # The views that the silo receives, and the ticks of their exchanges.
+        # The numbers of the releases that the silo receives, and the ticks of their exchanges.
         exchanges = np.flatnonzero(plan.clocks.sends[:, index])
         self._views, self._ticks = (exchanges + 1).tolist(), plan.clocks.ticks[exchanges].tolist()
         super().__init__(plan, index, noise, keys)
 
     def _required(self) -> int:
-        """Return the view that the silo must have received before the next tick."""
+        """Return the number of the release that the silo must have received before the next tick.
+
+        It is the release at the silo's last exchange; 0 before the first exchange.
+        """
         count = bisect_right(self._ticks, self.round)
         return self._views[count - 1] if count else 0
 
     @property
     def _reports(self) -> int:
-        """The view that contains the silo's last report; 0 without a report."""
+        """Number of the release that contains the silo's last report; 0 without a report."""
         count = self._randomizer.release
         return self._views[count - 1] if count else 0
 
@@ -207,7 +214,10 @@ def run_steps(
 
 
 def simulated_masks(plan: Plan, silo: int, noise: SeededNoise) -> dict[int, bytes] | None:
-    """Return the keys of a silo's masks, computed from the seed; None for plans without masks."""
+    """Return the keys of the masks that hide a silo's messages, by the index of the other silo.
+
+    They are computed from the seed of ``noise``. Return None for plans without masks.
+    """
     if not masked(plan, noise):
         return None
     return simulated_keys(noise.seed, silo, plan.silos, noise.replicate)
@@ -224,12 +234,13 @@ def run_one(
     """Run rounds 1..last (default: all) of one plan; ``progress(1)`` is called after each round."""
     federation = Federation(plan, SeededNoise(environment.seed, environment.replicate))
     plan, players = federation.plan, federation.players
-    if compiled.has_fixed_model(environment, plan):
+    if compiled.uses_fixed_sets(environment, plan):
         for i, silo in enumerate(federation.silos):
             silo.offer_always(environment.round(i, 1)[0])
     record = Record(plan.silos, plan.horizon, checkpoints)
 
     def end_round(_: int) -> int:
+        """Exchange messages if a silo must send now; return the number of releases so far."""
         if federation.due:
             federation.exchange()
         return federation.server.release
@@ -238,7 +249,7 @@ def run_one(
     run_rounds(environment, players, record, last or plan.horizon, end_round, progress, serves)
     return Outcome(
         group_regret=record.group_regret(),
-        **sent(plan, record.releases),
+        **message_fields(plan, record.releases),
         events=linear_events(
             federation.indefinite,
             sum(player.clipped_features for player in players),
@@ -258,13 +269,16 @@ SILO, SILO_STATISTICS, LEVEL_STATISTICS = 3500, 5, 2
 
 
 def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
-    """Return the memory terms of the step driver, whose silos are objects and which records all."""
+    """Return the memory terms of one curve in the step driver, with ``checkpoints`` checkpoints.
+
+    The step driver makes an object for each silo, and records all actions and rewards.
+    """
     m, s = plan.silos, plan.statistic_size
     levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
     bytes_per_silo = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
     if plan.own is not None:
-        # Local rounds: a factor and a mean, twice with a sieve. A posterior also needs raw sums,
-        # the other silos' released sums and the silo's sent sums.
+        # Local rounds: a factor and a mean, or two of each with a sieve. A posterior also needs raw
+        # sums, the other silos' released sums and the sums that the silo has sent.
         sums = 0 if not plan.own.posterior else 4 if plan.own.mixed else 3
         models = 2 if plan.own.sieve_width else 1
         bytes_per_silo += 8 * (models * plan.dimension * (plan.dimension + 1) + sums * s)
@@ -299,10 +313,10 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
 
 
 def together(plan: Plan) -> bool:
-    """Return whether the plan can be run together with others.
+    """Return whether the compiled driver can run the plan together with others.
 
-    A plan with a trigger cannot, because the driver then rewinds and repeats rounds. A plan with
-    individual messages cannot, because the compiled driver does not execute them.
+    It cannot run a plan with a trigger together with others, because it then rewinds and repeats
+    rounds. It cannot run a plan in which each user's message is sent individually at all.
     """
     return plan.trigger is None and not plan.individual
 
@@ -320,7 +334,7 @@ def run(
 ) -> Outcome:
     """Run rounds 1..last (default: all) by the compiled driver.
 
-    Plans with individual messages are run by the step driver.
+    The step driver runs plans in which each user's message is sent individually.
     """
     if plan.individual:
         return run_one(environment, plan, checkpoints, last=last, progress=progress)
@@ -334,7 +348,11 @@ def run(
 def memory(
     plan: Plan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
-    """Return the memory terms of one curve in one replicate."""
+    """Return the memory terms of one curve in one replicate.
+
+    ``checkpoints`` is the number of checkpoints. ``steps`` selects the step driver. ``record`` adds
+    memory for actions and rewards, which the step driver always records.
+    """
     if steps or plan.individual:
         terms = step_terms(plan, checkpoints)
     else:

@@ -75,9 +75,9 @@ class Kept:
     arrays: dict[str, np.ndarray]
 
     def into(self, states: Sequence[dict[str, Any]]) -> bool:
-        """Overwrite the arrays of fresh states (see `arrays_of`), and return True.
+        """Copy the snapshot into the arrays of fresh states (see `arrays_of`), and return True.
 
-        If an array does not fit, change nothing and return False.
+        If an array is missing or differs in shape or type, change nothing and return False.
         """
         state_arrays = arrays_of(states)
         for name, array in state_arrays.items():
@@ -112,16 +112,18 @@ class Snapshot:
     def write(
         self, round: int, numbers: np.ndarray, states: Sequence[dict[str, Any]], stage: int = 0
     ) -> None:
-        """Write the state after a round of the compiled driver; see `keep`.
+        """Write the state of the compiled driver after a round, as `keep` does.
 
-        ``numbers`` are the result of `Run.numbers`, and ``states`` the results of `compiled.state`.
+        ``numbers`` is the result of `Run.numbers`. ``states`` holds the state of each curve, from
+        `compiled.state`.
         """
         self.keep(round, {"numbers": numbers, **arrays_of(states)}, stage)
 
     def keep(self, round: int, arrays: Mapping[str, np.ndarray], stage: int = 0) -> None:
-        """Write arrays that hold the state after a round. A full disk is not an error.
+        """Write a snapshot of these arrays, which hold the state of a run after a round.
 
-        ``stage`` is the number of the stage, for runs that have several.
+        ``stage`` is the number of the stage, for runs that have several. If the disk is full, no
+        snapshot is written, and no error is raised.
         """
         if not round or (stage, round) == self.at:
             return  # no progress since the start or the last snapshot
@@ -138,12 +140,12 @@ class Snapshot:
             self.wait = max(EVERY, TIMES_OF_WRITING * (self.begun - start))
 
     def _put(self, arrays: dict[str, Any]) -> None:
-        """Write the arrays; subclasses may write elsewhere."""
+        """Write the arrays to the file of the snapshot; subclasses may write elsewhere."""
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         store(self.path, lambda file: np.savez(file, **arrays))
 
     def _open(self) -> Any:
-        """Return the path or file that `numpy.load` reads; subclasses may read elsewhere."""
+        """Return the path or open file from which `kept` loads the snapshot with `numpy.load`."""
         return self.path
 
     def kept(self) -> Kept | None:
@@ -233,7 +235,11 @@ def tell(
     rounds: int,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Report progress, and call ``keep`` if a snapshot is due or ``progress`` stops the run."""
+    """Call ``progress(rounds)``, and write a snapshot by ``keep`` if one is due.
+
+    ``rounds`` is the number of rounds since the last call. If ``progress`` raises an exception to
+    stop the run, a snapshot is written first, if it is worth its time.
+    """
     if snapshot is not None and snapshot.due():
         keep(snapshot)
     try:
@@ -247,9 +253,10 @@ def tell(
 
 
 def arrays_of(states: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Return all writable arrays of curves' states, by name, except caches.
+    """Return all writable arrays of the states of curves, except caches.
 
-    Some of them belong to the plan; rounds do not change these.
+    ``states`` holds a dict of `compiled.state` for each curve. The arrays have the name
+    "curve.field", or "curve.trigger.field". A few belong to the plan and never change.
     """
     arrays = {}
     for i, state in enumerate(states):
@@ -262,9 +269,10 @@ def arrays_of(states: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def fields_of(objects: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """Return the attributes of objects that their classes list in ``KEPT``, as arrays by name.
+    """Return the attributes of objects that their classes list in ``KEPT``.
 
-    Return None if a class does not define ``KEPT`` itself: a subclass may have further state.
+    ``objects`` are named; the result maps "name.attribute" to an array. Return None if a class does
+    not define ``KEPT`` itself: a subclass that only inherits it may have further state.
     """
     arrays = {}
     for prefix, value in objects.items():
@@ -293,16 +301,20 @@ class Snapshots:
 
     @classmethod
     def in_output(cls, folder: str | Path, digest: str) -> Snapshots:
-        """Return the snapshots of an output folder."""
+        """Return the snapshots in an output folder of the experiment with this digest."""
         return cls(Path(folder) / FOLDER, digest)
 
     def of(self, replicate: int, positions: Sequence[int]) -> Snapshot:
-        """Return the snapshot of one batch of runs."""
+        """Return the snapshot of one batch of runs: the curves at ``positions`` of a replicate.
+
+        Its file need not exist.
+        """
         parts = [FORMAT, fastfed.__version__, self.digest, replicate, list(positions)]
-        of = json.dumps(parts)
-        # The name has the first curve and the number of curves; `of` inside the file has all.
+        identity = json.dumps(parts)
+        # The file name has only the first curve and the number of curves. The identity inside the
+        # file has all curves.
         name = f"replicate-{replicate}-curves-{positions[0]}-{len(positions)}.npz"
-        return Snapshot(self.folder / name, of)
+        return Snapshot(self.folder / name, identity)
 
     def tidy(self) -> None:
         """Delete temporary files of killed processes. No other run may be writing here."""

@@ -102,7 +102,10 @@ def problem_spec(
 
 
 def check_kind(entry: _system.Algorithm, kind: str, facts: EnvironmentSpec | LossSpec) -> None:
-    """Raise InputError if a bandit is combined with losses, or experts with contexts."""
+    """Raise InputError if a bandit is combined with losses of experts, or experts with contexts.
+
+    ``facts`` are the properties of the environment, and ``kind`` is its name.
+    """
     losses = isinstance(facts, LossSpec)
     if of_experts(entry) == losses:
         return

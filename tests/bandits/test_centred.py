@@ -407,7 +407,7 @@ def test_errors_with_tau_one_have_the_bits_of_the_original_formula(remainder: bo
             NoiseStd(b, o, o), 7.0, variances, remainder=remaining_part
         )
         for p in (0.2, 0.0025):
-            gaussian, rounding = distribution._shares(p)
+            gaussian, rounding = distribution._split_probability(p)
             expected = norm_quantile(d, b**2 + o**2, o**2, gaussian) * distribution.scales
             if remaining_part is not None:
                 expected = expected + (d + math.sqrt(d)) * remaining_part.coupling

@@ -373,6 +373,60 @@ def test_the_oracle_notices_other_choices() -> None:
     assert replayed(e)[0].worst_gap <= 1e-9
 
 
+def by_trigger(environment: Any, silos: int, horizon: int, **keys: Any) -> Any:
+    """Return an experiment of feducb whose users send bits; silos share when V has grown."""
+    curve = {"label": "trigger", "algorithm": "feducb", "protects": "reward", "radius": "direct"}
+    curve |= {"epsilon": 1.0, **keys}
+    return make_experiment(
+        name="bits", environment=environment, curves=[curve], horizon=horizon, silos=silos,
+        seed=7, checkpoints=5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("threshold", [0.3, 2.0])
+@pytest.mark.parametrize(("silos", "environment"), [(1, Sphere), (3, Sphere), (3, FixedSet)])
+def test_a_trigger_on_bits_follows_the_oracle_in_both_drivers(
+    lazy: bool, threshold: float, silos: int, environment: Any
+) -> None:
+    e = by_trigger(
+        environment(dimension=3, actions=5), silos, 40, lazy=lazy, communication=threshold
+    )
+    assert e.curves[0].system.certificate.status == "proven"
+    result, outcome = replayed(e, threshold=threshold)
+    (steps,) = server.run_steps(
+        e.environment.open(e.seed, 0, silos), [e.curves[0].system.plan], e.checkpoints
+    )
+    np.testing.assert_array_equal(outcome.actions, steps.actions)
+    np.testing.assert_array_equal(outcome.total, steps.total)
+    assert result.worst_gap <= 1e-9
+    assert outcome.synchronisations[-1] == len(result.shared_after) > 1
+    size = 1.0 + np.abs(outcome.total).max()
+    np.testing.assert_allclose(outcome.total[:3], result.u, atol=1e-9 * size)
+    assert outcome.events == steps.events
+
+
+def test_a_trigger_on_bits_reads_no_raw_data() -> None:
+    system = by_trigger(Sphere(dimension=3, actions=5), 3, 40).curves[0].system
+    texts = [condition.text for condition in system.certificate.conditions]
+    assert system.certificate.exact.delta == 0.0 and system.certificate.unit == "reward"
+    assert any("rounds depend on public contexts and on bits" in text for text in texts)
+    without = replace(system.plan, flips=0, protocol=PROTOCOLS["none"])
+    with pytest.raises(InputError):
+        verify(without)
+    for keys, text in (
+        ({"radius": "proposition-2"}, 'needs radius = "direct"'),
+        ({"schedule": "private-determinant"}, 'needs schedule "determinant" or "fixed"'),
+        ({"relation": "zero-out"}, "relation has no meaning"),
+        ({"returning": 2}, "returning has no meaning"),
+        ({"private": False, "epsilon": None}, "private has no meaning|private = true"),
+        ({"clip": False}, "needs clip = true"),
+        ({"algorithm": "feducb-decentralized"}, "needs a server"),
+    ):
+        with pytest.raises(InputError, match=text):
+            by_trigger(Sphere(dimension=3, actions=5), 3, 40, **keys)
+
+
 def covered(runs: int, **more: Any) -> int:
     """Return in how many runs theta is in every confidence set; alpha is 1/4."""
     sphere = Sphere(dimension=2, actions=4, reward=RewardDistribution())

@@ -300,6 +300,11 @@ def test_plan_for_rewards_compares_bits_of_users_with_sums() -> None:
     assert {v.trust for v in of_arms.verdicts} == {"user-bit", "silo-ldp", "central"}
 
 
+def test_a_note_says_that_one_action_is_no_choice() -> None:
+    notes = plan(**{**SMALL, "actions": 1, "trust": "central", "seconds": 0.05}).notes
+    assert any("there is one action" in note for note in notes)
+
+
 def test_a_stage_is_as_long_as_asked() -> None:
     halving = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
     candidate = question(silos=100, horizon=1000).make("x", "central", "tree", 20)

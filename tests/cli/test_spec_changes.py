@@ -19,7 +19,7 @@ from fastfed import experiments
 from fastfed._validate import InputError
 from fastfed.cli import cli
 from fastfed.experiments.specs import (
-    change,
+    apply_changes,
     experiment_from_spec,
     load_spec,
     parse_changes,
@@ -110,7 +110,7 @@ def test_a_key_that_is_nowhere_is_named(tmp_path: Path, key: str, words: str) ->
 @pytest.mark.parametrize("curve", [5, "x", {"epsilon": 1.0}, [3]])
 def test_a_change_of_a_spec_without_tables_of_curves_is_refused(curve) -> None:
     with pytest.raises(InputError, match='unknown key "epsilon"'):
-        change({"curve": curve}, {"epsilon": 2.0})
+        apply_changes({"curve": curve}, {"epsilon": 2.0})
 
 
 def test_claims_are_not_judged_of_a_changed_figure() -> None:
@@ -127,7 +127,7 @@ def test_claims_are_not_judged_of_a_changed_figure() -> None:
     same = sized_experiment(figure, changes={"seed": 5, "checkpoints": 10})
     assert "changed" not in same.figure and same.seed == 5
     table: dict[str, Any] = {"curve": [{"label": "a", "algorithm": "random"}]}
-    change(table, {"silos": 3})
+    apply_changes(table, {"silos": 3})
     assert table["silos"] == 3  # without a [figure] there is nothing to note
 
 

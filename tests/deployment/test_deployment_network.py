@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,7 +33,7 @@ from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import compile_plan, load
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity
-from fastfed.deployment.shell import Dialer, HubApp, serve
+from fastfed.deployment.shell import Dialer, HubApp, check_free, serve
 from fastfed.deployment.store import MemoryStore, SqliteStore
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
@@ -530,3 +531,18 @@ def test_the_demonstration_ends_with_the_model_of_a_calm_run(tmp_path, own_clock
     report = demo.run(tmp_path, lambda text: None, own_clocks=own_clocks)
     assert report["same"] and report["kills"] == 3 * demo.RELEASES + 1  # and a restored backup
     assert report["released"] == demo.RELEASES and report["decisions"] == 36
+
+
+def test_a_hub_whose_port_is_taken_says_so_before_it_starts():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(InputError, match=rf"cannot listen on port {port} of 127.0.0.1"):
+            check_free("127.0.0.1", port)
+    check_free("127.0.0.1", port)
+
+
+def test_the_days_that_records_are_kept_are_a_number(tmp_path):
+    run = CliRunner().invoke(cli, ["silo", str(tmp_path), "--hub", "https://x", "--keep", "30d"])
+    assert run.exit_code == 2 and "a number of days from 0 to 36500, such as 30" in run.output

@@ -133,7 +133,7 @@ def test_data_sets_of_vertices_differ_in_a_loss_of_the_root() -> None:
     phase = plan.phases[-1]
     for run in range(50):
         noise = SeededNoise(1, run)
-        tables = [audits.table_of(plan, noise, data_set) for data_set in (0, 1)]
+        tables = [audits.losses_of_run(plan, noise, data_set) for data_set in (0, 1)]
         assert differ_in_one_loss(*tables)
         (round_index,) = np.flatnonzero((tables[0] != tables[1]).any(axis=(1, 2)))
         order = noise.sample(0, phase.number, len(phase.samples))
@@ -196,7 +196,7 @@ def test_parties_have_the_computed_distribution(world: int) -> None:
     logs = [audits.switching_law(plan, losses)(outcome) for outcome in outcomes]
     assert np.exp(logs).sum() == pytest.approx(1.0, rel=1e-10)
     index_of = {outcome: i for i, outcome in enumerate(outcomes)}
-    runs = [index_of[audits.chosen(plan, SeededNoise(2, i), losses)] for i in range(n)]
+    runs = [index_of[audits.chosen_experts(plan, SeededNoise(2, i), losses)] for i in range(n)]
     counts = np.bincount(runs, minlength=len(outcomes))
     assert is_consistent(counts, np.exp(logs))
     other_logs = [
@@ -214,7 +214,7 @@ def test_leaves_of_the_tree_have_the_computed_distribution(world: int, horizon: 
     counts = np.zeros((2, 2))
     for i in range(n):
         noise = SeededNoise(3, i)
-        *_, a, b = audits.chosen(plan, noise, audits.table_of(plan, noise, world))
+        *_, a, b = audits.chosen_experts(plan, noise, audits.losses_of_run(plan, noise, world))
         counts[a, b] += 1
     assert is_consistent(counts.ravel(), np.outer(probabilities, probabilities).ravel())
     other_probabilities = np.exp(audits.leaf_law(plan, 1 - world))
@@ -274,7 +274,7 @@ def test_no_probability_ratio_of_vertices_exceeds_the_claim() -> None:
         plan.phases[-1], scales=tuple(score / 4 for score in plan.phases[-1].scales)
     )
     root = plan.silos * phase_with_fault.batch
-    scores = [(v + (root - 1) * audits.others(plan)) / root for v in audits.VICTIM]
+    scores = [(v + (root - 1) * audits.losses_of_others(plan)) / root for v in audits.VICTIM]
     log_probabilities = [
         audits.NoisyArgmin(phase_with_fault.scales[0] / plan.silos).log_probabilities(score)
         for score in scores

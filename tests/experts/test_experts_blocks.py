@@ -126,7 +126,7 @@ def test_stretches_are_the_same_by_marks_and_by_sorting(monkeypatch):
         for answer in (True, False):
             monkeypatch.setattr(experts, "dense", lambda asking, last, answer=answer: answer)
             edges = experts.stretches_of(plan, e.checkpoints, e.horizon, 50)
-            collected.append((edges, experts.asks_of(plan, edges)))
+            collected.append((edges, experts.exchange_flags_of(plan, edges)))
         np.testing.assert_array_equal(collected[0][0], collected[1][0])
         np.testing.assert_array_equal(collected[0][1], collected[1][1])
         edges, asks = collected[0]

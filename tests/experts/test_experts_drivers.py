@@ -336,7 +336,7 @@ def test_progress_counts_each_round_once(name):
         ),
         (
             experts,
-            "asks_of",
+            "exchange_flags_of",
             lambda plan, edges: ASKS_OF(plan, edges) * (np.arange(len(edges)) != 7),
         ),
     ],
@@ -350,7 +350,7 @@ def test_comparison_detects_a_fault_of_one_driver(fault, monkeypatch):
             same(run_compiled(e), run_readable(e))
 
 
-DECIDE_MANY, ASKS_OF = experts.Hedge.decide_many, experts.asks_of
+DECIDE_MANY, ASKS_OF = experts.Hedge.decide_many, experts.exchange_flags_of
 
 
 # -- Loss kernels ----------------------------------------------------------------------------------

@@ -496,7 +496,9 @@ def test_plans_with_another_rate_are_refused():
 def test_probability_of_too_many_draws_is_a_binomial_tail():
     for K, n, q in [(0, 5, 0.2), (3, 9, 0.4), (9, 9, 0.4), (20, 9, 0.4), (12, 40, 0.05)]:
         tail = sum(comb(n, k) * q**k * (1 - q) ** (n - k) for k in range(K + 1, n + 1))
-        assert float(private_dartboard.exceeded(K, n, q)) == approx(tail, rel=1e-9, abs=1e-15)
+        assert float(private_dartboard.probability_of_more_draws(K, n, q)) == approx(
+            tail, rel=1e-9, abs=1e-15
+        )
 
 
 def test_default_keys_nearly_minimise_the_bound():

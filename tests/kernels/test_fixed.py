@@ -144,7 +144,7 @@ def test_the_model_plays_like_an_estimate_that_knows_no_set(d, actions, keys, mo
         silos=1,
     )
     (with_model,), _ = both(experiment)
-    monkeypatch.setattr(compiled, "has_fixed_model", lambda environment, plan: False)
+    monkeypatch.setattr(compiled, "uses_fixed_sets", lambda environment, plan: False)
     opened = experiment.environment.open(experiment.seed, 0, 1)
     plans = [curve.system.plan for curve in experiment.curves]
     (without,) = server.run_steps(opened, plans, experiment.checkpoints)

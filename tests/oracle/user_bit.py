@@ -61,13 +61,15 @@ class Replay:
 
     `worst_gap` is the largest shortfall of the chosen action's score from the best score, relative
     to the largest score. `v` and `u` hold sums over all rounds that were shared, without lambda.
-    `covered` is true if theta was in the confidence set whenever a silo chose.
+    `covered` is true if theta was in the confidence set whenever a silo chose. `shared_after` lists
+    the rounds after which silos shared their sums.
     """
 
     worst_gap: float
     v: np.ndarray
     u: np.ndarray
     covered: bool
+    shared_after: list[int]
 
 
 def replay(
@@ -79,6 +81,7 @@ def replay(
     ends: Sequence[int],
     lazy: bool,
     alpha: float,
+    threshold: float | None = None,
     theta: np.ndarray | None = None,
     regularizer: float = 1.0,
     scale: float | None = None,
@@ -92,12 +95,16 @@ def replay(
     q : float
         The probability of a flip.
     ends : sequence of int
-        The rounds after which silos share their sums.
+        The rounds after which silos share their sums; without a ``threshold``.
     lazy : bool
         Whether silos wait for the shared sums, or also use their own rounds at once.
     alpha : float
         The confidence sets hold in all rounds with probability 1 - alpha. Silos that use their own
         rounds at once have a union bound over silos.
+    threshold : float, optional
+        D of Dubey and Pentland (2020), Algorithm 1. All silos share their sums after a round in
+        which, at some silo, the rounds since the last time that they did, times the growth of ln
+        det V by the silo's own rounds, exceed D.
     theta : ndarray, optional
         The true theta.
     scale : float, optional
@@ -109,8 +116,9 @@ def replay(
     if scale is None:
         scale = 1.0 / (2.0 * (2.0 * (1.0 - q) - 1.0))
     # Silos that share every round never use their own rounds before others do.
-    union = 1 if lazy or len(ends) == horizon else silos
-    worst, covered, synchronised = 0.0, True, 0
+    every_round = threshold is None and len(ends) == horizon
+    union = 1 if lazy or every_round else silos
+    worst, covered, synchronised, shared_after = 0.0, True, 0, list[int]()
 
     def sums(rows: list[tuple[np.ndarray, float]]) -> tuple[np.ndarray, np.ndarray]:
         v, u = np.zeros((dimension, dimension)), np.zeros(dimension)
@@ -148,7 +156,18 @@ def replay(
             rounding, flipping = draws(t, i)
             z = debiased(bit(float(rewards[i, t - 1]), rounding, flipping, q), q)
             known[i].append((x, z))
-        if t in ends:
+        if threshold is None:
+            is_shared = t in ends
+        else:
+            growths = []
+            for i in range(silos):
+                ridge = regularizer * np.eye(dimension)
+                before = sums([row for silo in known for row in silo[:synchronised]])[0] + ridge
+                after = before + sums(known[i][synchronised:])[0]
+                growths.append(np.linalg.slogdet(after)[1] - np.linalg.slogdet(before)[1])
+            is_shared = (t - synchronised) * max(growths) > threshold
+        if is_shared:
+            shared_after.append(t)
             synchronised = t
     v, u = sums([row for silo in known for row in silo[:synchronised]])
-    return Replay(worst, v, u, covered)
+    return Replay(worst, v, u, covered, shared_after)

@@ -129,7 +129,7 @@ def test_audit_detects_a_score_with_its_own_memory() -> None:
 
 
 def test_audit_of_a_score_without_memory_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audits, "_remembering", lambda: score_without_memory)
+    monkeypatch.setattr(audits, "_score_with_memory_in_state", lambda: score_without_memory)
     assert audits.audit_score("x", False, 500, 1).verdict == "pass"
 
 
@@ -138,7 +138,7 @@ def test_audit_of_the_state_of_scores_tests_the_real_silo() -> None:
     next."""
     memory = np.zeros(1)
     plan = audits._plan("private-fedlinucb", protocol="silo-ldp", batch_size=2, sieve=1.0)
-    score = fastfed.protocols.score.Score(audits._remembering(), memory)
+    score = fastfed.protocols.score.Score(audits._score_with_memory_in_state(), memory)
     silo = fastfed.parties.Silo(audits.replace(plan, score=score))
     silo.select(audits.RECORDS[0][None])
     silo.observe(1.0)

@@ -53,7 +53,7 @@ def test_statistics_are_log_likelihood_ratios(share: dict, shown: bool) -> None:
     """Check E[ratio] = 1 in the first world and E[1 / ratio] = 1 in the second."""
     plan = audits._plan(silos=1, horizon=audits.UNTIL + 2, batch_size=1, share=share)
     for world, sign in ((0, 1.0), (1, -1.0)):
-        ratios = np.exp(sign * audits.statistics(plan, 3000, 5, world, shown))
+        ratios = np.exp(sign * audits.log_ratios_of_runs(plan, 3000, 5, world, shown))
         error = ratios.std() / math.sqrt(len(ratios))
         assert abs(ratios.mean() - 1.0) < 5.0 * error and ratios.std() > 0.1
         if shown:
@@ -81,7 +81,7 @@ def test_pairs_differ_in_one_user_of_an_own_round() -> None:
     for trial in range(40):
         noise, rng = SeededNoise(1, trial), np.random.default_rng([1, trial])
         users, other = audits.Users.drawn(rng), audits.Users.drawn(rng)
-        round = audits.own_round(plan, noise, rng)
+        round = audits.random_local_round(plan, noise, rng)
         assert not plan.own.shares(round, noise.participation(0, round))
         changed = users.replaced(round, other)
         changed_users = np.argwhere((users.contexts != changed.contexts).any(axis=(2, 3)))
@@ -97,7 +97,7 @@ def test_users_of_shared_rounds_change_the_view() -> None:
     users, other = audits.Users.drawn(draw), audits.Users.drawn(draw)
     shared = [t for t in range(1, 11) if plan.own.shares(t, noise.participation(0, t))]
     views = [
-        audits.seen(Silo, plan, noise, viewed_users)
+        audits.outsider_view(Silo, plan, noise, viewed_users)
         for viewed_users in (users, users.replaced(shared[0], other))
     ]
     assert views[0] != views[1]

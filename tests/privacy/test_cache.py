@@ -29,13 +29,13 @@ BUDGET = Budget(1.0, 1e-6)
 #: A cached function of the package, and arguments.
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "factor": (prefix_sums._factor_and_encoder, ((3, 9, 30, 77), 100, 12.5)),
-    "batches": (vector_batches._exact, (BUDGET, 2000, 90, 5, 1, 0.7, None)),
+    "batches": (vector_batches._least_noise, (BUDGET, 2000, 90, 5, 1, 0.7, None)),
     "epsilon": (
         binomial._least_epsilon,
         ((binomial.Node(300_000, 410.25), binomial.Node(600_000, 99.5, 2.0, 3)), 20, False, 1e-6),
     ),
     "tree": (
-        binomial_tree._exact,
+        binomial_tree._least_noise,
         (BUDGET, (500, 1000), (50, 70), 3, 1.0, ((1, 1, 1), (1, 1, 1))),
     ),
     "coupling": (noise_distributions.coupling, (70_000, 1e-4)),

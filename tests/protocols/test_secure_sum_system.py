@@ -26,7 +26,7 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.secure_sum import Encoded, simulated_keys
 from fastfed.simulation import server
-from fastfed.simulation.experiment import make_experiment, since
+from fastfed.simulation.experiment import make_experiment, without_new_defaults
 
 D, SILOS, HORIZON = 3, 4, 60
 SIZES = {"silos": SILOS, "horizon": HORIZON, "dimension": D}
@@ -391,7 +391,7 @@ def test_identity_of_older_curves_does_not_change() -> None:
     """Check that the new keys are left out of a curve's identity unless they are used."""
     e = experiment({"protocol": "silo-ldp", "batch_size": 5, "batch_first": None,
                     "batch_ratio": None}, CURVE)  # fmt: skip
-    silo_ldp_keys, secure_keys = (since(curve.keys) for curve in e.curves)
+    silo_ldp_keys, secure_keys = (without_new_defaults(curve.keys) for curve in e.curves)
     assert "colluders" not in silo_ldp_keys and "colluders" not in secure_keys
 
 

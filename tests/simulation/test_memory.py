@@ -206,7 +206,7 @@ def test_estimated_shapes_equal_those_of_the_state():
                 for own_name, value in state["trigger"].items()
                 if isinstance(value, np.ndarray)
             }
-            assert set(trigger) == set(compiled.clock_shapes(plan))
+            assert set(trigger) == set(compiled.trigger_shapes(plan))
 
 
 def test_estimates_of_every_kind_of_plan_grow_with_silos():

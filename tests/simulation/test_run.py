@@ -254,7 +254,7 @@ def stored(folder, outcomes):
     with Store.create_or_resume(folder, meta, run_module.curve_rows(experiment)) as store:
         for replicate, replicate_outcome in enumerate(outcomes):
             store.commit(
-                run_module.cells(RunBatch(replicate, (0,)), [replicate_outcome]), 1.0, 1, 1
+                run_module.replicate_rows(RunBatch(replicate, (0,)), [replicate_outcome]), 1.0, 1, 1
             )
         return experiment, store.results()
 

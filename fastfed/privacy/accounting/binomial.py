@@ -71,7 +71,7 @@ def _one_sided_delta(trials: int, shift: int, epsilon: float, p: float) -> float
     It is the sum over k of (P(X + shift = k) - e^epsilon P(X = k))_+.
     """
     _, mass, log_ratio = masses(trials, p)
-    # mass[i] is P(X + shift = k) for some k. Then P(X = k) is mass[i + shift], or zero.
+    # mass[i] is P(X + shift = k) for k = first + i + shift. P(X = k) is mass[i + shift], or zero.
     loss = np.full(mass.size, np.inf)
     if shift < mass.size:
         loss[: mass.size - shift] = log_ratio[: mass.size - shift] - log_ratio[shift:]
@@ -182,14 +182,14 @@ class Probits:
     """
 
     def __init__(self, trials: int) -> None:
-        """Tabulate the scale if it is small enough."""
+        """Tabulate the probit scale of Bin(trials, 1/4) if there are at most `TABLE_TRIALS`."""
         self.trials = trials
         self._table = 0 < trials <= TABLE_TRIALS
         if self._table:
             self._tabulate()
 
     def _tabulate(self) -> None:
-        """Tabulate both tails, and the steps, slopes and bends of the probit scale."""
+        """Tabulate both tails of X, and the steps, slopes and bends of the probit scale."""
         from scipy.special import ndtri
 
         first, mass, _ = masses(self.trials)
@@ -214,9 +214,9 @@ class Probits:
         self._bend = self._slope**2 * larger_probit / 8.0 * np.where(crosses_zero, 2.0, 1.0)
 
     def steps(self, tail: float, largest: int) -> Steps:
-        """Return the bounds for shifts up to `largest`.
+        """Return bounds on the steps of the probit scale, for shifts of X up to ``largest``.
 
-        They hold in a window that excludes at most probability `tail` at each end.
+        They hold in a window that excludes at most probability ``tail`` at each end.
         """
         if self._table:
             return self._steps_from_table(tail, largest)
@@ -224,7 +224,8 @@ class Probits:
 
     def _steps_from_table(self, tail: float, largest: int) -> Steps:
         """Return the bounds of `steps`, computed from all probabilities."""
-        # tail >= F(a + largest) and tail >= 1 - F(b - largest), with the narrowest such a, b.
+        # The narrowest window [a, b] with F(a + largest) <= tail and 1 - F(b - largest) <= tail,
+        # where F is the distribution function of X.
         a = int(np.searchsorted(self._below, tail, side="right")) - 1 - largest
         b = int(np.searchsorted(-self._above, -tail, side="left")) + largest
         if a < 0 or b >= self._below.size or b <= a:
@@ -237,7 +238,7 @@ class Probits:
         )
 
     def _steps_in_closed_form(self, tail: float, largest: int) -> Steps:
-        """Return the bounds of `steps` in closed form, for many trials."""
+        """Return the bounds of `steps` in closed form, for more than `TABLE_TRIALS` trials."""
         from scipy.special import ndtri
 
         # Let h(k) = sgn(k/n - p) sqrt(2 n H(k/n)), with H the relative entropy of (k/n, p). Then
@@ -254,7 +255,7 @@ class Probits:
         n, p, q = float(self.trials), ONES, 1.0 - ONES
         if not 0.0 < tail < 0.5 or self.trials < TABLE_TRIALS:
             return _NO_WINDOW
-        s, z = math.sqrt(n * p * q), -float(ndtri(tail))
+        s, z = math.sqrt(n * p * q), -float(ndtri(tail))  # the std of X, and a normal quantile
         # By (Z) and H'' = 1/(t (1 - t)): P(X <= n p - u) <= tail from u = z s + 1 on, and
         # P(X > n p + u) <= tail from u = z s + z^2 on.
         a = n * p - z * s - largest - 2.0
@@ -407,7 +408,7 @@ def node_mu(
 
 
 def changing(norm: float, coordinates: int, integers: bool) -> int:
-    """Return how many coordinates a change of this L2 norm may affect.
+    """Return the largest number of coordinates that a change of this L2 norm affects.
 
     A change by an integer vector affects at most norm^2 coordinates.
     """
@@ -415,8 +416,9 @@ def changing(norm: float, coordinates: int, integers: bool) -> int:
 
 
 def tail_of(total: float, count: int) -> float:
-    """Return the probability t of one of ``count`` independent events that has 1 - (1 - t)^count
-    = total.
+    """Return the probability of each of ``count`` independent events if that of any is ``total``.
+
+    It is t with 1 - (1 - t)^count = total.
     """
     return -math.expm1(math.log1p(-total) / count)
 
@@ -441,7 +443,10 @@ def _checked_node(pair_or_node: tuple[int, float] | Node) -> Node:
 
 @lru_cache(maxsize=4)
 def probits_of(trials: int) -> Probits:
-    """Return the scale of Bin(trials, 1/4): a calibration and its account need the same one."""
+    """Return the probit scale of Bin(trials, 1/4).
+
+    The last few are cached, because a calibration and its account need the same one.
+    """
     return Probits(trials)
 
 
@@ -495,11 +500,11 @@ class VectorSumAccount:
         return {node.trials: probits_of(node.trials) for node in self.nodes}
 
     def _changing_coordinates(self, node: Node) -> int:
-        """Return the number of coordinates of a node that may change."""
+        """Return the largest number of coordinates of a node's vector that one user may change."""
         return changing(node.window, self.coordinates, self.integers)
 
     def mu(self, tails: float) -> float:
-        """Compute the GDP parameter mu that holds except with probability `tails`."""
+        """Compute the GDP parameter mu that is proven except with probability ``tails``."""
         if not self.nodes:
             return 0.0
         tail = tail_of(tails, self._count)
@@ -524,6 +529,7 @@ class VectorSumAccount:
         if not self.nodes:
             return 0.0
         least = 1.0
+        # Every value of tails gives a valid delta; take the smallest one on a grid.
         for tails in np.geomspace(1e-60, 0.5, 240).tolist():
             mu = self.mu(tails)
             if math.isfinite(mu):
@@ -543,6 +549,7 @@ def _least_epsilon(
     """Compute the least epsilon that an account of these nodes proves at delta."""
     account = VectorSumAccount(nodes, coordinates, integers=integers)
     least = math.inf if account.nodes else 0.0
+    # A share of delta covers the tails of the noise, the rest is for the Gaussian mechanism.
     for share in TAIL_SHARES if account.nodes and delta > 0.0 else ():
         mu = account.mu(delta * share)
         if math.isfinite(mu):
@@ -611,7 +618,11 @@ def _neighbouring_pairs(relation: str, dimension: int, g: tuple[int, int]) -> li
 
 
 def _divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -> float:
-    """Compute a lower bound of the hockey-stick divergence at epsilon, in the worse direction."""
+    """Compute a lower bound of the hockey-stick divergence of two neighbouring records at epsilon.
+
+    ``moves`` has (value before, value after) of each coordinate that changes, and ``noise`` the
+    `masses` of Bin(trials, 1/4). The result is the larger divergence of both directions.
+    """
     reversed_moves = [(after, before) for before, after in moves]
     return max(
         _one_sided_divergence(trials, noise, direction, epsilon)
@@ -620,16 +631,18 @@ def _divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -
 
 
 def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -> float:
-    """Compute a lower bound of the hockey-stick divergence of the first dataset from the second.
+    """Compute a lower bound of the hockey-stick divergence of the first record from the second.
 
-    ``moves`` has the values of each coordinate in the two datasets.
+    ``moves`` has the value of each coordinate in the first and in the second record, and ``noise``
+    the `masses` of Bin(trials, 1/4).
     """
     losses = [_masses_and_losses(trials, noise, *move) for move in moves if move[0] != move[1]]
     if len(losses) == 1:
         ((mass, loss),) = losses
         return _hockey_stick(mass, loss, epsilon)
     # Compose the coordinates by Fourier transforms on a grid. Losses are rounded down and small
-    # masses dropped, so the result can only be too small.
+    # masses dropped, so the result can only be too small. An infinite loss means that the output is
+    # possible for the first record only, which discloses it.
     finite = [(m[keep], x[keep]) for m, x in losses for keep in [np.isfinite(x) & (m > 1e-18)]]
     disclosure_probability = 1.0 - math.prod(1.0 - float(m[np.isinf(x)].sum()) for m, x in losses)
     if not all(m.size for m, _ in finite):
@@ -656,10 +669,11 @@ def _hockey_stick(mass: np.ndarray, loss: np.ndarray, epsilon: float) -> float:
 def _masses_and_losses(
     trials: int, noise: Masses, before: float, after: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the output distribution of one coordinate, and its privacy losses.
+    """Return the output distribution of one coordinate, and the privacy loss of each output.
 
-    The output is noise plus the value `before`, rounded at random to an integer. A loss is the log
-    ratio of an output's probabilities for the values `before` and `after`.
+    The output is noise plus the value ``before``, rounded at random to an integer. Its privacy loss
+    is the log ratio of its probabilities for the values ``before`` and ``after``. ``noise`` has the
+    `masses` of Bin(trials, 1/4).
     """
     first, mass, log_ratio = noise
     low = math.floor(before)
@@ -682,9 +696,10 @@ def _masses_and_losses(
 
 
 def _log_ratios(first: int, log_ratio: np.ndarray, trials: int, ones: np.ndarray) -> np.ndarray:
-    """Return ln(P(X = ones)/P(X = mode)) for an array of counts of ones.
+    """Return ln(P(X = k) / P(X = mode)) for X ~ Bin(trials, 1/4) and each k in the array ``ones``.
 
-    Where the table has underflowed, it is an upper bound.
+    ``first`` and ``log_ratio`` are the table of `masses`. Outside the table the result is an upper
+    bound.
     """
     log_ratios = np.where((ones >= 0) & (ones <= trials), -_LOG_SMALLEST, -math.inf)
     tabulated = (ones >= first) & (ones < first + log_ratio.size)
@@ -714,6 +729,9 @@ _LOG_ROUNDING = 1e-12
 def std_of_coins(trials: int, reach: int, tail: float) -> float:
     """Compute the std of Gaussian noise that hides shifts no better than Bin(trials, 1/2).
 
+    With n = trials and V = reach it is a / sqrt(n), where a = n/2 - sqrt(n ln(1/tail) / 2) - V,
+    rounded down.
+
     Parameters
     ----------
     trials : int
@@ -734,10 +752,10 @@ def std_of_coins(trials: int, reach: int, tail: float) -> float:
     """
     if tail <= 0.0:  # a share of delta has underflowed, so nothing is proven
         return 0.0
-    # y^2 <= n ln(1/tail) / 2, computed in integers because n may be far above 2^53.
-    nats = math.ceil(-math.log(tail) * (1.0 + _LOG_ROUNDING) * 2**20)
-    y = math.isqrt(trials * nats >> 21) + 1
-    effective = min(trials // 2 - y - reach, trials // 2 - 2)
-    if effective < 1:
+    # y >= sqrt(n ln(1/tail) / 2), computed in integers because n may be far above 2^53.
+    log_in_2_20ths = math.ceil(-math.log(tail) * (1.0 + _LOG_ROUNDING) * 2**20)
+    y = math.isqrt(trials * log_in_2_20ths >> 21) + 1
+    a = min(trials // 2 - y - reach, trials // 2 - 2)
+    if a < 1:
         return 0.0
-    return effective / math.sqrt(trials) * (1.0 - _LOG_ROUNDING)
+    return a / math.sqrt(trials) * (1.0 - _LOG_ROUNDING)

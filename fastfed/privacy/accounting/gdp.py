@@ -51,11 +51,11 @@ def _erfcx_slope(z: float) -> float:
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
-    """Compute ln delta_of(epsilon, mu) for mu > 0, even if delta underflows.
+    """Compute the logarithm of `delta_of` (epsilon, mu) for mu > 0, even if delta underflows.
 
     Let a, b = (epsilon/mu -+ mu/2)/sqrt 2. Then epsilon = b^2 - a^2, and
-    delta = exp(-a^2)/2 (erfcx(a) - erfcx(b)). So e^epsilon is never computed, and no large numbers
-    are subtracted.
+    delta = exp(-a^2)/2 (erfcx(a) - erfcx(b)), where erfcx is the scaled complementary error
+    function. So e^epsilon is never computed, and no large numbers are subtracted.
     """
     erfcx, ndtr = _special_functions()
     a = (epsilon / mu - mu / 2.0) / math.sqrt(2.0)
@@ -221,7 +221,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     if epsilon == 0:
         return at_zero
     # Start the search at the larger of two lower bounds of mu: its value at epsilon = 0, and the
-    # solution of the zCDP bound epsilon = mu^2/2 + mu sqrt(2 ln(1/delta)), without cancellation.
+    # solution of the zCDP bound epsilon = mu^2/2 + mu sqrt(2 ln(1/delta)), written so that no close
+    # numbers are subtracted.
     root_log_delta = math.sqrt(-target)
     zcdp_mu = math.sqrt(2.0) * epsilon / (math.sqrt(epsilon - target) + root_log_delta)
     low = 0.99 * max(at_zero, zcdp_mu)
@@ -274,11 +275,12 @@ _MARGIN = 1e-11
 
 
 def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
-    """Compose `count` mechanisms with equal guarantees by advanced composition.
+    """Compose ``count`` mechanisms, each with the guarantee ``each``, by advanced composition.
 
-    The result is (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack), for k = count,
-    each = (e, d) and slack in (0, 1). It is better than basic composition only for many mechanisms
-    of small e. Source: Dwork, Rothblum & Vadhan 2010; Dwork & Roth 2014, Theorem 3.20.
+    Let ``each`` be (e, d), k = count, and ``slack`` in (0, 1) an additional delta. The result is
+    (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack). It is better than basic composition
+    only for many mechanisms of small e. Source: Dwork, Rothblum & Vadhan 2010; Dwork & Roth 2014,
+    Theorem 3.20.
     """
     k = integer("count", count, at_least=0)
     slack = number("slack", slack, above=0, below=1)
@@ -288,7 +290,7 @@ def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
 
 
 def gaussian(mus: Iterable[float], delta: float) -> Guarantee:
-    """Compute the exact (epsilon, delta) of composed Gaussian mechanisms of parameters mu_i.
+    """Compute the exact guarantee, at delta, of composed Gaussian mechanisms of parameters mus.
 
     Source: Dong, Roth & Su 2022, Corollary 3.3; Balle & Wang 2018, Theorem 8.
     """
@@ -323,19 +325,20 @@ def rho_of_epsilon(epsilon: float, delta: float) -> float:
     give each of them rho / k.
     """
     epsilon = number("epsilon", epsilon, at_least=0)
-    tail = -math.log(number("delta", delta, above=0, below=1))
+    log_term = -math.log(number("delta", delta, above=0, below=1))
     # The difference of the roots, rewritten without cancellation at small epsilon.
-    root = epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail))
+    root = epsilon / (math.sqrt(log_term + epsilon) + math.sqrt(log_term))
     return root * root
 
 
 def _log_delta_of_rho(epsilon: float, rho: float) -> float:
-    """Compute ln of the bound in `delta_of_rho`, for rho > 0; it may be above 0."""
+    """Compute the logarithm of the bound in `delta_of_rho`, for rho > 0; it may be above 0."""
 
-    # Minimise the exponent over u = ln(alpha - 1). Its derivative in alpha, slope(u), increases in
-    # u. It is negative at ``low``, since ln(1 + e^-u) > -u, and positive at ``high``.
+    # Minimise the logarithm over u = ln(alpha - 1), for the Renyi order alpha. Its derivative in
+    # alpha, slope(u), increases in u. The derivative is negative at ``low``, since
+    # ln(1 + e^-u) > -u, and positive at ``high``.
     def slope(u: float) -> float:
-        """Return the derivative of the exponent in alpha."""
+        """Return the derivative of the logarithm in alpha, at alpha = 1 + e^u."""
         return (2.0 * math.exp(u) + 1.0) * rho - epsilon - _log1pexp(-u)
 
     low, high = -(3.0 * rho + 1.0), max(0.0, math.log(epsilon + 1.0) - math.log(2.0 * rho))
@@ -456,12 +459,15 @@ def _check_sampling(p: object, zeta: object) -> tuple[float, float]:
 
 
 def _sampled_delta_bound(epsilon: float, p: float, zeta: float, mu: float) -> float:
-    """Compute `sampled_delta` without a check of the arguments."""
+    """Compute `sampled_delta` without a check of the arguments.
+
+    Its docstring defines e0 and b, which are called inner_epsilon and weight here.
+    """
     unsampled = p * gaussian_delta(epsilon, mu)
     if p == 1.0 or epsilon == 0.0:
         return unsampled
-    # In the docstring's terms, inner_epsilon is e0 and weight is b, both computed without overflow:
-    # e^e0 = 1 + (e^epsilon - 1) / p and b = e^(epsilon - e0).
+    # e^inner_epsilon = 1 + (e^epsilon - 1) / p and weight = e^(epsilon - inner_epsilon), both
+    # computed without overflow.
     one_minus_skipped = 1.0 - (1.0 - p) * math.exp(-epsilon)
     inner_epsilon = (
         math.log1p(math.expm1(epsilon) / p)
@@ -519,7 +525,7 @@ def sampled_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
 
 
 def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
-    """Compute an epsilon with `sampled_delta` <= delta; it is the smallest one if zeta <= 1.
+    """Compute an epsilon with `sampled_delta` <= delta; the smallest one if zeta <= 1.
 
     Parameters
     ----------

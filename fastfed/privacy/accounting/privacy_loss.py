@@ -107,7 +107,7 @@ def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
 
 
 def _counted(parts: Iterable[Part]) -> dict[tuple[str, float], int]:
-    """Return {(kind, epsilon): count} of all mechanisms, without those of epsilon 0."""
+    """Check the parts; return {(kind, epsilon): count} of the mechanisms with epsilon > 0."""
     counts: dict[tuple[str, float], int] = {}
     for part in parts:
         if not isinstance(part, (tuple, list)) or len(part) != 3:
@@ -129,7 +129,10 @@ class _Sum:
     """
 
     def __init__(self, parts: dict[tuple[str, float], int], total: float, delta: float) -> None:
-        """Tilt the sum, and tabulate its distribution in a window."""
+        """Choose the tilt of the sum S of losses, and tabulate its distribution in a window.
+
+        ``parts`` is {(kind, epsilon): count}, and ``total`` the sum of all epsilons.
+        """
         self.parts, self.total, self.target = parts, total, math.log(delta)
         self.count = sum(parts.values())
         self.theta, self.renyi = self._tilt()
@@ -138,21 +141,20 @@ class _Sum:
     # ---- tilt and window, from the exact cumulants ---------------------------------------------
 
     def _cumulant(self, theta: np.ndarray) -> np.ndarray:
-        """Compute K(theta) = ln E e^(theta S) at each theta (n,), before rounding to the grid."""
+        """Compute K(theta) = ln E e^(theta S) of the sum S of losses, at each theta (n,)."""
         values = [count * _cumulant(*part, theta) for part, count in self.parts.items()]
         result: np.ndarray = np.sum(values, axis=0)
         return result
 
     def _scales(self) -> np.ndarray:
-        """Return a grid of values for theta, from negligible to extreme tilts."""
+        """Return a grid of positive values for the tilt theta, from negligible to extreme ones."""
         smallest = min(epsilon for _, epsilon in self.parts)
         return np.geomspace(1e-3 * min(1.0, 1.0 / self.total), 100.0 / smallest, 400)
 
     def _tilt(self) -> tuple[float, float]:
-        """Find the theta that gives the smallest bound of epsilon by E e^(theta S).
+        """Return the tilt theta with the smallest Renyi bound of epsilon, and this bound.
 
-        Return theta and the bound, which is the one of Canonne, Kamath & Steinke 2020 for the Renyi
-        order 1 + theta.
+        The bound is the one of Canonne, Kamath & Steinke 2020 for the Renyi order 1 + theta.
         """
 
         def bounds(theta: np.ndarray) -> np.ndarray:
@@ -169,10 +171,10 @@ class _Sum:
         return float(fine[best_index]), float(upper_bound[best_index])
 
     def _window(self) -> tuple[float, float, float]:
-        """Return (low, high, extra tilt) of a window for S.
+        """Return (low, high, extra tilt) of a window [low, high] for the sum S of losses.
 
-        The window excludes about e^-36 of the tilted mass at each end. The extra tilt gives the
-        smallest Chernoff bound of the mass above the window.
+        The window excludes about e^-36 of the tilted mass at each end, by Chernoff's bound. The
+        extra tilt is the one that gives the smallest Chernoff bound of the mass above the window.
         """
         steps = self._scales()
         cumulant_at_theta = self._cumulant(np.array([self.theta]))[0]
@@ -185,7 +187,12 @@ class _Sum:
     # ---- the distribution of the sum on a grid --------------------------------------------------
 
     def _tabulate(self, low: float, high: float, extra_tilt: float) -> None:
-        """Compute the distribution of the tilted sum on a grid, by Fourier transforms."""
+        """Compute the distribution of the tilted sum on a grid over [low, high].
+
+        The mechanisms' losses are added by multiplying their Fourier transforms. Afterwards
+        ``mass[i]`` is the tilted probability of the grid point ``step * (first + i)``, and
+        ``missing`` bounds the probability above the window.
+        """
         size = 1 << math.ceil(math.log2(max(_SMALLEST_GRID, _POINTS * math.sqrt(self.count))))
         self.size = size = min(size, _LARGEST_GRID)
         largest = max(epsilon for _, epsilon in self.parts)
@@ -219,22 +226,23 @@ class _Sum:
         log_missing = log_tail - (self.theta + extra_tilt) * step * end
         self.missing = math.exp(min(log_missing, 0.0)) if end <= largest_index else 0.0
         # Bound on the relative rounding errors of masses, of their products and of exponents.
-        reach = self.theta * step * max(abs(self.first), abs(end))
-        self.slack = 16.0 * _UNIT * (abs(self.cumulant) + reach + self.count + 64.0)
+        largest_exponent = self.theta * step * max(abs(self.first), abs(end))
+        self.slack = 16.0 * _UNIT * (abs(self.cumulant) + largest_exponent + self.count + 64.0)
 
     def _sums(self, index: int) -> tuple[float, float]:
-        """Compute two expectations over S >= s, for the grid point s with this index.
+        """Compute two sums over the grid points S >= s, where s is the grid point of this index.
 
-        They are of e^(-theta (S - s)) (1 - e^-(S - s)), and of e^(-theta (S - s)) e^-(S - s).
+        They are the tilted expectations of e^(-theta (S - s)) (1 - e^-(S - s)), and of
+        e^(-theta (S - s)) e^-(S - s). `_log_delta` combines them.
         """
         x = self.step * np.arange(self.size - index)
         mass = self.mass[index:] * np.exp(-self.theta * x)
         return float(np.sum(mass * -np.expm1(-x))), float(np.sum(mass * np.exp(-x)))
 
     def _log_delta(self, sums: tuple[float, float], index: int, below: float) -> float:
-        """Compute ln of the proven delta at epsilon = s - below, 0 <= below <= step.
+        """Compute the logarithm of the proven delta at epsilon = s - below, 0 <= below <= step.
 
-        s is the grid point with this index, and ``sums`` is ``_sums(index)``.
+        Here s is the grid point of this index, and ``sums`` is ``_sums(index)``.
         """
         shift = self.cumulant - self.theta * self.step * (self.first + index)
         delta_part = sums[0] + sums[1] * -math.expm1(-below)
@@ -275,13 +283,16 @@ class _Sum:
 
 
 def _log_peak(theta: np.ndarray) -> np.ndarray:
-    """Compute ln max_x e^(-theta x) (1 - e^-x), theta > 0."""
+    """Compute the logarithm of the maximum over x of e^(-theta x) (1 - e^-x), for theta > 0."""
     result: np.ndarray = -theta * np.log1p(1.0 / theta) - np.log1p(theta)
     return result
 
 
 def _log_sinhc(x: np.ndarray) -> np.ndarray:
-    """Compute ln(sinh(x)/x)."""
+    """Compute ln(sinh(x)/x).
+
+    The Taylor series replaces the formula for small x, where the formula would lose all digits.
+    """
     magnitude = np.abs(x)
     large = np.maximum(magnitude, 1e-2)
     log_large = large - math.log(2.0) + np.log1p(-np.exp(-2.0 * large)) - np.log(large)
@@ -292,9 +303,10 @@ def _log_sinhc(x: np.ndarray) -> np.ndarray:
 
 
 def _weights(kind: str, epsilon: float) -> tuple[float, float]:
-    """Return the weights of the two parts of a loss's distribution (step 1 of the proof above).
+    """Return the weights of the two parts of the distribution of a privacy loss L.
 
-    They are the two-point distribution on -e and e, and the density proportional to e^(L/2).
+    The first part is a distribution on the two points -epsilon and epsilon. The second has a
+    density proportional to e^(L/2) in between (step 1 of the proof at the top of this module).
     """
     if kind == "laplace":
         ratio = math.exp(-epsilon)
@@ -303,7 +315,10 @@ def _weights(kind: str, epsilon: float) -> tuple[float, float]:
 
 
 def _cumulant(kind: str, epsilon: float, theta: np.ndarray) -> np.ndarray:
-    """Compute ln E e^(theta L) of the loss L of one mechanism, at each theta (n,)."""
+    """Compute ln E e^(theta L) of the privacy loss L of one mechanism, at each theta (n,).
+
+    E e^(theta L) is the weighted mean of its values on the two parts of `_weights`.
+    """
     log_points = np.logaddexp(theta * epsilon, -(1.0 + theta) * epsilon) - math.log1p(
         math.exp(-epsilon)
     )
@@ -315,7 +330,9 @@ def _cumulant(kind: str, epsilon: float, theta: np.ndarray) -> np.ndarray:
 
 
 def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
-    """Return the distribution of one mechanism's loss on a grid (step 2 of the proof above).
+    """Return the distribution of one mechanism's privacy loss on a grid of multiples of ``step``.
+
+    Losses between grid points are split as in step 2 of the proof at the top of this module.
 
     Returns
     -------
@@ -354,7 +371,10 @@ def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
 
 
 def _tilted(mass: np.ndarray, loss: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
-    """Multiply masses by e^(theta loss) and normalise them; return them and ln of their sum."""
+    """Multiply masses by e^(theta loss) and normalise them.
+
+    Return the new masses, and the logarithm of their sum before they were normalised.
+    """
     weighted = mass * np.exp(theta * (loss - loss[-1]))
     total = float(weighted.sum())
     return weighted / total, theta * float(loss[-1]) + math.log(total)

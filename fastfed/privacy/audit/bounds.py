@@ -93,7 +93,7 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
 
     @property
     def can_refute(self) -> bool:
-        """False if no outcome of this number of runs would have refuted the claim."""
+        """Return False if no outcome of this number of runs could have refuted the claim."""
         return self.largest_bound is None or self.largest_bound > self.claimed_epsilon
 
     def to_builtins(self) -> dict[str, Any]:
@@ -118,7 +118,10 @@ def epsilon_lower_bound(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> float:
-    """Compute a lower bound on epsilon from one event: ln((low(TP) - delta) / high(FP)), >= 0.
+    """Compute a lower bound on epsilon from the counts of one event on two neighbouring datasets.
+
+    The bound is max(0, ln((low - delta) / high)), where low is a lower bound on the event's
+    probability on the first dataset, and high an upper bound on the second.
 
     Parameters
     ----------
@@ -220,7 +223,10 @@ def audit(
 
 
 def largest_bound(trials: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Return the largest lower bound on epsilon that counts in this number of runs can give."""
+    """Return the lower bound on epsilon if an event occurs in all runs of one dataset only.
+
+    No counts of this number of runs give a larger bound.
+    """
     return epsilon_lower_bound(trials, 0, trials, delta, confidence)
 
 
@@ -286,14 +292,17 @@ def judged(
     confidence: float = CONFIDENCE,
     largest_bound: float | None = None,
 ) -> AuditResult:
-    """Return the result of an audit with this lower bound on epsilon."""
+    """Return the `AuditResult` for a lower bound on epsilon: "caught" if it is above the claim."""
     claimed = number("claimed_epsilon", claimed_epsilon, at_least=0)
     verdict = "caught" if bound > claimed else "pass"
     return AuditResult(name, delta, claimed, bound, confidence, trials, verdict, largest_bound)
 
 
 def _statistics_of(name: str, runs: Runs, trials: int | None) -> np.ndarray:
-    """Return the statistics (n,), as given or from the given function."""
+    """Return the statistics (n,) of the runs; call ``runs`` if it is a function.
+
+    ``name`` is the argument's name, for messages.
+    """
     if not callable(runs):
         return array(name, runs, ndim=1)
     if trials is None:
@@ -305,9 +314,11 @@ def _statistics_of(name: str, runs: Runs, trials: int | None) -> np.ndarray:
 def _choose(
     p: np.ndarray, q: np.ndarray, delta: float, confidence: float
 ) -> tuple[bool, bool, float]:
-    """Choose the event with the largest bound: (roles swapped, event is <=, threshold).
+    """Choose the event for which statistics p and q (n,) give the largest bound on epsilon.
 
-    The bound is computed at a stricter confidence, so that rare events do not win by chance.
+    Return (swap, below, threshold). The event is statistic <= threshold if ``below``, else >=. If
+    ``swap``, it is more probable on the second dataset. The bound is computed at a stricter
+    confidence, so that rare events do not win by chance.
     """
     confidence = 1.0 - (1.0 - confidence) * _CHOICE_TAIL
     p, q = np.sort(p), np.sort(q)
@@ -335,7 +346,7 @@ def _choose(
 def _bounds(
     tp: np.ndarray, fp: np.ndarray, trials: int, delta: float, confidence: float
 ) -> np.ndarray:
-    """Compute `epsilon_lower_bound` for arrays of counts."""
+    """Compute `epsilon_lower_bound` for arrays of counts of true and of false positives."""
     from scipy.special import betaincinv
 
     tail = (1.0 - confidence) / 2.0
@@ -351,7 +362,7 @@ def _bounds(
 
 
 def open_uniforms(draw: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
-    """Draw uniforms in (0, 1) for audits: multiples of 2^-53, with 2^-54 instead of 0."""
+    """Draw uniforms in (0, 1): multiples of 2^-53, with 2^-54 instead of 0."""
     result: np.ndarray = np.maximum(draw.random(shape), 2.0**-54)
     return result
 
@@ -466,7 +477,7 @@ def audit_function(
 
 
 def _equal(data: Any, neighbour: Any) -> bool:
-    """Return whether two datasets are one object, or equal numbers or arrays of them."""
+    """Return True if two datasets are the same object, or equal numbers or arrays of numbers."""
     if data is neighbour:
         return True
     try:
@@ -478,7 +489,10 @@ def _equal(data: Any, neighbour: Any) -> bool:
 def _projected_statistics(
     run: Callable[[Any], Any], data: Any, neighbour: Any, trials: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the statistics of both datasets: projections on the difference of mean outputs."""
+    """Return the default statistics (trials,) of both datasets, see `audit_function`.
+
+    They are projections of the outputs on the difference of the mean outputs.
+    """
     fit_count = max(2, int(trials * _FIT_FRACTION))
     # The direction comes from separate runs, which are not audited.
     fit_outputs = [_outputs(run, data, fit_count, None)]
@@ -521,7 +535,10 @@ def _to_float(value: Any) -> float:
 
 
 def _outputs(run: Callable[[Any], Any], dataset: Any, count: int, size: int | None) -> np.ndarray:
-    """Run the mechanism, and return its outputs as flattened rows (count, e)."""
+    """Run the mechanism ``count`` times, and return its outputs as flattened rows (count, e).
+
+    Raises InputError if the number e of entries changes, or differs from ``size``.
+    """
     outputs = []
     for _ in range(count):
         output = array("the mechanism's output", run(dataset)).ravel()

@@ -26,7 +26,10 @@ Audit = Callable[[int, int], AuditResult]
 
 
 def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -> AuditResult:
-    """Audit two candidates whose scores differ by `gap` and move towards each other by 1 each."""
+    """Audit `NoisyArgmin` on two candidates whose scores differ by ``gap``.
+
+    On the neighbouring dataset both scores move towards each other by 1.
+    """
     mechanism = NoisyArgmin(scale)
     draw = np.random.default_rng(check_seed(seed))
     worlds = [np.array([gap, 0.0]), np.array([gap - 1.0, 1.0])]
@@ -59,7 +62,7 @@ _FIRST_LOSSES = ((0.0, 1.0), (1.0, 0.0))
 
 
 def _losses(world: int) -> np.ndarray:
-    """Return the sums of all clients' losses (rounds, 2)."""
+    """Return the sums over all clients of the losses (rounds, 2) of two experts, in one world."""
     sums = np.zeros((_QUIET_ROUNDS + 2, 2))
     sums[_QUIET_ROUNDS:] = _CLIENTS
     sums[0] = _FIRST_LOSSES[world]
@@ -113,11 +116,14 @@ def log_probability(
 def crossing_distributions(
     mechanism: SparseSwitching, losses: np.ndarray, level: float
 ) -> Callable[[int, int], np.ndarray]:
-    """Return the function that `log_probability` needs; it computes each distribution once."""
+    """Return the argument ``crossings`` of `log_probability`, which caches each distribution.
+
+    ``losses`` are the loss sums (rounds, experts), and ``level`` is the threshold.
+    """
 
     @cache
     def crossing(start: int, expert: int) -> np.ndarray:
-        """Return the log-probability of each round being the first crossing after ``start``."""
+        """Return the log probabilities of the rounds of the first crossing from ``start`` on."""
         queries = np.cumsum(losses[start:, expert])
         return mechanism.comparisons.log_crossing_probabilities(queries, level)
 
@@ -125,10 +131,11 @@ def crossing_distributions(
 
 
 def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
-    """Audit one replaced loss before the first switch, by the likelihood ratio of all switches.
+    """Audit `SparseSwitching` if one loss before the first switch is replaced.
 
-    Without noise on the threshold, as in line 9 of gao-2024's Algorithm 5 as printed, each
-    comparison below the threshold reveals more about the loss.
+    The statistic is the log likelihood ratio of all switches. With ``threshold_noise`` False a
+    fault is planted: line 9 of gao-2024's Algorithm 5 as printed has no noise on the threshold, so
+    each comparison below the threshold reveals more about the loss.
     """
     claimed_mechanism = calibrate_switching(BUDGET, switches=2)
     mechanism = claimed_mechanism
@@ -148,6 +155,7 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
         return second - first
 
     def simulate(world: int, n: int) -> np.ndarray:
+        """Return the log-likelihood ratios of n runs in one world."""
         uniforms = open_uniforms(draw, (n, claimed_mechanism.switches, len(worlds[0]) + 2))
         return np.array([ratio(switches_of(mechanism, worlds[world], _LEVEL, u)) for u in uniforms])
 

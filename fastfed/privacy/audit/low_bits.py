@@ -46,6 +46,8 @@ Test = Callable[[np.ndarray], np.ndarray]
 def reachable(released: object, contribution: object, scale: object) -> np.ndarray:
     """Test for each entry if some double z has fl(contribution + fl(scale z)) == released.
 
+    Here fl is rounding to float64.
+
     Parameters
     ----------
     released, contribution, scale : array_like of float64
@@ -78,18 +80,18 @@ def reachable(released: object, contribution: object, scale: object) -> np.ndarr
 
 
 def _neighbours(values: np.ndarray, count: int) -> np.ndarray:
-    """Return the doubles up to ``count`` places away from each value, in an additional axis."""
+    """Return the doubles up to ``count`` places away from each value, along a new last axis."""
     bits = np.ascontiguousarray(values, dtype=np.float64).view(np.int64)
     result: np.ndarray = (bits[..., None] + np.arange(-count, count + 1)).view(np.float64)
     return result
 
 
 def _reachable(m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """Compute `reachable` for arrays of equal shapes."""
+    """Compute `reachable` for released values m, contributions c and scales s of equal shapes."""
     with np.errstate(invalid="ignore", over="ignore"):
-        # If doubles near m - c are closer to each other than those near m, then all of these are
-        # inside the interval that rounds to m, and one of any three is reached. Otherwise there are
-        # no other doubles to test.
+        # Test doubles y near m - c. If they are closer to each other than doubles near m, all of
+        # them round to m, and one of any three is a product s z. Otherwise only those nearest to
+        # m - c can round to m.
         y = _neighbours(m - c, _NEIGHBOURS)
         rounds_to_m = c[..., None] + y == m[..., None]
         z = _neighbours(y / s[..., None], 2)
@@ -99,7 +101,7 @@ def _reachable(m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def normals(m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """Return which values Gaussian noise can reach, if any double can be a draw."""
+    """Return True where c + s z rounds to m for some double z: the `Image` of Gaussian noise."""
     return _reachable(*np.broadcast_arrays(m, c, s))
 
 
@@ -114,7 +116,7 @@ class LaplaceDraws:
     quantile: Callable[[np.ndarray], np.ndarray]
 
     def near(self, z: np.ndarray) -> np.ndarray:
-        """Return the draws nearest to z, in an additional axis."""
+        """Return the possible draws nearest to each z, along a new last axis."""
         # Start at the nearer tail, where the cdf is accurate.
         tail_index = np.floor(0.5 * np.exp(-np.abs(z)) * 2.0**self.bits)
         last = 2.0**self.bits - 1.0
@@ -123,7 +125,10 @@ class LaplaceDraws:
         return self.quantile(np.clip(indices, 0.0, last))
 
     def image(self, m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
-        """Test if some draw gives fl(c + fl(s z)) == m."""
+        """Return True where c + s z rounds to m for some possible draw z: the `Image` of the noise.
+
+        m are released values, c contributions and s scales, of shapes that broadcast.
+        """
         m, c, s = np.broadcast_arrays(m, c, s)
         draws = self.near((m - c) / s)
         result: np.ndarray = (c[..., None] + s[..., None] * draws == m[..., None]).any(axis=-1)
@@ -131,7 +136,7 @@ class LaplaceDraws:
 
 
 def _from_bits(k: np.ndarray) -> np.ndarray:
-    """Return the Laplace draws of the operating system's sampler for 53-bit numbers k."""
+    """Return the Laplace draws that the deployed sampler computes from 53-bit numbers k."""
     flat = np.ascontiguousarray(k.ravel().astype(np.uint64))
     return rng.laplace_from_bits(flat).reshape(k.shape)
 
@@ -179,7 +184,10 @@ class Channel:
 
 
 def float_noise_test(channel: Channel) -> Test:
-    """Exclude candidates from which no noise leads to the release by one addition of doubles."""
+    """Return the test that excludes records from which no noise gives the released doubles.
+
+    It assumes that a release is one addition of doubles, contribution + noise.
+    """
     if channel.explained is not None:
         return channel.explained
 
@@ -204,7 +212,7 @@ def float_noise_test(channel: Channel) -> Test:
 def rotated_mean_test(
     means: np.ndarray, signs: np.ndarray, scale: float, draws: LaplaceDraws
 ) -> Test:
-    """Exclude candidates from which no signs and no noise lead to a mean in rotated coordinates.
+    """Return the test that excludes records from which no signs and noise give a rotated mean.
 
     ``means`` (n, v, d) holds each candidate's mean, in the coordinates to which each of v rows of
     ``signs`` (v, d) rotates; d is a power of two. The release is means + scale draws, rotated back.
@@ -238,13 +246,13 @@ def rotated_mean_test(
 
 
 def _candidate_steps(channel: Channel) -> list[np.ndarray]:
-    """List grids (e,) of possible noise steps: powers of two, and these times the scales."""
+    """List possible steps (e,) of the noise: powers of two, and powers of two times the scales."""
     ones = np.ones_like(channel.scales)
     return [unit * 2.0**k for k in range(0, -50, -1) for unit in (ones, channel.scales)]
 
 
 def _on_step(released: np.ndarray, rows: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Test if released - rows is a multiple of the step, up to rounding of both."""
+    """Return True where released - rows is a multiple of the step, up to rounding of both."""
     difference = released - rows
     distance = np.abs(difference - step * np.rint(difference / step))
     result: np.ndarray = distance <= 2.0 * np.spacing(np.maximum(np.abs(released), np.abs(rows)))
@@ -252,9 +260,10 @@ def _on_step(released: np.ndarray, rows: np.ndarray, step: np.ndarray) -> np.nda
 
 
 def learn_step(channel: Channel, seen: list[tuple[int, np.ndarray]]) -> np.ndarray | None:
-    """Find the coarsest grid (e,) that contains the noise of all known releases; None if none does.
+    """Return the largest step (e,) of which the noise in all known releases is a multiple.
 
-    Only grids that are coarser than the doubles there are informative.
+    ``seen`` are pairs (record, released values). Only a step that is much larger than the distance
+    of neighbouring doubles is informative. Return None if there is none.
     """
     rows = np.array([channel.contributions[i] for i, _ in seen])  # (t, v, e)
     released = np.array([values for _, values in seen])[:, None, :]
@@ -268,9 +277,10 @@ def learn_step(channel: Channel, seen: list[tuple[int, np.ndarray]]) -> np.ndarr
 
 
 def residue_test(channel: Channel, step: np.ndarray) -> Test:
-    """Exclude candidates whose difference to the release is no multiple of the noise's step."""
+    """Return the test that excludes records whose noise would be no multiple of its step (e,)."""
 
     def test(released: np.ndarray) -> np.ndarray:
+        """Return for each record whether release minus contribution is a multiple of the step."""
         on_grid: np.ndarray = np.all(_on_step(released, channel.contributions, step), axis=2)
         return np.asarray(on_grid.any(axis=1))
 
@@ -278,7 +288,7 @@ def residue_test(channel: Channel, step: np.ndarray) -> Test:
 
 
 def lowest_bit(values: np.ndarray) -> np.ndarray:
-    """Return the exponent of the last 1 of every double; 2048 for 0."""
+    """Return the exponent of the lowest bit that is 1 in every double; 2048 for 0."""
     mantissa, exponent = np.frexp(values)
     integer_mantissa = np.abs(mantissa * 2.0**53).astype(np.int64)
     last_bit = np.frexp((integer_mantissa & -integer_mantissa).astype(np.float64))[1] - 1
@@ -287,9 +297,10 @@ def lowest_bit(values: np.ndarray) -> np.ndarray:
 
 
 def grid_test(channel: Channel, trials: int) -> Test:
-    """Exclude candidates whose releases were never seen on so fine a grid in ``trials`` releases.
+    """Return the test that excludes records whose releases are always on a coarser grid.
 
-    It is for releases that are rounded to a grid which depends on the record.
+    The grid of each record is learned from ``trials`` releases. The test is for releases that are
+    rounded to a grid that depends on the record.
     """
     finest = np.array(
         [
@@ -299,6 +310,7 @@ def grid_test(channel: Channel, trials: int) -> Test:
     )
 
     def test(released: np.ndarray) -> np.ndarray:
+        """Return for each record whether the release is on the grid of its releases."""
         return np.asarray(np.all(lowest_bit(released) >= finest, axis=1))
 
     return test
@@ -341,9 +353,9 @@ class LowBits(msgspec.Struct, frozen=True):
 def sound_tests(
     channel: Channel, trials: int, draw: np.random.Generator
 ) -> tuple[dict[str, Test], tuple[str, ...]]:
-    """Return the tests that never excluded the true record in ``trials`` releases, and other names.
+    """Return the tests that never excluded the true record, and the names of the other tests.
 
-    The attacker runs the release on chosen records, as anyone can who has the code.
+    They are tried on ``trials`` releases of chosen records, which anyone can run who has the code.
     """
     known_releases = [
         (int(i), channel.send(int(i))) for i in draw.integers(channel.candidates, size=trials)
@@ -364,7 +376,7 @@ def sound_tests(
 
 
 def attack(channel: Channel, messages: int, *, trials: int = 40, seed: int = 1) -> LowBits:
-    """Attack releases of a channel.
+    """Attack releases of a channel: count the records that the released doubles exclude.
 
     Parameters
     ----------

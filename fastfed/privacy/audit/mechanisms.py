@@ -86,7 +86,7 @@ def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
 
 
 def _node_sums(leaves: np.ndarray) -> np.ndarray:
-    """Return the raw p-sums (releases, s) in the order of release."""
+    """Return the p-sums (releases, s) without noise, in the order of release."""
     sums = np.zeros((len(leaves).bit_length(), leaves.shape[1]))
     released_sums = np.empty_like(leaves)
     for k, leaf in enumerate(leaves, start=1):
@@ -97,7 +97,7 @@ def _node_sums(leaves: np.ndarray) -> np.ndarray:
 
 
 def _precision(mechanism: GaussianRelease) -> np.ndarray:
-    """Return 1 / noise variance of each packed entry of a statistic, (s,)."""
+    """Return 1 / noise variance of each entry (s,) of a statistic: bias, then lower triangle."""
     bias, off_diagonal, diagonal = mechanism.stds
     rows, columns = np.tril_indices(_D)
     stds = np.concatenate([np.full(_D, bias), np.where(rows == columns, diagonal, off_diagonal)])
@@ -108,7 +108,10 @@ def _precision(mechanism: GaussianRelease) -> np.ndarray:
 def _add_noise(
     mechanism: GaussianRelease, raw: np.ndarray, keys: list[tuple[int, int]], seed: int, run: int
 ) -> np.ndarray:
-    """Add to each row of raw (n, s) the noise of its (silo, node) key; ``run`` is the replicate."""
+    """Return the rows of raw (n, s), each with the noise of its key (silo, node).
+
+    ``run`` is the replicate, whose noise is independent of all others.
+    """
     noise, stds = SeededNoise(seed, run), mechanism.stds
     noisy_rows = np.empty_like(raw)
     for i, (silo, node) in enumerate(keys):
@@ -117,29 +120,33 @@ def _add_noise(
 
 
 def _by_chunks(trials: int, simulate: Callable[[range], np.ndarray]) -> np.ndarray:
-    """Simulate all runs in chunks, and concatenate the results."""
+    """Call ``simulate`` for chunks of range(trials), and concatenate the results."""
     return np.concatenate(
         [simulate(range(start, min(trials, start + _CHUNK))) for start in range(0, trials, _CHUNK)]
     )
 
 
 def _side_by_side(runs: list[np.ndarray]) -> np.ndarray:
-    """Stack runs of (n, s) to rows (n, runs s); operations on rows then apply to all runs."""
+    """Stack runs of shape (n, s) to rows (n, runs * s): row operations then apply to all runs."""
     stacked: np.ndarray = np.ascontiguousarray(np.stack(runs, axis=1))
     return stacked.reshape(len(stacked), -1)
 
 
 def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Return <output, direction> of each run, (runs,), from stacked rows."""
+    """Return the inner product of each run's output with ``direction`` (n, s), (runs,).
+
+    ``rows`` (n, runs * s) are those of `_side_by_side`.
+    """
     n, s = direction.shape
     result: np.ndarray = np.einsum("nrs,ns->r", rows.reshape(n, -1, s), direction)
     return result
 
 
 def _likelihood_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
-    """Return the weights for which the weighted sum of outputs is the log likelihood ratio.
+    """Return weights with which the sum of Gaussian outputs is the log likelihood ratio.
 
-    All outputs from number ``changed`` on change by the same amount, and no earlier ones.
+    ``covariance`` is the covariance of the outputs. From output number ``changed`` on, counted from
+    1, the mean changes by the same amount; earlier ones do not change.
     """
     result: np.ndarray = np.linalg.solve(covariance, np.arange(1, len(covariance) + 1) >= changed)
     return result
@@ -162,6 +169,7 @@ def node_statistics(tree: GaussianTree, trials: int, seed: int, world: int) -> n
     keys = [(world, node) for node in touched_nodes]
 
     def simulate(runs: range) -> np.ndarray:
+        """Return the log likelihood ratios of these runs, up to a constant."""
         nodes = [_add_noise(tree, sums[world], keys, seed, run) for run in runs]
         return _project(_side_by_side(nodes), direction)
 
@@ -171,16 +179,18 @@ def node_statistics(tree: GaussianTree, trials: int, seed: int, world: int) -> n
 def prefix_statistics(
     tree: GaussianTree, trials: int, seed: int, world: int, *, redrawn: bool = False
 ) -> np.ndarray:
-    """Compute the log likelihood ratio of some prefixes, for the protocol that sends prefix sums.
+    """Compute the log likelihood ratio (trials,) of the two worlds from some noisy prefix sums.
 
-    It uses the prefixes of one or two nodes. Ignoring others is post-processing, so a bound from
-    these prefixes holds for all. ``redrawn`` plants a fault: a node's noise is drawn again for
-    every prefix that uses the node.
+    It uses the prefixes that are the sum of one or two tree nodes. Ignoring others is
+    post-processing, so a bound from these prefixes holds for all. ``redrawn`` plants a fault: a
+    node's noise is drawn again for every prefix that uses the node.
     """
     prefixes = [k for k in range(1, tree.releases + 1) if k.bit_count() <= 2]
     blocks = [prefix_nodes(k) for k in prefixes]
+    # The covariance of two prefixes is the number of nodes that they have in common.
     shared = [[len(set(a) & set(b)) for b in blocks] for a in blocks]
     covariance = np.diag(np.diag(shared)) if redrawn else np.array(shared)
+    # Every prefix contains leaf 1, the leaf that differs, so all of them change by one vector.
     sums = [_node_sums(_leaves(tree, w)) for w in (0, 1)]
     change = (sums[1][0] - sums[0][0]) * _precision(tree)
     direction = _likelihood_weights(covariance)[:, None] * change
@@ -250,7 +260,7 @@ def _completed_node_sums(leaves: np.ndarray, k: int) -> np.ndarray:
 
 
 def _honaker_prefixes(nodes: np.ndarray, steps: int) -> np.ndarray:
-    """Return the noisy prefixes of Honaker's estimator, from noisy nodes."""
+    """Return the noisy prefixes (steps, s) of Honaker's estimator, from noisy nodes (n, s)."""
     estimates = np.zeros((steps.bit_length(), nodes.shape[1]))
     prefix_rows = np.empty((steps, nodes.shape[1]))
     for k in range(1, steps + 1):
@@ -264,12 +274,12 @@ def _honaker_prefixes(nodes: np.ndarray, steps: int) -> np.ndarray:
 
 
 def _exact_tree() -> GaussianTree:
-    """Return the exactly calibrated tree."""
+    """Return the tree with the least noise that meets `BUDGET`."""
     return calibrate_tree(BUDGET, RELEASES)
 
 
 def _faulty_tree(factor: float) -> GaussianTree:
-    """Return the exactly calibrated tree with its noise multiplied by a factor: a fault."""
+    """Plant a fault: return the exactly calibrated tree with its noise multiplied by ``factor``."""
     tree = _exact_tree()
     return msgspec.structs.replace(tree, noise_std=factor * tree.noise_std)
 
@@ -293,7 +303,7 @@ def _without_bias() -> GaussianTree:
 def _gaussian(
     name: str, statistics: Callable[[int, int, int], np.ndarray], trials: int, seed: int
 ) -> AuditResult:
-    """Audit by the statistics that ``statistics(trials, seed, world)`` returns."""
+    """Audit the claim `BUDGET` by ``statistics(trials, seed, world)``, in worlds 0 and 1."""
     trials = integer("trials", trials, at_least=2, at_most=2**32 - 1)
     first_statistics, second_statistics = (
         statistics(trials, check_seed(seed), world) for world in (0, 1)
@@ -310,18 +320,20 @@ def _gaussian(
 def _tree(
     name: str, tree: Callable[[], GaussianTree], statistics: Callable[..., np.ndarray]
 ) -> tuple[str, Audit]:
-    """Return the name and the audit of a tree."""
+    """Return the name and the audit of the tree that ``tree()`` returns."""
 
     def run(trials: int, seed: int) -> AuditResult:
+        """Audit the tree."""
         return _gaussian(name, partial(statistics, tree()), trials, seed)
 
     return name, run
 
 
 def _continual(name: str) -> tuple[str, Audit]:
-    """Return the name and the audit of a continual release."""
+    """Return the name and the audit of the continual release with this name."""
 
     def run(trials: int, seed: int) -> AuditResult:
+        """Audit the release, with the least noise that meets `BUDGET`."""
         release = calibrate_release(name, BUDGET, STEPS)
         return _gaussian(name, partial(release_statistics, release), trials, seed)
 
@@ -329,11 +341,15 @@ def _continual(name: str) -> tuple[str, Audit]:
 
 
 def _laplace(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit one number, 0 or the sensitivity; the output increases in the likelihood ratio."""
+    """Audit the Laplace mechanism on a number that is 0 or the sensitivity.
+
+    The statistic is the output itself, which the likelihood ratio increases with.
+    """
     mechanism = Laplace(sensitivity=1.0, epsilon=1.0)
     draw = np.random.default_rng(check_seed(seed))
 
     def simulate(value: float, n: int) -> np.ndarray:
+        """Return n releases of the value."""
         return mechanism.release(np.full(n, value), open_uniforms(draw, n))
 
     return audit(
@@ -347,9 +363,10 @@ def _laplace(name: str, trials: int, seed: int) -> AuditResult:
 
 
 def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult:
-    """Audit two candidates whose costs change in opposite directions.
+    """Audit the exponential mechanism on two candidates whose costs change in opposite directions.
 
     One candidate is rare enough for a large likelihood ratio and frequent enough to be counted.
+    ``gumbel`` selects the implementation by the Gumbel-max trick.
     """
     mechanism = Exponential(1.0)
     draw = np.random.default_rng(check_seed(seed))
@@ -377,10 +394,10 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
 
 
 def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
-    """Audit queries slightly below the threshold that all increase by 1.
+    """Audit `AboveThreshold` on queries slightly below the threshold that all increase by 1.
 
-    The outcome "none above" depends on the threshold's noise only. Without that noise epsilon grows
-    with the number of queries.
+    The statistic is the log likelihood ratio of the first crossing. With ``threshold_noise`` False
+    a fault is planted: without noise on the threshold, epsilon grows with the number of queries.
     """
     a, b = minimal_scales(1.0, common_shift=True)
     claimed = AboveThreshold(a, b, common_shift=True)
@@ -420,7 +437,7 @@ _DIGITS = 9
 
 
 def _private_range(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit two midpoints, each of which has the lower cost in one of the datasets."""
+    """Audit `private_range` on two midpoints, each of which has the lower cost in one dataset."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     worlds = [np.append(_OTHERS, end) for end in _ENDS]
@@ -448,7 +465,10 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
 def _log_density(
     values: np.ndarray, epsilon: float, radius: float, bound: float, y: np.ndarray
 ) -> np.ndarray:
-    """Compute ln of the density of the winsorized mean at each y, up to a constant."""
+    """Compute the log density of the winsorized mean of ``values`` at each y, up to a constant.
+
+    It is a mixture of Laplace densities over the private ranges.
+    """
     midpoints, logs = range_distribution(values, epsilon / 2.0, radius, bound)
     low = midpoints - 2.0 * radius
     means = np.clip(values, low[:, None], low[:, None] + 4.0 * radius).mean(axis=1)
@@ -458,7 +478,7 @@ def _log_density(
 
 
 def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit the winsorized mean of numbers, one of which moves from one end to the other."""
+    """Audit `winsorized_mean_1d` if one of the numbers moves from one end to the other."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     worlds = [np.append(_OTHERS, end) for end in _ENDS]
@@ -482,9 +502,10 @@ def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
 
 
 def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> AuditResult:
-    """Audit a vector, large in every rotated coordinate, that is replaced by its negative.
+    """Audit the winsorized mean of vectors if one vector is replaced by its negative.
 
-    ``d`` is a power of two. ``noise`` is a fault that multiplies the Laplace noise.
+    The vector is large in every rotated coordinate. ``d``, its dimension, is a power of two.
+    ``noise`` multiplies the Laplace noise: a factor below 1 is a planted fault.
     """
     draw = np.random.default_rng(check_seed(seed))
     silos = len(_OTHERS) + 1
@@ -505,6 +526,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         """Return the log-likelihood ratios of n private means of vectors in one world."""
         signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
         uniforms = open_uniforms(draw, (n, 2, d))
+        # Replace the uniforms of the Laplace noise by those of `noise` times this noise.
         uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
         means = [
             mechanism.apply(worlds[world], flips, *u)

@@ -49,7 +49,7 @@ def calibrated(colluders: int = COLLUDERS) -> SecureSum:
 
 
 def _leaves(mechanism: SecureSum, x: tuple[float, ...]) -> np.ndarray:
-    """Return leaf sums (K, s), uint64: the record x in the first leaf, and known records."""
+    """Return encoded leaf sums (K, s), uint64, of known records, and of x in the first leaf."""
     sums = np.zeros((mechanism.releases, mechanism.size))
     for leaf in sums:
         linalg.accumulate(leaf, np.full(_D, math.sqrt(0.5)), 1.0)
@@ -93,7 +93,10 @@ def _signed(values: np.ndarray) -> np.ndarray:
 
 
 def likelihood(mechanism: SecureSum, pair: Pair, sums: np.ndarray) -> np.ndarray:
-    """Compute the log likelihood ratio (runs,) of transcripts, as for Gaussian noise."""
+    """Compute a statistic (runs,) of transcripts: the log likelihood ratio of Gaussian noise.
+
+    ``sums`` are those of `transcripts`, and ``pair`` the records of the two worlds.
+    """
     first, second = (_leaves(mechanism, x) for x in pair)
     change = [
         _signed(mechanism.row(second[:k]) - mechanism.row(first[:k]))
@@ -106,14 +109,16 @@ def likelihood(mechanism: SecureSum, pair: Pair, sums: np.ndarray) -> np.ndarray
 
 
 def low_bits(mechanism: SecureSum, pair: Pair, sums: np.ndarray) -> np.ndarray:
-    """Count low bits in which the first release agrees with the second record minus the first.
+    """Compare the low bits of the first release with the noiseless results of two records.
 
-    For each entry: trailing zeros of the difference, at most 24. Summed over entries, (runs,).
+    Return (runs,): the number of low bits in which the release agrees with the second record, minus
+    the number for the first record. At most 24 bits of each entry are compared.
     """
     counts = []
     for x in pair:
         differences = sums[:, 0] - mechanism.row(_leaves(mechanism, x)[:1])
         marked = differences | np.uint64(1 << _LOW_BITS)
+        # x & -x is the lowest bit of x that is 1.
         lowest = (marked & (~marked + np.uint64(1))).astype(np.float64)
         counts.append(np.log2(lowest).sum(axis=1))
     result: np.ndarray = counts[1] - counts[0]
@@ -130,7 +135,10 @@ def _audit(
     honest: int | None = None,
     coarse: int = 0,
 ) -> AuditResult:
-    """Audit transcripts of a mechanism, by their likelihood ratio or by their low bits."""
+    """Audit transcripts of a mechanism by their likelihood ratio, or with ``bits`` by low bits.
+
+    ``honest`` and ``coarse`` plant faults, see `transcripts`.
+    """
     trials = integer("trials", trials, at_least=2, at_most=2**32 - 1)
     seed, mechanism = check_seed(seed), make_mechanism()
     pair, statistic = (PLAIN, low_bits) if bits else (WORST, likelihood)

@@ -58,7 +58,7 @@ class Amplified(NamedTuple):
 def amplified(
     epsilon0: float, delta0: float, points: float, silos: int, inner_delta: float
 ) -> Amplified:
-    """Apply Lemma F.2 to `silos` silos of `points` points each, with a shuffler.
+    """Apply Lemma F.2 to the shuffled messages of silos with ``points`` points each.
 
     The local mechanism is Gaussian and (epsilon0, delta0)-private. With N silos and n points,
     epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^{n epsilon0} ln(4/inner)/N) + 8 e^{n epsilon0}/N)),
@@ -74,7 +74,7 @@ def amplified(
     n = number("points", points, at_least=1)
     silos = integer("silos", silos, at_least=1)
     inner_delta = number("inner_delta", inner_delta, above=0, at_most=1)
-    holds = n * epsilon0 <= _exponent(silos, inner_delta) and epsilon0 < 1.0
+    holds = n * epsilon0 <= _epsilon0_limit(silos, inner_delta) and epsilon0 < 1.0
     if n * epsilon0 > 700.0:
         return Amplified(math.inf, math.inf, False)
     epsilon = _amplified_epsilon(epsilon0, n, silos, inner_delta)
@@ -83,16 +83,19 @@ def amplified(
     return Amplified(epsilon, delta, holds)
 
 
-def _exponent(silos: int, inner_delta: float) -> float:
-    """Return the lemma's upper limit of n epsilon0; <= 0 if no epsilon0 meets the condition."""
+def _epsilon0_limit(silos: int, inner_delta: float) -> float:
+    """Return the largest n epsilon0 that Lemma F.2 allows; at most 0 if it allows none.
+
+    Here n is the number of points of a silo, see `amplified`.
+    """
     return math.log(silos) - math.log(16.0 * (math.log(2.0) - math.log(inner_delta)))
 
 
 def _amplified_epsilon(epsilon0: float, n: float, silos: int, inner_delta: float) -> float:
-    """Compute the epsilon of Lemma F.2, see `amplified`."""
-    log4 = math.log(4.0) - math.log(inner_delta)
-    clones = math.exp(n * epsilon0) / silos
-    return math.log1p(math.tanh(epsilon0 / 2.0) * 8.0 * (math.sqrt(clones * log4) + clones))
+    """Compute the epsilon of Lemma F.2 for silos of n points each, see `amplified`."""
+    log_term = math.log(4.0) - math.log(inner_delta)
+    ratio = math.exp(n * epsilon0) / silos
+    return math.log1p(math.tanh(epsilon0 / 2.0) * 8.0 * (math.sqrt(ratio * log_term) + ratio))
 
 
 def amplified_std(
@@ -116,7 +119,7 @@ def amplified_std(
     n = number("points", points, at_least=1)
     silos = integer("silos", silos, at_least=1)
     sensitivity = number("sensitivity", sensitivity, above=0)
-    if _exponent(silos, 1.0) <= 0.0:
+    if _epsilon0_limit(silos, 1.0) <= 0.0:
         return None
 
     def std(log_inner: float) -> float:
@@ -137,8 +140,13 @@ def amplified_std(
 
 @lru_cache(8192)
 def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) -> float:
-    """Return noise_std / sensitivity at one inner delta; infinite if the lemma proves nothing."""
-    high = min(_exponent(silos, inner), 1.0) / n
+    """Compute noise_std / sensitivity of `amplified_std` for one inner delta.
+
+    ``n`` is its ``points`` and ``inner`` the inner delta. The result is infinite if Lemma F.2
+    proves nothing.
+    """
+    # Find the largest epsilon0 whose amplified epsilon is within the budget.
+    high = min(_epsilon0_limit(silos, inner), 1.0) / n
     if high <= 0.0:
         return math.inf
     high = min(high, math.nextafter(1.0, 0.0))
@@ -155,7 +163,7 @@ def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) 
         )
     least_std = math.inf
     for share in _INNER_SHARES:
-        # At most this share of delta may be spent on the inner delta; the rest is for delta0.
+        # The inner delta may use at most this share of delta; the rest is for delta0.
         epsilon0 = high
         if math.tanh(high / 2.0) * inner > share * delta:
             epsilon0 = 2.0 * math.atanh(share * delta / inner)
@@ -227,25 +235,26 @@ def _composed_std(
     the largest change of one message by one record. Return None if the lemma proves nothing.
     """
     epsilon, delta = budget.epsilon, budget.delta
-    log2 = math.log(2.0) - math.log(delta)
+    log_term = math.log(2.0) - math.log(delta)
+    # The (epsilon, delta) of one message: by basic composition, and by advanced composition.
     shares = [(epsilon / message_count, delta / message_count)]
-    # Advanced composition gives q e tanh(e/2) + e sqrt(2 q ln(2/delta)) (Kairouz, Oh & Viswanath
-    # 2015, Theorem 3.4, with slack delta / 2). With this e, the second term is epsilon/2, and the
-    # first is at most epsilon/2 under the condition below.
-    if epsilon <= 8.0 * log2:
-        shares.append(
-            (epsilon / (2.0 * math.sqrt(2.0 * message_count * log2)), delta / (2.0 * message_count))
-        )
+    # Advanced composition of q messages of epsilon e gives q e tanh(e/2) + e sqrt(2 q ln(2/delta))
+    # (Kairouz, Oh & Viswanath 2015, Theorem 3.4, with slack delta / 2). With the e below, the
+    # second term is epsilon/2, and the first is at most epsilon/2 under this condition.
+    if epsilon <= 8.0 * log_term:
+        e = epsilon / (2.0 * math.sqrt(2.0 * message_count * log_term))
+        shares.append((e, delta / (2.0 * message_count)))
     points = dataset_distance / sensitivity
     candidates = [amplified_std(e, d, points, silos, sensitivity) for e, d in shares]
     return min((s for s in candidates if s is not None), default=None)
 
 
 def theorem_5_3_std(budget: Budget, releases: int, silos: int, horizon: int) -> float:
-    """Compute s of zhou-chowdhury-2024, Theorem 5.3, with constant 1 for its order.
+    """Compute the noise std s of zhou-chowdhury-2024, Theorem 5.3, with constant 1 for its order.
 
-    s^2 = 2 kappa ln(1/delta) ln(kappa/(delta T)) ln(M kappa/delta) / (epsilon^2 M), where
-    T = horizon is the number of rounds of a silo. 0 if nothing is released.
+    s^2 = 2 kappa ln(1/delta) ln(kappa/(delta T)) ln(M kappa/delta) / (epsilon^2 M), where kappa
+    is the depth of the tree of ``releases`` releases, T = ``horizon`` the number of rounds of a
+    silo, and M the number of ``silos``. s is 0 if nothing is released.
 
     Raises InputError for delta >= kappa / T, where the second logarithm is not positive.
     """
@@ -261,10 +270,10 @@ def theorem_5_3_std(budget: Budget, releases: int, silos: int, horizon: int) -> 
 
 
 def published_shuffle_std(budget: Budget, releases: int, silos: int, horizon: int) -> float:
-    """Compute s of the published experiment code of zhou-chowdhury-2024.
+    """Compute the noise std s of the published experiment code of zhou-chowdhury-2024.
 
-    s^2 = kappa ln(1/delta) ln(1 + kappa/(T delta)) ln(M kappa/delta) / (epsilon^2 M).
-    0 if nothing is released.
+    s^2 = kappa ln(1/delta) ln(1 + kappa/(T delta)) ln(M kappa/delta) / (epsilon^2 M), with the
+    names of `theorem_5_3_std`. s is 0 if nothing is released.
     """
     kappa, silos, horizon, delta = _check_sizes(budget, releases, silos, horizon)
     if kappa == 0:
@@ -277,7 +286,7 @@ def published_shuffle_std(budget: Budget, releases: int, silos: int, horizon: in
 def _check_sizes(
     budget: Budget, releases: int, silos: int, horizon: int
 ) -> tuple[int, int, int, float]:
-    """Check the arguments, and return kappa, silos, horizon and delta."""
+    """Check the arguments; return the depth kappa of the tree, silos, horizon and delta."""
     return (
         depth(releases),
         integer("silos", silos, at_least=1),
@@ -345,7 +354,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         proven = self.ldp(delta, relation)
         if proven == 0.0 or delta == 0.0 or self.returning > 1:
             return proven
-        # The lemma may have chosen the noise for exactly this epsilon.
+        # If the lemma chose the noise, it proves exactly the budget's epsilon. Try this first.
         requested = min(proven, self.budget.epsilon)
         if self._lemma_covers(requested, delta, relation):
             proven = requested
@@ -364,13 +373,13 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return proven
 
     def _lemma_covers(self, epsilon: float, delta: float, relation: str) -> bool:
-        """Return True if the lemma proves epsilon at delta for this noise."""
+        """Return True if Lemma F.2 proves epsilon at delta for the noise of this tree."""
         budget = Budget(epsilon, delta, relation)
         lemma_std = self._lemma_std(budget)
         return lemma_std is not None and lemma_std <= self.noise_std
 
     def _lemma_std(self, budget: Budget) -> float | None:
-        """Return the least noise for which the lemma proves a budget; None if it proves none."""
+        """Return the least noise_std for which Lemma F.2 proves a budget; None if there is none."""
         return amplified_tree_std(
             budget,
             self.releases,
@@ -389,7 +398,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return [*hiding, *participation_conditions(self.returning), claim]
 
     def _remark(self, proven_epsilon: float) -> str:
-        """Return a text: which argument proves epsilon, and what holds for the calibration rule."""
+        """Return a remark for the certificate: what proves epsilon, or a rule's open conditions."""
         if self.calibration == "published-code":
             return "computed; no theorem states these constants"
         if self.calibration == "theorem":

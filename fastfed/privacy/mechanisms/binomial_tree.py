@@ -155,15 +155,18 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return coordinates_of(self.dimension)
 
     def users(self, level: int) -> int:
-        """Return n_j, the number of users in a node of this level."""
+        """Return n_j = batch_points 2^level, the number of users in a node of this level."""
         return self.batch_points << integer("level", level, at_least=0)
 
     def trials(self, level: int) -> int:
-        """Return n_j b_j: a coordinate of a node of this level has noise Bin(n_j b_j, 1/4)."""
+        """Return the number n of noise bits of a node's coordinate, whose noise is Bin(n, 1/4)."""
         return self.users(level) * self.b[level]
 
     def counted(self, level: int) -> int:
-        """Return floor(h n_j) b_j, the number of noise bits of a coordinate that are counted."""
+        """Return the number of a coordinate's noise bits that the account counts.
+
+        These are the bits of the fraction `honest_fraction` of the users of a node of this level.
+        """
         return counted_users(self.honest_fraction, self.users(level)) * self.b[level]
 
     def noise_std(self, level: int) -> float:
@@ -171,12 +174,15 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return math.sqrt(VARIANCE * self.trials(level)) / self.g[level]
 
     def rounding_std(self, level: int) -> float:
-        """Return the largest std of a coordinate's rounding, sqrt(n_j)/(2 g_j)."""
+        """Return the largest std that the users' randomised rounding adds to a coordinate."""
         return math.sqrt(self.users(level)) / (2.0 * self.g[level])
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the largest noise std of each stream, without rounding, for the certificate."""
+        """Return the largest noise std of each stream, for the certificate.
+
+        The error of rounding is not included.
+        """
         largest = max((self.noise_std(j) for j in range(self.depth)), default=0.0)
         return dict.fromkeys(STREAMS, largest)
 
@@ -193,7 +199,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return math.sqrt(self.depth * -log_delta) * inner / epsilon
 
     def _sensitivity(self, relation: str | None) -> float:
-        """Return the joint sensitivity of one record."""
+        """Return the joint L2 sensitivity of x y and x x^T to one record (x, y)."""
         relation = named_relation(relation, self.budget)
         return joint_sensitivity(relation, "iid", self.dimension)
 
@@ -280,21 +286,21 @@ def coordinates_of(dimension: int) -> int:
 
 
 def counted_users(fraction: float, users: int) -> int:
-    """Return floor(fraction users), the number of users whose noise bits the account counts."""
+    """Return floor(fraction * users), the number of users whose noise bits the account counts."""
     return users if fraction == 1.0 else math.floor(fraction * users)
 
 
 def _level_nodes(effect: tuple[int, int, int], trials: int, norm: float, coordinates: int) -> Node:
     """Return the account's `Node` for all nodes of one level that one user may change.
 
-    ``effect`` is (squares, nodes, most) of `level_squares`, and ``norm`` is S, the largest change
-    of the encoded vector by one record.
+    ``effect`` is (squares, nodes, most) of `level_squares`, ``trials`` the number of counted noise
+    bits, and ``norm`` is S, the largest change of the encoded vector by one record.
 
-    Let c of the user's records be in one node. Each is rounded separately, but the account is about
-    one rounded vector. So assume that the observer knows how all but one are rounded: with a known
-    uniform U, r = floor(w + U) and r' = floor(w + t + U) differ by t up to 1 in each coordinate.
-    There remains one record whose vector changes by at most
-    c S + (c - 1) sqrt(s) <= c (S + (1 - 1/most) sqrt(s)).
+    Let c <= most of the user's records be in one node, with s coordinates. Each record is rounded
+    separately, but the account is about one rounded vector. So assume that the observer knows the
+    uniform U that rounds each of the other c - 1 records. Then r = floor(w + U) and
+    r' = floor(w + t + U) differ from t by less than 1 in each coordinate. In total, the one
+    remaining vector changes by at most c S + (c - 1) sqrt(s) <= c (S + (1 - 1/most) sqrt(s)).
     """
     squares, count, most_records = effect
     norm += (1.0 - 1.0 / most_records) * math.sqrt(coordinates)
@@ -311,7 +317,7 @@ def _per_node(budget: Budget, kappa: int) -> tuple[float, float]:
 
 
 def usual_levels(users: int, dimension: int) -> int:
-    """Return the usual number of encoding levels for n users, max(ceil(2 sqrt n), d, 4).
+    """Return the published number of encoding levels for n users, max(ceil(2 sqrt n), d, 4).
 
     Source: zhou-chowdhury-2024, Appendix F.2.
     """
@@ -397,7 +403,7 @@ def calibrate_vector_sum(
     if calibration == "exact":
         effects = tuple(level_squares(releases, returning, j) for j in range(kappa))
         if kappa:
-            levels, bits = _exact(budget, users, levels, d, honest_fraction, effects)
+            levels, bits = _least_noise(budget, users, levels, d, honest_fraction, effects)
     else:
         if calibration == "theorem":
             epsilon, node_delta = _per_node(budget, kappa) if kappa else (1.0, 1.0)
@@ -425,18 +431,20 @@ def calibrate_vector_sum(
 
 
 @cached
-def _exact(
+def _least_noise(
     budget: Budget,
     users: tuple[int, ...],
-    usual: tuple[int, ...],
+    default_levels: tuple[int, ...],
     dimension: int,
     honest_fraction: float,
     effects: tuple[tuple[int, int, int], ...],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Compute g_j and the smallest b_j of every level that are proven to meet the budget.
+    """Compute encoding levels g_j and the least noise bits b_j of every level j of the tree.
 
-    A share of delta is for the windows of the account, the rest for the Gaussian part. The share is
-    chosen so that the noise is smallest at one level.
+    All nodes together are proven to meet the budget. ``users`` and ``default_levels`` are the users
+    and published encoding levels of a node of each level, and ``effects`` the `level_squares`. A
+    share of delta is for the tails of the noise, the rest for the Gaussian part of the account. The
+    share is chosen so that the noise is smallest at one level.
     """
     coordinates = coordinates_of(dimension)
     record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension)
@@ -451,11 +459,11 @@ def _exact(
     rounding_norms = [(1.0 - 1.0 / most) * math.sqrt(coordinates) for _, _, most in effects]
     levels = [
         max(g, least_levels, math.ceil(rounding_norm / (_EXACT_ROUNDING * record_sensitivity)))
-        for g, rounding_norm in zip(usual, rounding_norms, strict=True)
+        for g, rounding_norm in zip(default_levels, rounding_norms, strict=True)
     ]
 
     def mu_and_tail(share_of_delta: float) -> tuple[float, float]:
-        """Return the mu that one record in a node may have, and the tail of one coordinate."""
+        """Return the mu allowed for one record in a node, and the tail of one coordinate."""
         remaining_delta = (
             budget.delta * (1.0 - share_of_delta) / (1.0 - budget.delta * share_of_delta)
         )
@@ -464,11 +472,11 @@ def _exact(
         return gaussian_mu(budget.epsilon, remaining_delta) / sqrt_squares, tail
 
     def node(j: int, trials: int) -> Node:
-        """Return the nodes of a level with this many noise bits per coordinate."""
+        """Return the account's node of level j with ``trials`` noise bits per coordinate."""
         return _level_nodes(effects[j], trials, record_sensitivity * levels[j], coordinates)
 
     def proven_mu_with(j: int, b: int) -> float:
-        """Return the proven mu of one record in a node of level j with b bits per user."""
+        """Return the proven mu of one record in a node of level j with b noise bits per user."""
         level_node = node(j, honest[j] * b)
         return node_mu(
             probits_of(level_node.trials),
@@ -497,9 +505,10 @@ def _exact(
 
 
 def smallest_bits(first_guess: float, limit: float, value_at: Callable[[int], float]) -> int:
-    """Find the smallest integer b with value_at(b) <= limit, up to a relative error of 2^-40.
+    """Find the smallest integer b >= 1 with value_at(b) <= limit, with relative error 2^-40.
 
-    ``value_at`` decreases about like 1/sqrt(b), which the search uses to extrapolate.
+    ``value_at`` must decrease in b. It is assumed to be roughly proportional to 1/sqrt(b), by which
+    the search extrapolates; other functions only take more steps.
     """
     low, high = 0, max(math.ceil(first_guess), 1)  # invariant: value_at(low) > limit
     while not (high_value := value_at(high)) <= limit:

@@ -84,7 +84,7 @@ SECURE_POINTS = 10**6
 def _result(
     name: str, budget: Budget, releases: int, std: float, mu: float, source: str
 ) -> Calibrated:
-    """Create the result of a calibration to a budget."""
+    """Return the `Calibrated` of mechanism ``name`` with this noise std and GDP parameter."""
     return Calibrated(
         name, budget.epsilon, budget.delta, budget.relation, releases, std, mu, source
     )
@@ -111,7 +111,7 @@ def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _gaussian_release(name: str, release: GaussianRelease) -> Calibrated:
-    """Create the result for a calibrated Gaussian release of sums of x y and x x^T."""
+    """Return the `Calibrated` of a Gaussian release of the sums of x y and x x^T."""
     source = release.source
     if release.calibration != "exact":
         source += f"; exact epsilon {rounded_up(release.exact())}"
@@ -122,6 +122,7 @@ def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrat
     """Return the function that calibrates the tree by the rule ``calibration``."""
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
+        """Calibrate the tree of p-sums; ``size`` is not needed."""
         return _gaussian_release(name, calibrate_tree(budget, releases, calibration))
 
     return calibrated
@@ -131,13 +132,14 @@ def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
     """Return the function that calibrates the release of prefix sums with this name."""
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
+        """Calibrate the prefix sums; ``size`` is not needed."""
         return _gaussian_release(name, calibrate_release(name, budget, releases))
 
     return calibrated
 
 
 def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate the shuffled vector sum of both streams, at every node of the tree."""
+    """Calibrate shuffled vector sums of x y and x x^T at every node of the tree of releases."""
     if size.users is None or size.dimension is None:
         raise InputError("vector-sum needs users (of all silos in one batch) and dimension")
     integer("users", size.users, at_least=1)
@@ -158,6 +160,7 @@ def _user_noise(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Cali
     """
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
+        """Calibrate the noise of a user who takes part in ``releases`` batches."""
         if shuffled and size.users is None:
             raise InputError(f"{name} needs users (of one batch, whose messages are shuffled)")
         mechanism = calibrate_local_gaussian(
@@ -237,12 +240,12 @@ def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _sensitivity(size: Size) -> float:
-    """Return the sensitivity of a statistic or a score; 1 if it is not given."""
+    """Return the requested sensitivity of a statistic or score, by default 1."""
     return 1.0 if size.sensitivity is None else size.sensitivity
 
 
 def _describe_sensitivity(size: Size) -> str:
-    """Return a text about the sensitivity for `source`; empty if it is not given."""
+    """Return a text that adds the requested sensitivity to `Calibrated.source`; empty if none."""
     return "" if size.sensitivity is None else f"; sensitivity {size.sensitivity:g}"
 
 

@@ -74,7 +74,7 @@ class NestedNoise(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def variance_factors(self) -> np.ndarray:
-        """Return the number of draws in prefixes k = 0..K, (K + 1,)."""
+        """Return the number of noise draws in each prefix sum k = 0..K, (K + 1,)."""
         draws = [1 + int(linalg.log(k + 1)) if k else 0 for k in range(self.releases + 1)]
         return np.array(draws, dtype=np.float64)
 
@@ -83,7 +83,7 @@ class NestedNoise(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return math.inf
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, which fails."""
+        """Return the claim that the budget is met, marked as false."""
         text = (
             f"an epsilon at most {self.budget.epsilon:g} is proven for this noise (none can be for "
             "the sums: between two draws releases carry the same noise, so that their difference "

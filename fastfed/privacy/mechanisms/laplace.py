@@ -363,7 +363,10 @@ def winsorized_mean_1d(
 
 
 def _checked_values(values: object) -> np.ndarray:
-    """Return values (M,) with 0 for non-finite ones; an error would reveal that there are such."""
+    """Return values (M,), M >= 1, with 0 for non-finite ones.
+
+    Non-finite values raise no error, because an error would reveal something about the data.
+    """
     x = array("values", values, shape=(None,), finite=False)
     if not len(x):
         raise InputError("values must hold at least one value, got shape (0,)")
@@ -376,14 +379,14 @@ def finite(x: np.ndarray) -> np.ndarray:
 
 
 def _midpoint(k: Any, radius: float, bound: float) -> Any:
-    """Return the midpoint of bin k."""
+    """Return the midpoint of bin k, or an array of midpoints; bins have width 2 radius."""
     return (2 * k + 1) * radius - bound
 
 
 def _nearest_bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.ndarray:
-    """Return the bin with the nearest midpoint for each of M values, shape (M,).
+    """Return the index (M,) of the bin whose midpoint is nearest to each of the values x (M,).
 
-    Of two midpoints that are equally near, it is the lower one.
+    There are ``bins`` bins in [-bound, bound]. Of two equally near midpoints the lower one counts.
     """
     clipped = np.clip(x, -bound, bound)
     guess = np.floor((clipped + bound) / (2.0 * radius)).astype(np.int64)
@@ -399,7 +402,8 @@ def _cost_segments(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Group consecutive bins of equal cost into segments, since there may be 2^50 bins.
 
-    Return the first bins, the numbers of bins and the costs of the segments.
+    The cost of a bin is max(number of values in lower bins, number in higher bins). Return three
+    arrays: the first bin, the number of bins, and the cost of each segment.
     """
     bins = bin_count(radius, bound)
     occupied, counts = np.unique(_nearest_bins(x, radius, bound, bins), return_counts=True)
@@ -419,7 +423,7 @@ def _cost_segments(
 def _seeded_range(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float
 ) -> tuple[float, float]:
-    """Compute `private_range` of finite values in float64, from a given uniform ``u``."""
+    """Compute `private_range` of finite values x in float64, by inverting the cdf at ``u``."""
     starts, lengths, costs = _cost_segments(x, radius, bound)
     least = costs[lengths > 0].min()
     weights = np.exp((least - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(len(costs)))
@@ -436,7 +440,10 @@ def _seeded_range(
 def _exact_middle(
     x: np.ndarray, epsilon: float, radius: float, bound: float, draw: Uniforms, index: int = 0
 ) -> float:
-    """Choose the midpoint of `private_range` with exact probabilities; return it."""
+    """Choose the midpoint of `private_range` with exact probabilities, and return it.
+
+    The random bits are those of entry ``index`` of ``draw``.
+    """
     starts, lengths, costs = _cost_segments(x, radius, bound)
     segment, place = exact.choose(costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index)
     return float(_midpoint(int(starts[segment]) + place, radius, bound))
@@ -445,7 +452,10 @@ def _exact_middle(
 def seeded_mean(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float, noise: float
 ) -> float:
-    """Compute `winsorized_mean_1d` of finite values in float64, from two given uniforms."""
+    """Compute `winsorized_mean_1d` of finite values x in float64, from two given uniforms.
+
+    ``u`` is the uniform of the range, and ``noise`` the uniform of the Laplace noise.
+    """
     low, high = _seeded_range(x, epsilon / 2.0, radius, bound, u)
     # Sum the differences to the middle, which is released already: in a large sum of the values,
     # small noise would be lost by rounding. cumsum adds in order, as a compiled loop does.
@@ -465,8 +475,9 @@ def exact_means(
 ) -> np.ndarray:
     """Compute `winsorized_mean_1d` of each row (n,) of ``columns`` (k, n) by exact sampling.
 
-    Differences to the middle are rounded to multiples of a unit, so that their sums are exact. This
-    rounding increases the sensitivity 4 radius, so the noise is increased, too.
+    Differences to the middle of a row's range are rounded to multiples of a unit, so that their
+    sums are exact. The rounding increases the sensitivity, which is 4 radius without it, so the
+    noise is increased, too.
     """
     k, n = columns.shape
     unit = 2.0 ** math.ceil(math.log2(2.0 * radius)) * exact.quantum(n)
@@ -481,5 +492,8 @@ def exact_means(
 
 
 def laplace_scale(count: int, epsilon: float, radius: float) -> float:
-    """Return the scale of the Laplace noise on a winsorized mean of ``count`` numbers."""
+    """Return the scale of the Laplace noise on a winsorized mean of ``count`` numbers.
+
+    It is the sensitivity 4 radius / count, divided by the half of epsilon that the noise gets.
+    """
     return 8.0 * radius / (count * epsilon)

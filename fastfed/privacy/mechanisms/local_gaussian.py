@@ -39,7 +39,7 @@ _LOCAL = "exact Gaussian accounting (Balle & Wang 2018, Theorem 8)"
 _LEMMA = f"{_PAPER}, Lemma B.4 (Feldman, McMillan & Talwar 2021, Theorem 3.8)"
 # Roots are moved to the safe side by this relative amount, far above rounding errors.
 _MARGIN = 1e-11
-_TOTAL = 1.0 - 1e-12
+_BELOW_ONE = 1.0 - 1e-12
 # The inner delta of Lemma B.4 is chosen by x = ln(inner / (delta - inner)): on a grid over this
 # range, then on finer grids around the best point.
 _LOGIT_RANGE, _GRID_POINTS, _REFINEMENTS = (-10.0, 30.0), 10, 10
@@ -76,46 +76,58 @@ def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> 
     users = integer("users", users, at_least=1)
     inner_delta = number("inner_delta", inner_delta, above=0, at_most=1)
     log_inner, log_users = math.log(inner_delta), math.log(users)
-    holds = epsilon0 <= _limit(log_users, log_inner)
+    holds = epsilon0 <= _epsilon0_limit(log_users, log_inner)
     if epsilon0 - log_users > 700.0:
         return Shuffled(math.inf, math.inf, holds)
-    growth = _growth(epsilon0, log_users, log_inner)
+    growth = _exp_epsilon_minus_1(epsilon0, log_users, log_inner)
     delta_of_randomizer = (growth + 2.0) * (1.0 + math.exp(-epsilon0) / 2.0) * float(users) * delta0
     return Shuffled(math.log1p(growth), inner_delta + delta_of_randomizer, holds)
 
 
-def _limit(log_users: float, log_inner: float) -> float:
-    """Return the lemma's upper limit of epsilon0; negative if no epsilon0 meets the condition."""
+def _epsilon0_limit(log_users: float, log_inner: float) -> float:
+    """Return the largest epsilon0 that Lemma B.4 allows; negative if it allows none.
+
+    The arguments are ln n and ln inner_delta, see `shuffled`.
+    """
     return log_users - math.log(16.0 * (math.log(2.0) - log_inner))
 
 
-def _growth(epsilon0: float, log_users: float, log_inner: float) -> float:
-    """Compute e^epsilon - 1, where epsilon is the result of Lemma B.4, see `shuffled`."""
-    clones = math.exp(epsilon0 - log_users)
-    root = math.sqrt(clones * (math.log(4.0) - log_inner))
-    return math.tanh(epsilon0 / 2.0) * 8.0 * (root + clones)
+def _exp_epsilon_minus_1(epsilon0: float, log_users: float, log_inner: float) -> float:
+    """Compute e^epsilon - 1, where epsilon is the result of Lemma B.4.
+
+    The arguments are epsilon0, ln n and ln inner_delta, see `shuffled`.
+    """
+    ratio = math.exp(epsilon0 - log_users)  # e^epsilon0 / n
+    root = math.sqrt(ratio * (math.log(4.0) - log_inner))
+    return math.tanh(epsilon0 / 2.0) * 8.0 * (root + ratio)
 
 
-def _log_factor(epsilon0: float, log_users: float, log_inner: float) -> float:
-    """Compute ln of the factor of delta0 in the delta of Lemma B.4, see `shuffled`."""
-    growth = _growth(epsilon0, log_users, log_inner)
+def _log_delta0_factor(epsilon0: float, log_users: float, log_inner: float) -> float:
+    """Compute ln of the factor by which Lemma B.4 multiplies delta0.
+
+    The factor is (e^epsilon + 1) (1 + e^-epsilon0/2) n, see `shuffled`.
+    """
+    growth = _exp_epsilon_minus_1(epsilon0, log_users, log_inner)
     return log_users + math.log(growth + 2.0) + math.log1p(math.exp(-epsilon0) / 2.0)
 
 
 def _split_delta(delta: float, logit: float) -> tuple[float, float]:
-    """Split delta into inner delta and rest, where logit = ln(inner / rest); return ln of both."""
-    log_total = math.log(delta * _TOTAL)
+    """Split delta into an inner delta and a rest; return the logarithms of both.
+
+    ``logit`` is ln(inner / rest). The rest is for delta0, see `shuffled`.
+    """
+    log_total = math.log(delta * _BELOW_ONE)
     return log_total - math.log1p(math.exp(-logit)), log_total - math.log1p(
         math.exp(logit)
     ) - _MARGIN
 
 
 def _minimise(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
-    """Minimise ``value`` over the logit of the inner delta, see `_split_delta`.
+    """Return the least ``value(logit)``, where `_split_delta` splits delta by the logit.
 
-    ``value`` returns (rank, number), compared in this order. Rank 0 means that the lemma holds. A
-    higher rank means that it does not; the number is then a distance from holding, so that the
-    search can find a narrow range in which the lemma holds.
+    ``value`` returns (rank, number), compared in this order. Rank 0 means that the condition of the
+    lemma holds. A higher rank means that it fails. The number then measures by how much, which
+    leads the search to a narrow range of logits at which the condition holds.
     """
     low, high = _LOGIT_RANGE
     best_value = (9, math.inf)
@@ -136,8 +148,8 @@ def _root(function: Callable[[float], float], high: float) -> float:
 def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
     """Compute the least epsilon at delta that Lemma B.4 proves for shuffled Gaussian messages.
 
-    mu is the GDP parameter of one message between any two data points, sensitivity / noise_std.
-    Every (epsilon0, delta_of(epsilon0, mu)) is a local guarantee. The best one is used, with the
+    ``mu`` is the GDP parameter of one message for replacement: sensitivity / noise_std. Every pair
+    (epsilon0, gaussian_delta(epsilon0, mu)) is a local guarantee. The best pair is used, with the
     best inner delta. The result is rounded up. It is math.inf if the lemma proves nothing.
     """
     mu = number("mu", mu, at_least=0)
@@ -145,39 +157,41 @@ def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
     log_users = math.log(integer("users", users, at_least=1))
     if mu == 0.0:
         return 0.0
-    if delta == 0.0 or _limit(log_users, math.log(delta)) <= 0.0:
+    if delta == 0.0 or _epsilon0_limit(log_users, math.log(delta)) <= 0.0:
         return math.inf
 
-    def value(logit: float) -> tuple[int, float]:
+    def ranked_epsilon(logit: float) -> tuple[int, float]:
+        """Return (0, epsilon) for this split of delta, or a rank > 0, see `_minimise`."""
         log_inner, log_rest = _split_delta(delta, logit)
-        high = _limit(log_users, log_inner) - 1e-13
+        high = _epsilon0_limit(log_users, log_inner) - 1e-13
         if high <= 0.0:
             return 2, -high
         if log_rest - log_users < _SMALLEST:
             return 3, 0.0
 
-        # ln of the delta that delta0 costs, minus ln of the available delta. It decreases in
-        # epsilon0 if the cost is below 1: there delta0 < 1/(2n), and below the limit delta0
-        # decreases faster than e^epsilon grows.
+        # The excess decreases in epsilon0 where the needed delta is below 1: there delta0 <
+        # 1/(2n), and up to `high` delta0 decreases faster than e^epsilon grows.
         def excess(epsilon0: float) -> float:
+            """Return ln(delta that the lemma needs / delta that is available)."""
             log_delta0 = math.log(max(gaussian_delta(epsilon0, mu), 5e-324))
-            return log_delta0 + _log_factor(epsilon0, log_users, log_inner) - log_rest
+            return log_delta0 + _log_delta0_factor(epsilon0, log_users, log_inner) - log_rest
 
-        # delta_of(e, mu) <= exp(-(e/mu - mu/2)^2 / 2), so the root is at most this.
+        # gaussian_delta(e, mu) <= exp(-(e/mu - mu/2)^2 / 2), so the root is at most high_for_tail.
         log_largest_factor = (
-            math.log1p(_growth(high, log_users, log_inner)) + log_users + math.log(3.0)
+            math.log1p(_exp_epsilon_minus_1(high, log_users, log_inner)) + log_users + math.log(3.0)
         )
         high_for_tail = mu * mu / 2.0 + mu * math.sqrt(2.0 * (log_largest_factor - log_rest))
         high = min(high, high_for_tail * (1.0 + 1e-14))
         excess_at_high = excess(high)
         if excess_at_high > 0.0:
             return 1, excess_at_high
+        # The smallest epsilon0 whose delta0 is small enough for the available delta.
         epsilon0 = 0.0
         if excess(0.0) > 0.0:
             epsilon0 = _root(excess, high)
-        return 0, math.log1p(_growth(epsilon0, log_users, log_inner)) * (1.0 + _MARGIN)
+        return 0, math.log1p(_exp_epsilon_minus_1(epsilon0, log_users, log_inner)) * (1.0 + _MARGIN)
 
-    rank, epsilon = _minimise(value)
+    rank, epsilon = _minimise(ranked_epsilon)
     return epsilon if rank == 0 else math.inf
 
 
@@ -185,29 +199,34 @@ def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
     """Compute the largest mu of one Gaussian message for which Lemma B.4 proves (epsilon, delta).
 
     For each inner delta, the lemma is solved for epsilon0 under its condition, then for delta0, and
-    `mu_of` gives mu. The best inner delta is used. The result is 0 if there are too few users: the
-    lemma needs users > 16 ln(2/inner delta).
+    `gaussian_mu` gives mu. The best inner delta is used. The result is 0 if there are too few
+    users: the lemma needs users > 16 ln(2/inner delta).
     """
     epsilon = number("epsilon", epsilon, above=0)
     delta = number("delta", delta, above=0, below=1)
     log_users = math.log(integer("users", users, at_least=1))
-    if _limit(log_users, math.log(delta)) <= 0.0:
+    if _epsilon0_limit(log_users, math.log(delta)) <= 0.0:
         return 0.0
-    growth_goal = math.expm1(min(epsilon, 700.0) * (1.0 - 3.0 * _MARGIN))
+    largest_growth = math.expm1(min(epsilon, 700.0) * (1.0 - 3.0 * _MARGIN))
 
-    def value(logit: float) -> tuple[int, float]:
+    def ranked_negative_mu(logit: float) -> tuple[int, float]:
+        """Return (0, -mu) for this split of delta, or a rank > 0, see `_minimise`."""
+        # The largest epsilon0 that Lemma B.4 allows and with which it gives at most epsilon.
         log_inner, log_rest = _split_delta(delta, logit)
-        epsilon0 = _limit(log_users, log_inner) - 1e-13
+        epsilon0 = _epsilon0_limit(log_users, log_inner) - 1e-13
         if epsilon0 <= 0.0:
             return 1, -epsilon0
-        if _growth(epsilon0, log_users, log_inner) > growth_goal:
-            epsilon0 = _root(lambda e: _growth(e, log_users, log_inner) - growth_goal, epsilon0)
-        log_delta0 = log_rest - _log_factor(epsilon0, log_users, log_inner)
+        if _exp_epsilon_minus_1(epsilon0, log_users, log_inner) > largest_growth:
+            epsilon0 = _root(
+                lambda e: _exp_epsilon_minus_1(e, log_users, log_inner) - largest_growth, epsilon0
+            )
+        # The delta0 with which the lemma uses the rest of delta.
+        log_delta0 = log_rest - _log_delta0_factor(epsilon0, log_users, log_inner)
         if log_delta0 < _SMALLEST:
             return 2, 0.0
         return 0, -gaussian_mu(epsilon0, math.exp(log_delta0))
 
-    rank, negative_mu = _minimise(value)
+    rank, negative_mu = _minimise(ranked_negative_mu)
     return -negative_mu if rank == 0 else 0.0
 
 
@@ -221,15 +240,15 @@ def _delta_splits(delta: float, count: int) -> list[tuple[float, float]]:
     """
     if count == 1:
         return [(delta, 0.0)]
-    total = delta * _TOTAL
+    total = delta * _BELOW_ONE
     shares = [(total / count, 0.0)]
     return shares + [((1.0 - part) * total / count, part * total) for part in _SLACKS]
 
 
 def _composed(epsilon: float, delta: float, slack: float, count: int) -> float:
-    """Compute the epsilon of `count` batches that are each (epsilon, delta)-private.
+    """Compute the epsilon of ``count`` batches that are each (epsilon, delta)-private.
 
-    ``slack`` is as in `_delta_splits`.
+    A ``slack`` > 0 is the delta of advanced composition. With slack 0 composition is basic.
     """
     if slack == 0.0:
         return count * epsilon
@@ -239,16 +258,23 @@ def _composed(epsilon: float, delta: float, slack: float, count: int) -> float:
     return advanced(Guarantee(epsilon, delta), count, slack).epsilon
 
 
-def _returning_epsilon(mu: float, delta: float, users: int, count: int) -> float:
-    """Compute the least epsilon of a user in `count` batches: by the lemma, then composition."""
+def _shuffled_batches_epsilon(mu: float, delta: float, users: int, count: int) -> float:
+    """Compute the least epsilon that is proven for a user of ``count`` shuffled batches.
+
+    Lemma B.4 gives the epsilon of one batch of ``users`` messages, and composition the total.
+    """
     per_batch = (
         (shuffled_epsilon(mu, d, users), d, slack) for d, slack in _delta_splits(delta, count)
     )
     return min(_composed(e, d, slack, count) for e, d, slack in per_batch)
 
 
-def _returning_mu(epsilon: float, delta: float, users: int, count: int) -> float:
-    """Compute the largest mu of one message for which `count` batches meet the budget, or 0."""
+def _shuffled_batches_mu(epsilon: float, delta: float, users: int, count: int) -> float:
+    """Compute the largest mu of one message with which ``count`` shuffled batches meet the budget.
+
+    The budget is (epsilon, delta), and a batch has ``users`` messages. The result is 0 if nothing
+    is proven.
+    """
     return max(
         shuffled_mu(_epsilon_per_batch(epsilon, d, slack, count), d, users)
         for d, slack in _delta_splits(delta, count)
@@ -256,7 +282,10 @@ def _returning_mu(epsilon: float, delta: float, users: int, count: int) -> float
 
 
 def _epsilon_per_batch(epsilon: float, delta: float, slack: float, count: int) -> float:
-    """Compute the largest epsilon of one batch that composes to at most `epsilon`."""
+    """Compute the largest epsilon of one batch with which ``count`` batches have ``epsilon``.
+
+    ``delta`` and ``slack`` are one of `_delta_splits`.
+    """
     epsilon_per_batch = epsilon / count
     if slack > 0.0:
         epsilon_per_batch = math.nextafter(math.log(2.0), 0.0)
@@ -264,7 +293,7 @@ def _epsilon_per_batch(epsilon: float, delta: float, slack: float, count: int) -
             epsilon_per_batch = _root(
                 lambda e: _composed(e, delta, slack, count) - epsilon, epsilon_per_batch
             )
-    return epsilon_per_batch * _TOTAL
+    return epsilon_per_batch * _BELOW_ONE
 
 
 #: The condition of Lemma B.4 about the other users, in addition to the trusted shuffler.
@@ -335,7 +364,7 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         boolean("shuffled", self.shuffled)
 
     def _message_mu(self, relation: str) -> float:
-        """Compute the GDP parameter of one message."""
+        """Compute the GDP parameter mu of one user's message under a neighbouring relation."""
         return joint_sensitivity(
             relation,
             self.layout,
@@ -362,10 +391,14 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         named_relation(relation, self.budget)
         delta = named_delta(delta, self.budget)
         mu = self._message_mu("replace")
-        return _returning_epsilon(mu, delta, self.batch_size, self.returning)
+        return _shuffled_batches_epsilon(mu, delta, self.batch_size, self.returning)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon: `ldp` or, for shuffled batches, `amplified` if smaller."""
+        """Compute the proven epsilon of all messages of a user, at ``delta`` under ``relation``.
+
+        It is the epsilon of local privacy, or for shuffled batches that of amplification if this is
+        smaller. Defaults are the budget's.
+        """
         local = self.ldp(delta, relation)
         if not self.shuffled or local == 0.0:
             return local
@@ -399,7 +432,10 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return [Side(model, source, best_epsilon, (HIDING, *trust))]
 
     def _remark(self, proven_epsilon: float) -> str:
-        """Return a text: which argument proves epsilon, and what holds for the calibration rule."""
+        """Return a remark for the certificate: what proves epsilon, and if the rule's terms hold.
+
+        The rule is `calibration`; each theorem that it uses has a condition on epsilon or delta.
+        """
         remarks = []
         if self.shuffled:
             remarks.append(self._argument(proven_epsilon))
@@ -422,17 +458,17 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
                 remarks.append(
                     f"{at_budget}Theorem B.1's condition, epsilon <= sqrt(ln(2/delta)/B) = "
                     f"{epsilon_limit:.3g}, "
-                    f"{_verb(epsilon <= epsilon_limit)}"
+                    f"{_holds_or_fails(epsilon <= epsilon_limit)}"
                 )
                 lemma = self._lemma_condition(epsilon / epsilon_limit, delta)
                 remarks.append(f"Lemma B.4's, which the theorem leaves out, {lemma}")
             else:
-                holds = _verb(epsilon <= 1.0)
+                holds = _holds_or_fails(epsilon <= 1.0)
                 remarks.append(f"{at_budget}Proposition F.1's condition, epsilon <= 1, {holds}")
         return "; ".join(remarks)
 
     def _argument(self, proven_epsilon: float) -> str:
-        """Return a text that names the argument by which an epsilon is proven."""
+        """Return a text that names what proves this epsilon: Lemma B.4 or local privacy."""
         if proven_epsilon < self.ldp():
             return "by Lemma B.4"
         users, amplified_epsilon = self.batch_size, self.amplified()
@@ -445,15 +481,18 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return f"by local privacy alone; Lemma B.4 {lemma_result}"
 
     def _lemma_condition(self, epsilon0: float, delta: float) -> str:
-        """Return a text: the lemma's condition at inner delta = delta / 2, and if it holds."""
-        limit = _limit(math.log(self.batch_size), math.log(delta / 2.0))
+        """Return the condition of Lemma B.4 at inner delta = delta / 2, and if it holds, as text.
+
+        ``epsilon0`` is the local epsilon of one message.
+        """
+        limit = _epsilon0_limit(math.log(self.batch_size), math.log(delta / 2.0))
         return (
             f"epsilon0 = {epsilon0:.3g} <= ln(B/(16 ln(4/delta))) = {limit:.3g}, "
-            f"{_verb(epsilon0 <= limit)}"
+            f"{_holds_or_fails(epsilon0 <= limit)}"
         )
 
 
-def _verb(holds: bool) -> str:
+def _holds_or_fails(holds: bool) -> str:
     """Return "holds" or "fails"."""
     return "holds" if holds else "fails"
 
@@ -562,37 +601,43 @@ def calibrate_local_gaussian(
 def _exact_std(
     budget: Budget, users: int, count: int, shuffled: bool, layout: str, ratio: float
 ) -> float:
-    """Compute the least noise that is proven to meet the budget."""
+    """Compute the least noise std of a message that is proven to meet the budget.
+
+    ``users`` is the size of a batch, and ``count`` the number of batches of one user.
+    """
     local = math.sqrt(count) * exact_std(budget, "tree", 1, layout, ratio)
     if not shuffled:
         return local
-    mu = _returning_mu(budget.epsilon, budget.delta, users, count)
+    mu = _shuffled_batches_mu(budget.epsilon, budget.delta, users, count)
     message_sensitivity = joint_sensitivity("replace", layout, cov_std=ratio)
     return min(local, message_sensitivity / mu) if mu > 0.0 else local
 
 
 def _theorem_std(epsilon: float, delta: float, users: int | None) -> float:
-    """Compute the noise of Proposition F.1, or of Theorem B.1 for shuffled batches of `users`."""
+    """Compute the noise std of Theorem B.1 for shuffled batches of this number of users.
+
+    With ``users`` None, messages are not shuffled, and Proposition F.1 gives the noise std.
+    """
     if users is None:
         return 4.0 * math.sqrt(2.0 * math.log(2.5 / delta)) / epsilon
     logs = math.log(2.5 * users / delta) * math.log(2.0 / delta)
     return 4.0 * math.sqrt(2.0 * logs / users) / epsilon
 
 
-def _within_budget(points: LocalGaussian) -> LocalGaussian:
-    """Increase the noise slightly until the account gives at most the budget's epsilon.
+def _within_budget(mechanism: LocalGaussian) -> LocalGaussian:
+    """Return the mechanism with just enough more noise to meet its budget's epsilon.
 
-    Rounding and the finite grids of the searches may leave it just above.
+    Rounding and the finite grids of the searches may leave epsilon just above the budget.
     """
     step = 1e-12
-    while points.exact() > points.budget.epsilon:
-        points = msgspec.structs.replace(points, noise_std=points.noise_std * (1.0 + step))
+    while mechanism.exact() > mechanism.budget.epsilon:
+        mechanism = msgspec.structs.replace(mechanism, noise_std=mechanism.noise_std * (1.0 + step))
         step *= 2.0
-    return points
+    return mechanism
 
 
 def _source(calibration: str, shuffled: bool, count: int) -> str:
-    """Return the source of a calibration."""
+    """Return the paper and theorem of a calibration rule, for the certificate."""
     if calibration == "published-code":
         return f"constants of the published experiment code of {_PAPER}, for features of norm 1"
     if calibration == "exact":

@@ -137,6 +137,7 @@ class RewardRelease(msgspec.Struct, frozen=True):
     @property
     def variance_factors(self) -> np.ndarray:
         """Return the noise variance of prefixes k = 0..K relative to one noise entry, (K + 1,)."""
+        # It does not depend on the noise std or the layout.
         gaussian_release = GaussianRelease(
             self.releases, "goe2", max(self.noise_std, 1.0), "exact", self.budget, "",
             release=self.release, factor=self.factor,

@@ -90,38 +90,48 @@ class _Account(NamedTuple):
     step: float
     centred: Centred | None = None
 
-    def mu(self, bias: float, off: float, on: float) -> float:
-        """Compute the GDP parameter for Gaussian noise of these standard deviations.
-
-        They are for bias, off-diagonal and diagonal entries, in the units of the sums.
-        """
-        if min(bias, off, on) <= 0.0:
+    def mu(self, bias_std: float, off_diagonal_std: float, diagonal_std: float) -> float:
+        """Compute the GDP parameter for Gaussian noise of these stds, in the units of the sums."""
+        if min(bias_std, off_diagonal_std, diagonal_std) <= 0.0:
             return math.inf
         bias_bound, covariance_bound = self.norms
-        # The joint sensitivity is known for two layouts of the noise of x x^T. Take the better one
-        # of two lower bounds of this noise, each the largest noise of a layout that is nowhere
-        # larger.
-        layouts = ("goe2", min(off, on / math.sqrt(2.0))), ("iid", min(off, on))
+        # The joint sensitivity is known only if the noise of x x^T has one of these two layouts.
+        # In each, take the largest noise that nowhere exceeds the given noise. Less noise means a
+        # larger mu, so both are upper bounds of mu.
+        layouts = (
+            ("goe2", min(off_diagonal_std, diagonal_std / math.sqrt(2.0))),
+            ("iid", min(off_diagonal_std, diagonal_std)),
+        )
         if self.centred is not None:
             return self.column * min(
-                self.centred.joint(self.relation, layout, bias, std) for layout, std in layouts
+                self.centred.joint(self.relation, layout, bias_std, std) for layout, std in layouts
             )
         return self.column * min(
             joint_sensitivity(
-                self.relation, layout, self.dimension, bias / bias_bound, std / covariance_bound
+                self.relation, layout, self.dimension, bias_std / bias_bound, std / covariance_bound
             )
             for layout, std in layouts
         )
 
     def proven_mu(self, coins: Coins, tail_probability: float) -> float:
-        """Compute the GDP parameter for this number of coins, except with ``tail_probability``."""
+        """Compute a GDP parameter that binomial noise of ``coins`` fair coins is proven to meet.
+
+        It holds unless the noise is in its tails, which have ``tail_probability`` together.
+        """
         tail = tail_of(tail_probability, self.coordinates)
-        bias, off, on = (std_of_coins(n, self.reach, tail) * self.step for n in coins)
-        return self.mu(bias, off, on)
+        # The std of the Gaussian noise that is at most as private as the binomial noise.
+        bias_std, off_diagonal_std, diagonal_std = (
+            std_of_coins(n, self.reach, tail) * self.step for n in coins
+        )
+        return self.mu(bias_std, off_diagonal_std, diagonal_std)
 
     def epsilon(self, coins: Coins, delta: float) -> float:
-        """Compute the proven epsilon for these numbers of coins at delta; it may be infinite."""
+        """Compute the proven epsilon at ``delta`` of noise from these numbers of fair coins.
+
+        The result is infinite if no epsilon is proven.
+        """
         smallest = math.inf
+        # A share of delta covers the tails of the noise, the remaining delta its body.
         for share in TAIL_SHARES if delta > 0.0 else ():
             mu = self.proven_mu(coins, delta * share)
             if math.isfinite(mu):
@@ -130,8 +140,9 @@ class _Account(NamedTuple):
         return smallest
 
     def delta(self, coins: Coins, epsilon: float) -> float:
-        """Compute the proven delta, in [0, 1], for this number of coins at epsilon."""
+        """Compute the proven delta, in [0, 1], of noise from these numbers of coins at epsilon."""
         smallest = 1.0
+        # Every tail probability gives a valid delta; take the smallest one on a grid.
         for tail_probability in np.geomspace(1e-60, 0.5, 240).tolist():
             mu = self.proven_mu(coins, tail_probability)
             if math.isfinite(mu):
@@ -255,7 +266,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def honest(self) -> int:
-        """Return M - t, the number of silos whose noise is counted."""
+        """Return M - t, the number of silos that are not ``colluders``: only their noise counts."""
         return self.silos - self.colluders
 
     @property
@@ -272,8 +283,8 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     def _smallest_norm(self) -> float:
         """Return l such that the sensitivity is at least l / (sqrt(2) smallest noise std).
 
-        The sensitivity is in units of the noise. The rounding of records is compared with this
-        bound.
+        Here the sensitivity is divided by the noise std. `exact.inflation` compares the rounding
+        error of a record with l.
         """
         if self.centred is None:
             return min(self._norms)
@@ -286,7 +297,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _largest_factor_entry(self) -> int:
-        """Return the largest absolute entry of the factor."""
+        """Return the largest absolute entry of the integer factor."""
         return max(max(map(abs, row)) for row in self.factor)
 
     @property
@@ -296,7 +307,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bits(self) -> int:
-        """Return how many bits hold every sum of messages, with its sign and noise."""
+        """Return the number of bits that hold every sum of messages, with its sign and noise."""
         return needed_bits(
             self._largest_factor_entry,
             self.points,
@@ -307,7 +318,11 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     # ---- noise -----------------------------------------------------------------------------------
 
     def _stds(self, silos: int) -> tuple[float, float, float]:
-        """Return the std of the noise shares of this many silos, in the units of the sums."""
+        """Return the std of the total noise of ``silos`` silos, in the units of the sums.
+
+        The three numbers are for bias, off-diagonal and diagonal entries.
+        """
+        # n fair coins have the variance n / 4.
         bias, off, on = (math.sqrt(silos * n) / 2.0 * self.step for n in self.trials)
         return bias, off, on
 
@@ -349,6 +364,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reach(self) -> int:
         """Return the largest change of one released integer by one user."""
+        # Each batch of the user changes its sum by at most twice the bound on an entry.
         return (
             self._largest_factor_entry
             * 2
@@ -374,7 +390,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _coins(self, silos: int) -> Coins:
-        """Return the numbers of coins in the shares of this many silos."""
+        """Return the numbers of fair coins of ``silos`` silos, for the three kinds of entries."""
         bias, off, on = (silos * n for n in self.trials)
         return bias, off, on
 
@@ -458,15 +474,15 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     # ---- integers of messages --------------------------------------------------------------------
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Round sums (..., s) to units and return them as integers modulo 2^64, uint64."""
+        """Encode sums (..., s) as uint64: the nearest multiples of `unit`, modulo 2^64."""
         rounded: np.ndarray = np.rint(values / self.unit)
         return rounded.astype(np.int64).view(np.uint64)
 
     def row(self, leaves: np.ndarray) -> np.ndarray:
-        """Compute a silo's release k without noise: row k of the factor times its leaf sums.
+        """Compute a silo's message at release k, without noise: row k of the factor times leaves.
 
-        ``leaves`` are the encoded sums of the first k batches, uint64, (k, s). The result (s,) is
-        modulo 2^64.
+        ``leaves`` are the silo's encoded sums of its first k batches, uint64, (k, s). The result
+        (s,) is modulo 2^64.
         """
         weights = np.array(self.factor[len(leaves) - 1], dtype=np.int64).view(np.uint64)
         result: np.ndarray = (weights[:, None] * leaves).sum(axis=0, dtype=np.uint64)
@@ -478,8 +494,9 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         return result
 
     def entry_trials(self, silos: int = 1) -> list[int]:
-        """List, for each of the s entries, the number of coins in the shares of this many silos."""
+        """List the number of fair coins of ``silos`` silos for each of the s entries of a sum."""
         trials_by_entry = [silos * n for n in entries(self.dimension, self.trials)]
+        # Centred records: the last entry is a public count, without noise.
         return trials_by_entry if self.centred is None else [*trials_by_entry[:-1], 0]
 
 
@@ -508,9 +525,10 @@ def integer_factor(factor: object, factor_bits: int = FACTOR_BITS) -> Factor:
 
 @lru_cache(maxsize=16)
 def _squared_sensitivity(factor: Factor, participations: int) -> int:
-    """Return a bound on the squared norm of a signed sum of ``participations`` columns.
+    """Bound the squared norm of any signed sum of ``participations`` columns of the factor C.
 
-    It is a bound on the sum of |<C_j, C_l>| over all ordered pairs of the chosen columns.
+    The squared norm is at most the sum of |<C_j, C_l>| over all ordered pairs of the chosen
+    columns, and the result bounds this sum.
     """
     largest_entry = max(max(map(abs, row)) for row in factor)
     # If 64 bits may be too few, use Python's integers.
@@ -530,15 +548,13 @@ def _squared_sensitivity(factor: Factor, participations: int) -> int:
 
 @lru_cache(maxsize=16)
 def _prefix_weights(factor: Factor) -> np.ndarray:
-    """Solve B C = A for B, where A is the lower triangular matrix of ones.
-
-    It is solved column by column, from the right. The factor C is in integers.
-    """
+    """Solve B C = A for B, where A is the lower triangular matrix of ones, and C the factor."""
     size = len(factor)
     c = np.zeros((size, size))
     for k, row in enumerate(factor):
         c[k, : k + 1] = row
     b = np.tri(size)
+    # Back substitution, column by column from the right.
     for j in range(size - 1, -1, -1):
         b[:, j] /= c[j, j]
         b[j:, :j] -= b[j:, j, None] * c[j, :j]
@@ -599,7 +615,7 @@ def calibrate_secure_sum(
     colluders = integer("colluders", colluders, at_least=0, at_most=silos - 1)
     dimension = integer("dimension", dimension, at_least=1)
     points = integer("points", points, at_least=1)
-    returning = integer("max_participations", max_participations, at_least=1)
+    participations = integer("max_participations", max_participations, at_least=1)
     check_gaussian_budget(budget)
     ratio = number("covariance_ratio", covariance_ratio, above=0)
     off, on = stds_of_layout(choice("layout", layout, LAYOUTS), ratio)
@@ -611,7 +627,7 @@ def calibrate_secure_sum(
     relative_stds = norms[0], norms[1] * off, norms[1] * on
     # First guess of the noise: what a Gaussian mechanism needs, plus 1 %.
     column = math.ldexp(
-        math.sqrt(_squared_sensitivity(rows, min(returning, len(rows)))), -factor_bits
+        math.sqrt(_squared_sensitivity(rows, min(participations, len(rows)))), -factor_bits
     )
     unit_account = _Account(budget.relation, 1.01 * column, 0, 1, dimension, norms, 1.0, centred)
     gaussian_mu_ratio = unit_account.mu(*relative_stds)
@@ -631,7 +647,7 @@ def calibrate_secure_sum(
         factor_bits=factor_bits,
         feature_bound=feature_norm,
         reward_bound=reward_bound,
-        max_participations=returning,
+        max_participations=participations,
         centred=centred,
     )
     account, honest = noiseless._account(), noiseless.honest
@@ -646,7 +662,10 @@ def calibrate_secure_sum(
     ]
 
     def excess(pairs: int) -> float:
-        """Return the least ratio of the proven mu to the mu that meets the budget (then <= 1)."""
+        """Return the proven mu divided by the allowed mu, for the best tail probability.
+
+        A result of at most 1 means that the noise meets the budget.
+        """
         bias, off_diagonal, diagonal = (honest * n for n in _coins_per_share(pairs, relative_stds))
         coins = bias, off_diagonal, diagonal
         return min(
@@ -659,26 +678,29 @@ def calibrate_secure_sum(
     return msgspec.structs.replace(noiseless, trials=_coins_per_share(pairs, relative_stds))
 
 
-def _coins_per_share(pairs: int, shape: tuple[float, float, float]) -> Coins:
-    """Return the numbers of coins in one silo's share of the noise.
+def _coins_per_share(pairs: int, relative_stds: tuple[float, float, float]) -> Coins:
+    """Return the numbers of fair coins in one silo's share of the noise.
 
-    A bias entry has 2 ``pairs`` coins; the others have a variance in proportion to ``shape``, the
-    relative standard deviations.
+    The noise of a bias entry has 2 ``pairs`` coins. ``relative_stds`` are the standard deviations
+    of bias, off-diagonal and diagonal entries, up to a common factor.
     """
-    bias, off, on = (2 * math.ceil(pairs * (std / shape[0]) ** 2) for std in shape)
+    bias, off, on = (2 * math.ceil(pairs * (std / relative_stds[0]) ** 2) for std in relative_stds)
     return bias, off, on
 
 
 def _entry_bound(largest: float, unit: float) -> int:
-    """Return a bound on the absolute entries of one rounded record, in units of the grid."""
+    """Return a bound on the absolute entries of one record after rounding, in units of the grid.
+
+    ``largest`` bounds them before rounding.
+    """
     return math.ceil(largest / unit) + 1
 
 
 def needed_bits(largest: int, points: int, entry: int, coins: Coins) -> int:
-    """Return how many bits hold a sum of messages, with its sign and noise.
+    """Return the number of bits that hold a sum of messages, with its sign and noise.
 
-    The result is at least 11 more than the bits of a sum of records: at most 63 bits then mean that
-    float64 adds records exactly.
+    The result is at least 11 more than the bits of a sum of records. If it is at most 63, a sum of
+    records therefore fits into the 53 bits of a float64, which adds records exactly.
 
     Parameters
     ----------
@@ -703,7 +725,8 @@ def _finest_unit(
 ) -> float:
     """Return the finest grid for records with which sums and noise fit into `MOST_BITS`.
 
-    ``std`` is the total noise in the units of the sums. If no grid fits, return the coarsest one.
+    ``norms`` bound |x y| and |x x^T|, and ``std`` is the std of the noise of all silos together, in
+    the units of the sums. If no grid fits, return the coarsest one.
     """
     largest = max(max(map(abs, row)) for row in factor)
     top_exponent = math.ceil(math.log2(max(norms)))

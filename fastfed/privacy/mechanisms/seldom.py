@@ -102,20 +102,23 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def coin(self) -> float:
-        """Return the epsilon of the only coin that depends on a given loss."""
+        """Return the epsilon of one coin: each loss changes the probability of one coin only."""
         return coin_epsilon(self.rate, self.chance)
 
     @property
     def choices(self) -> Exponential:
-        """Return the mechanism that draws an expert."""
+        """Return the exponential mechanism that draws a new expert."""
         return Exponential(2.0 * self.rate)
 
     def keeps(self, lost: float) -> float:
-        """Return the probability of keeping an expert with loss ``lost`` since the last coin."""
+        """Return the probability of keeping an expert that lost ``lost`` since the last coin."""
         return (1.0 - self.chance) * math.exp(-self.rate * lost)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms that depend on one loss, for `composed_epsilon`."""
+        """List the mechanisms that depend on one loss, as `composed_epsilon` takes them.
+
+        Each is (kind, epsilon or range, number of such mechanisms).
+        """
         if self.switches == 0:  # then no coin is thrown
             return []
         return [
@@ -143,14 +146,17 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def coin_epsilon(rate: float, chance: float) -> float:
-    """Compute g, the epsilon of the one coin that depends on a given loss (step 1 of the proof)."""
+    """Compute the epsilon of the one coin whose probability depends on a given loss.
+
+    ``chance`` is the smallest probability p of a new draw. This is step 1 of the proof above.
+    """
     if chance == 1.0:
         return 0.0
     return max(rate, math.log1p((1.0 - chance) * -math.expm1(-rate) / chance))
 
 
 def simple_epsilon(rate: float, chance: float, switches: int, delta: float) -> float:
-    """Compute an upper bound of a dartboard's epsilon in closed form."""
+    """Compute an upper bound of a dartboard's epsilon in closed form, see `Dartboard`."""
     draws_epsilon = 2.0 * rate * switches
     if delta > 0.0 and switches > 0:
         rho = switches * rho_of_bounded_range(2.0 * rate)
@@ -197,26 +203,29 @@ def calibrate_dartboard(
         "(one coin, and draws of bounded range, composed) gives the budget",
     )
 
-    def cost(rate: float) -> float:
-        """Return the proven epsilon at a rate."""
+    def epsilon_at(rate: float) -> float:
+        """Return the proven epsilon of the dartboard with this rate."""
         return msgspec.structs.replace(dartboard, rate=rate).exact()
 
-    if switches == 0 or (at_most < math.inf and cost(at_most) <= budget.epsilon):
+    if switches == 0 or (at_most < math.inf and epsilon_at(at_most) <= budget.epsilon):
         return dartboard
-    rate = _largest_rate(cost, dartboard)
+    rate = _largest_rate(epsilon_at, dartboard)
     return msgspec.structs.replace(dartboard, rate=max(min(rate, at_most), LEAST_RATE))
 
 
-def _largest_rate(cost: Callable[[float], float], dartboard: Dartboard) -> float:
-    """Compute the largest rate with cost(rate) <= epsilon, at most a relative 2e-7 too small."""
+def _largest_rate(epsilon_at: Callable[[float], float], dartboard: Dartboard) -> float:
+    """Compute the largest rate whose proven epsilon is within the dartboard's budget.
+
+    ``epsilon_at`` maps a rate to its epsilon. The result is at most a relative 2e-7 too small.
+    """
     epsilon, delta = dartboard.budget.epsilon, dartboard.budget.delta
 
     def excess(rate: float) -> float:
-        """Return the closed-form epsilon at a rate, minus the budget's epsilon."""
+        """Return the closed-form bound of epsilon at a rate, minus the budget's epsilon."""
         return simple_epsilon(rate, dartboard.chance, dartboard.switches, delta) - epsilon
 
-    # Bracket the rate at which the closed form gives epsilon, then refine by the exact cost. The
-    # cost is at least 2 r, and the coin costs at most r / p.
+    # Find the rate at which the closed-form bound is epsilon, then refine by the proven epsilon.
+    # For delta = 0 the bound is between 2 rate and (1 / chance + 2 switches) rate.
     high = epsilon / 2.0
     low = epsilon / (1.0 / dartboard.chance + 2.0 * dartboard.switches) / 2.0
     if delta > 0.0:
@@ -225,12 +234,14 @@ def _largest_rate(cost: Callable[[float], float], dartboard: Dartboard) -> float
     low = float(brentq(excess, low, high, xtol=1e-300, rtol=1e-13)) * (1.0 - 1e-12)
     if delta > 0.0:
         high = 1.25 * low
-        while cost(high) <= epsilon:
+        while epsilon_at(high) <= epsilon:
             low, high = high, 1.25 * high
-        if cost(low) < epsilon:
-            low = float(brentq(lambda r: cost(r) - epsilon, low, high, xtol=1e-300, rtol=_CLOSE))
+        if epsilon_at(low) < epsilon:
+            low = float(
+                brentq(lambda r: epsilon_at(r) - epsilon, low, high, xtol=1e-300, rtol=_CLOSE)
+            )
         low *= 1.0 - _CLOSE
-    while cost(low) > epsilon:  # because of rounding, it may be slightly above the budget
+    while epsilon_at(low) > epsilon:  # because of rounding, it may be slightly above the budget
         low *= 1.0 - (_CLOSE if delta > 0.0 else 2.0**-52)
     return low
 
@@ -285,6 +296,7 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
 
     def exact(self, delta: float | None = None) -> float:
         """Compute the proven epsilon of all choices, at delta (default: the budget's)."""
+        # Choices use disjoint losses, so one choice has the epsilon of all.
         parts: list[Part] = [("bounded-range", self.eta, min(self.choices, 1))]
         return composed_epsilon(parts, named_delta(delta, self.budget))
 

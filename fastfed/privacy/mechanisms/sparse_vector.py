@@ -26,11 +26,11 @@ from fastfed.privacy.sensitivity import Budget, named_delta
 def minimal_scales(
     epsilon: float, sensitivity: float = 1.0, *, common_shift: bool = False
 ) -> tuple[float, float]:
-    """Compute the best noise scales (a, b) of threshold and queries for AboveThreshold at epsilon.
+    """Compute the best scales (a, b) of threshold noise and query noise for `AboveThreshold`.
 
-    In general they must satisfy 1/a + 2/b = epsilon/sensitivity. Of all such pairs, b = 2^{1/3} a
-    has the least variance of threshold noise plus query noise. With common_shift, both are as small
-    as possible: a = b = sensitivity/epsilon.
+    In general 1/a + 2/b = epsilon/sensitivity must hold. Of all such pairs, b = 2^{1/3} a has the
+    least variance of threshold noise plus query noise. With ``common_shift`` both scales may be as
+    small as sensitivity/epsilon.
     """
     epsilon = number("epsilon", epsilon, above=0)
     query_change = number("sensitivity", sensitivity, above=0)
@@ -120,7 +120,7 @@ class AboveThreshold(msgspec.Struct, frozen=True):
         return int(crossings[0]) if len(crossings) else None
 
     def log_crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
-        """Compute ln of `crossing_probabilities`, even if they underflow."""
+        """Compute the logarithms (n + 1,) of `crossing_probabilities`, even of tiny ones."""
         q = array("queries", queries, ndim=1)
         level = number("threshold", threshold)
         if not len(q):
@@ -132,6 +132,8 @@ class AboveThreshold(msgspec.Struct, frozen=True):
                 f"queries must be of finite spread about the threshold, got {q.min()} to {q.max()}"
             )
         gaps = level - q
+        # Integrate over r, the noise of the threshold. log_densities is ln of the density of r,
+        # times the probability that no query so far has crossed.
         r, log_weights = _quadrature(np.unique(np.append(-gaps, 0.0)), a, b, len(gaps))
         log_densities = log_weights - np.abs(r) / a - math.log(2.0 * a)
         log_probabilities = []
@@ -142,21 +144,21 @@ class AboveThreshold(msgspec.Struct, frozen=True):
         return np.array([*log_probabilities, _log_sum(log_densities)])
 
     def crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
-        """Compute P(first crossing is query k) for each query, and P(none) last, (n + 1,).
+        """Compute the distribution (n + 1,) of the first crossing: each of n queries, then none.
 
-        Given the threshold's noise, the crossings depend on independent noise. So each probability
-        is an integral over the threshold's noise, computed by Gauss-Legendre quadrature with a
-        relative error of about 1e-12. The time is O(n^2).
+        Given the noise of the threshold, the queries cross independently. So each probability is
+        an integral over the noise of the threshold. It is computed by Gauss-Legendre quadrature
+        with a relative error of about 1e-12, in time O(n^2).
         """
         result: np.ndarray = np.exp(self.log_crossing_probabilities(queries, threshold))
         return result
 
 
 def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes and log weights for the numerical integration of functions with kinks.
+    """Return the nodes and ln of the weights of a quadrature rule for functions with kinks.
 
-    Between kinks, the function is smooth: a product of exponentials of rate up to 1/a + count/b. So
-    intervals start small at each kink, and their width doubles with the distance from it.
+    Between the sorted ``kinks`` the function must be a product of exponentials of total rate at
+    most 1/a + count/b. Intervals are small at each kink, and double with the distance from it.
     """
     from numpy.polynomial.legendre import leggauss
 
@@ -169,10 +171,10 @@ def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.n
         np.concatenate([kinks, *(kinks + s for s in widths), *(kinks - s for s in widths)])
     )
     edges = np.concatenate([[low], edges[(edges > low) & (edges < high)], [high]])
-    u, w = leggauss(20)
+    unit_nodes, unit_weights = leggauss(20)
     half_widths = np.diff(edges)[:, None] / 2.0
-    nodes = edges[:-1, None] + half_widths * (1.0 + u)
-    return nodes.ravel(), (np.log(half_widths) + np.log(w)).ravel()
+    nodes = edges[:-1, None] + half_widths * (1.0 + unit_nodes)
+    return nodes.ravel(), (np.log(half_widths) + np.log(unit_weights)).ravel()
 
 
 def _log_sum(logs: np.ndarray) -> float:
@@ -235,7 +237,7 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
 
     @property
     def epsilon(self) -> float:
-        """Return the epsilon of one choice."""
+        """Return the epsilon of releasing the index of one smallest score."""
         return (1.0 if self.monotone else 2.0) * self.sensitivity / self.scale
 
     def choose(self, scores: object, noise: object) -> int:
@@ -250,9 +252,9 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
     def log_probabilities(self, scores: object) -> np.ndarray:
         """Compute ln P(i) (d,), where P(i) is the probability that candidate i is chosen.
 
-        Each P(i) may underflow. It is an integral over the smallest noisy score, computed by
-        Gauss-Legendre quadrature with a relative error of about 1e-12. The time is O(d^2), about
-        1 s for d = 100.
+        P(i) itself may underflow. It is an integral over the value of the smallest noisy score,
+        computed by Gauss-Legendre quadrature with a relative error of about 1e-12. The time is
+        O(d^2), about 1 s for d = 100.
         """
         values = _check_scores(scores) / self.scale
         values = values - values.min()
@@ -274,11 +276,11 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         return result
 
     def two_candidate_loss(self, gap: float) -> float:
-        """Compute the privacy loss ln(P'(i)/P(i)) of the worse of two candidates.
+        """Compute the privacy loss ln(P'(i)/P(i)) if the worse one, i, of two candidates is chosen.
 
-        Their scores differ by `gap` under P. Under P' they are closer by the largest change that
-        neighbouring datasets allow. The loss increases with the gap and tends to epsilon, which is
-        the supremum but is not attained.
+        The two scores differ by ``gap`` on the dataset of P. On the neighbouring dataset of P' they
+        are closer by the largest possible change. The loss increases with the gap and tends to
+        `epsilon`.
         """
         gap_value = number("gap", gap)
         gap_change = (1.0 if self.monotone else 2.0) * self.sensitivity
@@ -286,7 +288,7 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
 
 
 def _check_scores(scores: object) -> np.ndarray:
-    """Check that scores have shape (d,) with d >= 1, and return them as an array."""
+    """Return the scores as an array (d,); raise InputError for a different shape or d = 0."""
     values = array("scores", scores, ndim=1)
     if not len(values):
         raise InputError("scores must hold at least one candidate, got shape (0,)")
@@ -295,6 +297,7 @@ def _check_scores(scores: object) -> np.ndarray:
 
 def _log_tail(g: float) -> float:
     """Compute ln P(X - Y > g) for independent standard Laplace noises X and Y."""
+    # For g >= 0 the probability is (1 + g/2) e^-g / 2; X - Y is symmetric.
     tail = math.log1p(abs(g) / 2.0) - abs(g) - math.log(2.0)
     return tail if g >= 0.0 else math.log1p(-math.exp(tail))
 
@@ -385,7 +388,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def comparisons(self) -> AboveThreshold:
-        """Return the mechanism of the comparisons between two switches."""
+        """Return the mechanism that compares losses with the threshold between two switches."""
         return AboveThreshold(self.threshold_scale, self.query_scale, common_shift=True)
 
     @property
@@ -394,7 +397,10 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
         return Exponential(self.eta)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms that depend on one loss, for `composed_epsilon`."""
+        """List the mechanisms that depend on one loss, as `composed_epsilon` takes them.
+
+        Each is (kind, epsilon or eta, number of such mechanisms).
+        """
         if self.switches == 0:  # then no queries are compared
             return []
         return [
@@ -448,7 +454,7 @@ def epsilon_of_choices(parts: list[Part], delta: float) -> float:
 
 
 def loss_claim(budget: Budget, epsilon: float, what: str = "the experts") -> ClaimCondition:
-    """Return the claim about the proven epsilon of the experts, or of what ``what`` names."""
+    """Return the claim that ``epsilon`` is proven for the outputs named by ``what``."""
     return epsilon_claim(budget, epsilon, what, "replacement of one loss", note="computed")
 
 
@@ -490,16 +496,16 @@ def calibrate_switching(
     choice("unit", budget.unit, ("user",))
     kappa = integer("switches", switches, at_least=0)
     epsilon, delta = budget.epsilon, budget.delta
-    choices = max(kappa, 1)  # without switches nothing is released: use the rules for one switch
+    choices = max(kappa, 1)  # kappa = 0 releases nothing, but eta must be defined
     a, b = minimal_scales(epsilon / 2.0, common_shift=True)
     if calibration == "exact":
         comparisons_epsilon = AboveThreshold(a, b, common_shift=True).epsilon
         other_parts: tuple[Part, ...] = (("randomized-response", comparisons_epsilon, 1),)
         eta = largest_share(epsilon, delta, "bounded-range", choices, other_parts)
         if delta > 0.0:
-            eta = max(
-                eta, math.sqrt(8.0 * _largest_rho(epsilon - comparisons_epsilon, delta) / choices)
-            )
+            # An exponential mechanism is eta^2/8-zCDP, and the choices share the largest rho.
+            rho = _largest_rho(epsilon - comparisons_epsilon, delta)
+            eta = max(eta, math.sqrt(8.0 * rho / choices))
     elif calibration == "zcdp":
         number("delta", delta, above=0, below=1)
         eta = math.sqrt(8.0 * rho_of_epsilon(epsilon / 2.0, delta) / choices)

@@ -85,7 +85,10 @@ def flips_of(epsilon: float, bits: int = 1) -> int:
 
 
 def epsilon_of(flips: int, bits: int = 1) -> float:
-    """Return ``bits`` times ln((2^53 - flips) / flips), the pure epsilon, rounded up to float64."""
+    """Compute the pure epsilon of ``bits`` bits of one user, rounded up to float64.
+
+    It is bits * ln((2^53 - flips) / flips), where flips / 2^53 is the probability of a flip.
+    """
     with localcontext() as context:
         context.prec = _DIGITS
         exact = bits * (Decimal(ONE - flips) / flips).ln() * (1 + _ROUNDING)
@@ -94,14 +97,17 @@ def epsilon_of(flips: int, bits: int = 1) -> float:
 
 
 def bit_values(flips: int, low: float, high: float) -> tuple[float, float]:
-    """Return the unbiased estimates of a reward in [low, high] from bit 0 and from bit 1."""
-    chance = flips / ONE
-    unit = (high - low) / (1.0 - 2.0 * chance)
-    return low - unit * chance, low + unit * (1.0 - chance)
+    """Return the unbiased estimates of a reward in [low, high] from bit 0 and from bit 1.
+
+    ``flips`` is 2^53 times the probability of a flip.
+    """
+    flip_probability = flips / ONE
+    distance = (high - low) / (1.0 - 2.0 * flip_probability)
+    return low - distance * flip_probability, low + distance * (1.0 - flip_probability)
 
 
 def bit_scale(flips: int, low: float, high: float) -> float:
-    """Return the sub-Gaussian scale of these estimates, (high - low) / (2 (1 - 2 q))."""
+    """Return the sub-Gaussian scale of `bit_values`: half the distance of the two estimates."""
     return (high - low) / (2.0 * (1.0 - 2.0 * flips / ONE))
 
 
@@ -220,7 +226,7 @@ def calibrate_bits(budget: Budget, returning: int = 1) -> UserBits:
     """
     if budget.delta > 0.0:
         share = largest_share(budget.epsilon, budget.delta, "randomized-response", returning)
-        # The account may differ in its last digits from the one that found the share.
+        # `exact` may differ in its last digits from the account in `largest_share`.
         for margin in (0.0, 1e-7, 1e-3):
             mechanism = UserBits(flips_of((1.0 - margin) * share), budget, returning)
             if mechanism.exact() <= budget.epsilon:

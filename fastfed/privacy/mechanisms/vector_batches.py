@@ -144,7 +144,10 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> int:
-        """Return how many noise bits of a coordinate count: floor(h B) b, or b if local."""
+        """Return the number of noise bits of a coordinate that the account counts.
+
+        It is floor(h B) b, or b if local.
+        """
         return self.b * (1 if self.local else counted_users(self.honest_fraction, self.batch_size))
 
     @property
@@ -158,13 +161,14 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rounding_std(self) -> tuple[float, float]:
-        """Return the largest std of one batch's rounding, sqrt(B)/(2 g), for each stream."""
+        """Return the largest std that randomised rounding adds to one batch, for each stream."""
+        # Rounding to one of two neighbouring levels has a std of at most half a level.
         std_per_level = math.sqrt(self.batch_size) / 2.0
         return std_per_level / self.g[0], std_per_level / self.g[1]
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the noise std of one batch for each stream, without rounding."""
+        """Return the noise std of one batch for each stream, without the error of rounding."""
         bias, covariance = self.noise_std
         return {"bias": bias, "covariance": covariance, "covariance_diagonal": covariance}
 
@@ -176,8 +180,8 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     def mu(self, relation: str | None = None) -> float:
         """Compute the GDP parameter of Gaussian noise of the same variance.
 
-        It is an approximation; `exact` is proven. mu^2 = M0 16 S^2 / (3 N), where N is the number
-        of counted bits.
+        It is an approximation; `exact` is proven. mu^2 = M0 16 S^2 / (3 N), where N is `counted`
+        and S is `norm`.
         """
         if self.counted == 0:
             return math.inf
@@ -188,7 +192,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return self._account(self.counted, relation)
 
     def _account(self, trials: int, relation: str | None = None) -> VectorSumAccount:
-        """Return the account of all batches of one user if this many noise bits are counted."""
+        """Return the account of all batches of one user if ``trials`` noise bits count in each."""
         return _account(trials, self.norm(relation), self.returning, self.coordinates)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
@@ -208,9 +212,9 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     def hockey_stick_lower_bound(self, epsilon: float) -> float:
         """Compute a lower bound of the true delta of one batch at epsilon >= 0.
 
-        It is the divergence of the released coordinates for the worst of a few pairs of
-        neighbouring records, with the counted noise and rounding. It refutes every smaller claimed
-        delta. The result is 0 for more than 2^28 counted bits, where it is not computed.
+        It is the hockey-stick divergence of the released coordinates for the worst of a few pairs
+        of neighbouring records, with the counted noise and rounding. A claim of a smaller delta is
+        therefore wrong. For more than 2^28 counted bits nothing is computed, and the result is 0.
         """
         epsilon = number("epsilon", epsilon, at_least=0)
         return hockey_stick_lower_bound(
@@ -307,7 +311,7 @@ class UnequalBatches(msgspec.Struct, frozen=True):
     batches: tuple[VectorBatches, ...]
 
     def __post_init__(self) -> None:
-        """Refuse users of several batches."""
+        """Refuse batches whose users return."""
         if any(batch.returning != 1 for batch in self.batches):
             raise InputError(
                 "returning must be 1 where batches of a vector sum differ in size: no account is "
@@ -316,7 +320,7 @@ class UnequalBatches(msgspec.Struct, frozen=True):
 
     @property
     def worst(self) -> VectorBatches:
-        """Return the batch with the largest epsilon."""
+        """Return the `VectorBatches` of the batch size with the largest epsilon."""
         return max(self.batches, key=VectorBatches.exact)
 
     @property
@@ -331,7 +335,7 @@ class UnequalBatches(msgspec.Struct, frozen=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the standard deviations of the largest batch, by stream."""
+        """Return the noise standard deviations of the largest batch, by stream."""
         return max(self.batches, key=lambda batch: batch.batch_size).noise_stds
 
     def exact(self, delta: float | None = None) -> float:
@@ -343,7 +347,10 @@ class UnequalBatches(msgspec.Struct, frozen=True):
         return self.worst.conditions()
 
     def sides(self) -> list[Side]:
-        """Return the guarantees in other trust models for the batch with the largest epsilon."""
+        """Return the guarantees in other trust models, for the batch where they are worst.
+
+        The list is empty if they are not proven for every batch.
+        """
         sides_by_batch = [batch.sides() for batch in self.batches]
         if not all(sides_by_batch):
             return []
@@ -429,15 +436,20 @@ def calibrate_vector_batches(
         raise InputError(
             f"honest_fraction must leave at least 1 of {batch_size} users, got {honest_fraction:g}"
         )
-    # g has the encoding levels of both streams, and bits is b: "exact" searches for them, the other
-    # rules are formulas of the paper or of its code.
+    # Find g, the encoding levels of both streams, and b, the number of noise bits. "exact" searches
+    # for them; the other rules are formulas of the paper or of its code.
     users = 1 if local else batch_size
     default_levels = usual_levels(users, d)
     levels = default_levels, default_levels
     if calibration == "exact":
-        counted_users_ = 1 if local else honest
-        levels, bits = _exact(
-            budget, counted_users_, default_levels, d, returning, covariance_ratio, centred
+        levels, bits = _least_noise(
+            budget,
+            1 if local else honest,
+            default_levels,
+            d,
+            returning,
+            covariance_ratio,
+            centred,
         )
     elif calibration == "theorem":
         epsilon, batch_delta = budget_per_batch(budget, returning)
@@ -481,7 +493,7 @@ def _check_options(calibration: str, scale: float, log: str, local: bool, return
             ("vector_scale", "1", f"{scale:g}", scale != 1.0),
             ("published_log", f'"{default_log}"', f'"{log}"', log != default_log),
         ]
-    for name, allowed, got, is_wrong in checks:
+    for name, allowed, got, is_wrong in checks:  # the texts for the message come first
         if is_wrong:
             raise InputError(
                 f'{name} must be {allowed} when calibration is "{calibration}", got {got}'
@@ -489,7 +501,7 @@ def _check_options(calibration: str, scale: float, log: str, local: bool, return
 
 
 def _check_local(local: bool, honest_fraction: float) -> None:
-    """Raise InputError for an honest fraction below 1 if only the user's noise bits count."""
+    """Raise InputError if the claim is local and ``honest_fraction`` is below 1."""
     if local and honest_fraction != 1.0:
         raise InputError(
             "honest_fraction must be 1 when the claim is local, because the noise of other users "
@@ -498,7 +510,7 @@ def _check_local(local: bool, honest_fraction: float) -> None:
 
 
 def _source(calibration: str, local: bool, returning: int, log: str) -> str:
-    """Return the source of a calibration."""
+    """Return the paper and theorem of a calibration rule, for the certificate."""
     if calibration == "exact":
         return (
             "proven accounting of binomial noise (chowdhury-zhou-2022, Algorithms 5 to 7, with "
@@ -517,31 +529,39 @@ def _source(calibration: str, local: bool, returning: int, log: str) -> str:
 def _norm(
     relation: str, dimension: int, g: tuple[int, int], centred: Centred | None = None
 ) -> float:
-    """Compute the largest L2 change of the encoded vector of one record, in levels."""
+    """Compute the largest L2 change of the encoded vector of one record, in levels.
+
+    ``g`` are the encoding levels per unit, of the bias stream and of the covariance stream.
+    """
     if centred is not None:
         return centred.joint(relation, "iid", 1.0 / g[0], 1.0 / g[1])
     return joint_sensitivity(relation, "iid", dimension, bias_std=1.0 / g[0], cov_std=1.0 / g[1])
 
 
 def _account(trials: int, norm: float, returning: int, coordinates: int) -> VectorSumAccount:
-    """Return the account of M0 batches, in each of which one record of the user changes."""
+    """Return the account of a user's batches, in each of which one of their records changes.
+
+    ``trials`` is the number of noise bits that count in one batch, ``norm`` the largest change of
+    an encoded record, and ``returning`` the number M0 of batches.
+    """
     node = Node(trials, norm, squares=float(returning), count=returning)
     return VectorSumAccount([node], coordinates)
 
 
 @cached
-def _exact(
+def _least_noise(
     budget: Budget,
-    counted: int,
+    honest_users: int,
     default_levels: int,
     dimension: int,
     returning: int,
     ratio: float,
     centred: Centred | None,
 ) -> tuple[tuple[int, int], int]:
-    """Compute g and the smallest b that are proven to meet the budget.
+    """Compute the encoding levels g and the least number b of noise bits that meet the budget.
 
-    The account counts the noise bits of ``counted`` users.
+    The account counts the noise bits of ``honest_users`` users in each of ``returning`` batches.
+    ``ratio`` is the noise of the covariance stream over that of the bias stream.
     """
     epsilon, delta = budget.epsilon, budget.delta
     coordinates = coordinates_of(dimension)
@@ -549,30 +569,33 @@ def _exact(
         record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
     else:
         record_sensitivity = centred.joint(budget.relation, "iid", 1.0, ratio)
+    # Raise g until the noise std, which is g sensitivity / mu, is at least EXACT_LEVELS.
     mu_per_batch = gaussian_mu(epsilon, delta) / math.sqrt(returning)
     g_bias = math.ceil(
         max(default_levels * max(1.0, ratio), EXACT_LEVELS * mu_per_batch / record_sensitivity)
     )
     g = g_bias, math.ceil(g_bias / ratio)
     norm = _norm(budget.relation, dimension, g, centred)
-    # For each share of delta for the windows' tails: the mu that the remaining delta allows.
+    # A share of delta is for the tails of the noise. For each share: the mu that the remaining
+    # delta allows.
     tails_and_mu = [
         (delta * share, gaussian_mu(epsilon, delta * (1.0 - share) / (1.0 - delta * share)))
         for share in TAIL_SHARES
     ]
 
     def excess(bits: int) -> float:
-        """Return the least ratio of the proven mu to the mu that meets the budget."""
-        account = _account(counted * bits, norm, returning, coordinates)
+        """Return the proven mu divided by the allowed mu; at most 1 if ``bits`` are enough."""
+        account = _account(honest_users * bits, norm, returning, coordinates)
         return min(account.mu(tails) / mu for tails, mu in tails_and_mu)
 
-    bits = smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / counted, 1.0, excess)
-    # Every caller wants the account too. Cache it while the probit scale is in memory.
-    _account(counted * bits, norm, returning, coordinates).epsilon(delta)
+    # Start at the bits for which Gaussian noise of the same variance would have this mu.
+    bits = smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / honest_users, 1.0, excess)
+    # Every caller computes this epsilon next. Cache it now, while the probit scale is in memory.
+    _account(honest_users * bits, norm, returning, coordinates).epsilon(delta)
     return g, bits
 
 
 def _round_down(value: float) -> str:
-    """Format with three significant digits, rounded down."""
+    """Format a number with three significant digits, rounded down."""
     rounded = Context(prec=3, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
     return f"{float(rounded):g}"

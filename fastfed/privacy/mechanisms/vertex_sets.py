@@ -124,9 +124,10 @@ def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tup
 
 
 def max_change(first: int, leaves: int) -> float:
-    """Return a bound on the L1 change of x over n = leaves steps: 2 (1 - prod (1 - eta_k)).
+    """Bound the L1 change of the Frank-Wolfe iterate x over n = leaves steps.
 
-    The product is over k = first, ..., first + n - 1, with eta_k = 2/(k + 1) (step 2 of the proof).
+    The bound is 2 (1 - prod (1 - eta_k)) over k = first, ..., first + n - 1 with the step sizes
+    eta_k = 2/(k + 1); see step 2 of the proof at the top of this module.
     """
     a, n = integer("first", first, at_least=1), integer("leaves", leaves, at_least=0)
     if n == 0:
@@ -204,12 +205,18 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         return self._largest_epsilon(self.experts, "experts", delta)
 
     def exact_messages(self, experts: int | None = None, *, delta: float | None = None) -> float:
-        """Compute the proven epsilon of one client's messages with local noise, d per leaf."""
+        """Compute the proven epsilon of one client's messages: d noisy scores for every leaf.
+
+        d is ``experts``, by default the number of experts. ``delta`` is the budget's by default.
+        """
         score_count = self.experts if experts is None else integer("experts", experts, at_least=1)
         return self._largest_epsilon(score_count, "messages", delta)
 
     def _largest_epsilon(self, experts: int, protect: str, delta: float | None) -> float:
-        """Return the largest epsilon of any set, by the better one of the accounts of `_ways`."""
+        """Return the largest epsilon of any set of losses, each by its better account.
+
+        ``protect`` names the outputs: "experts", or "messages" with ``experts`` scores per leaf.
+        """
         target_delta = named_delta(delta, self.budget)
         # Epsilon increases with leaves and with change, so skip sets with fewer leaves and a
         # smaller change than another set.
@@ -228,7 +235,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the std sqrt(2) lambda_j of the noise on one client's score, by tree."""
+        """Return the std of the noise on a client's score in each tree: sqrt(2) times its scale."""
         return {f"tree {j}": math.sqrt(2.0) * s for j, s in enumerate(self.scales, start=1)}
 
     def conditions(self) -> list[Condition]:
@@ -248,10 +255,10 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _ways(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
-    """List the accounts that are valid for a set of losses on which this many leaves depend.
+    """List the valid accounts of a set of losses on which the scores of ``leaves`` leaves depend.
 
-    Each is (kind, factor, number of mechanisms), where the epsilon of one mechanism is the factor
-    times change/lambda.
+    Each is (kind, factor, number of mechanisms). The epsilon of one mechanism is the factor times
+    the largest change of a score, divided by the noise scale.
     """
     accounts = []
     if protect == "experts":
@@ -346,7 +353,10 @@ def calibrate_vertices(
 
 
 def _least_scale(budget: Budget, vertex_set: VertexSet, experts: int, protect: str) -> float:
-    """Compute the least noise scale with which one set of losses meets the budget."""
+    """Compute the least noise scale with which one set of losses meets the budget.
+
+    ``protect`` names the outputs that the budget is for, see `VertexNoise`.
+    """
     if vertex_set.change == 0.0:
         return 0.0
     scales = []

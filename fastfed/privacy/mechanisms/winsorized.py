@@ -59,8 +59,9 @@ def padded_dimension(dimension: int) -> int:
 def hadamard(values: np.ndarray) -> np.ndarray:
     """Multiply each vector along the last axis by the Hadamard matrix H.
 
-    The length n must be a power of two. H is symmetric with entries -+1 and H H = n. The order of
-    additions is fixed: for h = 1, 2, 4, ..., pairs at distance h become sum and difference.
+    The length n must be a power of two. H is symmetric, has the entries -1 and 1, and H H is n
+    times the identity. For h = 1, 2, 4, ..., each pair of entries at distance h is replaced by its
+    sum and its difference. This fixes the order of additions, and thus all bits of the result.
     """
     out = np.array(values, dtype=np.float64, order="C")
     n, h = out.shape[-1], 1
@@ -156,9 +157,10 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rotated_radius(self) -> float:
-        """Return r', the radius within which each rotated coordinate of all vectors should lie.
+        """Return r': each rotated coordinate of all vectors should lie in a range of this radius.
 
-        It is 10 r sqrt(ln(d2 M / beta) / d2), at most B sqrt(d2).
+        It is 10 r sqrt(ln(d2 M / beta) / d2), but at most `rotated_bound`. Here r is ``radius``, d2
+        is ``padded``, M is ``silos``, and beta is ``concentration_failure``.
         """
         d2 = self.padded
         log = math.log(d2) + math.log(self.silos) - math.log(self.concentration_failure)
@@ -173,17 +175,18 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     def noise_stds(self) -> dict[str, float]:
         """Return the std of the Laplace noise in each coordinate of a mean.
 
-        It is sqrt(2) 8 r' / (M epsilon'), before and after the rotation back.
+        It is sqrt(2) 8 r' / (M epsilon'), where r' is `rotated_radius`. The inverse rotation does
+        not change it.
         """
         scale = laplace_scale(self.silos, self.epsilon_coordinate, self.rotated_radius)
         return {"mean": math.sqrt(2.0) * scale}
 
     @property
     def feasible(self) -> bool:
-        """Return True if the private range is reliable: M epsilon' / 8 > ln(10 bins), or one bin.
+        """Return True if the privately chosen range of a coordinate is reliable.
 
-        Otherwise the chosen range is often far from the vectors. With one bin there is nothing to
-        choose, and the noise is proportional to the whole bound.
+        With too few silos, the range is often far from the vectors. With a single bin there is
+        nothing to choose: the range is the whole bound, and so is the scale of the noise.
         """
         enough_silos = self.silos * self.epsilon_coordinate / 8.0 > math.log(10.0 * self.bins)
         return enough_silos or self.bins == 1
@@ -193,7 +196,10 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, radius=radius)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms of all releases, for `composed_epsilon`."""
+        """List the mechanisms of all releases as (kind, epsilon, count), for `composed_epsilon`.
+
+        Half of epsilon' is for the choice of a coordinate's range, and half for its noise.
+        """
         half, count = self.epsilon_coordinate / 2.0, self.releases * self.padded
         return [("bounded-range", half, count), ("laplace", half, count)]
 
@@ -269,7 +275,10 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return self._rotate_back(means, sign_array)
 
     def _rotate(self, x: np.ndarray, sign_array: np.ndarray) -> np.ndarray:
-        """Return the coordinates (d2, M) of the rotated vectors."""
+        """Return H D x / sqrt(d2), (d2, M), for padded vectors x (M, d), where D has the signs.
+
+        A vector that is not finite counts as zero.
+        """
         d2 = self.padded
         rows = np.zeros((self.silos, d2))
         rows[:, : self.dimension] = np.where(np.isfinite(x).all(axis=1)[:, None], x, 0.0)
@@ -360,9 +369,9 @@ def calibrate_winsorized(
 
 
 def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
-    """Compute the epsilon of P phases, each eps0, by the composition that huang-2023 cites.
+    """Compute the epsilon of P = phases phases, each eps0, by the composition in huang-2023.
 
-    The composition is Lemma G.1 there:
+    Half of the budget's delta is for the composition, which is Lemma G.1 there:
 
     eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1). It may exceed the budget, since Corollary
     G.2 there needs exp(eps0) - 1 < eps0, which is false, and a small enough epsilon.
@@ -374,7 +383,7 @@ def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
 
 
 def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
-    """Return a text that states whether the printed composition is within the budget."""
+    """Return a text that states if the composition printed in the paper is within the budget."""
     total = printed_composition(budget, eps0, phases)
     if total > 1e6:
         return "the printed composition says nothing of an epsilon this large"
@@ -387,7 +396,10 @@ def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
 
 
 def _largest_epsilon_coordinate(budget: Budget, coordinates: int) -> float:
-    """Compute the largest epsilon' with which ``coordinates`` mechanisms meet the budget."""
+    """Compute the largest epsilon' of a coordinate with which all coordinates meet the budget.
+
+    ``coordinates`` is their number in all releases together.
+    """
 
     def excess(epsilon_coordinate: float) -> float:
         """Return the epsilon of all coordinates minus the budget's epsilon."""
@@ -502,7 +514,7 @@ def winsorized_mean(
 
 
 def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
-    """Return the certificate of one mean."""
+    """Return the certificate of one mean; ``seeded`` if its random draws come from a seed."""
     budget = mechanism.budget
     caveats = [REALS if seeded else SAMPLER]
     if not mechanism.feasible:
@@ -544,7 +556,10 @@ def _clip_rows(x: np.ndarray, bound: float) -> np.ndarray:
 
 
 def _uniforms(count: int, seed: int | None = None, part: int = 0) -> np.ndarray:
-    """Return uniforms (count,) in (0, 1) with 52 bits, from the operating system or from a seed."""
+    """Return uniforms (count,) in (0, 1) with 52 bits, from the operating system or from a seed.
+
+    Draws of one seed with different ``part`` are independent.
+    """
     if seed is None:
         bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
     else:

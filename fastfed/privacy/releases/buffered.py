@@ -41,7 +41,7 @@ BITS = 26
 
 
 def _round_to_bits(values: np.ndarray) -> np.ndarray:
-    """Round values (q,) to BITS significant bits."""
+    """Round values (q,) to `BITS` significant bits."""
     mantissa, exponent = np.frexp(values)
     result: np.ndarray = np.ldexp(np.rint(np.ldexp(mantissa, BITS)), exponent - BITS)
     return result
@@ -49,12 +49,14 @@ def _round_to_bits(values: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def buffers(releases: int) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """Return decays t (q,), weights w (q,) and w_0 of the buffers, for K >= 0 releases.
+    """Return decays t (q,) and weights w (q,) of the buffers, and w_0, the weight without decay.
 
-    They depend on K only; q is about (ln K + 3) / 2.5 + 2.
+    They depend on the number K of releases only. The number q of buffers is about
+    (ln K + 3) / 2.5 + 2. See the top of this module.
     """
     if releases == 0:
         return (), (), 1.0
+    # Points u of the trapezoid rule on [0, ln K + reach], with t = 1 / (1 + e^-u).
     last = math.log(releases) + REACH
     u = np.linspace(0.0, last, math.ceil(last / SPACING) + 1)
     one_minus_t = _round_to_bits(1.0 / (1.0 + np.exp(u)))
@@ -83,7 +85,7 @@ def buffered_coefficients(releases: int) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def buffered_column(releases: int) -> np.ndarray:
-    """Return the coefficients c_0, ..., c_{K-1} (K,) of C = B^-1 A: its first, longest column."""
+    """Return the first column (K,) of the Toeplitz matrix C = B^-1 A, which is its longest."""
     column = aggregation.buffered_column(packed(releases), releases)
     column.flags.writeable = False
     return column
@@ -96,14 +98,16 @@ def buffered_prefix_variances(releases: int) -> np.ndarray:
 
 
 def buffered_sensitivity_squared(releases: int, returning: int = 1) -> float:
-    """Compute the squared sensitivity to a user of ``returning`` leaves, raised to cover rounding.
+    """Compute the squared sensitivity of all releases to a user of ``returning`` leaves.
 
-    It is the squared norm of C n, where n is one in the first leaves and zero in the others.
+    It is the squared norm of C n, where n is one in the first ``returning`` leaves and zero in the
+    others. The result is increased slightly to cover rounding.
     """
     if releases == 0:
         return 0.0
     row_shifts, count = buffered_column(releases), min(returning, releases)
     if count > 1:
+        # Row k of C n is c_{k-1} + ... + c_{k-count}: a difference of two partial sums.
         row_shifts = np.cumsum(row_shifts)
         row_shifts[count:] -= row_shifts[:-count].copy()
     return float(row_shifts @ row_shifts) * (1.0 + 2.0**-40)

@@ -144,7 +144,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
 
     @property
     def sensitivity_squared(self) -> float:
-        """Return the squared sensitivity of all releases to one user, per unit of one record's."""
+        """Return the squared sensitivity of all releases to one user, divided by one record's."""
         return squared_of(self.release, self.releases, self.returning, self.factor)
 
     @property
@@ -164,7 +164,10 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
         return np.array([factor(k) for k in range(self.releases + 1)], dtype=np.float64)
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of all releases: sqrt(sensitivity_squared) times a record's."""
+        """Compute the GDP parameter mu of all releases together, for one user.
+
+        It is sqrt(sensitivity_squared) times the mu of one record in one noise vector.
+        """
         relation = named_relation(relation, self.budget)
         if self.releases == 0:
             return 0.0
@@ -224,7 +227,10 @@ def record_sensitivity(
 
 
 def squared_of(release: str, releases: int, returning: int, factor: Factor | None = None) -> float:
-    """Compute the squared sensitivity of all releases to one user, without checking arguments."""
+    """Compute the squared sensitivity of all releases to one user, divided by one record's.
+
+    ``factor`` is the matrix factor of release "factorised". Arguments are not checked.
+    """
     if factor is not None:
         return factor.squared_sensitivity(returning)
     return squared_sensitivity(release, releases, returning)
@@ -391,7 +397,7 @@ def tree_for(
     returning: int = 1,
     centred: Centred | None = None,
 ) -> GaussianTree:
-    """Compute `calibrate_tree` for arguments that are valid on their own.
+    """Compute `calibrate_tree` without checking each argument alone.
 
     Raises InputError for a layout, ratio or returning that the calibration does not allow.
     """
@@ -528,7 +534,7 @@ def release_for(
     factor: Factor | None = None,
     centred: Centred | None = None,
 ) -> GaussianRelease:
-    """Compute `calibrate_release`, or `calibrate_tree`, for arguments that are valid on their own.
+    """Compute `calibrate_release`, or `calibrate_tree`, without checking each argument alone.
 
     Raises InputError for a release other than "tree" and a calibration other than "exact".
     """
@@ -621,10 +627,11 @@ class Privatizer(GaussianTree, frozen=True):
 
 
 def privatizer_levels(releases: int) -> int:
-    """Return m = 1 + ceil(log2 n) (dubey-pentland-2020, Algorithm 2, line 2).
+    """Return m = 1 + ceil(log2 n), the number of tree levels in the paper for n = releases.
 
-    The paper's log is log2 (Section 4.3). m is at least `depth` = floor(log2 n) + 1, the number of
-    nodes that one leaf enters, so noise calibrated to m is enough.
+    Source: dubey-pentland-2020, Algorithm 2, line 2; the paper's log is log2 (Section 4.3). m is at
+    least `depth` = floor(log2 n) + 1, the number of nodes that one leaf enters, so noise calibrated
+    to m is enough.
     """
     return 1 + (integer("releases", releases, at_least=1) - 1).bit_length()
 
@@ -632,25 +639,24 @@ def privatizer_levels(releases: int) -> int:
 def node_noise_std(
     epsilon: float, delta: float, releases: int, *, feature_bound: float = 1.0
 ) -> float:
-    """Compute s_N of dubey-pentland-2020, Algorithm 2, line 5.
+    """Compute the noise std s of a tree node in dubey-pentland-2020, Algorithm 2, line 5.
 
-    s_N = 4 sqrt(m) (L^2 + 1) ln(2/delta) / epsilon is the std of a node's noise (N + N')/sqrt 2
-    off the diagonal (layout goe2); on the diagonal it is sqrt(2) s_N.
+    s = 4 sqrt(m) (L^2 + 1) ln(2/delta) / epsilon, with m = `privatizer_levels` and L the
+    ``feature_bound``. It is the std off the diagonal; on the diagonal the std is sqrt(2) s
+    (layout "goe2").
 
     Guarantee: all messages of one silo together are (epsilon, delta)-DP for replacement of one
     realised (x, y) with ||x|| <= L and |y| <= 1. This needs a schedule that reads no raw data and,
     with l = ln(2/delta), epsilon <= 8 l (4 l - sqrt(2 l)). Proof: a node's sensitivity is L^2 + 1,
     so mu <= epsilon / (4 l). The derivation in the paper (delta / 2m per node) would need
-    ln(2.5 m/delta) instead of l. Still, s_N is many times the exact noise.
+    ln(2.5 m/delta) instead of l. Still, s is many times the exact noise.
     """
     epsilon = number("epsilon", epsilon, above=0)
     delta = number("delta", delta, above=0, below=1)
-    squared_bound_root = number("feature_bound", feature_bound, above=0)
+    bound = number("feature_bound", feature_bound, above=0)
     m = privatizer_levels(releases)
     log_delta = math.log(2.0) - math.log(delta)
-    return (
-        4.0 * math.sqrt(m) * (squared_bound_root * squared_bound_root + 1.0) * log_delta / epsilon
-    )
+    return 4.0 * math.sqrt(m) * (bound * bound + 1.0) * log_delta / epsilon
 
 
 def calibrate_privatizer(
@@ -702,6 +708,7 @@ def calibrate_privatizer(
     else:
         std = exact_std(budget, "tree", releases, _LAYOUT)
         if schedule_rounds:
+            # Half of mu^2 is for the schedule, so both noises grow by sqrt(2).
             std *= math.sqrt(2.0)
             covariance_sensitivity = _covariance_sensitivity(budget.relation)
             nodes = tree_levels(schedule_rounds)

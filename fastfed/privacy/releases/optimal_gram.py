@@ -35,27 +35,28 @@ SPACING, EXTENSION, REACH = 0.22, 2.0, 40.0
 
 
 def inverse_root_poles(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return poles s (q,) and weights a (q,) with x^(-1/2) = sum_p a_p / (x + s_p) in [low, high].
+    """Return poles s (q,) and weights a (q,) of a sum of fractions that approximates x^(-1/2).
 
-    The relative error is a few roundings. x^(-1/2) is 2 / pi times the integral of
-    e^u / (x + e^(2 u)) over all u. The trapezoid rule converges exponentially, and beyond the
-    interval u is replaced by a function that grows exponentially, since the tails fall slowly.
+    For x in [low, high], sum_p a_p / (x + s_p) is x^(-1/2) up to a few roundings. x^(-1/2) is
+    2 / pi times the integral of e^u / (x + e^(2 u)) over all u, and the trapezoid rule for this
+    integral converges exponentially. The tails fall slowly, so the rule's variable is not u: it
+    is ``points``, of which u is a function that grows exponentially outside [first, last].
     """
     first, last = 0.5 * math.log(low) - EXTENSION, 0.5 * math.log(high) + EXTENSION
     margin = math.log(2.0 * REACH)
     steps = np.arange(
         math.floor((first - margin) / SPACING), math.ceil((last + margin) / SPACING) + 1
     )
-    at = SPACING * steps
-    left, right = np.exp(first - at), np.exp(at - last)
-    u, slope = at + right - left, 1.0 + right + left
-    counts = (u > first - REACH) & (u < last + REACH)
-    u, slope = u[counts], slope[counts]
+    points = SPACING * steps
+    left, right = np.exp(first - points), np.exp(points - last)
+    u, slope = points + right - left, 1.0 + right + left
+    is_near = (u > first - REACH) & (u < last + REACH)
+    u, slope = u[is_near], slope[is_near]
     return np.exp(2.0 * u), 2.0 / math.pi * SPACING * slope * np.exp(u)
 
 
 def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the conductances of each leaf to the ground, by its two sides.
+    """Return the conductance of each leaf to the ground through earlier and through later leaves.
 
     The matrix to invert is the Laplacian of a chain of leaves: a resistor between each two
     neighbours, and from each leaf to the ground.
@@ -70,7 +71,7 @@ def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray
     Returns
     -------
     tuple of ndarray, both (K, q)
-        First through the leaf's own resistor or earlier leaves, then through later leaves only.
+        The first is through the leaf's resistor or earlier leaves, the second through later ones.
     """
     size = len(between)
     earlier, later = np.empty_like(grounded), np.empty_like(grounded)

@@ -80,7 +80,7 @@ from fastfed.privacy.sensitivity import Budget
 
 
 def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
-    """Compute the largest squared sensitivity of a release to one user, per unit of one record's.
+    """Compute the largest squared sensitivity of a release to one user, divided by one record's.
 
     Parameters
     ----------
@@ -115,7 +115,8 @@ def squared_sensitivity(release: str, releases: int, returning: int) -> float:
 def proposition_e_7_squared(releases: int, returning: int) -> int:
     """Compute M0^2 kappa, the bound of chowdhury-zhou-2022, Proposition E.7, for both trees.
 
-    It treats all records of the user as if they were in one leaf. returning counts as K if larger.
+    Here M0 is ``returning``, at most ``releases``, and kappa the depth of the tree. The bound
+    treats all records of the user as if they were in one leaf.
     """
     releases, returning = _check_counts(releases, returning)
     return returning * returning * depth(releases)
@@ -170,26 +171,33 @@ def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
 
 
 def _check_counts(releases: int, returning: int) -> tuple[int, int]:
-    """Check both numbers; return them with ``returning`` at most ``releases``."""
+    """Check both numbers; return ``releases`` and the smaller one of both."""
     releases = integer("releases", releases, at_least=0)
     return releases, min(integer("returning", returning, at_least=1), releases)
 
 
 def _tree_squares(releases: int, returning: int) -> float:
-    """Return the sum of c^2 over the released p-sums, for the first leaves."""
+    """Return the squared sensitivity of the released p-sums to a user of the first leaves.
+
+    It is the sum of c^2 over the released p-sums, of which each contains c of the user's
+    ``returning`` leaves.
+    """
     total = 0
     for level in range(tree_levels(releases)):
         size = 1 << level
         pairs, remainder = divmod(returning, 2 * size)
         total += pairs * size**2
-        # Otherwise the block that contains the remaining leaves is never released.
+        # If this fails, the block that contains the remaining leaves is never released.
         if 2 * size * pairs + size <= releases:
             total += min(remainder, size) ** 2
     return float(total)
 
 
 def _honaker_squares(releases: int, returning: int) -> float:
-    """Return the smallest of the bounds over l, valid for any leaves."""
+    """Return an upper bound of the squared sensitivity of Honaker's prefixes to one user.
+
+    It is the smallest of the bounds for l = 0, ..., kappa at the top of this module.
+    """
     levels = tree_levels(releases)
     squares_below, least = 0, math.inf
     for level in range(levels + 1):
@@ -204,7 +212,10 @@ def _honaker_squares(releases: int, returning: int) -> float:
 
 
 def _toeplitz_squares(releases: int, returning: int) -> float:
-    """Return the squared norm of C n, for the first leaves."""
+    """Return the squared sensitivity of the Toeplitz release to a user of the first leaves.
+
+    It is the squared norm of C n, where n is one in these leaves and zero in the others.
+    """
     if returning <= 1:
         return toeplitz_sensitivity_squared(releases)
     # Row k of C n is f_{k-1} + ... + f_{k-M0}: a difference of two partial sums.

@@ -28,13 +28,16 @@ from fastfed.privacy.releases.optimal_gram import optimal_gram
 
 
 def node_level(release: int) -> int:
-    """Return the level of the node released at this step: its lowest set bit (i_k, line 5)."""
+    """Return the level of the node released at this step: the index of its lowest set bit.
+
+    This is i_k in line 5 of Algorithm 2 of zhou-chowdhury-2024.
+    """
     k = integer("release", release, at_least=1)
     return (k & -k).bit_length() - 1
 
 
 def prefix_nodes(release: int) -> tuple[int, ...]:
-    """List the releases whose nodes add up to the prefix 1..release, in increasing order (line 14).
+    """List the releases whose nodes add up to the prefix 1..release, in increasing order.
 
     The nodes are disjoint, one for each set bit of ``release``; 0 gives the empty prefix.
     """
@@ -42,7 +45,7 @@ def prefix_nodes(release: int) -> tuple[int, ...]:
     nodes = []
     while k:
         nodes.append(k)
-        k &= k - 1
+        k &= k - 1  # clear the lowest set bit
     return tuple(reversed(nodes))
 
 
@@ -66,9 +69,8 @@ def touches(leaf: int, releases: int) -> tuple[int, ...]:
     releases_with_leaf = []
     while release <= releases:
         releases_with_leaf.append(release)
-        release += (
-            release & -release
-        )  # the next release whose node is larger and contains this node
+        # The next release whose node contains this node: add the lowest set bit.
+        release += release & -release
     return tuple(releases_with_leaf)
 
 
@@ -92,11 +94,11 @@ def max_prefix_nodes(releases: int) -> int:
 
 
 def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> int:
-    """Compute the squared tree sensitivity to records in these leaves, per unit of one record's.
+    """Compute the squared sensitivity of the tree to a group of records, divided by one record's.
 
-    It is the sum over released nodes of (number of the records in the node)^2, by the triangle
-    inequality in each node, and at most len(leaves)^2 depth(releases). A leaf with several records
-    of the group must be listed once for each of them.
+    It is the sum over released nodes of (number of the group's records in the node)^2, by the
+    triangle inequality in each node. This is at most len(leaves)^2 depth(releases). ``leaves`` has
+    the leaf of each record.
     """
     releases = integer("releases", releases, at_least=0)
     counts: Counter[int] = Counter()
@@ -181,13 +183,20 @@ def node_number(release: int, level: int) -> int:
 
 
 def _squared_leaf_effect(size: int, inner: int) -> float:
-    """Compute s^2 / u of a released block with G = size and G' = inner."""
+    """Compute the squared sensitivity s^2 / u of a released block to one leaf in it.
+
+    ``size`` is G, the block's level plus 1, and ``inner`` is G', the same number of the next
+    smaller released block around the leaf, or 0 without one. See "Honaker's estimator" above.
+    """
     return 3 * ((1 << size) - (1 << inner)) ** 2 / ((1 << 2 * size) - 1)
 
 
 @cache
 def _worst_nesting(size: int) -> tuple[float, int]:
-    """Compute the largest squared sensitivity W(size), and the inner size that attains it."""
+    """Return the largest squared sensitivity W(size) to one leaf, and the G' that attains it.
+
+    ``size`` is G, the level plus 1 of the leaf's largest block; see "Honaker's estimator" above.
+    """
     if size == 0:
         return 0.0, 0
     candidates = (
@@ -198,7 +207,11 @@ def _worst_nesting(size: int) -> tuple[float, int]:
 
 
 def honaker_max_by_depth(size: int) -> float:
-    """Compute W(size), the largest squared sensitivity in a complete block of level size - 1."""
+    """Compute the largest squared sensitivity of Honaker's prefix sums to one leaf.
+
+    The largest released block around the leaf has level size - 1. The value is W(size) in the proof
+    of "Honaker's estimator" above.
+    """
     return _worst_nesting(integer("size", size, at_least=0))[0]
 
 
@@ -211,21 +224,27 @@ def honaker_sensitivity_squared(releases: int) -> float:
 
 
 def honaker_worst_leaf(releases: int) -> int:
-    """Return a leaf that attains `honaker_sensitivity_squared`, 1 <= leaf <= releases."""
+    """Return a leaf, from 1, to which the prefix sums have the largest sensitivity.
+
+    It attains `honaker_sensitivity_squared`.
+    """
     releases = integer("releases", releases, at_least=1)
     size, leaf = depth(releases), 1
     while size:
         inner = _worst_nesting(size)[1]
-        # The block of level size - 1 is reached by right children only, from level inner on.
+        # The largest released block around the leaf has level size - 1, and the next smaller one
+        # level inner - 1. The blocks in between must not be released, so they are right children.
         leaf += ((1 << size - 1) - (1 << inner)) if inner < size - 1 else 0
         size = inner
     return leaf
 
 
 def honaker_group_sensitivity_squared(leaves: Iterable[int], releases: int) -> float:
-    """Compute the squared sensitivity to records in these leaves, per unit of one record's.
+    """Compute the squared sensitivity of all prefixes to a group of records.
 
-    Exact: the sum over released blocks of the squared sum of the records' s/sqrt(u).
+    It is in units of the squared sensitivity of a batch to one record. ``leaves`` has the leaf of
+    each record. The result is exact: the sum over released blocks of the squared sum of s/sqrt(u)
+    over the records; see "Honaker's estimator" above.
     """
     releases = integer("releases", releases, at_least=0)
     shifts: defaultdict[int, float] = defaultdict(float)
@@ -241,16 +260,20 @@ def honaker_group_sensitivity_squared(leaves: Iterable[int], releases: int) -> f
 
 
 def honaker_weight(level: int) -> float:
-    """Return v_h: the weight of a node's noisy value, and the variance of the node's estimate."""
+    """Return v_h for level h: the weight of a node's noisy value in the estimate of its sum.
+
+    It is also the variance of this estimate if every node has noise of variance 1.
+    """
     level = integer("level", level, at_least=0)
     return 1.0 / (2.0 - 0.5**level)
 
 
 def honaker_coefficients(release: int) -> dict[Node, float]:
-    """Return the coefficients of prefix k = release: prefix = sum of c(node) (raw sum + noise).
+    """Return the coefficient of each node's noisy value in the prefix sum k = release.
 
-    A node of level g in a block of level h has c = v_g prod_{g<j<=h} (1 - v_j) = v_h 2^{g-h}, since
-    1 - v_j = v_j / (2 v_{j-1}).
+    A node of level g in a maximal block of level h has the coefficient
+    v_g prod_{g<j<=h} (1 - v_j) = v_h 2^{g-h}, since 1 - v_j = v_j / (2 v_{j-1}). Here v is
+    `honaker_weight`.
     """
     coefficients: dict[Node, float] = {}
     for end in prefix_nodes(release):
@@ -265,14 +288,14 @@ def honaker_coefficients(release: int) -> dict[Node, float]:
 def honaker_prefix_variance(release: int) -> float:
     """Compute the noise variance of prefix k = release, relative to one node's noise.
 
-    It is the sum of v_h over the set bits h of k.
+    The prefix is the sum of one estimate for each set bit h of k, of variance `honaker_weight`.
     """
     release = integer("release", release, at_least=0)
     return sum(honaker_weight(h) for h in range(release.bit_length()) if release >> h & 1)
 
 
 def honaker_combine(estimates: np.ndarray, nodes: np.ndarray) -> None:
-    """Set estimates[h] to the estimate of the node of level h that is released now, in place.
+    """Store the estimate of the node that is released now, of level h, in estimates[h].
 
     Parameters
     ----------
@@ -343,9 +366,10 @@ def toeplitz_sensitivity_squared(releases: int) -> float:
 
 
 def toeplitz_prefix_noise(normals: object) -> np.ndarray:
-    """Return the noise of prefix k, (s,), from z_1, ..., z_k (k, s): sum_j f_{k-j} z_j.
+    """Return the noise (s,) of prefix k, given the standard normals z_1, ..., z_k, (k, s).
 
-    Draw each row once and store it (or draw it again from its key): all later prefixes use it.
+    It is sum_j f_{k-j} z_j, with f of `toeplitz_coefficients`. Draw each row once and store it, or
+    draw it again from its key: all later prefixes use it.
     """
     z = array("normals", normals, ndim=2)
     result: np.ndarray = toeplitz_coefficients(len(z))[::-1] @ z
@@ -394,6 +418,7 @@ class Factor:
     """
 
     def __init__(self, matrix: object) -> None:
+        """Check the matrix, and store a read-only copy."""
         square = array("factor", matrix, ndim=2)
         if square.shape[0] != square.shape[1]:
             raise InputError(f"factor must be a square matrix, got shape {square.shape}")
@@ -427,6 +452,7 @@ class Factor:
 
     @cached_property
     def _hash(self) -> int:
+        """Return the hash of the matrix's bytes."""
         return hash(self.matrix.tobytes())
 
     @cached_property
@@ -466,7 +492,7 @@ class Factor:
 
     @cached_property
     def _products(self) -> np.ndarray:
-        """Return the absolute inner products of C's columns, each row decreasing, (K, K)."""
+        """Return |C'C| (K, K) for the encoder C, with each row sorted in decreasing order."""
         encoder = self.encoder
         with one_blas_thread():
             products = np.abs(encoder.T @ encoder)
@@ -474,11 +500,11 @@ class Factor:
         return products[:, ::-1]
 
     def squared_sensitivity(self, returning: int = 1) -> float:
-        """Compute the squared sensitivity of the release to one user, per unit of one record's.
+        """Compute the squared sensitivity of the release to one user, divided by one record's.
 
-        For a user of one leaf it is the largest ||C_j||^2. For a user of the leaves S it is at most
-        sum_{i, j in S} |C_i' C_j|. That sum is at most |S| times the largest sum of |S| entries of
-        a row of |C'C|.
+        For a user of one leaf it is the largest ||C_j||^2, where C_j is a column of `encoder`. For
+        a user of the leaves S it is at most sum_{i, j in S} |C_i' C_j|. That sum is at most |S|
+        times the largest sum of |S| entries of a row of |C'C|.
         """
         if not len(self):
             return 0.0
@@ -492,7 +518,7 @@ class Factor:
 
     @cached_property
     def variances(self) -> np.ndarray:
-        """Return the noise variances ||B_k||^2 of prefixes k = 1..K, in noise_std^2, (K,)."""
+        """Return the noise variances of prefixes k = 1..K, (K,), in units of noise_std^2."""
         return frozen((self.matrix**2).sum(axis=1))
 
 
@@ -557,7 +583,10 @@ _cached_large_factor = lru_cache(maxsize=2)(_cached_optimal_factor.__wrapped__)
 def _factor_and_encoder(
     ends: tuple[int, ...], horizon: int, saturation: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the matrices B and C of `optimal_factor`."""
+    """Return the noise matrix B and the encoder C = B^-1 A of `optimal_factor`.
+
+    ``ends`` are the rounds after which there is a release.
+    """
     rounds = np.array(ends, dtype=np.float64)
     rounds_served = np.maximum(np.append(rounds[1:], horizon) - rounds, 1.0)
     factor = factor_for(rounds_served / (rounds**2 + saturation**2))
@@ -565,13 +594,16 @@ def _factor_and_encoder(
 
 
 def factor_for(weights: np.ndarray) -> Factor:
-    """Compute the factor with the smallest sum_k weights_k ||B_k||^2, for weights (K,) > 0."""
+    """Compute the factor B with the least weighted noise, for weights (K,) > 0 of the prefixes.
+
+    It minimises sum_k weights_k ||B_k||^2 over the rows B_k. The columns of B^-1 A have norm 1.
+    """
     with one_blas_thread():
         return _compute_factor(weights)
 
 
 def _compute_factor(weights: np.ndarray) -> Factor:
-    """Compute the factor from the best Gram matrix of its encoder."""
+    """Compute `factor_for` from the optimal Gram matrix C'C of the encoder C."""
     from scipy.linalg import cholesky, solve_triangular
 
     ones = np.tri(len(weights))

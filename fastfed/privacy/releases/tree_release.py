@@ -188,11 +188,11 @@ class TreeRelease(Once):
 
     @property
     def _unit(self) -> float:
-        """Return the unit of fixed-point vectors."""
+        """Return the grid to which exact releases round the entries of vectors."""
         return exact_release.quantum(self.releases)
 
     def _add_noise(self, values: np.ndarray, node: int) -> np.ndarray:
-        """Return the sum of a node with its noise."""
+        """Return the sum (d,) of a node plus its noise; ``node`` is the node's number."""
         d, std = self.dimension, self.noise_std
         if self._is_exact:
             inflated_std = std * exact_release.inflation(self._unit, d, d)

@@ -62,7 +62,7 @@ VICTIM = (np.array([1.0, 0.0]), np.array([0.05, 0.0]))
 
 
 def plan_of(keys: dict[str, Any]) -> Plan:
-    """Return the plan of the audited system."""
+    """Return the plan of the audited system, feducb with these further keys."""
     epsilon, delta = CLAIM
     sizes: dict[str, Any] = {"silos": SILOS, "horizon": HORIZON, "dimension": SCHEDULE_DIMENSION}
     system = make_system("feducb", **sizes, epsilon=epsilon, delta=delta, **keys)
@@ -83,8 +83,11 @@ def trigger_value(plan: Plan, x: np.ndarray) -> float:
     return silo.trigger.value
 
 
-def synchronised(plan: Plan, noise: SeededNoise, x: np.ndarray) -> bool:
-    """Run the first round, and return whether the silos synchronise after it."""
+def synchronises_after_first_round(plan: Plan, noise: SeededNoise, x: np.ndarray) -> bool:
+    """Run the first round, and return whether the silos synchronise after it.
+
+    The user of silo 0 has features x (d,), and the user of silo 1 a zero vector.
+    """
     silos = [Silo(plan, i, noise) for i in range(SILOS)]
     for i, silo in enumerate(silos):
         silo.select(x[None] if i == 0 else np.zeros((1, SCHEDULE_DIMENSION)))
@@ -93,7 +96,7 @@ def synchronised(plan: Plan, noise: SeededNoise, x: np.ndarray) -> bool:
 
 
 def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit one schedule with ``trials`` runs in each world."""
+    """Audit one schedule of `SCHEDULE_AUDITS`, with ``trials`` runs in each of two worlds."""
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
     keys = SCHEDULE_AUDITS[name]
@@ -102,7 +105,10 @@ def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
         values = [trigger_value(plan, x) for x in VICTIM]
         plan = plan_of({**keys, "communication": float(np.mean(values))})
     hits = [
-        sum(synchronised(plan, SeededNoise(seed, 2 * run + world), x) for run in range(trials))
+        sum(
+            synchronises_after_first_round(plan, SeededNoise(seed, 2 * run + world), x)
+            for run in range(trials)
+        )
         for world, x in enumerate(VICTIM)
     ]
     epsilon, delta = CLAIM
@@ -166,7 +172,7 @@ class Case:
 OTHER = np.full((1, DIMENSION), np.sqrt(0.5))
 
 
-def seen(plan: Plan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray:
+def released_sums(plan: Plan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray:
     """Run a federation, and return the sum of the server's messages in each release, (K, s).
 
     ``x_first_user`` are the features of the first user of silo 0. For protocols without a tree the
@@ -206,14 +212,18 @@ def received_reports(plan: PeerPlan, noise: SeededNoise, x_first_user: np.ndarra
 
 
 def nodes_of(plan: Plan, views: np.ndarray) -> np.ndarray:
-    """Return the tree nodes (K, s) of messages (K, s); prefix sums are converted to nodes."""
+    """Return the tree nodes (K, s) that the messages ``views`` (K, s) contain.
+
+    Messages of a protocol that replaces them are prefix sums, and are converted to nodes.
+    """
     if plan.protocol.analyzer != REPLACE:
         return views
+    # Node k is prefix k minus the prefix without the lowest 1 bit of k.
     padded = np.concatenate([np.zeros((1, views.shape[1])), views])
     return np.array([padded[k] - padded[k & (k - 1)] for k in range(1, len(padded))])
 
 
-def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
+def log_ratios_of_runs(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     """Run one world ``trials`` times, and return the statistic of each run, (trials,).
 
     The statistic is the Gaussian log likelihood ratio, up to a constant, of the nodes that contain
@@ -252,17 +262,19 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
         views = (
             received_reports(audited_plan, noise, record_pair[world])
             if peers
-            else seen(audited_plan, noise, record_pair[world])
+            else released_sums(audited_plan, noise, record_pair[world])
         )
         ratios[run] = np.sum(nodes_of(plan, views)[nodes] * direction)
     return ratios
 
 
 def run(case: Case, name: str, trials: int, seed: int) -> AuditResult:
-    """Audit one system with ``trials`` runs on each data set."""
+    """Audit the system of a case, with ``trials`` runs on each of two data sets."""
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     epsilon, delta = CLAIM
-    ratios_0, ratios_1 = (statistics(case, trials, check_seed(seed), world) for world in (0, 1))
+    ratios_0, ratios_1 = (
+        log_ratios_of_runs(case, trials, check_seed(seed), world) for world in (0, 1)
+    )
     return audit(name, ratios_0, ratios_1, claimed_epsilon=epsilon, delta=delta)
 
 

@@ -24,7 +24,7 @@ EPSILON = 1.0
 
 
 def _plan(fault: int) -> Plan:
-    """Return the plan to run; with a fault, its flip probability is divided by this number."""
+    """Return the plan to run. Its flip probability is divided by ``fault``; 1 is no fault."""
     system = make_system(
         "private-fedlinucb",
         silos=1,
@@ -41,11 +41,15 @@ def _plan(fault: int) -> Plan:
 
 
 def run(name: str, fault: int, trials: int, seed: int) -> AuditResult:
-    """Audit the report about one user, with ``trials`` runs on each data set."""
+    """Audit the report about one user, with ``trials`` runs for each of two rewards.
+
+    ``fault`` divides the flip probability of the user's bit; 1 is no fault.
+    """
     trials, plan = integer("trials", trials, at_least=2, at_most=2**31 - 1), _plan(fault)
     check_seed(seed)
 
     def reports(reward: float) -> np.ndarray:
+        """Return the value that the silo reports in each run, if the user has this reward."""
         values = np.empty(trials)
         for i in range(trials):
             silo = Silo(plan, 0, SeededNoise(seed, 2 * i + int(reward)))

@@ -33,10 +33,11 @@ CLAIM = (1.0, 0.0)
 _DIGITS = 9
 
 
-def chosen(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> Chosen:
-    """Run a federation on losses (T, M, d); return the experts that the server chooses, in order.
+def chosen_experts(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> Chosen:
+    """Run a federation of experts, and return the experts that the server chooses, in order.
 
-    The first is the choice before any message, if it is a single expert.
+    ``losses`` has shape (T, M, d). The first expert is the choice before any message. Choices of
+    weights instead of a single expert are left out.
     """
     clients = [ExpertClient(plan, i, noise) for i in range(plan.silos)]
     server = ExpertServer(plan, noise)
@@ -90,14 +91,14 @@ class Switching:
         return plan
 
     def simulated_plan(self) -> SparseVectorPlan:
-        """Return the plan that is simulated, with the planted fault if there is one."""
+        """Return the plan to run: the claimed plan, or a plan with the planted fault."""
         plan = self.plan()
         if not self.printed:
             return plan
         return PrintedPlan(**{f.name: getattr(plan, f.name) for f in fields(plan)})
 
     def losses(self, world: int) -> np.ndarray:
-        """Return the losses of a world, (T, 1, d)."""
+        """Return the losses (T, 1, d) of the client in world 0 or 1."""
         table = np.zeros((self.horizon, 1, self.experts))
         table[self.quiet :] = 1.0
         table[0, 0] = self.first[world]
@@ -122,10 +123,11 @@ class Printed(SparseVector):
 
 
 def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chosen], float]:
-    """Return a function that computes ln P(sequence of T experts), exactly, for phases of 1 round.
+    """Return a function that computes the log-probability of a sequence of T chosen experts.
 
-    A switch can choose the current expert again, which cannot be seen. So the function adds up the
-    probabilities of all times of switches that give the same sequence.
+    The losses have shape (T, 1, d), and the plan must exchange messages before every round. The
+    result is exact. A switch can choose the current expert again, which cannot be seen. So the
+    function adds up the probabilities of all times of switches that give the same sequence.
     """
     assert plan.phase_length == 1
     # Losses of the last round are never sent.
@@ -137,6 +139,10 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
 
     @cache
     def segment(start: int, expert: int) -> np.ndarray:
+        """Return the distribution of the next switch, for an expert chosen at ``start``.
+
+        Entry i is the probability of a switch i + 1 rounds later; the last is that of no switch.
+        """
         return np.exp(crossings(start, expert))
 
     @cache
@@ -174,7 +180,8 @@ def audit_switching(case: Switching, name: str, trials: int, seed: int) -> Audit
     laws = [switching_law(claimed, table) for table in tables]
 
     def log_ratio(noise: SeededNoise, world: int) -> float:
-        experts = chosen(plan, noise, tables[world])
+        """Run the federation once in a world; return the log likelihood ratio of its choices."""
+        experts = chosen_experts(plan, noise, tables[world])
         return laws[1](experts) - laws[0](experts)
 
     return run(name, log_ratio, trials, seed)
@@ -214,14 +221,14 @@ class Board:
         return plan
 
     def simulated_plan(self) -> DartboardPlan:
-        """Return the plan that is simulated, with the planted fault if there is one."""
+        """Return the plan to run: the claimed plan, or a plan with the planted fault."""
         plan = self.plan()
         if not self.bare:
             return plan
         return BarePlan(**{f.name: getattr(plan, f.name) for f in fields(plan)})
 
     def losses(self, world: int) -> np.ndarray:
-        """Return the losses of a world, (T, 1, d)."""
+        """Return the losses (T, 1, d) of the client in world 0 or 1."""
         table = np.zeros((self.horizon, 1, self.experts))
         table[0, 0] = self.first[world]
         return table
@@ -245,10 +252,11 @@ class Bare(Dart):
 
 
 def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], float]:
-    """Return a function that computes ln P(sequence of T experts), exactly, for phases of 1 round.
+    """Return a function that computes the log-probability of a sequence of T chosen experts.
 
-    A draw of the current expert cannot be seen. So the function adds up the probabilities of all
-    numbers of draws that give the same sequence.
+    The losses have shape (T, 1, d), and the plan must exchange messages before every round. The
+    result is exact. A draw of the current expert cannot be seen. So the function adds up the
+    probabilities of all numbers of draws that give the same sequence.
     """
     assert plan.phase_length == 1
     sums, board = losses.sum(axis=1)[:-1], plan.noise
@@ -281,7 +289,8 @@ def audit_board(case: Board, name: str, trials: int, seed: int) -> AuditResult:
     laws = [board_law(claimed, table) for table in tables]
 
     def log_ratio(noise: SeededNoise, world: int) -> float:
-        experts = chosen(plan, noise, tables[world])
+        """Run the federation once in a world; return the log likelihood ratio of its choices."""
+        experts = chosen_experts(plan, noise, tables[world])
         return laws[1](experts) - laws[0](experts)
 
     return run(name, log_ratio, trials, seed)
@@ -323,7 +332,7 @@ class Vertices:
         return plan
 
     def simulated_plan(self) -> FrankWolfePlan:
-        """Return the plan that is simulated, with the planted fault if there is one."""
+        """Return the plan to run: the claimed plan, or a plan with the planted fault."""
         plan = self.plan()
         phases = (replace(p, scales=tuple(s / self.fault for s in p.scales)) for p in plan.phases)
         # Drop the claim of a faulty plan, which would be refused otherwise.
@@ -336,19 +345,25 @@ VICTIM = (np.array([0.0, 1.0]), np.array([1.0, 0.0]))
 _GAP = 0.45
 
 
-def others(plan: FrankWolfePlan) -> np.ndarray:
-    """Return the losses (2,) of all other samples."""
+def losses_of_others(plan: FrankWolfePlan) -> np.ndarray:
+    """Return the losses (2,) of the two experts in all samples except the replaced one.
+
+    They favour expert 1 by `_GAP` noise scales, see `Vertices`.
+    """
     phase = plan.phases[-1]
     samples_at_root = plan.silos * phase.batch
     difference = _GAP * phase.scales[0] / plan.silos * samples_at_root / (samples_at_root - 1)
     return np.array([1.0 + difference, 1.0 - difference]) / 2.0
 
 
-def table_of(plan: FrankWolfePlan, noise: NoiseSource, world: int) -> np.ndarray:
-    """Return the losses (T, M, 2) of one run."""
+def losses_of_run(plan: FrankWolfePlan, noise: NoiseSource, world: int) -> np.ndarray:
+    """Return the losses (T, M, 2) of one run in world 0 or 1.
+
+    The replaced loss is in the round that client 0 samples first, which depends on the noise.
+    """
     samples = plan.phases[-1].samples
     first_sample = int(noise.sample(0, plan.phases[-1].number, len(samples))[0])
-    table = np.tile(others(plan), (plan.horizon, plan.silos, 1))
+    table = np.tile(losses_of_others(plan), (plan.horizon, plan.silos, 1))
     table[samples[first_sample] - 1, 0] = VICTIM[world]
     return table
 
@@ -360,7 +375,7 @@ def leaf_law(plan: FrankWolfePlan, world: int) -> np.ndarray:
     """
     phase = plan.phases[-1]
     samples_at_root = plan.silos * phase.batch
-    scores = (VICTIM[world] + (samples_at_root - 1) * others(plan)) / samples_at_root
+    scores = (VICTIM[world] + (samples_at_root - 1) * losses_of_others(plan)) / samples_at_root
     return NoisyArgmin(phase.scales[0] / plan.silos).log_probabilities(scores)
 
 
@@ -375,7 +390,8 @@ def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditRe
     log_ratios = leaf_law(claimed, 1) - leaf_law(claimed, 0)
 
     def log_ratio(noise: SeededNoise, world: int) -> float:
-        experts = np.array(chosen(plan, noise, table_of(claimed, noise, world)))
+        """Run the federation once; return the log likelihood ratio of its choices in the tree."""
+        experts = np.array(chosen_experts(plan, noise, losses_of_run(claimed, noise, world)))
         return float(log_ratios[experts[leaves]].sum())
 
     return run(name, log_ratio, trials, seed)
@@ -387,7 +403,11 @@ def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditRe
 def run(
     name: str, log_ratio: Callable[[SeededNoise, int], float], trials: int, seed: int
 ) -> AuditResult:
-    """Audit one system by log_ratio(noise, world) of ``trials`` runs in each world."""
+    """Audit one system with ``trials`` runs in each world.
+
+    ``log_ratio(noise, world)`` runs the system once in world 0 or 1, and returns the log likelihood
+    ratio of the result.
+    """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     seed = check_seed(seed)
     ratios = [

@@ -64,7 +64,7 @@ def _point(x: np.ndarray) -> np.ndarray:
     return point
 
 
-def _served(plan: Plan, x: np.ndarray, noise: SystemNoise | None = None) -> Silo:
+def _served_silo(plan: Plan, x: np.ndarray, noise: SystemNoise | None = None) -> Silo:
     """Return a silo with batches of one, after its first round."""
     silo = Silo(plan, 0, noise)
     silo.select(x[None])
@@ -83,10 +83,11 @@ def _values(silo: Silo) -> np.ndarray:
 
 
 def audit_restart(name: str, trials: int, seed: int) -> AuditResult:
-    """Create a silo VIEWS times from the same data, each time with a report of the same node.
+    """Audit a silo that is created VIEWS times from the same data, and reports one node each time.
 
-    Each single report satisfies the claim. The mean of the reports is a sufficient statistic, with
-    the noise of one report divided by sqrt(VIEWS); the audit uses its log likelihood ratio.
+    This is a planted fault: only a single report satisfies the claim. The mean of the reports is a
+    sufficient statistic, with the noise of one report divided by sqrt(VIEWS). The audit uses its
+    log likelihood ratio.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
@@ -94,10 +95,10 @@ def audit_restart(name: str, trials: int, seed: int) -> AuditResult:
     direction = (_point(RECORDS[1]) - _point(RECORDS[0])) / _variances(plan.noise_std)
 
     def runs(world: int) -> np.ndarray:
-        """Return for each trial the mean of several views of one release, along the direction."""
+        """Return the log likelihood ratio of the mean report in each trial, up to a constant."""
         ratios = np.empty(trials)
         for trial in range(trials):
-            views = [_values(_served(plan, RECORDS[world])) for _ in range(VIEWS)]
+            views = [_values(_served_silo(plan, RECORDS[world])) for _ in range(VIEWS)]
             ratios[trial] = np.mean(views, axis=0) @ direction
         return ratios
 
@@ -143,7 +144,7 @@ WAYS: dict[str, Callable[[Any, int], list[Any]]] = {
 
 
 def _expert_client(noise: str, world: int) -> ExpertClient:
-    """Return a client whose first report is due."""
+    """Return a client of a plan with ``noise``, which has all losses for its first report."""
     plan = _expert_plan(noise)
     client = ExpertClient(plan, 0)
     client.receive(ExpertServer(plan).start())
@@ -185,31 +186,37 @@ def originals() -> dict[str, Original]:
     bits = VectorSum(DIMENSION, 20, epsilon=EPSILON, delta=DELTA).noise_bits
 
     def of_server(world: int) -> tuple[Server, Report]:
+        """Return a server, and a silo's report with the record of this world."""
         return Server(central), Report(1, DIMENSION, _point(RECORDS[world]), 0)
 
     def of_user(world: int) -> Any:
+        """Return a user, and the features of the user's record in this world."""
         return User(users, 1), RECORDS[world]
 
     def of_tree(world: int) -> Any:
+        """Return a release of running sums, and the record of this world."""
         total = TreeRelease(DIMENSION, RELEASES, epsilon=EPSILON, delta=DELTA)
         return total, RECORDS[world]
 
     def of_sum(world: int) -> Any:
+        """Return a protocol for one sum, and vectors whose first is the record of this world."""
         protocol = VectorSum(DIMENSION, 20, noise_bits=bits)
         return protocol, np.array([RECORDS[world], *[OTHER] * 19])
 
     def of_averager(world: int) -> Any:
+        """Return a server of ROBIN, and estimates whose first is the record of this world."""
         rows = [RECORDS[world], OTHER, OTHER, OTHER]
         phase = robin.releasing[0]
         return Averager(robin), [LocalEstimate(phase, x, i) for i, x in enumerate(rows)]
 
     def of_expert_server(world: int) -> Any:
+        """Return a server of experts, and a client's report with the loss of this world."""
         server = ExpertServer(_expert_plan("central"))
         server.start()
         return server, _expert_client("central", world).report()
 
     return {
-        "Silo": Original(lambda world: (_served(silo_plan, RECORDS[world]), None), _of_silo),
+        "Silo": Original(lambda world: (_served_silo(silo_plan, RECORDS[world]), None), _of_silo),
         "Server": Original(of_server, lambda made: made[0].combine([made[1]]).values),
         "Shuffler": Original(lambda world: (Shuffler(shuffled), None)),
         "User": Original(of_user, lambda made: made[0].message(made[1], 1.0).values),
@@ -233,7 +240,7 @@ def originals() -> dict[str, Original]:
 
 
 def _of_silo(pair: Any) -> np.ndarray:
-    """Return the release of a silo."""
+    """Return the next report (s,) of the silo in a pair (silo, None), see `Original`."""
     return _values(pair[0])
 
 
@@ -271,7 +278,8 @@ def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
     audited = [kind for kind in way_of_class if objects[kind].release is not None]
     for kind in audited:
         releases_by_world = [
-            _views(objects[kind], WAYS[way_of_class[kind]], trials, world) for world in (0, 1)
+            _mean_releases(objects[kind], WAYS[way_of_class[kind]], trials, world)
+            for world in (0, 1)
         ]
         fit_trials = max(1, trials // 4)
         fit_runs = [releases[:fit_trials] for releases in releases_by_world]
@@ -302,12 +310,13 @@ def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
     )
 
 
-def _views(
+def _mean_releases(
     original: Original, copy_object: Callable[[Any, int], list[Any]], trials: int, world: int
 ) -> np.ndarray:
-    """Return the mean release of VIEWS copies in each trial, (trials, e).
+    """Return the mean release of VIEWS copies of an object in each trial, (trials, size).
 
-    Copies that share their state with an earlier copy may refuse, and are left out.
+    A copy that shares its state with an earlier copy may refuse to release again. The mean is then
+    over the releases before.
     """
     assert original.release is not None
     means = []
@@ -327,14 +336,18 @@ def _views(
 
 
 @cache
-def _remembering() -> Any:
-    """Return a score that stores the first user's first feature in its state, and uses it later."""
+def _score_with_memory_in_state() -> Any:
+    """Return a compiled score function that remembers the first user.
+
+    It stores the first feature of round 1 in its state. The scores of later rounds depend on it.
+    """
     import numba
 
     @numba.cfunc(score_signature())
     def remember(  # type: ignore[no-untyped-def]
         state, key, round, actions, dimension, x, w, theta, beta, gamma, scores
     ):
+        """Score action a by a times the first feature of round 1, which the state holds."""
         if round == 1:
             state[0] = x[0]
         for a in range(actions):
@@ -345,9 +358,10 @@ def _remembering() -> Any:
 
 
 @cache
-def _remembering_outside() -> Any:
-    """Return a score like `_remembering` that stores the feature in memory outside its state.
+def _score_with_memory_outside_state() -> Any:
+    """Return a compiled score function that remembers the first user outside of its state.
 
+    It is like `_score_with_memory_in_state`, but stores the feature in separate memory.
     The state holds only the address of this memory. So copying the state does not help: this score
     is always a fault.
     """
@@ -357,7 +371,10 @@ def _remembering_outside() -> Any:
 
     @intrinsic
     def pointer(typing, address):  # type: ignore[no-untyped-def]
+        """Return the typing and the code of a cast from an address to a pointer."""
+
         def generated(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            """Generate the instruction that casts the address."""
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
         return types.CPointer(types.float64)(types.int64), generated
@@ -366,6 +383,7 @@ def _remembering_outside() -> Any:
     def remember(  # type: ignore[no-untyped-def]
         state, key, round, actions, dimension, x, w, theta, beta, gamma, scores
     ):
+        """Score action a by a times the first feature of round 1, which the memory holds."""
         memory = pointer(int(state[0]))
         if round == 1:
             memory[0] = x[0]
@@ -391,14 +409,16 @@ def audit_score(name: str, outside: bool, trials: int, seed: int) -> AuditResult
     actions = np.eye(DIMENSION)
 
     def runs(world: int) -> np.ndarray:
-        """Return the action that each trial chooses for a second user."""
+        """Return the action that the silo chooses for the second user in each trial, (trials,)."""
         chosen_actions = np.empty(trials)
         for trial in range(trials):
             memory = np.zeros(1)
-            score = Score(_remembering(), memory)
+            score = Score(_score_with_memory_in_state(), memory)
             if outside:
                 # An address is below 2^48, so float64 holds it exactly.
-                score = Score(_remembering_outside(), np.array([float(memory.ctypes.data)]))
+                score = Score(
+                    _score_with_memory_outside_state(), np.array([float(memory.ctypes.data)])
+                )
             silo = Silo(replace(plan, score=score))
             silo.select(RECORDS[world][None])
             silo.observe(1.0)

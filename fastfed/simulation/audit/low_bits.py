@@ -61,6 +61,7 @@ class Silent(SeededNoise):
         super().__init__(0)
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        """Return zeros instead of the noise (s,) of a tree node."""
         return np.zeros(dimension + dimension * (dimension + 1) // 2)
 
 
@@ -88,7 +89,10 @@ class Records:
 
 
 def _stds(std: NoiseStd, dimension: int) -> np.ndarray:
-    """Return the noise standard deviation of each entry of a statistic, (s,)."""
+    """Return the noise standard deviation of each entry of a statistic, (s,).
+
+    A statistic is the bias vector (d,), followed by the lower triangle of the covariance matrix.
+    """
     rows, columns = np.tril_indices(dimension)
     covariance_std = np.where(rows == columns, std.diagonal, std.off_diagonal)
     return np.concatenate([np.full(dimension, std.bias), covariance_std])
@@ -106,9 +110,11 @@ def _channel(
     released: Callable[[NoiseSource | None, int], np.ndarray],
     stds: np.ndarray,
 ) -> Channel:
-    """Return the channel of a release ``released(noise, index)`` of candidate ``index``.
+    """Return the channel of a release, through which the attacker observes candidates.
 
-    The candidates' contributions are the releases without noise.
+    ``released(noise, index)`` returns the released vector if the attacked record is candidate
+    ``index``. With a `Silent` noise source it is the contribution of the candidate. ``stds`` are
+    the standard deviations of the noise.
     """
     contributions = [released(Silent(), i) for i in range(len(records))]
     return Channel(
@@ -130,14 +136,14 @@ def _plan_of(algorithm: str, **keys: Any) -> Plan:
     return plan
 
 
-def _serve(silo: Silo, records: Sequence[tuple[np.ndarray, float]]) -> None:
-    """Run a silo with one action per record."""
+def _serve_users(silo: Silo, records: Sequence[tuple[np.ndarray, float]]) -> None:
+    """Let a silo serve one user for each record: a single action, and its reward."""
     for x, reward in records:
         silo.select(x[None])
         silo.observe(reward)
 
 
-def _by_silo(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
+def _silo_channel(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
     """Return a function that makes the channel of a silo's first report."""
 
     def make_channel(name: str, records: Records) -> Channel:
@@ -145,8 +151,9 @@ def _by_silo(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
         plan = _plan_of(algorithm, horizon=BATCH * BATCHES, **keys)
 
         def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+            """Return the first report of a silo whose batch contains candidate ``index``."""
             silo = Silo(plan, 0, noise)
-            _serve(silo, records.batch(index))
+            _serve_users(silo, records.batch(index))
             return _statistic(silo.report())
 
         return _channel(name, records, released, _stds(plan.noise_std, DIMENSION))
@@ -154,7 +161,7 @@ def _by_silo(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
     return make_channel
 
 
-def _by_server(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
+def _server_channel(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
     """Return a function that makes the channel of the first broadcast, with the server's noise."""
 
     def make_channel(name: str, records: Records) -> Channel:
@@ -162,10 +169,10 @@ def _by_server(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]
         plan = _plan_of(algorithm, horizon=BATCH * BATCHES, **keys)
 
         def released(noise: NoiseSource | None, index: int) -> np.ndarray:
-            """Return the released sum if the silo has the records of this index."""
+            """Return the broadcast if the batch of silo 0 contains candidate ``index``."""
             silos = [Silo(plan, i, noise) for i in range(plan.silos)]
             for i, silo in enumerate(silos):
-                _serve(silo, records.batch(index) if i == 0 else records.others)
+                _serve_users(silo, records.batch(index) if i == 0 else records.others)
             return Server(plan, noise).combine([silo.report() for silo in silos]).values
 
         return _channel(name, records, released, _stds(plan.noise_std, DIMENSION))
@@ -173,18 +180,19 @@ def _by_server(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]
     return make_channel
 
 
-def _message_of_user(name: str, records: Records) -> Channel:
+def _user_channel(name: str, records: Records) -> Channel:
     """Return the channel of one user's message."""
     plan = _plan_of("linucb-ldp", horizon=BATCH * BATCHES)
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+        """Return the message of a user whose record is candidate ``index``."""
         user = User(plan, 1, noise)
         return _statistic(user.message(records.features[index], records.rewards[index]))
 
     return _channel(name, records, released, _stds(plan.user_std, DIMENSION))
 
 
-def _shuffled_message(name: str, records: Records) -> Channel:
+def _shuffled_channel(name: str, records: Records) -> Channel:
     """Return the channel of the covariance part of a user's message after the shuffler.
 
     The shuffler hides which message is whose; the attacker tests each message against all
@@ -193,7 +201,7 @@ def _shuffled_message(name: str, records: Records) -> Channel:
     plan = _plan_of("linucb-sdp-amp", horizon=BATCH * BATCHES, batch_size=BATCH)
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
-        """Return the user's shuffled message, without its bias, for the record of this index."""
+        """Return the covariance part of the shuffled message of candidate ``index``."""
         messages = [
             User(plan, number, noise).message(*record)
             for number, record in enumerate(records.batch(index), start=1)
@@ -210,11 +218,12 @@ def _shuffled_message(name: str, records: Records) -> Channel:
 # ---- sums, means, experts ------------------------------------------------------------------------
 
 
-def _tree_release(name: str, records: Records) -> Channel:
+def _tree_channel(name: str, records: Records) -> Channel:
     """Return the channel of the first running sum of a TreeRelease."""
     vectors = Records(len(records), SUM_DIMENSION, records.seed).features
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+        """Return the first running sum, of the vector of candidate ``index``."""
         silent = None if noise is None else lambda node: np.zeros(SUM_DIMENSION)
         total = TreeRelease(SUM_DIMENSION, BATCHES, epsilon=EPSILON, delta=DELTA, noise=silent)
         return total.add(vectors[index])
@@ -223,25 +232,29 @@ def _tree_release(name: str, records: Records) -> Channel:
     return _channel(name, records, released, np.full(SUM_DIMENSION, std))
 
 
-def _vectors(records: Records, index: int) -> np.ndarray:
-    """Return the vectors (n, d) of a mean: known ones, and the candidate's vector at the end."""
+def _vectors_of_mean(records: Records, index: int) -> np.ndarray:
+    """Return the vectors (n, d) of a mean: known vectors, and that of candidate ``index``."""
     vectors = np.resize([x[:MEAN_DIMENSION] for x, _ in records.others], (VECTORS, MEAN_DIMENSION))
     vectors[-1] = records.features[index, :MEAN_DIMENSION]
     return vectors
 
 
-def _rotated(
+def _rotated_mean_channel(
     name: str,
     records: Records,
     mechanism: WinsorizedMean,
     draws: LaplaceDraws,
     send: Callable[[np.ndarray], np.ndarray],
 ) -> Channel:
-    """Return the channel of a winsorized mean whose private range has a single bin, about 0."""
+    """Return the channel of a winsorized mean whose private range has a single bin, about 0.
+
+    ``send(vectors)`` returns the released mean of vectors (n, d). ``draws`` states how the
+    mechanism draws Laplace noise. A release is tested against all rotations of the vectors.
+    """
     assert mechanism.bins == 1 and mechanism.padded == MEAN_DIMENSION
     signs = np.array(list(product((-1.0, 1.0), repeat=MEAN_DIMENSION)))
     root = np.sqrt(MEAN_DIMENSION)
-    vectors = np.array([_vectors(records, i) for i in range(len(records))])
+    vectors = np.array([_vectors_of_mean(records, i) for i in range(len(records))])
     rotated = hadamard(vectors[:, None] * signs[None, :, None]) / root  # (n, v, users, d)
     means = np.cumsum(rotated, axis=2)[:, :, -1] / VECTORS
     scale = mechanism.noise_stds["mean"] / np.sqrt(2.0)
@@ -254,7 +267,7 @@ def _rotated(
     )
 
 
-def _mean(name: str, records: Records) -> Channel:
+def _mean_channel(name: str, records: Records) -> Channel:
     """Return the channel of the winsorized mean of vectors."""
     mechanism = calibrate_winsorized(
         Budget(EPSILON, DELTA),
@@ -267,12 +280,13 @@ def _mean(name: str, records: Records) -> Channel:
     )
 
     def send(vectors: np.ndarray) -> np.ndarray:
+        """Return the winsorized mean of the vectors, with noise."""
         return winsorized_mean(vectors, epsilon=EPSILON, delta=DELTA, radius=1.0)[0]
 
-    return _rotated(name, records, mechanism, MEAN_LAPLACE, send)
+    return _rotated_mean_channel(name, records, mechanism, MEAN_LAPLACE, send)
 
 
-def _averager(name: str, records: Records) -> Channel:
+def _averager_channel(name: str, records: Records) -> Channel:
     """Return the channel of the first model of ROBIN."""
     plan = make_system(
         "robin",
@@ -287,13 +301,14 @@ def _averager(name: str, records: Records) -> Channel:
     phase = plan.releasing[0]
 
     def send(vectors: np.ndarray) -> np.ndarray:
+        """Return the server's first model if the clients' estimates are these vectors."""
         estimates = [LocalEstimate(phase, x, i) for i, x in enumerate(vectors)]
         return Averager(plan).combine(estimates).values
 
-    return _rotated(name, records, plan.means[0], SERVER_LAPLACE, send)
+    return _rotated_mean_channel(name, records, plan.means[0], SERVER_LAPLACE, send)
 
 
-def _expert_client(name: str, records: Records) -> Channel:
+def _expert_client_channel(name: str, records: Records) -> Channel:
     """Return the channel of the first scores of a client with local noise.
 
     All losses but the attacked one are 0. Only the client knows whether the attacked loss is in its
@@ -314,7 +329,7 @@ def _expert_client(name: str, records: Records) -> Channel:
     victim = first_phase.samples[0]
 
     def released(index: int) -> np.ndarray:
-        """Return the client's report if the victim's round has the losses of this index."""
+        """Return the client's first report if the attacked loss is candidate ``index``."""
         client = ExpertClient(plan, 0)
         client.receive(ExpertServer(plan).start())
         for round in range(1, first_phase.first):
@@ -335,33 +350,35 @@ def _expert_client(name: str, records: Records) -> Channel:
 
 #: Function channel(name, records) of each kind of release.
 KINDS: dict[str, Callable[[str, Records], Channel]] = {
-    "linucb-ldp": _message_of_user,
-    "linucb-sdp-amp": _shuffled_message,
-    "linucb-jdp": _by_server("linucb-jdp", release="tree", batch_size=BATCH),
-    "silo-ldp-tree": _by_silo(
+    "linucb-ldp": _user_channel,
+    "linucb-sdp-amp": _shuffled_channel,
+    "linucb-jdp": _server_channel("linucb-jdp", release="tree", batch_size=BATCH),
+    "silo-ldp-tree": _silo_channel(
         "private-fedlinucb", protocol="silo-ldp", release="tree", batch_size=BATCH
     ),
-    "silo-ldp-prefix": _by_silo("private-fedlinucb", protocol="silo-ldp-prefix", batch_size=BATCH),
-    "silo-ldp-toeplitz": _by_silo(
+    "silo-ldp-prefix": _silo_channel(
+        "private-fedlinucb", protocol="silo-ldp-prefix", batch_size=BATCH
+    ),
+    "silo-ldp-toeplitz": _silo_channel(
         "private-fedlinucb", protocol="silo-ldp", release="toeplitz", batch_size=BATCH
     ),
-    "silo-ldp-honaker": _by_silo(
+    "silo-ldp-honaker": _silo_channel(
         "private-fedlinucb", protocol="silo-ldp", release="honaker", batch_size=BATCH
     ),
-    "central-tree": _by_server(
+    "central-tree": _server_channel(
         "private-fedlinucb", protocol="central", release="tree", silos=2, batch_size=BATCH
     ),
-    "central-toeplitz": _by_server(
+    "central-toeplitz": _server_channel(
         "private-fedlinucb", protocol="central", release="toeplitz", silos=2, batch_size=BATCH
     ),
-    "central-honaker": _by_server(
+    "central-honaker": _server_channel(
         "private-fedlinucb", protocol="central", release="honaker", silos=2, batch_size=BATCH
     ),
-    "feducb": _by_silo("feducb", schedule="fixed", batch_size=BATCH),
-    "tree-release": _tree_release,
-    "winsorized-mean": _mean,
-    "averager": _averager,
-    "fed-dp-ope-stoch": _expert_client,
+    "feducb": _silo_channel("feducb", schedule="fixed", batch_size=BATCH),
+    "tree-release": _tree_channel,
+    "winsorized-mean": _mean_channel,
+    "averager": _averager_channel,
+    "fed-dp-ope-stoch": _expert_client_channel,
 }
 
 
@@ -425,10 +442,10 @@ AUDITED = ("linucb-ldp", "silo-ldp-tree", "silo-ldp-toeplitz", "central-tree", "
 
 
 def scores(target: Channel, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the statistic of ``trials`` releases of record 0, and of record 1.
+    """Attack ``trials`` releases of record 0 and of record 1; return two arrays of statistics.
 
-    The statistic is 1 if the tests allow only record 1, -1 if they allow only record 0, else 0.
-    Only tests that were sound on separate releases are used.
+    The statistic of a release is 1 if the attacker's tests allow only record 1, -1 if they allow
+    only record 0, and 0 otherwise. A test is used if it was sound on 100 other releases.
     """
     sound, _ = sound_tests(target, 100, np.random.default_rng(seed))
     statistic = np.zeros((2, trials))

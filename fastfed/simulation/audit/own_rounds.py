@@ -39,7 +39,7 @@ DIMENSION = 2
 
 
 def _plan(**keys: Any) -> Plan:
-    """Return the plan of the audited federation."""
+    """Return the plan of the audited federation, private-fedlinucb with these further keys."""
     sizes: dict[str, Any] = {"dimension": DIMENSION, "epsilon": EPSILON, "delta": DELTA}
     plan: Plan = make_system("private-fedlinucb", protocol="silo-ldp", **sizes, **keys).plan
     return plan
@@ -56,6 +56,7 @@ class Leaking(Silo):
     """A planted fault: the data of local rounds also enter the batch."""
 
     def _learn(self, x: np.ndarray, y: float) -> None:
+        """Learn the features x and the reward y of a round; local ones enter the batch too."""
         if self.plays_own:
             self._randomizer.observe(x, y)
         super()._learn(x, y)
@@ -65,6 +66,7 @@ class Peeking(Silo):
     """A planted fault: actions of shared rounds also depend on raw data of local rounds."""
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
+        """Choose an action by raw data of local rounds, also in shared rounds."""
         assert self._own is not None
         return self._own.select(actions, self._estimate, 0.0, 0.0)
 
@@ -84,13 +86,18 @@ class Users:
 
     def replaced(self, round: int, other: Users) -> Users:
         """Return these users with one user of silo 0 replaced by the first user of ``other``."""
+        # Round t is row t - 1.
         x, y = self.contexts.copy(), self.rewards.copy()
         x[round - 1, 0], y[round - 1, 0] = other.contexts[0, 0], other.rewards[0, 0]
         return Users(x, y)
 
 
-def seen(kind: type[Silo], plan: Plan, noise: SeededNoise, users: Users) -> bytes:
-    """Run a federation; return what outsiders of silo 0 see: messages, releases, other actions."""
+def outsider_view(kind: type[Silo], plan: Plan, noise: SeededNoise, users: Users) -> bytes:
+    """Run a federation, and return everything that outsiders of silo 0 see, as bytes.
+
+    These are the silos' messages, the releases and the actions of other silos. ``kind`` is the
+    class of silos.
+    """
     silos, server = [kind(plan, i, noise) for i in range(SILOS)], Server(plan, noise)
     view: list[bytes] = []
     for round in range(HORIZON):
@@ -99,16 +106,16 @@ def seen(kind: type[Silo], plan: Plan, noise: SeededNoise, users: Users) -> byte
             silo.observe(users.rewards[round, i, action])
             view += [bytes([action])] if i else []
         if silos[0].due:
-            reports: list[Any] = [silo.report() for silo in silos]
-            broadcast = server.combine(reports)
+            messages_of_silo: list[Any] = [silo.report() for silo in silos]
+            broadcast = server.combine(messages_of_silo)
             for silo in silos:
                 silo.receive(broadcast)
-            view += [report.values.tobytes() for report in reports]
+            view += [report.values.tobytes() for report in messages_of_silo]
             view.append(broadcast.values.tobytes())
     return b"".join(view)
 
 
-def own_round(plan: Plan, noise: SeededNoise, generator: np.random.Generator) -> int:
+def random_local_round(plan: Plan, noise: SeededNoise, generator: np.random.Generator) -> int:
     """Return a random local round of silo 0, if possible one before the last release."""
     local_plan = plan.own
     assert local_plan is not None
@@ -119,10 +126,11 @@ def own_round(plan: Plan, noise: SeededNoise, generator: np.random.Generator) ->
 
 
 def audit_own_rounds(name: str, kind: type[Silo], trials: int, seed: int) -> AuditResult:
-    """Replace a user of a local round; the statistic is whether an outsider's view changes.
+    """Audit whether replacing a user of a local round changes what outsiders see.
 
-    The claim is epsilon = 0 even to an outsider who knows all noise, all coins and all other users.
-    So one changed bit refutes it.
+    The claim is epsilon = 0, even towards an outsider who knows all noise, all coins and all other
+    users. So one changed bit refutes it. ``kind`` is the class of silos: `Silo`, or a planted
+    fault.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
@@ -131,8 +139,11 @@ def audit_own_rounds(name: str, kind: type[Silo], trials: int, seed: int) -> Aud
     for trial in range(trials):
         noise, draw = SeededNoise(seed, trial), np.random.default_rng([seed, trial])
         users, replacements = Users.drawn(draw), Users.drawn(draw)
-        round = own_round(plan, noise, draw)
-        views = [seen(kind, plan, noise, u) for u in (users, users.replaced(round, replacements))]
+        round = random_local_round(plan, noise, draw)
+        views = [
+            outsider_view(kind, plan, noise, u)
+            for u in (users, users.replaced(round, replacements))
+        ]
         changed += views[0] != views[1]
     bound = epsilon_lower_bound(changed, 0, trials, 0.0)
     most = largest_bound(trials, 0.0)
@@ -147,11 +158,13 @@ RULE = {"until": UNTIL, "fraction": 0.5}
 COIN = {"until": UNTIL, "fraction": 0.1, "coin": "secret"}
 
 
-def reports(plan: Plan, noise: SeededNoise, victim: int, x: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the messages (K, s) of a silo, and whether the user of round ``victim`` was shared.
+def messages_of_silo(
+    plan: Plan, noise: SeededNoise, victim: int, x: np.ndarray
+) -> tuple[np.ndarray, bool]:
+    """Run a silo; return its messages (K, s), and whether the round ``victim`` was shared.
 
-    That user has features x and reward 1. All other users have zero features, so it does not matter
-    whether they are shared; this is the worst case of the account.
+    The user of that round has features x and reward 1. All other users have zero features, which is
+    the worst case of the account: it does not matter whether their rounds are shared.
     """
     silo, server = Silo(plan, 0, noise), Server(plan, noise)
     messages, shared = [], False
@@ -167,10 +180,13 @@ def reports(plan: Plan, noise: SeededNoise, victim: int, x: np.ndarray) -> tuple
     return np.array(messages), shared
 
 
-def statistics(plan: Plan, trials: int, seed: int, world: int, shown: bool) -> np.ndarray:
-    """Return the log likelihood ratio of each run, (trials,).
+def log_ratios_of_runs(
+    plan: Plan, trials: int, seed: int, world: int, coin_is_public: bool
+) -> np.ndarray:
+    """Return the log likelihood ratio of the two worlds in each run, (trials,).
 
-    It uses the messages, and with ``shown`` also the result of the coin.
+    The runs are in ``world`` 0 or 1, which differ in the features of one user. The ratio is
+    computed from the silo's messages, and with ``coin_is_public`` also from the coin.
     """
     local_plan = plan.own
     assert local_plan is not None and plan.factor is not None
@@ -188,10 +204,11 @@ def statistics(plan: Plan, trials: int, seed: int, world: int, shown: bool) -> n
     for run in range(trials):
         # World 0 uses even replicates and world 1 odd ones, so that their noise is independent.
         noise = SeededNoise(seed, 2 * run + world)
-        messages, shared = reports(plan, noise, victim, pair[world])
+        messages, shared = messages_of_silo(plan, noise, victim, pair[world])
         projection = column @ np.linalg.solve(plan.factor.matrix, messages)
         ratios = records @ (projection * precision) - half_square  # record present against absent
-        coin = float(shared) if shown else local_plan.coin
+        # The probability that the user was shared, for an observer.
+        coin = float(shared) if coin_is_public else local_plan.coin
         log_ratios[run] = np.diff(np.logaddexp(_log(1.0 - coin), _log(coin) + ratios))[0]
     return log_ratios
 
@@ -202,17 +219,20 @@ def _log(probability: float) -> float:
 
 
 def audit_shared_rounds(
-    name: str, share: dict[str, Any], shown: bool, trials: int, seed: int
+    name: str, share: dict[str, Any], coin_is_public: bool, trials: int, seed: int
 ) -> AuditResult:
-    """Replace a user of a shared round, or of a round that a coin may share.
+    """Audit the messages of a silo if a user of a shared round is replaced.
 
-    ``shown`` plants a fault: the coin is public, although the account relies on its secrecy.
+    ``share`` is the value of the key that decides which rounds are shared: by a rule or by coins.
+    ``coin_is_public`` plants a fault: the account relies on the secrecy of the coin.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
     plan = _plan(silos=1, horizon=UNTIL + 2, batch_size=1, share=share)
     assert plan.privacy is not None
-    statistics_0, statistics_1 = (statistics(plan, trials, seed, world, shown) for world in (0, 1))
+    statistics_0, statistics_1 = (
+        log_ratios_of_runs(plan, trials, seed, world, coin_is_public) for world in (0, 1)
+    )
     return audit(name, statistics_0, statistics_1, claimed_epsilon=EPSILON, delta=DELTA)
 
 

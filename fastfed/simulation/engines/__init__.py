@@ -213,7 +213,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _named(module: str, name: str) -> Any:
-    """Import a user's compiled function by its name."""
+    """Return the object of this name in a module; unpickling calls this function."""
     return getattr(importlib.import_module(module), name)
 
 
@@ -250,9 +250,10 @@ Round = Callable[[list[RunBatch], bool], Generator[Finished, None, Left]]
 def run_all_rounds(
     experiment: Experiment, batches: list[RunBatch], run_round: Round
 ) -> Iterator[Finished]:
-    """Run all batches, then those that lost their workers again, one curve at a time.
+    """Run all batches by ``run_round``, and yield them as they finish.
 
-    After everything else was run, an EngineError names the curves that still kill their workers.
+    Batches whose workers died are run again, one curve at a time and nothing else at once. After
+    everything else was run, an EngineError names the curves that still kill their workers.
     """
     unfinished = yield from run_round(batches, False)
     waiting = deque([*_single_curves(s.work for s in unfinished.poisoned), *unfinished.untried])
@@ -267,14 +268,17 @@ def run_all_rounds(
 
 
 def _single_curves(batches: Iterable[RunBatch]) -> Iterator[RunBatch]:
-    """Divide batches into single curves, because one curve may kill the worker of all."""
+    """Yield a batch for each curve of the batches: one curve may have killed the worker of all."""
     for work in batches:
         for position in work.positions:
             yield RunBatch(work.replicate, (position,))
 
 
 def _dead_message(experiment: Experiment, dead: list[PoisonBatch], untried: int) -> str:
-    """Return the message about batches that kill their workers."""
+    """Return the message of the EngineError about batches that kill their workers.
+
+    ``untried`` is the number of batches that were not run at all.
+    """
     cells = [
         f'curve "{experiment.curves[position].label}", replicate {poison.work.replicate}'
         for poison in dead

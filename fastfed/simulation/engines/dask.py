@@ -166,14 +166,21 @@ def blocks(experiment: Experiment, batches: list[RunBatch], most: int) -> Iterat
 
 
 def _block_name(block: Block) -> str:
-    """Return the name of a block, which is unique in a round by its first batch."""
+    """Return the name of a block of batches, made of its first batch and its size.
+
+    No two blocks of a round of tries have the same first batch, so names are unique.
+    """
     return f"{block[0].replicate}-{block[0].positions[0]}-{len(block)}"
 
 
 def _play_tasks(
     client: Client, name: str, tasks: dict[str, Block], threads: int, tally: Tally
 ) -> Generator[Finished, None, Left]:
-    """Run the tasks of a round, yield their batches as tasks finish, and return unfinished ones."""
+    """Run tasks on the cluster, and yield their batches as tasks finish.
+
+    ``tasks`` maps the key of each task to its block of batches. Return the batches that were not
+    finished.
+    """
     unfinished, finished = Left(), 0
     futures = client.map(
         play_block, [name] * len(tasks), list(tasks), list(tasks.values()),
@@ -242,7 +249,7 @@ class ExperimentPlugin(WorkerPlugin):
         return ExperimentPlugin, (self.packed_experiment, self.place)
 
     def experiment(self) -> Experiment:
-        """Return the experiment, and cache it."""
+        """Return the experiment; it is unpickled at the first call."""
         self._unpacked = self._unpacked or unpack(self.packed_experiment)
         return self._unpacked
 
@@ -250,7 +257,10 @@ class ExperimentPlugin(WorkerPlugin):
 def play_block(
     name: str, key: str, block: Block, threads: int
 ) -> list[tuple[list[Outcome], float, int]]:
-    """Run a task at a worker; return (outcomes, seconds, threads) of each batch of runs."""
+    """Run a task at a worker; return (outcomes, seconds, threads) of each batch in its block.
+
+    ``name`` is the name of the `ExperimentPlugin` at the worker, and ``key`` the key of the task.
+    """
     worker = get_worker()
     plugin = worker.plugins[name]
     assert isinstance(plugin, ExperimentPlugin)
@@ -378,6 +388,7 @@ def _check_workers(client: Client, address: str) -> int:
     """Return the number of threads of all workers; raise InputError if fastfed versions differ."""
 
     def version() -> str:  # nested, so that its code is sent: a worker may lack this module
+        """Return the version of fastfed at a worker."""
         import fastfed
 
         return str(fastfed.__version__)
@@ -421,6 +432,7 @@ def _progress_received(client: Client, topic: str, tally: Tally) -> Iterator[Tal
     """Add the progress messages of the workers to a tally during the block."""
 
     def on_event(event: tuple[float, Any]) -> None:
+        """Record the progress message of a worker."""
         replicate, positions, agent_rounds = event[1]
         tally.record(RunBatch(replicate, tuple(positions)), agent_rounds)
 

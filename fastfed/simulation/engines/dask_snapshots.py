@@ -92,6 +92,7 @@ class ClientSnapshot(Snapshot):
         self.worker.log_event(self.topic, (HOLDS, self.worker.address, self.key))
 
     def _open(self) -> Any:
+        """Return the snapshot that the client sent, as an open file."""
         return io.BytesIO(self.exchange.from_client.pop(self.key))  # a KeyError means: no snapshot
 
     def drop(self) -> None:
@@ -102,14 +103,14 @@ class ClientSnapshot(Snapshot):
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a run's snapshots, which is sent to workers."""
+    """Where a run writes its snapshots: sent to workers, so that they can write there too."""
 
     snapshots: Snapshots
     mark: str  # name of a file in the folder; a worker that finds it sees the folder
     topic: str
 
     def seen(self) -> bool:
-        """Return whether this process sees the folder."""
+        """Return whether this process sees the folder: whether it finds the marker file there."""
         try:
             return (self.snapshots.folder / self.mark).exists()
         except OSError:
@@ -145,7 +146,11 @@ def for_task(
     name: str,
     block: Sequence[RunBatch],
 ) -> Snapshots | AtWorker | None:
-    """Return where a task keeps its snapshots, and fetch those that the client already has."""
+    """Return the store of a task's snapshots at a worker; None if the run has no snapshots.
+
+    It is the output folder if the worker sees it. Otherwise snapshots of the ``block`` that the
+    client already has are fetched, and stay in the worker's memory.
+    """
     if place is None:
         return None
     if place.seen():
@@ -166,13 +171,13 @@ def for_task(
 
 
 def take(name: str, key: str, dask_worker: Any = None) -> bytes | None:
-    """Run at a worker: remove the snapshot of a batch from its memory, and return it."""
+    """Remove the snapshot of batch ``key`` from this worker's memory, and return it."""
     data: bytes | None = dask_worker.plugins[name].exchange.for_client.pop(key, None)
     return data
 
 
 def give(name: str, token: str, snapshots: dict[str, bytes], dask_worker: Any = None) -> None:
-    """Run at a worker: store the snapshots that it requested, if it is still waiting for them."""
+    """Store the snapshots that this worker requested with ``token``, if it is still waiting."""
     exchange: SnapshotExchange = dask_worker.plugins[name].exchange
     if (answer_event := exchange.pending.get(token)) is not None:
         exchange.from_client.update(snapshots)
@@ -204,7 +209,11 @@ def open_place(snapshots: Snapshots | None, name: str) -> Iterator[Place | None]
 def carrier(
     client: Client, name: str, place: Place | None, batches: Sequence[RunBatch]
 ) -> Iterator[None]:
-    """Run a thread that fetches snapshots from workers, and sends workers those they request."""
+    """Exchange snapshots with the workers in a thread of the client, during the block.
+
+    The thread fetches new snapshots from workers into the folder of ``place``, and sends workers
+    the snapshots that they request.
+    """
     if place is None:
         yield
         return
@@ -254,6 +263,7 @@ def carrier(
             call(give, address, token, content_by_key)
 
     def serve() -> None:
+        """Handle the messages of workers, until the message None."""
         while (message := messages.get()) is not None:
             with suppress(Exception):  # a worker may die, or the disk may be full
                 answer(*message)
@@ -270,6 +280,7 @@ def carrier(
         messages.put(None)
 
         def forget(dask_scheduler: Any) -> None:  # nested: a scheduler may lack this module
+            """Remove the names of announced snapshots from the scheduler."""
             dask_scheduler.task_metadata.pop(name, None)
 
         with suppress(Exception):

@@ -35,7 +35,7 @@ def left_behind() -> bool:
 def open_engine(
     threads: int | None, scheduler: str | None = None, at_once: int | None = None
 ) -> Iterator[Engine]:
-    """Open the engine."""
+    """Yield the engine for a number of threads (None: all); ``scheduler`` has no meaning here."""
     yield Local(check_threads(threads), at_once)
 
 
@@ -61,7 +61,7 @@ class Local:
         results: SimpleQueue[Finished | BaseException] = SimpleQueue()
 
         def on_progress(agent_rounds: int) -> None:
-            """Report progress; stop if the run was interrupted."""
+            """Report progress; raise Interrupted if the engine is stopping."""
             if stop.is_set():
                 raise Interrupted
             if progress is not None:
@@ -111,7 +111,10 @@ class Local:
 
 
 def _join(pool: list[threading.Thread]) -> None:
-    """Wait for threads that were told to stop, `GRACE` seconds or until they wrote snapshots."""
+    """Wait until the threads of a stopped engine have ended, for at most `GRACE` seconds.
+
+    Threads that are writing a snapshot are waited for without limit.
+    """
     _old_threads.extend(pool)
     until = time.monotonic() + GRACE
     for thread in pool:

@@ -60,7 +60,11 @@ class Timing:
 
 
 def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> None:
-    """Run a worker with ``threads`` threads. The first message is the packed experiment."""
+    """Run a worker process: receive batches through ``connection``, and send back their outcomes.
+
+    The first message that it receives is the packed experiment (`pack`). Each batch runs on
+    ``threads`` threads.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (owner := multiprocessing.parent_process()) is not None:
         # A user's function that never returns must not outlive the main process.
@@ -135,7 +139,7 @@ SHORT_SECONDS = 1.0
 def open_engine(
     threads: int | None, scheduler: str | None = None, at_once: int | None = None
 ) -> Iterator[Engine]:
-    """Open the engine."""
+    """Yield the engine for a number of threads (None: all); ``scheduler`` has no meaning here."""
     yield Processes(check_threads(threads), at_once)
 
 
@@ -275,7 +279,7 @@ class WorkerPool:
             self.workers[-1].queue.append(waiting.popleft())
 
     def _give(self, worker: Worker, waiting: deque[RunBatch]) -> None:
-        """Send waiting batches to a worker until it has ``depth`` of them."""
+        """Send waiting batches to a worker, until it has ``self.depth`` of them in its queue."""
         while worker.ready and waiting and len(worker.queue) < self.depth:
             worker.queue.append(waiting.popleft())
             worker.send(worker.queue[-1])
@@ -289,7 +293,12 @@ class WorkerPool:
         lost_workers: Counter[RunBatch],
         unfinished: Left,
     ) -> None:
-        """Reassign the batches of a dead worker: the first was running, the others waited."""
+        """Remove a dead worker, and reassign its batches.
+
+        Its first batch was running, and has lost a worker. If it has lost ``tries`` workers, it is
+        ``unfinished``; otherwise it waits again, like the other batches. ``end`` is a text that
+        states how the worker ended.
+        """
         self.workers.remove(worker)
         queue = worker.queue
         if not worker.ready:
@@ -325,8 +334,9 @@ TIMING_SECONDS = 15.0
 def time_kinds(
     experiment: Experiment, kinds: Iterable[tuple[int, ...]]
 ) -> dict[tuple[int, ...], float]:
-    """Predict the seconds of one batch of runs of each kind on one thread; see `seconds_of`.
+    """Predict the seconds that one batch of runs of each kind takes on one thread.
 
+    A kind is the curve positions of a batch. Each is measured in a worker process by `seconds_of`.
     Kinds that kill their worker, raise an error or take too long are missing in the result.
     """
     packed, seconds_by_kind = pack(experiment), {}
