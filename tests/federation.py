@@ -14,9 +14,12 @@ import numpy as np
 from fastfed._validate import InputError
 from fastfed.deployment import party as party_module
 from fastfed.deployment import plans, wire
+from fastfed.deployment.clocked import ClockedHub, ClockedSilo
+from fastfed.deployment.guard import sum_of
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import hub_of, silo_of
 from fastfed.deployment.ledger import Charge, Ledger
+from fastfed.deployment.model import ClockedModel
 from fastfed.deployment.party import (
     BELIEVED,
     NOTHING,
@@ -137,6 +140,8 @@ Identity.public.__set_name__(Identity, "public")
 plans.Identity = lru_cache(maxsize=64)(Identity)
 
 START, PERIOD, GRACE = 1000, 100, 50
+#: Seconds of a tick of plans with clocks.
+TICK = 50
 #: A restored hub waits for silos, which are away for at most 200 seconds and send late messages.
 PATIENT = {"start": START, "period": PERIOD, "grace": 900, "reward_deadline": 250}
 #: Protocols with sums under pairwise masks, and all protocols whose reports are integer words.
@@ -571,7 +576,7 @@ class World:
             closed = max(silo.closed_leaves, silo.sessions.last)
             while closed + 1 in charged_releases:
                 closed += 1
-            open_leaf = max(self.plan.document.calendar.period(self.clock(name)), closed + 1)
+            open_leaf = max(silo.calendar.period(self.clock(name)), closed + 1)
             if leaf and leaf != open_leaf:
                 raise Violation(
                     f"invariant 3: a record of {name} entered leaf {leaf}, not {open_leaf}"
@@ -773,11 +778,8 @@ class World:
             for to, data in mail:
                 self.take(to, data)
             if (
-                all(
-                    self.parties[n].model.release == self.plan.plan.releases
-                    for n in self.plan.silos
-                )
-                and len(self.parties["hub"].broadcasts) == self.plan.plan.releases
+                all(self.parties[n].released == self.plan.exchanges for n in self.plan.silos)
+                and len(self.parties["hub"].broadcasts) == self.plan.exchanges
             ):
                 if self.now == end:
                     break
@@ -794,13 +796,86 @@ class World:
             replayed.fold(write)
         if replayed.broadcasts != self.parties["hub"].broadcasts:
             raise Violation("invariant 6: the log leads to other broadcasts")
-        thetas = [self.parties[name].model.theta for name in self.plan.silos]
-        if not all(np.array_equal(theta, thetas[0]) for theta in thetas):
-            raise Violation("silos act on different models")
         for name in self.plan.silos:
             if self.parties[name].alarms or self.parties["hub"].alarms:
                 raise Violation(f"alarm: {self.parties[name].alarms + self.parties['hub'].alarms}")
+        return self.check_models()
+
+    def check_models(self):
+        """Check that all silos have one model; return its theta."""
+        thetas = [self.parties[name].model.theta for name in self.plan.silos]
+        if not all(np.array_equal(theta, thetas[0]) for theta in thetas):
+            raise Violation("silos act on different models")
         return thetas[0]
+
+
+class ClockedWorld(World):
+    """A world of silos on their own clocks, which also checks views, models and ledgers."""
+
+    def __init__(self, plan, seed, *, kinds=None, **keys):
+        kinds = {"silo": ClockedSilo, "hub": ClockedHub} | (kinds or {})
+        #: Number of views without a report that was due.
+        self.late = 0
+        super().__init__(plan, seed, kinds=kinds, **keys)
+
+    def check_models(self):
+        """Check that views are sums of reports, and that each silo has the model of its view.
+
+        Return the last view.
+        """
+        plan, hub = self.plan, self.parties["hub"]
+        models = {name: ClockedModel(plan.plan) for name in plan.silos}
+        before = [0] * len(plan.silos)
+        for view in range(1, plan.exchanges + 1):
+            body = plan.wire.body(plan.wire.read(hub.broadcasts[view]), Broadcast)
+            planned = plan.clocks.reports[view].tolist()
+            if any(k > most for k, most in zip(body.numbers, planned, strict=True)):
+                raise Violation(f"view {view} has a report of a later moment")
+            changed = [i for i, k in enumerate(body.numbers) if k > before[i]]
+            if [entry.silo for entry in body.entries] != changed or any(
+                k < k_before for k, k_before in zip(body.numbers, before, strict=True)
+            ):
+                raise Violation(f"the numbers of view {view} do not follow from its set")
+            rows = [
+                np.frombuffer(opened_report(plan, self.reports[plan.silos[i], k]))
+                for i, k in enumerate(body.numbers)
+                if k
+            ]
+            values = np.frombuffer(body.values)
+            total = sum_of(rows) if rows else np.zeros(len(values))
+            if plan.document.influence is None and not np.array_equal(values, total):
+                raise Violation(f"view {view} is not the sum of the silos' latest reports")
+            for i in changed:
+                models[plan.silos[i]].adopt_view(values, view, body.numbers)
+            before, self.late = body.numbers, self.late + (list(body.numbers) != planned)
+        for name, model in models.items():
+            silo, charges = self.parties[name], self.ledgers[name].charges("records")
+            if not np.array_equal(silo.model.theta, model.theta):
+                raise Violation(f"{name} acts on another view than the last one it took part in")
+            charged = {charge.release for charge in charges if charge.release > 0}
+            # A silo may be killed after a charge, and the plan may end before it seals the report.
+            sealed = set(silo.sealed)
+            if not (sealed <= charged and len(charged - sealed) <= 1) and not self.restores:
+                raise Violation(f"invariant 5: {name} has charges {charged}")
+        return values
+
+
+def clocked_tables(clock, **more):
+    """Return the keywords of `spec` for silos on their own clocks, whose ticks last `TICK` s."""
+    system = {"batch_size": 2, "clock": clock} | more.pop("system", {})
+    calendar = {"start": START, "round": TICK, "grace": GRACE, "reward_deadline": 250}
+    tables = {"federation": {"name": "tests"}, "calendar": calendar, "batch": 2, "system": system}
+    return tables | more
+
+
+def clocked_spec(clock, protocol="silo-ldp", **more):
+    """Return the spec of three silos on their own clocks."""
+    return spec(protocol, **clocked_tables(clock, **more))
+
+
+def clocked(clock, protocol="silo-ldp", **more):
+    """Return the compiled plan of `clocked_spec`; compile each spec once."""
+    return deployed(protocol, **clocked_tables(clock, **more))
 
 
 def _ended(write: Write):

@@ -11,7 +11,7 @@ from fastfed.deployment.folder import extended
 KINDS = (
     "silo-ldp", "silo-ldp factorised", "silo-ldp-prefix", "central", "secure-sum", federation.MASKS,
     "shuffle-vector", federation.MASKED_BITS, "feducb", "records", "extended",
-    "robin", "fed-svt", "fed-dp-ope-stoch",
+    "robin", "fed-svt", "fed-dp-ope-stoch", "silo-ldp clocks",
 )  # fmt: skip
 EXPERTS = {
     "fed-svt": {"horizon": 40, "phase_length": 10, "optimal_loss": 0.0, "switches": 3},
@@ -50,6 +50,8 @@ def plan(kind):
         return extended({"system": system, "calendar": LATER}, plan("silo-ldp"))
     if kind == "silo-ldp factorised":
         return federation.deployed(system={"batch_size": 5, "release": "factorised"})
+    if kind == "silo-ldp clocks":
+        return federation.clocked({"rates": [0.5]})
     return federation.deployed(kind)
 
 

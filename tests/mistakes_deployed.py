@@ -103,6 +103,7 @@ def joined(*arguments: object) -> Make:
 
 
 CALENDAR = HEAD[HEAD.index("[calendar]") : HEAD.index("[[columns]]")]
+UNTIL_PERIOD = HEAD[HEAD.index("epsilon") : HEAD.index("grace")]
 PLANS = [
     Mistake(
         "a protocol that is not deployed",
@@ -123,9 +124,33 @@ PLANS = [
         DEPLOY,
     ),
     Mistake(
-        "simulated clocks of a plan that is deployed",
-        new("epsilon = 1.0", "epsilon = 1.0\nclock = { rates = [0.5] }"),
-        ("clock", "simulations"),
+        "clocks and silos that wait",
+        new("epsilon = 1.0", "epsilon = 1.0\nclock = { wait = true }"),
+        ("clock.wait", "false", "without"),
+        DEPLOY,
+    ),
+    Mistake(
+        "clocks of silos that wait for a second silo",
+        new(UNTIL_PERIOD, "clock = {}\n" + UNTIL_PERIOD.replace("period", "round")),
+        ("least", "must be 1", "got 2"),
+        DEPLOY,
+    ),
+    Mistake(
+        "clocks with equal periods of all silos",
+        new("epsilon = 1.0", "epsilon = 1.0\nclock = {}"),
+        ("calendar.period", "calendar.round", "clock"),
+        DEPLOY,
+    ),
+    Mistake(
+        "clocks with a trusted server",
+        new('"silo-ldp"', '"central"\nclock = { rates = [0.5] }'),
+        ("clock", "central", "silo-ldp"),
+        DEPLOY,
+    ),
+    Mistake(
+        "a clock by which a silo never reports",
+        new("epsilon = 1.0", "epsilon = 1.0\nclock = { rates = [0.01] }"),
+        ("clock", "silo 0", "no batch"),
         DEPLOY,
     ),
     Mistake(

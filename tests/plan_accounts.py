@@ -113,17 +113,20 @@ def encoder_of(noise: np.ndarray) -> np.ndarray:
     return np.linalg.solve(noise, np.tril(np.ones(noise.shape)))
 
 
-def strategy(plan: Any) -> np.ndarray:
-    """Return C: how much of each leaf (column) is in each value with independent noise (rows)."""
-    releases, kind = plan.releases, plan.release
+def strategy(plan: Any, reports: int | None = None) -> np.ndarray:
+    """Return C: how much of each leaf (column) is in each value with independent noise (rows).
+
+    Of the first ``reports`` releases, or of all.
+    """
+    releases, kind = reports or plan.releases, plan.release
     if kind == "tree":
         return tree_rows(releases)
     if kind == "honaker":
         return honaker_rows(releases)
     if kind == "factorised":
-        return encoder_of(np.array(plan.factor.matrix))
+        return encoder_of(np.array(plan.factor.matrix))[:releases, :releases]
     if kind == "toeplitz":
-        return toeplitz(np.array(plan.coefficients))
+        return toeplitz(np.array(plan.coefficients))[:releases, :releases]
     if kind == "buffered":
         direct, *pairs = np.array(plan.coefficients).tolist()
         lags = np.arange(releases)
@@ -230,10 +233,13 @@ def _bounds(plan: Any) -> tuple:
     return (clip.feature, clip.low, clip.high, clip.constant, clip.centre, free)
 
 
-def linear_mu(plan: Any, relation: str = "replace", honest: int | None = None) -> float:
+def linear_mu(
+    plan: Any, relation: str = "replace", honest: int | None = None, reports: int | None = None
+) -> float:
     """GDP parameter of all that a linear plan's parties release about one user.
 
     honest: how many silos' shares of a secure sum are counted; default those that are trusted.
+    reports: how many reports the user's silo makes, if silos have their own clocks; default all.
     Binomial noise is taken for Gaussian noise of its variance, which is a little less private than
     it at no epsilon.
 
@@ -264,7 +270,7 @@ def linear_mu(plan: Any, relation: str = "replace", honest: int | None = None) -
         return math.inf
     least = min(plan.silo_noise, default=1.0)
     stds = tuple(least * std for std in plan.noise_std.parts)
-    return worst_mu(stds, bounds, pairs_of(strategy(plan)), relation)
+    return worst_mu(stds, bounds, pairs_of(strategy(plan, reports)), relation)
 
 
 def _bit_rows(plan: Any) -> np.ndarray:

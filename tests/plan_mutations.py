@@ -107,6 +107,8 @@ def spec_of(kind: str) -> dict[str, Any]:
         return spec
     if kind == "silo-ldp factorised":
         return federation.spec(system={"batch_size": 5, "release": "factorised"})
+    if kind == "silo-ldp clocks":
+        return federation.clocked_spec({"rates": [0.5]})
     if kind == "extended":
         return {
             "system": {"horizon": 10, "batch_size": 5, **budget},
@@ -896,6 +898,10 @@ def check_parties(plan: plans.DeployedPlan, fields: list[Any]) -> None:
     if not 1 <= fields[AT["least"]] <= len(silos):
         raise Broken(f"a set may have {fields[AT['least']]} of {len(silos)} silos")
     releases = getattr(executed, "releases", None)
+    if plan.clocks is not None:
+        if max(len(plan.calendar_of(i).closes) for i in range(len(silos))) != releases:
+            raise Broken(f"{releases} reports of a silo are accounted for")
+        releases = len(plan.clocks.ticks)
     if plan.kind.linear and releases != len(closes):
         raise Broken(f"{releases} releases are accounted for, {len(closes)} periods close")
     if list(document.calendar.closes) != closes or closes != sorted(set(closes)):
@@ -1133,6 +1139,9 @@ def check_also(plan: plans.DeployedPlan, entry: Any, own: float) -> None:
         wanted = gaussian_epsilon(math.sqrt(squares), delta)
     elif entry.model.startswith("silo-level local: the server and all other silos"):
         wanted = gaussian_epsilon(linear_mu(plan.executed, entry.relation, honest=1), delta)
+    elif reports := re.search(r"users of silos? .*, with (\d+) reports?$", entry.model):
+        mu = linear_mu(plan.executed, entry.relation, reports=int(reports[1]))
+        wanted = gaussian_epsilon(mu, delta)
     else:
         raise Broken(f"nothing is known of {entry.model!r}")
     if certified < wanted * (1.0 - BELOW):

@@ -20,7 +20,20 @@ from random import Random
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from exchanges import ExpertWorld, small_plan
-from federation import BITS, MASKED_BITS, MASKS, PATIENT, WORDS, Violation, World, deployed, quickly
+from federation import (
+    BITS,
+    MASKED_BITS,
+    MASKS,
+    PATIENT,
+    TICK,
+    WORDS,
+    ClockedWorld,
+    Violation,
+    World,
+    clocked,
+    deployed,
+    quickly,
+)
 
 from fastfed._random import SystemNoise
 from fastfed.deployment.experts import ExpertHub, ExpertSilo, SparseHub, SparseSilo
@@ -62,12 +75,24 @@ FAULTS = ("kills", "silos put back", "hub put back")
 MORE = 1_000_000
 #: Seeds from here on also draw plans of bits, `WITHOUT_BATCHES`, and silos that erase old records.
 ALL = 10_000_000
+#: Seeds from here on draw only `CLOCKS`, plans whose silos report on their own clocks.
+OWN_CLOCKS = 20_000_000
+CLOCKS = {
+    "clocks, equal": ({}, "silo-ldp", {}),
+    "clocks, one is slow": ({"rates": [0.5]}, "silo-ldp", {}),
+    "clocks, all differ": ({"rates": [1.0, 0.8, 0.4]}, "silo-ldp", {"release": "toeplitz"}),
+    "clocks, one leaves, one is late": ({"asleep": [[0, 5], [2, 1, 4]]}, "silo-ldp-prefix", {}),
+    "clocks, calendars": ({"by": "ticks", "asleep": [[1, 3, 6]]}, "silo-ldp", {}),
+    "clocks, capped": ({"rates": [0.7]}, "silo-ldp", {"release": "honaker"}),
+}
 YEARS = 10 * 365 * 86_400.0
 
 
 def chosen(seed: int) -> tuple[str, str, dict, dict]:
     """Return plan, faults, tables of the spec and keys of the world of one schedule."""
     rng = Random(f"schedule {seed}")
+    if seed >= OWN_CLOCKS:
+        return chosen_with_clocks(rng)
     names = [name for name in PLANS if seed >= ALL or PLANS[name][0] != BITS]
     name, faults = rng.choice(names + list(WITHOUT_BATCHES) * (seed >= ALL)), rng.choice(FAULTS)
     protocol, more = PLANS.get(name, (name, {}))
@@ -97,6 +122,29 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
     return name, faults, tables, keys
 
 
+def chosen_with_clocks(rng: Random) -> tuple[str, str, dict, dict]:
+    """Return what `chosen` returns, for plans with clocks."""
+    name, faults = rng.choice(list(CLOCKS)), rng.choice(FAULTS)
+    tables: dict = {"batches": rng.choice((3, 4))}
+    keys = {
+        "kill": rng.choice((0.0, 0.01, 0.03, 0.1, 0.2)),
+        "stride": rng.choice((10.0, 40.0)),
+        "versions": 0.02,
+        "erase": rng.choice((0.0, 0.1)),
+    }
+    if name == "clocks, capped":
+        tables["federation"] = {"name": "tests", "influence": 1.0}
+    if faults != "hub put back" and rng.random() < 0.5:
+        keys["skew"] = rng.choice((30.0, 300.0, 86_400.0, YEARS))
+    if faults == "silos put back":
+        keys["restore"] = 0.5
+    if faults == "hub put back":
+        keys |= {"hub_restore": 0.7, "kill": rng.choice((0.0, 0.03, 0.1))}
+        calendar = {name: value for name, value in PATIENT.items() if name != "period"}
+        tables["calendar"] = {**calendar, "round": TICK}
+    return name, faults, tables, keys
+
+
 def run(seed: int) -> tuple[Counter, str]:
     """Run one schedule; return what it did, and what broke."""
     with quickly():
@@ -110,6 +158,9 @@ def drawn(seed: int) -> tuple[Counter, str]:
         kind, silo, hub = WITHOUT_BATCHES[name]
         plan = small_plan(name, **{k: tables[k] for k in ("federation", "calendar") if k in tables})
         world = kind(plan, seed, kinds={"silo": silo, "hub": hub}, **keys)
+    elif name in CLOCKS:
+        clock, protocol, system = CLOCKS[name]
+        world = ClockedWorld(clocked(clock, protocol, system=system, **tables), seed, **keys)
     else:
         world = World(deployed(PLANS[name][0], **tables), seed, **keys)
     did: Counter = Counter({"schedules": 1, f"plan {name}": 1, f"with {faults}": 1})
@@ -139,6 +190,7 @@ def drawn(seed: int) -> tuple[Counter, str]:
             "erased records": world.erased,
             "reports": len(world.reports),
             "releases": len(world.broadcasts),
+            "views with late reports": getattr(world, "late", 0),
             "sets with silos left out": sum(
                 len(entries) < world.plan.plan.silos for entries in world.sets.values()
             ),

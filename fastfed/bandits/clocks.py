@@ -1,4 +1,4 @@
-"""Silos on their own clocks in a simulation: the key ``clock`` (docs/clocks.md)."""
+"""Silos on their own clocks: the key ``clock`` (docs/clocks.md)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Largest number of silos times ticks; the clocks take a few bytes for each.
 MOST_TICKS = 2**27
+#: The same for a plan file, which each party reads whenever it starts.
+MOST_DEPLOYED_TICKS = 2**24
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,12 +155,43 @@ def check_private_clock(config: PrivateConfig) -> None:
 
 
 def refuse_clock(clock: object) -> None:
-    """Raise InputError for a deployment with the key ``clock``, unless it is None."""
+    """Raise InputError for step objects with the key ``clock``, unless it is None."""
     if clock is not None:
         raise InputError(
-            "clock is a key of simulations: in a deployment all silos follow one calendar, got "
-            f"{show(clock)}"
+            "clock is a key of simulations and of plan files (`fastfed deploy new`): a program "
+            f"that calls the parties itself has no clock to follow, got {show(clock)}"
         )
+
+
+def deployed_clocks(config: ClockConfig, problem: ProblemSpec) -> Clocks:
+    """Return the clocks of a deployment, whose ticks are moments of its calendar.
+
+    Raises
+    ------
+    InputError
+        If silos would wait for each other, if a silo never reports, or if there are too many ticks.
+    """
+    assert config.clock is not None
+    if config.clock.wait:
+        raise InputError(
+            "clock.wait must be false in a deployment: without the key clock all silos close their "
+            "batches together"
+        )
+    if problem.silos == 1:
+        raise InputError("clock needs two silos or more: a single silo waits for nobody")
+    if problem.silos * problem.horizon > MOST_DEPLOYED_TICKS:
+        raise InputError(
+            f"clock needs silos times system.horizon of at most {MOST_DEPLOYED_TICKS} in a "
+            f"deployment, got {problem.silos * problem.horizon}: choose longer ticks"
+        )
+    clocks = config.clock.clocks(shared_batches(config, problem), problem)
+    for silo, reports in enumerate(clocks.reports_of_silos):
+        if not reports:
+            raise InputError(
+                f"clock must let each silo close a batch within system.horizon, got no batch of "
+                f"silo {silo}"
+            )
+    return clocks
 
 
 def clocks_of(config: ClockConfig, problem: ProblemSpec) -> Clocks | None:

@@ -394,7 +394,11 @@ def say_if_over(plan: Any) -> None:
 @click.argument("spec", type=FILE)
 @click.argument("plan", type=click.Path(dir_okay=False, path_type=Path))
 def new(spec: Path, plan: Path) -> None:
-    """Compile a SPEC (TOML) to the file PLAN, which all parties then verify."""
+    """Compile a SPEC (TOML) to the file PLAN, which all parties then verify.
+
+    If the plan has the key clock, each silo's number of reports and their dates are printed.
+    """
+    from fastfed.deployment.observe import utc
     from fastfed.deployment.plans import compile_plan
 
     if plan.exists():
@@ -402,6 +406,10 @@ def new(spec: Path, plan: Path) -> None:
     compiled_plan = compiled(spec, compile_plan)
     say_if_over(compiled_plan)
     compiled_plan.save(plan)
+    if compiled_plan.clocks is not None:
+        for index, name in enumerate(compiled_plan.silos):
+            closes = compiled_plan.calendar_of(index).closes
+            say(f"{name}: {len(closes)} reports, from {utc(closes[0])} to {utc(closes[-1])}")
     click.echo(f"plan {compiled_plan.digest.hex()}")
     click.echo(str(compiled_plan.certificate), nl=False)
 
@@ -488,7 +496,8 @@ def join(
 @deploy.command()
 @click.argument("plan", type=FILE)
 @click.argument("source", type=FILE)
-def check(plan: Path, source: Path) -> None:
+@click.option("--silo", help="Name of the silo, for plans with the key clock.")
+def check(plan: Path, source: Path, silo: str | None) -> None:
     """Report whether the table of a SOURCE (TOML) fits PLAN, and how many rows would be used."""
     from fastfed.deployment.data import load_source, surveyed
     from fastfed.deployment.plans import load
@@ -496,11 +505,9 @@ def check(plan: Path, source: Path) -> None:
 
     loaded_plan, loaded_source = load(plan), load_source(source)
     fitting, problems = surveyed(loaded_source, loaded_plan.document.schema)
-    click.echo(
-        json.dumps(
-            survey(loaded_plan, loaded_source, fitting) | {"refused": len(problems)}, indent=2
-        )
-    )
+    index = None if silo is None else loaded_plan.index(silo)
+    counts = survey(loaded_plan, loaded_source, fitting, index)
+    click.echo(json.dumps(counts | {"refused": len(problems)}, indent=2))
     if problems:
         rows = "\n".join(problems[:5])
         raise RunFailed(f"{len(problems)} rows do not fit; the first are\n{rows}")
@@ -600,7 +607,10 @@ def export(folder: Path, output: Path | None) -> None:
 @click.option("--system", default="private-fedlinucb", help="System; also feducb, robin, ...")
 @click.option("--protocol", default="silo-ldp", help="Protocol of private-fedlinucb.")
 @click.option("--sum", "hidden", help="For hidden sums: shares (with a helper) or masks.")
-def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) -> None:
+@click.option("--own-clocks", is_flag=True, help="One silo reports half as often; nobody waits.")
+def demo(
+    folder: Path | None, system: str, protocol: str, hidden: str | None, own_clocks: bool
+) -> None:
     """Run a hub and three silos as processes, kill them, and compare with an undisturbed run.
 
     One silo is also restored from an old backup, and one of its messages is replayed. Each party
@@ -613,7 +623,7 @@ def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) ->
         home.mkdir(parents=True, exist_ok=True)
         if any(home.iterdir()):
             raise InputError(f"{home} is not empty: choose a new folder for the demo")
-        result = demonstration.run(home, click.echo, protocol, hidden, system)
+        result = demonstration.run(home, click.echo, protocol, hidden, system, own_clocks)
     click.echo(json.dumps(result, indent=2))
     if not result["same"]:
         raise RunFailed("the model differs from the model of the undisturbed run")

@@ -198,8 +198,8 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
             return model_of(silo.party)
     if path == "/broadcast":
         with silo.turn():
-            last = silo.party.broadcasts.get(silo.party.model.release, b"")
-            return {"release": silo.party.model.release, "broadcast": last.hex()}
+            last = silo.party.broadcasts.get(silo.party.released, b"")
+            return {"release": silo.party.released, "broadcast": last.hex()}
     if path == "/recover":
         silo.recover()
     elif path == "/leave":

@@ -25,7 +25,7 @@ from fastfed.privacy.releases.prefix_sums import Factor
 #: rounded to a grid of 2^-24, and two libraries may round to neighbouring grid points.
 ROUNDING = 2.0**-20
 #: Fields that are copied from the choices, so that stored and derived numbers must be equal.
-CHOSEN = frozenset({"clip", "budget"})
+CHOSEN = frozenset({"clip", "budget", "clocks"})
 #: Fields whose integers are rounded real numbers -> the smallest difference that is allowed.
 ROUNDED = {"factor": 1, "trials": 2}
 #: Numbers that only plan files of earlier versions have, and numbers that these files lack. They

@@ -41,6 +41,8 @@ from fastfed.deployment.sums import Helper
 
 SILOS, RELEASES, PATIENTS, PERIOD, DIMENSION = ("north", "east", "south"), 4, 3, 10, 3
 EPSILON, DELTA = 2.0, 1e-6
+#: Users per tick of the silos, if they report on their own clocks.
+SLOW = [1.0, 1.0, 0.5]
 BACKUP, REFUSED = "backup", "refused"
 TOO_BUSY = "this machine is too busy for the demonstration's calendar, try again"
 
@@ -128,6 +130,7 @@ def made_plan(
     period: int = PERIOD,
     room: int = 1,
     system: str = SYSTEMS[0],
+    own_clocks: bool = False,
 ) -> DeployedPlan:
     """Create the folders and keys of all parties, and the plan, which all parties countersign.
 
@@ -137,7 +140,7 @@ def made_plan(
         The folder in which each party gets a folder.
     start, period : int
         Start of the calendar in seconds since 1970, and seconds of one period.
-    protocol, hidden, system
+    protocol, hidden, system, own_clocks
         As in `run`.
     room : int
         The horizon of the plan is ``room`` times the number of patients of a silo.
@@ -150,6 +153,14 @@ def made_plan(
             system_settings |= {"protects": "reward"}
     elif protocol != SUPPORTED[0]:
         raise InputError(f"{system} has no choice of protocols; leave protocol out")
+    if own_clocks:
+        system_settings = system_settings | {"clock": {"rates": SLOW}}
+        # A batch has as many ticks as a silo has patients in a period.
+        calendar = {"round": period // (PATIENTS * room)}
+        federation: dict[str, Any] = {}
+    else:
+        calendar = {"period": period}
+        federation = {"least": len(SILOS) if protocol in ADDED_UP else 2}
     experts = system in ("fed-svt", "fed-dp-ope-stoch")
     low = 0.0 if experts else -0.5
     has_helper = protocol in ADDED_UP and hidden != "masks"
@@ -157,7 +168,7 @@ def made_plan(
     keys = {name: folders.make_keys(home / name) for name in names}
     plan = compile_plan(
         {
-            "federation": {"name": "demo", "least": len(SILOS) if protocol in ADDED_UP else 2}
+            "federation": {"name": "demo", **federation}
             | ({} if hidden is None else {"sum": hidden}),
             "system": {
                 "algorithm": system,
@@ -166,7 +177,7 @@ def made_plan(
                 "delta": DELTA,
                 **system_settings,
             },
-            "calendar": {"start": start, "period": period, "grace": 600, "reward_deadline": 600},
+            "calendar": {"start": start, **calendar, "grace": 600, "reward_deadline": 600},
             "columns": [{"name": f"x{i}", "low": low, "high": low + 1.0} for i in range(DIMENSION)],
             "silos": [{"name": name, **keys[name]} for name in SILOS],
             "hub": keys["hub"],
@@ -198,6 +209,7 @@ def run(
     protocol: str = SUPPORTED[0],
     hidden: str | None = None,
     system: str = SYSTEMS[0],
+    own_clocks: bool = False,
 ) -> dict[str, Any]:
     """Run the demonstration in a folder, which must be new or empty.
 
@@ -212,6 +224,8 @@ def run(
         How reports are hidden, for protocols with secure sums.
     system : str
         The system that is deployed.
+    own_clocks : bool
+        True if the last silo reports half as often as the others, which do not wait for it.
 
     Returns
     -------
@@ -224,7 +238,9 @@ def run(
     needed = time_to_start()
     # On an idle machine a process starts in about a second, and PERIOD is long enough.
     period, start = max(PERIOD, math.ceil(8.0 * needed) + 2), int(time.time() + 2.0 * needed) + 2
-    plan = made_plan(home, start, protocol, hidden, period, system=system)
+    # With clocks a period has `PATIENTS` ticks of whole seconds.
+    period += -period % PATIENTS if own_clocks else 0
+    plan = made_plan(home, start, protocol, hidden, period, system=system, own_clocks=own_clocks)
     address, closes = f"http://127.0.0.1:{free_port()}", plan.document.calendar.closes
     clients = [Client(home / name / folders.SOCKET) for name in SILOS]
     children = [Child("hub", "serve", str(home / "hub"), "--port", address.rpartition(":")[2])]
@@ -269,9 +285,10 @@ def run(
                 time.sleep(float(rng.uniform(0.0, 0.3)))
                 children[index].kill()
             status = insist(lambda: clients[0].call("status"), close + 60)
+            model = f"{'view' if own_clocks else 'release'} {status['model']}"
             say(
-                f"period {k + 1} of {len(closes)}: closed; silo {SILOS[0]} acts on release "
-                f"{status['model']}; killed {', '.join(children[index].name for index in victims)}"
+                f"period {k + 1} of {len(closes)}: closed; silo {SILOS[0]} acts on {model}; "
+                f"killed {', '.join(children[index].name for index in victims)}"
             )
         thetas = [_caught_up(client, len(closes), time.time() + 60)["theta"] for client in clients]
     finally:
@@ -388,7 +405,7 @@ def _caught_up(client: Client, release: int, until: float) -> dict[str, Any]:
     """Wait until a silo has the model of a release; return its status."""
     while True:
         status = insist(lambda: client.call("status"), until)
-        if status["model"] >= release:
+        if status.get("views", status["model"]) >= release:
             return status
         if time.time() > until:
             raise InputError(f"silo {status['silo']} has not received release {release}")

@@ -511,6 +511,9 @@ def _earlier_tables(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, 
     """
     document = earlier.document
     federation = {"name": document.name, "least": document.least, "explore": document.explore}
+    if earlier.clocks is not None or "clock" in new.get("system", {}):
+        # With and without clocks, `least` has different defaults.
+        del federation["least"]
     federation |= {} if document.influence is None else {"influence": document.influence}
     federation |= {"sum": "masks"} if earlier.masked else {}
     schema = tables_of_schema(document.schema)

@@ -19,11 +19,11 @@ import numpy as np
 from fastfed._kernels import aggregation
 from fastfed._validate import InputError, number
 from fastfed.bandits.linucb import Estimate
-from fastfed.deployment.model import diagonal
+from fastfed.deployment.model import diagonal, report_variance
 from fastfed.deployment.wire import Refused
 from fastfed.privacy.mechanisms.binomial_tree import VARIANCE
 from fastfed.protocols.account import bounds
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import ClockedPlan, Plan
 from fastfed.protocols.protocol import SEND_NOISY_NODE
 from fastfed.protocols.release import fixed_point, prefix_noise, spread
 from fastfed.protocols.vector_sum import encoding_of
@@ -86,10 +86,9 @@ def nodes_of(plan: Plan, release: int) -> list[int]:
 
 def noise_squares(plan: Plan, release: int) -> float:
     """Return the noise variance of one report, divided by the noise variance of one node."""
-    prefix = prefix_noise(plan)
-    if prefix is not None:
-        return float(sum(c * c for c in prefix.terms(release).values()))
-    return float(release.bit_count()) if _by_prefix(plan) else 1.0
+    if prefix_noise(plan) is None and not _by_prefix(plan):
+        return 1.0
+    return report_variance(plan, release)
 
 
 def _by_prefix(plan: Plan) -> bool:
@@ -237,6 +236,23 @@ class Fit(NamedTuple):
     sees_surely: float
 
 
+class Side(NamedTuple):
+    """The data of one side of the test of `Alarm`.
+
+    Parameters
+    ----------
+    sums : ndarray, shape (s,)
+    rounds : int
+        Number of rounds of all silos of this side.
+    variance : float
+        Noise variance of the sums, in units of one node's noise variance.
+    """
+
+    sums: np.ndarray
+    rounds: int
+    variance: float
+
+
 class Alarm:
     """Test after each release whether a silo and all other silos can have the same theta.
 
@@ -270,7 +286,8 @@ class Alarm:
 
     def __init__(self, plan: Plan, false_alarms: float = FALSE_ALARMS) -> None:
         self._plan, d = plan, plan.dimension
-        t = math.log(plan.silos * max(1, plan.releases) / false_alarms)
+        releases = len(plan.clocks.ticks) if isinstance(plan, ClockedPlan) else plan.releases
+        t = math.log(plan.silos * max(1, releases) / false_alarms)
         #: An alarm is raised about a silo whose score is above this.
         self.threshold = 2 * d + 2.0 * math.sqrt(2 * d * t) + 2.0 * t
 
@@ -283,26 +300,51 @@ class Alarm:
         sets : mapping of int to mapping of int to ndarray
             Release -> silo -> report (s,), for the silos in that release's set.
         """
-        nodes = nodes_of(self._plan, release)
-        # Silo -> its prefix sums up to the release, and their noise variance in units of one node.
-        by_silo: dict[int, tuple[np.ndarray, float]] = {}
-        for node in nodes:
-            squares = noise_squares(self._plan, node)
+        by_silo: dict[int, Side] = {}
+        for node in nodes_of(self._plan, release):
             for silo, values in sets[node].items():
-                sums, variance = by_silo.get(silo, (np.zeros_like(values), 0.0))
-                scale = self._plan.noise_scale[silo]
-                by_silo[silo] = sums + values, variance + squares * scale * scale
-        rounds = self._plan.end(release)
-        all_sums = np.sum([sums for sums, _ in by_silo.values()], axis=0)
-        all_variance = sum(silo_variance for _, silo_variance in by_silo.values())
+                variance = self._variance(silo, node)
+                if silo in by_silo:
+                    sums, _, earlier_variance = by_silo[silo]
+                    values, variance = sums + values, earlier_variance + variance
+                by_silo[silo] = Side(values, self._plan.end(release), variance)
+        yield from self._fits(release, by_silo)
+
+    def fits_of_view(
+        self, view: int, reports: Mapping[int, tuple[int, np.ndarray]]
+    ) -> Iterator[Fit]:
+        """Yield, for each silo of a view, how well it fits the other silos.
+
+        Parameters
+        ----------
+        view : int
+        reports : mapping of int to (int, ndarray)
+            Silo -> number and values (s,) of its report in the view.
+        """
+        by_silo = {
+            silo: Side(values, self._plan.end(number), self._variance(silo, number))
+            for silo, (number, values) in reports.items()
+        }
+        yield from self._fits(view, by_silo)
+
+    def _variance(self, silo: int, release: int) -> float:
+        """Return the noise variance of one report of a silo, in units of one node's variance."""
+        scale = self._plan.noise_scale[silo]
+        return noise_squares(self._plan, release) * scale * scale
+
+    def _fits(self, release: int, by_silo: Mapping[int, Side]) -> Iterator[Fit]:
+        """Yield how well each silo's prefix sums fit the other silos' prefix sums."""
         if len(by_silo) < 2:
             return
+        all_sums = np.sum([side.sums for side in by_silo.values()], axis=0)
+        all_rounds = sum(side.rounds for side in by_silo.values())
+        all_variance = sum(side.variance for side in by_silo.values())
         theta = self._theta(all_sums, release)
-        for silo, (silo_sums, silo_variance) in sorted(by_silo.items()):
-            other_sums = all_sums - silo_sums
+        for silo, side in sorted(by_silo.items()):
+            other_sums = all_sums - side.sums
             sides = [
-                (silo_sums, rounds, silo_variance),
-                (other_sums, rounds * (len(by_silo) - 1), all_variance - silo_variance),
+                side,
+                Side(other_sums, all_rounds - side.rounds, all_variance - side.variance),
             ]
             theta_shift = theta - self._theta(other_sums, release)
             yield Fit(silo, float(np.linalg.norm(theta_shift)), *self._score(sides))
@@ -312,14 +354,8 @@ class Alarm:
         misfits = [fit for fit in fits if fit.score > self.threshold]
         return max(misfits, key=lambda fit: fit.score, default=None)
 
-    def _score(
-        self, sides: Sequence[tuple[np.ndarray, float, float]]
-    ) -> tuple[float, float, float]:
-        """Compute `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides.
-
-        A side is a tuple: sums (s,), number of rounds, and noise variance in units of one node's
-        noise variance.
-        """
+    def _score(self, sides: Sequence[Side]) -> tuple[float, float, float]:
+        """Compute `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides."""
         plan, d = self._plan, self._plan.dimension
         feature, _ = bounds(plan)
         low, high = (0.0, 1.0) if plan.clip is None else plan.clip.centred

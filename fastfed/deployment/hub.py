@@ -251,7 +251,7 @@ class Hub(Speaker):
             The last release that the silo has. By default the hub's last release.
         """
         released = len(self.broadcasts)
-        first = 1 + (released if after is None else min(after, released))
+        first = 1 + self._last_report_in(released if after is None else min(after, released), silo)
         complete = {
             k: digest(self.reports[k, silo])
             for k in range(first, self._last_reported + 1)
@@ -265,8 +265,8 @@ class Hub(Speaker):
     def _store_report(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Check and store a silo's report; raise an alarm if the silo has sent a different one."""
         release, label = envelope.release, f"report {envelope.release} of {envelope.sender}"
-        if not 1 <= release <= self.plan.releases:
-            raise Refused(f"{label} must be of release 1..{self.plan.releases}")
+        if not 1 <= release <= self._most_reports(silo):
+            raise Refused(f"{label} must be of release 1..{self._most_reports(silo)}")
         previous = self.reports.get((release, silo))
         if previous is not None:
             if previous == data:
@@ -297,7 +297,7 @@ class Hub(Speaker):
             f"what {envelope.sender} has seen at release {envelope.release}",
         )
         body = self.wire.body(envelope, wire.Seen)
-        if not 1 <= release <= self.plan.releases or not 0 <= body.last < release:
+        if not 1 <= release <= self._most_reports(silo) or not self._may_have_seen(body, release):
             raise Refused(f"{label} must be of a release of the plan, after a broadcast before it")
         if len(body.report) != KEY or len(body.head) != (KEY if body.last else 0):
             raise Refused(f"{label} must have digests of {KEY} bytes")
@@ -306,6 +306,22 @@ class Hub(Speaker):
         if (release, silo) in self.seen:
             return Step((), (self._receipt_message(silo),))
         return Step((Write("seen", f"{release}/{silo}", data),))
+
+    def _most_reports(self, silo: int) -> int:
+        """Return the number of reports that a silo makes in the whole plan."""
+        return self.plan.releases
+
+    def _may_have_seen(self, body: wire.Seen, release: int) -> bool:
+        """Return True if a silo may have the broadcast that its `Seen` of a release states."""
+        return 0 <= body.last < release
+
+    def _last_report_in(self, release: int, silo: int) -> int:
+        """Return the number of a silo's last report that a broadcast may contain."""
+        return release
+
+    def _number(self, release: int, entry: wire.Entry) -> int:
+        """Return the number of the report that an entry of a release's set is about."""
+        return release
 
     def _has_reported(self, release: int, silo: int) -> bool:
         """Return True if the hub has a silo's report of a release and the matching `Seen`."""
@@ -322,7 +338,11 @@ class Hub(Speaker):
     def _news_message(self, silo: str, release: int, broadcast: bytes) -> Message:
         """Make a broadcast message to one silo, with the `Seen` of every silo in the set."""
         entries = self.sets[release].entries
-        seen = tuple(self.seen.get((release, entry.silo), b"") for entry in entries)
+        numbers = (self._number(release, entry) for entry in entries)
+        seen = tuple(
+            self.seen.get((number, entry.silo), b"")
+            for number, entry in zip(numbers, entries, strict=True)
+        )
         return Message(silo, self.signed(release, wire.News(broadcast, seen)))
 
     def _decrypt_report(self, envelope: Envelope, who: str) -> np.ndarray:
@@ -405,7 +425,7 @@ class Hub(Speaker):
         The hub opens the same set again when all reports of the set have arrived again.
         """
         release = envelope.release
-        if envelope.sender != self.name or not 1 <= release <= self.plan.releases:
+        if envelope.sender != self.name or not 1 <= release <= self.deployed.exchanges:
             raise Refused(f"a broadcast must be one of {self.name} itself, got {envelope.sender}'s")
         body = self.wire.body(envelope, Broadcast)
         check_entries(body.entries, self.plan.silos, f"broadcast {release}")
@@ -432,7 +452,7 @@ class Hub(Speaker):
         if self.ended:
             return Step()
         release = len(self.broadcasts) + 1
-        if release > self.plan.releases:
+        if release > self.deployed.exchanges:
             return Step()
         if release not in self.sets:
             if release in self._lost_broadcasts or release in self._lost_sets:
@@ -483,10 +503,12 @@ class Hub(Speaker):
         if self._detector is None or not release:
             return []
         if release not in self._fits_cache:
-            self._fits_cache = {
-                release: list(self._detector.fits(release, self._reports_by_release(release)))
-            }
+            self._fits_cache = {release: self._computed_fits(self._detector, release)}
         return self._fits_cache[release]
+
+    def _computed_fits(self, detector: Alarm, release: int) -> list[Fit]:
+        """Compute what `_fits` returns."""
+        return list(detector.fits(release, self._reports_by_release(release)))
 
     def _reports_by_release(self, release: int) -> dict[int, dict[int, np.ndarray]]:
         """Return the values of the reports that make up the sums of a release, before capping.
@@ -508,8 +530,7 @@ class Hub(Speaker):
             entries = self.wire.body(
                 self.wire.read(self._lost_broadcasts[release]), Broadcast
             ).entries
-        complete = (self._is_complete(release, e.silo, e.digest) for e in entries)
-        if not entries or not all(complete):
+        if not all(self._is_complete(self._number(release, e), e.silo, e.digest) for e in entries):
             return Step()
         return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
@@ -589,11 +610,14 @@ class Hub(Speaker):
             opened_set = self.sets[release]
             previous_digest = digest(self.broadcasts[release - 1]) if release > 1 else b""
             values = packed(self._compute_release(release, opened_set))
-            body = Broadcast(
-                values, opened_set.entries, previous_digest, self.answers.get(release, b"")
-            )
-            self._broadcast_cache = {release: self.signed(release, body)}
+            answer = self.answers.get(release, b"")
+            body = Broadcast(values, opened_set.entries, previous_digest, answer)
+            self._broadcast_cache = {release: self.signed(release, self._body(release, body))}
         return self._broadcast_cache[release]
+
+    def _body(self, release: int, body: Broadcast) -> Broadcast:
+        """Return the body of a broadcast as this kind of plan sends it."""
+        return body
 
     def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
         """Compute the released statistics (s,) from the reports of a set.
@@ -680,7 +704,8 @@ class Hub(Speaker):
         elif kind == "set":
             self.sets[int(key)] = opened_set = self.wire.body(self.wire.read(value), Opened)
             for entry in opened_set.entries:
-                if digest(self.reports.get((int(key), entry.silo), b"")) != entry.digest:
+                report = self.reports.get((self._number(int(key), entry), entry.silo), b"")
+                if digest(report) != entry.digest:
                     raise BrokenLog(
                         f"the set of release {key} holds a report that is not in the log"
                     )
@@ -712,7 +737,7 @@ class Hub(Speaker):
         """Return what the hub waits for at time ``now``, as a row of `progress.WAITS`."""
         release, document = len(self.broadcasts) + 1, self.deployed.document
         names, helper = self.deployed.silos, document.helper
-        if self.ended or release > self.plan.releases:
+        if self.ended or release > self.deployed.exchanges:
             return waiting("hub", "ended" if self.ended else "over", 0, None)
         close = float(document.calendar.closes[release - 1])
         since = close if self._first_join is None else max(close, self._first_join)
@@ -749,14 +774,14 @@ class Hub(Speaker):
         If ``now`` (seconds since 1970) is given, the key ``waits`` says what the hub waits for.
         """
         release = len(self.broadcasts) + 1
-        waits = release <= self.plan.releases and not self.ended
+        waits = release <= self.deployed.exchanges and not self.ended
         names = self.deployed.silos
         return {
             "plan": self.deployed.digest.hex(),
             "joined": sorted(self.joined),
             "left": [names[i] for i in sorted(self.left_silos)],
             "released": len(self.broadcasts),
-            "releases": self.plan.releases,
+            "releases": self.deployed.exchanges,
             "next_close": self.deployed.document.calendar.closes[release - 1] if waits else None,
             "waiting_for": [names[i] for i in self._missing(release)] if waits else [],
             "alarms": list(self.alarms),
@@ -773,6 +798,10 @@ class Hub(Speaker):
             name: next((k for k in releases if (k, i) in self.reports), 0)
             for i, name in enumerate(self.deployed.silos)
         }
+
+    def silent(self, now: float) -> dict[str, float]:
+        """Return the silos that are silent while nobody waits for them: none in this plan."""
+        return {}
 
     def assume_presence(self) -> None:
         """Let a copy of this hub, which no party calls, answer `waits` as if all had called it."""

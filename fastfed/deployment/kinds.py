@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from fastfed._system import Algorithm, account
 from fastfed._validate import InputError, choice, integer, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
-from fastfed.bandits.clocks import refuse_clock
+from fastfed.bandits.clocks import deployed_clocks
 from fastfed.bandits.delays import refuse_delay
 from fastfed.bandits.system import Config
 from fastfed.deployment import charges
@@ -33,7 +33,7 @@ from fastfed.privacy.account import (
     released,
 )
 from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
-from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.plan import ClockedPlan, Plan, check_plan
 from fastfed.protocols.protocol import statistic_size
 from fastfed.protocols.serverless import PhasePlan
 
@@ -326,11 +326,16 @@ def check_sum(way: Any, protocol: str, helper: bool) -> None:
 
 
 def check_least(plan: Plan, least: int, masked: bool) -> None:
-    """Raise InputError if ``least``, the minimum number of silos in a release, is too small.
+    """Raise InputError if ``least``, the minimum number of silos in a release, does not fit a plan.
 
     Masks cancel only in the sum over all silos. Noise bits have enough variance only if enough
-    silos contribute theirs.
+    silos contribute theirs. Silos on their own clocks may report alone.
     """
+    if isinstance(plan, ClockedPlan) and least != 1:
+        raise InputError(
+            "least must be 1 with clock, since no silo waits for another; leave it out, got "
+            f"{least}"
+        )
     if masked and least != plan.silos:
         raise InputError(
             f"least must be all {plan.silos} silos where sums are under masks, which cancel only "
@@ -435,6 +440,7 @@ LINEAR = Kind(
 #: Type of the plan -> its kind.
 KINDS: dict[type, Kind] = {
     Plan: LINEAR,
+    ClockedPlan: replace(LINEAR, silo="clocked.ClockedSilo", hub="clocked.ClockedHub"),
     PhasePlan: Kind(
         rounds=lambda plan: _imported("phases.rounds")(plan),
         # A message holds an estimate or a model, (d,).
@@ -509,17 +515,24 @@ def check_sizes(
     """Raise InputError if a plan is too large, before any array of its size is allocated.
 
     ``closes`` is the number of periods in a plan file's calendar, which must equal the number of
-    releases; None for a spec.
+    releases or, with ``clock``, of exchanges; None for a spec.
     """
     most = MOST_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
     integer("system.horizon", horizon, at_least=1, at_most=most)
     config = _entry(algorithm).check(keys)
     refuse_delay(getattr(config, "delay", None))
-    refuse_clock(getattr(config, "clock", None))
     # The number of releases, as far as it is known before the plan is built.
     releases = closes or 0
     if algorithm == "fed-svt":
         releases = max(releases, horizon // config.phase_length)
+    elif getattr(config, "clock", None) is not None:
+        clocks = deployed_clocks(config, problem_of(algorithm, silos, horizon, dimension))
+        releases = len(clocks.ticks)
+        if closes is not None and closes != releases:
+            raise InputError(
+                f"calendar must have {releases} closes, one for each exchange of the plan's clock, "
+                f"got {closes}"
+            )
     elif isinstance(config, Config) and algorithm != "robin":
         releases = _batches(config, problem_of(algorithm, silos, horizon, dimension))
         if releases and closes is not None and closes != releases:
@@ -636,14 +649,15 @@ def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, An
     """Return all keys of an algorithm with their values, including defaults, as plain data.
 
     A plan file stores all values, because defaults may change in a later version of fastfed. It
-    has no ``delay`` and no ``clock``, which are keys of simulations only.
+    has no ``delay``, which is a key of simulations only, and no ``clock`` if silos have none.
     """
     entry = _entry(algorithm)
     encoded = _CANONICAL.encode(msgspec.to_builtins(entry.settled(entry.check(keys), problem)))
     # Decode again, to get the values as from a plan file: tuples become lists.
     all_keys: dict[str, Any] = msgspec.msgpack.decode(encoded)
-    for key in ("delay", "clock"):
-        all_keys.pop(key, None)
+    all_keys.pop("delay", None)
+    if all_keys.get("clock") is None:
+        all_keys.pop("clock", None)
     return all_keys
 
 

@@ -12,9 +12,9 @@ stays at the silo.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -26,10 +26,11 @@ from fastfed.deployment.charges import charge_of
 from fastfed.deployment.kinds import Executed, acted_on
 from fastfed.deployment.ledger import epsilon_of_charges
 from fastfed.deployment.schema import Schema
-from fastfed.deployment.wire import Broadcast, check_entries
+from fastfed.deployment.wire import Broadcast, View, check_entries
 from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.privacy.certificate import Certificate, Guarantee, SideCertificate
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import ClockedPlan, Plan
+from fastfed.protocols.release import prefix_noise
 
 if TYPE_CHECKING:
     from fastfed.deployment.plans import DeployedPlan, Document
@@ -82,9 +83,14 @@ class Model(Acting):
     def adopt(self, values: np.ndarray, release: int) -> None:
         """Use the sums (s,) of a release from now on."""
         self._played = self._added(values, release)
-        self.release = release
-        # In a lazy plan the radius changes only at releases, so the round of the release is enough.
-        self.round = self.plan.end(release)
+        self.release, self.round = release, self._round_of(release)
+
+    def _round_of(self, release: int) -> int:
+        """Return a round in which the radius is that of a release: here the last of its batch.
+
+        The plans of deployments are lazy, so the radius changes only at releases.
+        """
+        return self.plan.end(release)
 
     def _added(self, values: np.ndarray, release: int) -> Played:
         """Compute the model from the sums (s,) of a release, plus the sums of the start."""
@@ -118,7 +124,7 @@ class Model(Acting):
     def _radius_at(self, release: int) -> float:
         """Compute the radius beta after a release."""
         saved = self.release, self.round
-        self.release, self.round = release, self.plan.end(release)
+        self.release, self.round = release, self._round_of(release)
         try:
             return self._radius()
         finally:
@@ -152,6 +158,66 @@ class Model(Acting):
         root = np.linalg.inv(self._played.estimate.w)
         gram: np.ndarray = root @ root.T
         return gram
+
+
+class ClockedModel(Model):
+    """Choose actions by the last view that contains a new report of this silo.
+
+    The plan's arrays have one entry for each view, computed for the reports that its clocks give.
+    If a report is late, a view has fewer reports. Its noise is then bounded by the planned bounds
+    times the ratio of the standard deviations, at the same failure probability: there are at most
+    as many views as planned, and when reports arrive does not depend on the noise.
+    """
+
+    def __init__(self, plan: ClockedPlan, start: Played | None = None) -> None:
+        self._planned = plan
+        super().__init__(plan, start)
+
+    def adopt_view(self, values: np.ndarray, view: int, numbers: Sequence[int]) -> None:
+        """Use the sums (s,) of a view, which contain ``numbers[i]`` reports of each silo i."""
+        self.plan = self._with_reports(view, numbers)
+        self.adopt(values, view)
+
+    def _round_of(self, release: int) -> int:
+        # The direct radius depends on the view only.
+        return 0
+
+    def _with_reports(self, view: int, numbers: Sequence[int]) -> Plan:
+        """Return the plan, with the numbers of one view for these reports."""
+        plan, radius = self._planned, self._planned.radius
+        planned_numbers = plan.clocks.reports[view].tolist()
+        if list(numbers) == planned_numbers:
+            return plan
+        ratio = math.sqrt(view_variance(plan, numbers) / view_variance(plan, planned_numbers))
+        error_bound, floor = radius.error_bound.copy(), radius.floor.copy()
+        regularizer = plan.regularizer.copy()
+        error_bound[view] *= ratio
+        if floor[view] > 0.0:
+            # The regularizer is the bound on the noise's operator norm plus the anchor.
+            bound = max(regularizer[view] - radius.anchor, 0.0)
+            regularizer[view] = floor[view] = radius.anchor + ratio * bound
+        return replace(
+            plan,
+            regularizer=regularizer,
+            radius=replace(radius, error_bound=error_bound, floor=floor),
+        )
+
+
+def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
+    """Return the noise variance of the sum of one report of each silo, in units of one node's.
+
+    ``numbers`` are the numbers of the reports; 0 for a silo without one.
+    """
+    reports = zip(numbers, plan.noise_scale, strict=True)
+    return math.fsum(scale**2 * report_variance(plan, k) for k, scale in reports if k)
+
+
+def report_variance(plan: Plan, release: int) -> float:
+    """Return the noise variance of one report of prefix sums, in units of one node's variance."""
+    prefix = prefix_noise(plan)
+    if prefix is None:
+        return float(release.bit_count())
+    return float(sum(c * c for c in prefix.terms(release).values()))
 
 
 def diagonal(dimension: int) -> np.ndarray:
@@ -350,7 +416,7 @@ def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
     envelope = earlier.wire.read(extends.start, ("broadcast",))
     if (
         envelope.sender != earlier.document.hub.name
-        or not 1 <= envelope.release <= earlier.plan.releases
+        or not 1 <= envelope.release <= earlier.exchanges
     ):
         raise InputError("the start must be a broadcast of the earlier plan's hub")
     body, source = earlier.wire.body(envelope, Broadcast), "the start"
@@ -361,8 +427,16 @@ def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
             f"least, got {len(body.entries)}"
         )
     model = acted_on(earlier)
-    model.adopt(earlier.wire.floats(body.values, source), envelope.release)
+    adopt_broadcast(model, earlier.wire.floats(body.values, source), envelope.release, body)
     return envelope.release, model
+
+
+def adopt_broadcast(model: Any, values: np.ndarray, release: int, body: Broadcast) -> None:
+    """Let a model use the values (s,) of a broadcast, whose body states what they are sums of."""
+    if isinstance(model, ClockedModel):
+        model.adopt_view(values, release, cast(View, body).numbers)
+    else:
+        model.adopt(values, release)
 
 
 def earlier_model(deployed: DeployedPlan) -> Any:
@@ -376,7 +450,10 @@ def earlier_model(deployed: DeployedPlan) -> Any:
 def model_at_start(deployed: DeployedPlan) -> Model:
     """Create the model by which a linear bandit's silo chooses actions before the first release."""
     before = earlier_model(deployed)
-    return Model(deployed.plan, before.played if before is not None else None)
+    start = before.played if before is not None else None
+    if isinstance(deployed.plan, ClockedPlan):
+        return ClockedModel(deployed.plan, start)
+    return Model(deployed.plan, start)
 
 
 def plan_depth(deployed: DeployedPlan) -> int:
@@ -490,7 +567,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         "federation": document.name,
         "plan": party.deployed.digest.hex(),
         "release": party.model.release,
-        "releases": party.plan.releases,
+        "releases": party.deployed.exchanges,
         "schema": _schema(document.schema),
         "theta": party.model.theta.tolist(),
         "V": None if party.model.gram is None else party.model.gram.tolist(),

@@ -43,6 +43,7 @@ def hub_numbers(hub: Hub, now: float) -> dict[str, float]:
         "releases_total": status["releases"],
         "released": status["released"],
         "silos_waited_for": len(status["waiting_for"]) if is_due else 0,
+        "silent_silos": len(hub.silent(now)),
         "waiting_seconds": waiting_seconds(hub.waits(now), now),
         "alarms": len(status["alarms"]),
         "ended": int(bool(status["ended"])),
@@ -60,9 +61,9 @@ def silo_numbers(silo: SiloProcess) -> dict[str, float]:
     party, ledger, dataset, now = silo.party, silo.party.ledger, silo.party.dataset, silo.now()
     ceiling = ledger.ceiling(dataset)
     numbers: dict[str, float] = {
-        "releases_total": party.plan.releases,
-        "released": party.model.release,
-        "releases_waited_for": max(0, party.closed_leaves - party.model.release),
+        "releases_total": party.deployed.exchanges,
+        "released": party.released,
+        "releases_waited_for": max(0, party.closed_leaves - party.released_leaves),
         "waiting_seconds": waiting_seconds(party.waits(now), now),
         "clock_off_seconds": silo.clock_off,
         "reports_sealed": len(party.sealed),
@@ -90,6 +91,7 @@ HELP = {
     "releases_total": "Releases of the plan.",
     "released": "The last release: made by the hub, or acted on by the silo.",
     "silos_waited_for": "Silos whose report of a period that is over has not arrived.",
+    "silent_silos": "Silos whose report is long overdue, in plans with clocks.",
     "waiting_seconds": "Seconds that the party has waited for what is due; /status names it.",
     "clock_off_seconds": "Error of the machine's clock while the clock is ignored; else 0.",
     "alarms": "Contradictions between messages, and silos that do not fit the others.",
@@ -290,7 +292,7 @@ class Log:
             title=titled(party.name, kind_of(process), party.deployed.document.name),
             plan=party.deployed.digest.hex(),
             released=state.get("released", state.get("opened")),
-            releases=party.plan.releases,
+            releases=party.deployed.exchanges,
         )
         for name, address in addresses.items():
             self.event(name, address=address)
@@ -303,11 +305,12 @@ class Log:
         state["clock_off"] = bool(process.clock_off)
         state["waits"] = self._wait(party.waits(now), now)
         if isinstance(process, SiloProcess):
-            state |= {"sealed": max(party.sealed, default=0), "released": party.model.release}
+            state |= {"sealed": max(party.sealed, default=0), "released": party.released}
             state["lost"] = len(party.lost)
         elif isinstance(party, Hub):
             state |= {"released": len(party.broadcasts), "alarms": len(party.alarms)}
             state["stopped"] = bool(party.ended)
+            state["silent"] = ", ".join(party.silent(now))
         else:
             state |= {"opened": len(party.answers), "alarms": len(party.alarms)}
         return state
@@ -370,6 +373,7 @@ SENTENCES = {
     "opened": "the shares of release {value} are added up",
     "waits": "waiting for {value}",
     "alarms": "alarms: {value}; the status has their texts",
+    "silent": "reports are long overdue, and nobody waits for them: {value}",
     "stopped": "nothing is sent any more; the status says why",
     "clock_off": "this machine's clock is ignored: it is not that of the other parties; set it",
 }

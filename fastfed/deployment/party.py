@@ -186,7 +186,7 @@ class Speaker:
         waits for the clocks to agree.
         """
         waits_now, waits_later = self._waits(now), self._waits(now + abs(self.ahead))
-        not_due = ("start", "open")
+        not_due = ("start", "open", "clocks")
         idle = waits_now["state"] in not_due or (
             waits_now["state"] == "hub" and not self.unanswered(now)
         )

@@ -52,7 +52,8 @@ from fastfed.deployment.wire import NAME, Wire
 from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.privacy.account import SAME
 from fastfed.privacy.certificate import Certificate
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.clocks import Clocks
+from fastfed.protocols.plan import ClockedPlan, Plan
 
 #: Version of the format of plan files.
 FORMAT = 2
@@ -61,6 +62,8 @@ HUB, HELPER = "hub", "helper"
 LAST_SECOND = 253_402_300_799
 #: Maximum size of a plan file in bytes, and maximum number of silos.
 LARGEST, MOST_SILOS = 1 << 26, 1000
+#: Default of ``grace`` in seconds if silos have their own clocks; at most the shortest period.
+COLLECTED = 60
 _AGREED = b"fastfed deployment plan 2\0"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
@@ -175,7 +178,12 @@ def spelled(document: Document) -> bytes:
 def read_document(data: bytes) -> Document:
     """Decode a document; raise InputError if the bytes are not its one valid encoding."""
     document: Document = _decoded(data, Document)
-    if spelled(document) != data:
+    try:
+        is_canonical = spelled(document) == data
+    except TypeError:
+        # A value is a table whose keys are not text.
+        is_canonical = False
+    if not is_canonical:
         raise InputError("the plan file is not in canonical form")
     return document
 
@@ -225,7 +233,8 @@ class DeployedPlan:
     def wire(self) -> Wire:
         """The encoder and decoder of this plan's messages."""
         keys = {party.name: party.sign for party in self.parties}
-        return Wire(self.digest, keys, self.kind.message_size(self.executed))
+        size = self.kind.message_size(self.executed)
+        return Wire(self.digest, keys, size, views=self.clocks is not None)
 
     @cached_property
     def executed(self) -> Executed:
@@ -273,6 +282,25 @@ class DeployedPlan:
             return None
         model.check_chain(self.document, read_document)
         return checked(read_document(extends.document), {})
+
+    @property
+    def clocks(self) -> Clocks | None:
+        """The clocks of the silos; None if all silos follow one calendar."""
+        return self.plan.clocks if isinstance(self.plan, ClockedPlan) else None
+
+    @property
+    def exchanges(self) -> int:
+        """The number of broadcasts: of releases or, with clocks, of exchanges."""
+        return len(self.document.calendar.closes)
+
+    def calendar_of(self, silo: int) -> Calendar:
+        """Return the calendar by which a silo closes its leaves, given its index."""
+        calendar = self.document.calendar
+        if self.clocks is None:
+            return calendar
+        sends = self.clocks.sends[:, silo].tolist()
+        closes = tuple(time for time, due in zip(calendar.closes, sends, strict=True) if due)
+        return msgspec.structs.replace(calendar, closes=closes)
 
     @property
     def shared(self) -> bool:
@@ -421,7 +449,7 @@ def document_of(tables: Mapping[str, Any]) -> Document:
         helper,
         _calendar(kind_of(plan).rounds(plan), dict(tables.get("calendar", {}))),
         schema,
-        federation.get("least", len(silos)),
+        federation.get("least", 1 if isinstance(plan, ClockedPlan) else len(silos)),
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
         influence=guard.checked_influence(federation.get("influence")),
     )
@@ -456,7 +484,10 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
         raise InputError(
             f"calendar must have one of closes, period and round, got {show(given_keys)}"
         )
-    releases = range(1, plan.releases + 1)
+    # Rounds or ticks after which a release is made.
+    ends = [plan.end(k) for k in range(1, plan.releases + 1)]
+    if isinstance(plan, ClockedPlan):
+        ends = plan.clocks.ticks.tolist()
     if given_keys == ["closes"]:
         closes = [_seconds("calendar.closes", date) for date in table["closes"]]
     else:
@@ -464,14 +495,26 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
         if not isinstance(table[key], int):
             raise InputError(f"calendar.{key} must be whole seconds, got {show(table[key])}")
         seconds = integer(f"calendar.{key}", table[key], at_least=1)
-        closes = [start + seconds * (plan.end(k) if key == "round" else k) for k in releases]
+        if key == "period" and isinstance(plan, ClockedPlan):
+            raise InputError(
+                "calendar.period must be calendar.round with clock, the seconds of one tick: "
+                "periods of silos differ"
+            )
+        counts = ends if key == "round" else range(1, len(ends) + 1)
+        closes = [start + seconds * count for count in counts]
     # By default, a reward may take the longest period, and the grace time is the shortest period.
     periods = np.maximum(np.diff([start, *closes]), 1)
-    deadline = table.get("reward_deadline", int(periods.max(initial=0)))
+    grace, longest = int(periods.min(initial=0)), int(periods.max(initial=0))
+    if isinstance(plan, ClockedPlan) and len(closes) == len(ends):
+        # The hub collects the reports of one moment for a short time only.
+        grace = min(COLLECTED, int(periods.min()))
+        own_closes = (np.array(closes)[sends > 0] for sends in plan.clocks.sends.T)
+        longest = max(int(np.diff([start, *own]).max()) for own in own_closes)
+    deadline = table.get("reward_deadline", longest)
     return Calendar(
         start,
         tuple(closes),
-        integer("calendar.grace", table.get("grace", int(periods.min(initial=0))), at_least=0),
+        integer("calendar.grace", table.get("grace", grace), at_least=0),
         integer("calendar.reward_deadline", deadline, at_least=1),
     )
 
@@ -624,7 +667,8 @@ def _check_document(document: Document, plan: Plan) -> None:
         )
     check_least(plan, least, masked=added_up(plan) and document.helper is None)
     calendar, schema = document.calendar, document.schema
-    if len(calendar.closes) != plan.releases:
+    # `check_sizes` has compared the closes of a plan with clocks.
+    if len(calendar.closes) != plan.releases and not isinstance(plan, ClockedPlan):
         raise InputError(
             f"calendar must close {plan.releases} leaves, one for each release of the plan, "
             f"got {len(calendar.closes)}"

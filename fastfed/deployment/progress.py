@@ -28,6 +28,10 @@ WAITS: dict[str, dict[str, Wait]] = {
         "over": Wait("nothing: all releases are out", "make a plan that continues this one"),
         "ended": Wait("nothing: the plan has ended", "make a new plan; `ended` says why"),
         "open": Wait("the end of the release's period", "nothing is due"),
+        "clocks": Wait(
+            "the next moment at which a silo reports: silos report on their own clocks",
+            "nothing is due",
+        ),
         "clock": CLOCK,
         "unheard": Wait(
             "the first message of each silo since it was started, so that it opens no second set",

@@ -136,7 +136,7 @@ def rehearse(
         for process in processes.values():
             process.close()
     for name in tables:
-        counts = survey(plan, sources[name], records[name])
+        counts = survey(plan, sources[name], records[name], plan.index(name))
         for what in ("too_late", "repeated", "beyond_cap"):
             if counts[what]:
                 say(f"{name}: {counts[what]} of {counts['rows']} rows are {_WHY[what]}")
@@ -183,11 +183,16 @@ def _made_plan(
         raise InputError(f"horizon must be an integer of at least 1, got {show(horizon)}")
     if not {"batch_size", "batches"} & system.keys():
         system["batch_size"] = max(1, math.ceil(horizon / PERIODS))
-    federation = {"name": "rehearsal", "least": len(names), **given.get("federation", {})}
+    # With clocks, calendars and the default of `least` differ.
+    clocked = system.get("clock") is not None
+    least = {} if clocked else {"least": len(names)}
+    federation = {"name": "rehearsal", **least, **given.get("federation", {})}
+    lengths = {"period": PERIOD, "grace": PERIOD // 2}
+    if clocked:
+        lengths = {"round": max(1, PERIODS * PERIOD // horizon)}
     calendar = given.get("calendar") or {
         "start": math.floor(time.time()),
-        "period": PERIOD,
-        "grace": PERIOD // 2,
+        **lengths,
         "reward_deadline": PERIODS * PERIOD,
     }
     helper = "helper" in given or (
@@ -266,7 +271,7 @@ def _result(silo: SiloProcess, records: Sequence[Case]) -> SiloResult:
     (budget,) = spent_lines(cast(Ledger, silo.ledger))
     return SiloResult(
         decisions=len(party.decisions),
-        learned=sum(1 <= end.leaf <= party.model.release for end in ends),
+        learned=sum(1 <= end.leaf <= party.released_leaves for end in ends),
         mean_reward=_mean(rewards),
         late_reward=_mean(rewards[len(rewards) // 2 :]),
         best_single=_best_single(party.deployed, records),

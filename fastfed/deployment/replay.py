@@ -36,7 +36,9 @@ class Times(NamedTuple):
     known: float
 
 
-def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Times]:
+def times(
+    plan: DeployedPlan, source: Source, cases: Sequence[Case], silo: int | None = None
+) -> list[Times]:
     """Return the times of a source's cases, mapped to the plan's calendar.
 
     Without a column of times, cases are spread evenly in the order of the table: from the
@@ -49,6 +51,8 @@ def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Tim
     source : Source
     cases : sequence of Case
         The cases of the source.
+    silo : int, optional
+        Index of the silo, which a plan with clocks needs.
 
     Returns
     -------
@@ -61,6 +65,8 @@ def times(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> list[Tim
     """
     calendar = plan.document.calendar
     start, end = float(calendar.start), float(calendar.closes[-1])
+    if source.time is None and silo is not None:
+        end = float(plan.calendar_of(silo).closes[-1])
     if source.time is None:
         available = end - start - source.delay
         if available <= 0:
@@ -95,8 +101,12 @@ def _rough_form(person: str) -> str:
     return "".join(c for c in person.casefold() if c.isalnum()).lstrip("0")
 
 
-def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[str, Any]:
+def survey(
+    plan: DeployedPlan, source: Source, cases: Sequence[Case], silo: int | None = None
+) -> dict[str, Any]:
     """Count what a replay of these cases would do, without revealing values of records.
+
+    ``silo`` is the index of the silo, which a plan with clocks needs.
 
     Returns
     -------
@@ -117,7 +127,11 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
         - ``caps``: the number of decisions in each period for which the plan's confidence radii are
           valid.
     """
-    records, calendar = plan.document.schema.records, plan.document.calendar
+    if silo is None and plan.clocks is not None:
+        raise InputError(
+            "the silos of this plan close their periods on their own clocks: name the silo (--silo)"
+        )
+    records, calendar = plan.document.schema.records, plan.calendar_of(silo or 0)
     assert records is not None
     missing_by_column, clipped_by_column = {}, {}
     for variable in records.variables:
@@ -126,12 +140,12 @@ def survey(plan: DeployedPlan, source: Source, cases: Sequence[Case]) -> dict[st
             missing_by_column[variable.name] = count
         if count := sum(map(variable.is_outside, values)):
             clipped_by_column[variable.name] = count
-    releases = plan.plan.releases
+    releases = len(calendar.closes)
     subjects: set[str] = set()
     periods = [0] * releases
     beyond_cap = too_late = learned = no_outcome = repeated = 0
     # Go through the cases in the order of time, with the same rules as the silo.
-    for when, case in sorted(zip(times(plan, source, cases), cases, strict=True), key=_when):
+    for when, case in sorted(zip(times(plan, source, cases, silo), cases, strict=True), key=_when):
         period = calendar.period(when.came)
         if period > releases or case.subject in subjects:
             repeated += case.subject in subjects
@@ -189,7 +203,7 @@ class Replay:
     def __init__(self, silo: SiloProcess, source: Source, cases: Sequence[Case]) -> None:
         self._silo, self._cases = silo, list(cases)
         party = silo.party
-        self._times = times(party.deployed, source, self._cases)
+        self._times = times(party.deployed, source, self._cases, party.index)
         #: Heap of events (time, row, decision id). An event is the outcome of this decision or, if
         #: the id is empty, the decision of this row.
         self._events: list[tuple[float, int, str]] = []

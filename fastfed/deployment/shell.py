@@ -412,7 +412,7 @@ class Dialer:
     def _largest(self) -> int:
         """Maximum number of bytes of an answer, which may hold all broadcasts and a receipt."""
         party: Any = self.process.party
-        return int(party.wire.largest) * (party.plan.releases + 2)
+        return int(party.wire.largest) * (party.deployed.exchanges + 2)
 
     def run(
         self,

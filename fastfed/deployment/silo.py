@@ -106,6 +106,8 @@ class SiloParty(SiloRecords):
     ) -> None:
         super().__init__(deployed, name, secret)
         self.index, self._chain_summary = deployed.index(name), summary(deployed)
+        #: The periods of this silo's leaves.
+        self.calendar = deployed.calendar_of(self.index)
         self.ledger, self.dataset = ledger, dataset
         self._entropy = entropy
         self._sealing = SealedNoise(secret, deployed.digest, name)
@@ -287,14 +289,11 @@ class SiloParty(SiloRecords):
         which the privacy account does not cover. The limit is `ROOM` times the horizon: with more
         records, floating-point sums would no longer be exact.
         """
-        start, end = (
-            self.deployed.document.calendar.start,
-            self.deployed.document.calendar.closes[-1],
-        )
+        start, end = self.calendar.start, self.calendar.closes[-1]
         # This machine's clock and the other parties' clocks may differ: accept the time of either.
         in_calendar = any(start <= time < end for time in (now, self.own_time(now)))
         count = self._learning_count + self.in_flight
-        below_limit = count < self.plan.most_records(self.plan.releases)
+        below_limit = count < self.plan.most_records(self.leaves)
         return in_calendar and below_limit and not self.leave_reason
 
     def reward(self, name: str, reward: float, now: float) -> Step:
@@ -334,12 +333,9 @@ class SiloParty(SiloRecords):
                 f"decision {name} has ended already, with another outcome or cancelled, and an "
                 "outcome cannot be changed"
             )
-        calendar = self.deployed.document.calendar
         leaf = self._open_leaf(now)
-        is_late = now > decided.time + calendar.reward_deadline
-        reason = (
-            "late" if is_late else "" if decided.learns and leaf <= self.plan.releases else "unused"
-        )
+        is_late = now > decided.time + self.calendar.reward_deadline
+        reason = "late" if is_late else "" if decided.learns and leaf <= self.leaves else "unused"
         ended = Ended(0 if reason else leaf, y, float(now), reason)
         return Step((Write("ended", name, wire.encoded(ended)),))
 
@@ -390,7 +386,7 @@ class SiloParty(SiloRecords):
         last_closed = max(self.closed_leaves, self.sessions.last)
         while self._recorded_charge(last_closed + 1) is not None:
             last_closed += 1
-        return max(self.deployed.document.calendar.period(now), last_closed + 1)
+        return max(self.calendar.period(now), last_closed + 1)
 
     def cancel(self, name: str, now: float) -> Step:
         """End a decision without a reward."""
@@ -418,6 +414,20 @@ class SiloParty(SiloRecords):
         return Step((Write("left", "", b"left"),))
 
     # ---- state -----------------------------------------------------------------------------------
+
+    @property
+    def leaves(self) -> int:
+        """Number of leaves, and so of reports, of this silo in the whole plan."""
+        return len(self.calendar.closes)
+
+    @property
+    def released(self) -> int:
+        """Number of broadcasts that this silo has."""
+        return int(self.model.release)
+
+    def _leaves_in(self, release: int) -> int:
+        """Return the number of this silo's leaves that a broadcast contains or leaves out."""
+        return release
 
     @property
     def closed_leaves(self) -> int:
@@ -450,7 +460,8 @@ class SiloParty(SiloRecords):
         elif kind == "broadcast":
             self.broadcasts[int(key)] = value
             body = self.wire.body(self.wire.read(value), Broadcast)
-            self.model.adopt(self.wire.floats(body.values, "the broadcast"), int(key))
+            values = self.wire.floats(body.values, "the broadcast")
+            self._use_broadcast(self.model, values, int(key), body)
         elif kind in ("session", "sessions"):
             self.sessions.fold(write)
         elif kind == "alarm":
@@ -458,9 +469,13 @@ class SiloParty(SiloRecords):
         elif kind == "left":
             self.leave_reason = "the silo has left"
 
+    def _use_broadcast(self, model: Any, values: np.ndarray, release: int, body: Broadcast) -> None:
+        """Let a model use the values (s,) of a broadcast."""
+        model.adopt(values, release)
+
     def _waits(self, now: float) -> dict[str, Any]:
         """Return what this silo waits for at time ``now``, as a row of `progress.WAITS`."""
-        closes, release = self.deployed.document.calendar.closes, self.model.release + 1
+        closes, release = self.calendar.closes, self.released_leaves + 1
         hub = self.deployed.document.hub.name
 
         def state(name: str, leaf: int, who: Sequence[str] = ()) -> dict[str, Any]:
@@ -470,11 +485,11 @@ class SiloParty(SiloRecords):
 
         if self.stopped:
             return state("stopped", 0)
-        if release > self.plan.releases:
+        if release > self.leaves:
             return state("over", 0)
         if self.lost:
             return state("recover", min(self.lost))
-        leaf, closed_periods = self.closed_leaves + 1, self.deployed.document.calendar.closed(now)
+        leaf, closed_periods = self.closed_leaves + 1, self.calendar.closed(now)
         if not self._hub_answered or self.unanswered(now):
             return state("hub", release if release <= closed_periods else 0, [hub])
         if leaf <= closed_periods:
@@ -483,12 +498,12 @@ class SiloParty(SiloRecords):
                 return state("given-up", leaf, [self.name])
             if self.sessions.missing(leaf):
                 return state("sessions", leaf, [hub])
-            if leaf > self.model.release and not self._fits_ceiling(leaf):
+            if leaf > self.released_leaves and not self._fits_ceiling(leaf):
                 return state("ceiling", leaf)
         if release <= closed_periods:
             given_up = self.unreported.get(release, "") == LOST
             return state("given-up" if given_up else "release", release, [hub])
-        is_early = now < self.deployed.document.calendar.start
+        is_early = now < self.calendar.start
         return waiting("silo", "start" if is_early else "open", release, None)
 
     def _fits_ceiling(self, release: int) -> bool:
@@ -504,7 +519,7 @@ class SiloParty(SiloRecords):
             "plan": self.deployed.digest.hex(),
             "silo": self.name,
             "model": self.model.release,
-            "releases": self.plan.releases,
+            "releases": self.deployed.exchanges,
             "sealed": sorted(self.sealed),
             "without": {str(k): reason for k, reason in sorted(self.unreported.items())},
             "open_decisions": len(self.decisions) - len(self.ended),
@@ -530,7 +545,7 @@ class SiloParty(SiloRecords):
         clocks = self.own_time(now), self._hub_time
         nonces = (nonce for nonce in (self._nonce, self._hub_nonce) if nonce)
         bodies = [wire.Join(nonce, self.agreement, *clocks) for nonce in nonces]
-        return tuple(self._to_hub(self.model.release, body) for body in bodies)
+        return tuple(self._to_hub(self.released, body) for body in bodies)
 
     def tick(self, now: float) -> Step:
         """Seal the reports of periods that are over, and send what the hub has not confirmed.
@@ -548,8 +563,8 @@ class SiloParty(SiloRecords):
             writes = tuple(write for step in steps for write in step.writes)
             messages = (message for step in steps for message in step.messages)
             return Step(writes, (*self._join_messages(now), *messages))
-        last_closed, step = self.deployed.document.calendar.closed(now), Step()
-        if self.closed_leaves < min(last_closed, self.plan.releases):
+        last_closed, step = self.calendar.closed(now), Step()
+        if self.closed_leaves < min(last_closed, self.leaves):
             step = self._close_next_leaf(self.closed_leaves + 1)
             if step.writes:
                 return step
@@ -561,13 +576,13 @@ class SiloParty(SiloRecords):
     def _unconfirmed(self, now: float) -> tuple[Message, ...]:
         """Make the messages that the hub may not have, and a `Join`, which asks what it has."""
         hub = self.deployed.document.hub.name
-        hub_released = self.model.release if self._hub_released is None else self._hub_released
+        hub_released = self.released if self._hub_released is None else self._hub_released
         # A restored hub may have lost sessions that other silos are waiting for.
         unanswered = [k for k in self.sessions.sent if k > hub_released or self.sessions.missing(k)]
         messages = [
             message for k in sorted(unanswered) for message in self._send_session(k).messages
         ]
-        released_by_both = min(hub_released, self.model.release)
+        released_by_both = self._leaves_in(min(hub_released, self.released))
         unconfirmed = [
             item
             for item in sorted(self.sealed.items())
@@ -578,8 +593,7 @@ class SiloParty(SiloRecords):
         ]
         # A restored hub learns from its later broadcasts which sets it has opened.
         messages += [
-            Message(hub, self.broadcasts[k])
-            for k in range(hub_released + 1, self.model.release + 1)
+            Message(hub, self.broadcasts[k]) for k in range(hub_released + 1, self.released + 1)
         ]
         return (*messages, *self._join_messages(now))
 
@@ -604,7 +618,7 @@ class SiloParty(SiloRecords):
 
         If the hub has already released the sums without this silo, charge but make no report.
         """
-        already_opened = release <= self.model.release
+        already_opened = self._is_too_late(release)
         data = b"" if already_opened else self.report(release)
         charges = self._missing_charge(release, digest(data) if data else b"")
         if not all(map(self.ledger.allows, charges)):
@@ -616,15 +630,23 @@ class SiloParty(SiloRecords):
             (*charges, Write("sealed", str(release), data)), self._report_messages(release, data)
         )
 
+    def _is_too_late(self, release: int) -> bool:
+        """Return True if the hub adds up no report of a leaf any more."""
+        return release <= self.model.release
+
     def _report_messages(self, release: int, report: bytes) -> tuple[Message, ...]:
         """Make two messages for the hub: a `Seen`, which it passes on to all silos, and the report.
 
         The `Seen` holds the digests of the report and of the last broadcast that this silo has.
         """
-        last_release = min(self.model.release, release - 1)
+        last_release = self._last_before(release)
         head = digest(self.broadcasts[last_release]) if last_release else b""
         seen = self._to_hub(release, wire.Seen(digest(report), last_release, head))
         return seen, Message(self.deployed.document.hub.name, report)
+
+    def _last_before(self, release: int) -> int:
+        """Return the last broadcast that this silo has, among those before a release."""
+        return min(self.released, release - 1)
 
     def _missing_charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
         """Return a tuple with the charge of a release, or an empty tuple if it is in the ledger."""
@@ -657,9 +679,9 @@ class SiloParty(SiloRecords):
 
     def _lost_report_digests(self) -> dict[int, bytes]:
         """Return the digests of lost reports, by release, that are known only from the ledger."""
-        last_lost = max(self.lost, default=self.plan.releases)
+        last_lost = max(self.lost, default=self.leaves)
         later_releases = (
-            k for k in range(last_lost + 1, self.plan.releases + 1) if not self.sessions.missing(k)
+            k for k in range(last_lost + 1, self.leaves + 1) if not self.sessions.missing(k)
         )
         digests = ((k, self._lost_report_digest(k)) for k in later_releases)
         return {k: report for k, report in digests if report is not None}
@@ -797,12 +819,15 @@ class SiloParty(SiloRecords):
 
         Records still enter that leaf, so nobody can have a report, set or session of this silo.
         """
-        last_closed = max(self.deployed.document.calendar.closed(now), *self.sealed, 0)
-        if release > last_closed:
+        if release > self._last_closed(what, now):
             raise Refused(
                 f"the {what} is about release {release}, whose period is still open here: the "
                 "clocks of hub and silo differ, or the hub lies"
             )
+
+    def _last_closed(self, what: str, now: float) -> int:
+        """Return the last release that a message of the hub can be about; see `_check_closed`."""
+        return max(self.calendar.closed(now), *self.sealed, 0)
 
     def _handle_news(self, release: int, body: wire.News) -> Step:
         """Check that the hub sent all silos the same broadcasts, then process the new one.
@@ -816,6 +841,7 @@ class SiloParty(SiloRecords):
             # After an alarm the silo acts on its last good model.
             return Step()
         reports: dict[int, bytes] = {}
+        broadcast = self.wire.body(envelope, Broadcast)
         for data in body.seen:
             seen_envelope = self.wire.read(data, ("seen",))
             silo, seen = (
@@ -823,7 +849,7 @@ class SiloParty(SiloRecords):
                 self.wire.body(seen_envelope, wire.Seen),
             )
             this_broadcast = self.broadcasts.get(seen.last)
-            if seen_envelope.release != release:
+            if seen_envelope.release != self._number_in(release, broadcast, silo):
                 raise Refused(
                     f"the news of release {release} is about release {seen_envelope.release}"
                 )
@@ -839,8 +865,8 @@ class SiloParty(SiloRecords):
         """Compare the hub's list of this silo's reports with the reports in this silo's state."""
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
-        if any(not 1 <= k <= self.plan.releases or len(d) != KEY for k, d in body.reports):
-            raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
+        if any(not 1 <= k <= self.leaves or len(d) != KEY for k, d in body.reports):
+            raise Refused(f"the receipt must be of releases 1..{self.leaves}, with digests")
         is_new = body.nonce == self._nonce
         if is_new:
             self._store_clock_reading(self.deployed.document.hub.name, body.time, body.after)
@@ -878,12 +904,12 @@ class SiloParty(SiloRecords):
         reports : dict of int to bytes
             Silo -> the digest of its report, as the silo stated it in its signed `Seen`.
         """
-        release, last = envelope.release, self.model.release
+        release, last = envelope.release, self.released
         if release in self.broadcasts:
             if self.broadcasts[release] != data:
                 return self._alarm(f"the hub sent two broadcasts of release {release}")
             return Step()
-        if release != last + 1 or release > self.plan.releases:
+        if release != last + 1 or release > self.deployed.exchanges:
             # The hub sends it again, in order, in its answer to the next `Join`.
             return Step()
         body = self.wire.body(envelope, Broadcast)
@@ -891,29 +917,43 @@ class SiloParty(SiloRecords):
         if body.before != expected_before:
             return self._alarm(f"broadcast {release} does not follow the one before it")
         wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
-        if len(body.entries) < self.deployed.document.least:
-            return self._alarm(f"broadcast {release} is of too few silos")
+        if problem := self._set_problem(release, body):
+            return self._alarm(problem)
         if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
             raise Refused(f"broadcast {release} holds reports that no silo signed")
         if self.deployed.shared and (twice := self._helper_opened_twice(release, body)):
             return self._alarm(twice)
         # Compare the set's entry of this silo, if it has one, with the report in this state.
         own_entries = [entry for entry in body.entries if entry.silo == self.index]
-        own_report = self.sealed.get(release)
+        own_number = self._number_in(release, body, self.index)
+        own_report = self.sealed.get(own_number)
         if own_entries and own_report is not None and own_entries[0].digest != digest(own_report):
             return self._alarm(f"broadcast {release} holds another report than this silo sent")
         values = self.wire.floats(body.values, f"broadcast {release}")
-        check_range(values, self._range.broadcast(release), f"broadcast {release}")
+        check_range(values, self._largest_values(release, body), f"broadcast {release}")
         # Try on a copy: values that the model cannot use must not change the state.
         trial_model = copy.copy(self.model)
         try:
-            trial_model.adopt(values, release)
+            self._use_broadcast(trial_model, values, release, body)
         except environments.SimulationError as error:
             raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
         # The set has a report of this silo that its state lacks: it was restored from a backup.
-        if own_entries and own_report is None and release not in self.unreported:
-            self.lost[release] = own_entries[0].digest
+        if own_entries and own_report is None and own_number not in self.unreported:
+            self.lost[own_number] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))
+
+    def _number_in(self, release: int, body: Broadcast, silo: int) -> int:
+        """Return the number of a silo's report in a broadcast."""
+        return release
+
+    def _set_problem(self, release: int, body: Broadcast) -> str:
+        """Return an alarm text if a broadcast is not of an allowed set of reports, else empty."""
+        is_small = len(body.entries) < self.deployed.document.least
+        return f"broadcast {release} is of too few silos" if is_small else ""
+
+    def _largest_values(self, release: int, body: Broadcast) -> np.ndarray:
+        """Return the largest absolute values (s,) that a broadcast may have."""
+        return self._range.broadcast(release)
 
     def _helper_opened_twice(self, release: int, body: Broadcast) -> str:
         """Return an alarm text if the helper added up two sets of one release; else an empty text.

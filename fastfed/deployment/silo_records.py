@@ -101,6 +101,11 @@ class SiloRecords(Speaker):
         raise NotImplementedError
 
     @property
+    def released_leaves(self) -> int:
+        """Number of leaves 1, 2, ... of which no broadcast is expected any more."""
+        return int(self.model.release)
+
+    @property
     def _statistic_size(self) -> int:
         """Number s of entries in the sums of a leaf."""
         return int(self.plan.statistic_size)
@@ -306,7 +311,7 @@ class SiloRecords(Speaker):
         They ended before the time, and the sums of their leaf are released, so no report is made
         from them again. ``count`` records are looked at, from where the last call stopped.
         """
-        released = min(self.model.release, self.closed_leaves)
+        released = min(self.released_leaves, self.closed_leaves)
         if self.plan.protocol.bits and (self.lost or released < self.plan.releases):
             # A later release rounds the records of earlier leaves again. Its noise depends on the
             # numbers of their decisions, so decisions that were not learned from are needed too.

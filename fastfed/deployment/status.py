@@ -16,6 +16,7 @@ from fastfed._validate import InputError
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import one_line
 from fastfed.deployment.client import Client
+from fastfed.deployment.clocked import ClockedHub, ClockedSilo
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.observe import (
     hub_numbers,
@@ -80,21 +81,24 @@ def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
         Plain data. ``kind``, ``party``, ``federation``, ``plan`` (digest), ``certificate``;
         ``time``, ``released``, ``releases``, ``next_close`` (seconds since 1970, or None),
         ``waits`` (see `progress.waiting`), ``troubles`` (texts). For a silo ``numbers`` (its
-        metrics) and ``budget``; for a hub ``numbers``, ``silos``, ``capped`` and ``helper``.
+        metrics) and ``budget``; for a hub ``numbers``, ``silos``, ``capped``, ``helper`` and
+        ``notes`` (texts about silos that have been silent for long).
     """
     party: Any = process.party
     deployed, certificate = party.deployed, str(party.deployed.certificate)
     with process.turn():
         now = process.now() if now is None else now
         if isinstance(process, SiloProcess):
-            released, more = party.model.release, _silo_facts(process)
+            released, more = party.released, _silo_facts(process)
         elif isinstance(party, Hub):
             released, more = len(party.broadcasts), _hub_facts(party, now)
         else:
             released, more = len(party.answers), {}
         troubles = _troubles(process)
         waits = party.waits(now)
-    closes = deployed.document.calendar.closes
+    closes, closed = deployed.document.calendar.closes, released
+    if isinstance(party, ClockedSilo):
+        closes, closed = party.calendar.closes, party.closed_leaves
     return {
         "kind": kind_of(process),
         "party": party.name,
@@ -103,8 +107,8 @@ def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
         "version": __version__,
         "time": now,
         "released": released,
-        "releases": party.plan.releases,
-        "next_close": None if released >= len(closes) else float(closes[released]),
+        "releases": deployed.exchanges,
+        "next_close": None if closed >= len(closes) else float(closes[closed]),
         "waits": waits,
         "troubles": troubles,
         **more,
@@ -147,7 +151,16 @@ def _hub_facts(hub: Hub, now: float) -> dict[str, Any]:
         "answers": len(hub.answers),
         "last_contact": hub.contacts.get(helper.name),
     } if helper is not None else None  # fmt: skip
-    return {"numbers": hub_numbers(hub, now), "silos": silos, "helper": answered}
+    notes: list[str] = []
+    if isinstance(hub, ClockedHub):
+        for silo, (_, of, ended) in zip(silos, hub.reports_by_silo().values(), strict=True):
+            silo |= {"of": of, "ended": ended}
+        notes = [
+            f"{name} is silent: its next report was due {ago(due, now)}; no silo waits for it"
+            for name, due in hub.silent(now).items()
+        ]
+    numbers = hub_numbers(hub, now)
+    return {"numbers": numbers, "silos": silos, "helper": answered, "notes": notes}
 
 
 def _troubles(process: Process) -> list[str]:
@@ -274,6 +287,7 @@ def text_of(facts: Mapping[str, Any]) -> str:
     if kind == "hub":
         for silo in facts["silos"]:
             rows.append(("report", f"{silo['name']}: {silo_text(silo)}"))
+        rows += [("note", note) for note in facts["notes"]]
     rows += [("trouble", trouble) for trouble in facts["troubles"]]
     if facts["waits"] is None:
         rows.append(("to do", f"start it: {START[kind].format(folder=facts['folder'])}"))
@@ -299,4 +313,8 @@ def silo_text(silo: Mapping[str, Any]) -> str:
         return "has left"
     if not silo["joined"]:
         return "has not joined"
-    return f"release {silo['last_report']}" if silo["last_report"] else "none yet"
+    if not silo["last_report"]:
+        return "none yet"
+    if "of" not in silo:
+        return f"release {silo['last_report']}"
+    return f"{silo['last_report']} of {silo['of']}, of {utc(silo['ended'])}"

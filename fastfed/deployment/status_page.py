@@ -133,7 +133,10 @@ def _state(facts: Mapping[str, Any]) -> str:
     if facts["troubles"]:
         troubles = "".join(f"<p>{escaped(text)}</p>" for text in facts["troubles"])
         boxes.append(f'<div class="state bad"><strong>Something is wrong</strong>{troubles}</div>')
-    is_idle = waits["state"] in ("start", "open", "over")
+    if facts.get("notes"):
+        notes = "".join(f"<p>{escaped(text)}</p>" for text in facts["notes"])
+        boxes.append(f'<div class="state wait"><strong>Silent silos</strong>{notes}</div>')
+    is_idle = waits["state"] in ("start", "open", "clocks", "over")
     what = waits["for"].removeprefix("nothing: ")
     what = what[0].upper() + what[1:] if what != waits["for"] else f"Waits for {what}"
     lines = [f"<strong>{escaped(what)}</strong>"]
@@ -141,7 +144,7 @@ def _state(facts: Mapping[str, Any]) -> str:
         lines.append(f"<p>For: {escaped(listed(waits['who']))}</p>")
     if waits["since"] is not None:
         lines.append(f"<p>Since: {escaped(ago(waits['since'], now))}</p>")
-    if waits["state"] not in ("start", "open"):
+    if waits["state"] not in ("start", "open", "clocks"):
         lines.append(f"<p>What to do: {escaped(waits['do'])}</p>")
     boxes.append(f'<div class="state {"good" if is_idle else "wait"}">{"".join(lines)}</div>')
     return "\n".join(boxes)

@@ -149,6 +149,20 @@ class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     helper: bytes = b""
 
 
+class View(Broadcast, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The `Broadcast` of a plan whose silos have their own clocks: the sum of their last reports.
+
+    ``entries`` are the reports that replace earlier ones, or are the first of their silos.
+
+    Parameters
+    ----------
+    numbers : tuple of int
+        For each silo, the number of its report in the sum; 0 for none.
+    """
+
+    numbers: tuple[int, ...] = ()
+
+
 class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The hub's list of the reports that it has from one silo, of releases that not both have.
 
@@ -206,7 +220,7 @@ KINDS: dict[str, type[Body]] = {
     "leave": Leave,
     "sessions": Sessions,
 }
-_KIND_OF = {body: kind for kind, body in KINDS.items()}
+_KIND_OF = {body: kind for kind, body in KINDS.items()} | {View: "broadcast"}
 B = TypeVar("B", bound=Body)
 
 
@@ -268,10 +282,14 @@ class Wire:
         Name of each party -> its Ed25519 public key.
     size : int
         Count s of numbers in one statistic, which limits the size of messages.
+    views : bool
+        True if broadcasts are `View`.
     """
 
-    def __init__(self, plan: bytes, keys: Mapping[str, bytes], size: int) -> None:
-        self.plan, self._keys, self.size = plan, dict(keys), size
+    def __init__(
+        self, plan: bytes, keys: Mapping[str, bytes], size: int, views: bool = False
+    ) -> None:
+        self.plan, self._keys, self.size, self._views = plan, dict(keys), size, views
         # Maximum bytes of each kind of message. A share for the helper is an encrypted envelope,
         # and a set holds one share of each silo.
         share = 8 * size + 2 * _ENVELOPE_BYTES
@@ -333,8 +351,9 @@ class Wire:
 
     def body(self, envelope: Envelope, kind: type[B]) -> B:
         """Decode the body of an envelope that `read` has checked; Refused if it is malformed."""
+        body_type: Any = View if self._views and kind is Broadcast else kind
         try:
-            decoded = msgspec.msgpack.decode(envelope.body, type=kind)
+            decoded: B = msgspec.msgpack.decode(envelope.body, type=body_type)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(
                 f"the {envelope.kind} of {envelope.sender} is malformed ({error})"

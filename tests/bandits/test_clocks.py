@@ -523,8 +523,8 @@ def test_other_systems_refuse_the_key():
             experiment(keys, {})
 
 
-def test_deployments_refuse_the_key():
-    with pytest.raises(InputError, match="clock is a key of simulations"):
+def test_step_objects_refuse_the_key():
+    with pytest.raises(InputError, match="clock is a key of simulations and of plan files"):
         make_system(
             "private-fedlinucb", silos=3, horizon=60, dimension=4,
             epsilon=1.0, delta=1e-3, clock={},

@@ -35,12 +35,17 @@ KINDS = {
     federation.MASKS: {},
     "shuffle-vector": {},
     "feducb": {},
+    "silo-ldp clocks": {"clock": {"rates": [1.0, 0.5]}},
 }
 
 
 def plan_of(kind):
     protocol = kind if kind == federation.MASKS else kind.split()[0]
     batches = {"batches": PERIODS, "batch": 3, "system": {"batch_size": 3, **KINDS[kind]}}
+    if kind == "silo-ldp clocks":
+        # silo0 reports at every moment.
+        calendar = {"start": federation.START, "round": 100, "reward_deadline": 300}
+        batches |= {"federation": {"name": "tests"}, "calendar": calendar}
     return federation.deployed(protocol, silos=2, **batches)
 
 

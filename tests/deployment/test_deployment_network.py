@@ -523,11 +523,12 @@ def test_help_does_not_load_what_deployments_need():
 
 
 @pytest.mark.slow
-def test_the_demonstration_ends_with_the_model_of_a_calm_run(tmp_path):
+@pytest.mark.parametrize("own_clocks", [False, True])
+def test_the_demonstration_ends_with_the_model_of_a_calm_run(tmp_path, own_clocks):
     """The demonstration kills silos and hub at arbitrary moments."""
     from fastfed.deployment import demo
 
-    report = demo.run(tmp_path, lambda text: None)
+    report = demo.run(tmp_path, lambda text: None, own_clocks=own_clocks)
     assert report["same"] and report["kills"] == 3 * demo.RELEASES + 1  # and a restored backup
     assert report["released"] == demo.RELEASES and report["decisions"] == 36
 

@@ -18,11 +18,13 @@ from fastfed.deployment.progress import WAITS
 from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.sums import Helper
 
+CLOCKS = "silo-ldp clocks"
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
 
 
 def running(protocol="silo-ldp", **keys):
-    deployment = federation.Federation(deployed(protocol, **keys))
+    plan = federation.clocked({}) if protocol == CLOCKS else deployed(protocol, **keys)
+    deployment = federation.Federation(plan)
     deployment.settle()
     return deployment
 
@@ -121,6 +123,15 @@ def hub_restored_by_two(made):
     made.processes["hub"].handle(second)
 
 
+def hub_of_clocks(made):
+    """Let silo1 miss the first moment, for longer than the grace period."""
+    made.processes.pop("silo1")
+    made.settle()
+    made.now = made.plan.document.calendar.closes[0] + federation.GRACE
+    made.settle()
+    assert len(made.processes["hub"].party.broadcasts) == 1
+
+
 def without_helper(made):
     made.processes.pop("helper")
     served(made, 1)
@@ -154,6 +165,7 @@ HUB = [
     ("broadcast-again", "silo-ldp", hub_restored_by_two, ["silo0", "silo1", "silo2"]),
     ("sessions", federation.MASKS, hub_without_a_silo, ["silo2"]),
     ("helper", "secure-sum", without_helper, ["helper"]),
+    ("clocks", CLOCKS, hub_of_clocks, []),
 ]
 
 

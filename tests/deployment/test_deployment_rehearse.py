@@ -151,3 +151,33 @@ def test_what_does_not_fit_is_a_sentence(tables, tmp_path):
     for wrong in ("north", "=x.csv", "a="):
         result = CliRunner().invoke(cli, ["deploy", "rehearse", str(file), "--table", wrong])
         assert result.exit_code == 2 and "north=north.csv" in result.output
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, list(map(str, arguments)))
+
+
+def test_silos_on_their_own_clocks(tables, tmp_path):
+    """A silo with fewer rows reports less often, learns from all of them and spends less."""
+    said, home = [], tmp_path / "out"
+    done = rehearse(spec("clock = { rates = [1.0, 0.75, 0.5] }"), tables, home, said.append)
+    clocks = done.plan.clocks
+    assert clocks.reports_of_silos == (10, 7, 5)
+    assert done.releases == done.plan.exchanges == len(clocks.ticks) == 15
+    assert sum(line.startswith("release") for line in said) == 15
+    spent = []
+    for name, rows in (("north", 160), ("east", 120), ("south", 100)):
+        assert done.silos[name].decisions == done.silos[name].learned == rows
+        spent.append(done.silos[name].spent)
+    assert spent[2] < spent[1] < spent[0] <= 2.0 * (1 + 1e-9)
+    answer = run("deploy", "status", home / "hub")
+    assert "10 of 10" in answer.output and "7 of 7" in answer.output and "5 of 5" in answer.output
+    source = tmp_path / "south.toml"
+    source.write_text(f'file = "{tables["south"]}"\n')
+    refused = run("deploy", "check", home / "plan", source)
+    assert refused.exit_code == 2 and "name the silo (--silo)" in refused.output
+    counts = json.loads(run("deploy", "check", home / "plan", source, "--silo", "south").output)
+    assert counts["learned"] == 100 and len(counts["periods"]) == len(counts["caps"]) == 5
+    assert sum(counts["periods"]) == 100 and counts["caps"] == [16] * 5
+    unknown = run("deploy", "check", home / "plan", source, "--silo", "west")
+    assert unknown.exit_code == 2 and "west" in unknown.output

@@ -1,0 +1,332 @@
+"""Hub and silos of a plan with the key ``clock``: silos report on their own clocks.
+
+The clocks (docs/clocks.md) define *moments* 1, 2, ..., V, the closes of the plan's calendar. At
+each moment, one or more silos close a leaf. Leaves and reports of a silo are numbered by the silo's
+own closes. At each moment there is an *exchange*: the hub collects the reports that have arrived,
+and broadcasts *view* v, the sum of the latest reports of all silos. Exchanges and views are
+numbered by the moments.
+
+Nobody waits for a silo that is late. The hub collects the reports of one moment until all have
+arrived, until the grace period is over, or until a silo has reported at a later moment. A late
+report is added up in the next exchange. An exchange may be empty.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+
+from fastfed._random import NoiseSource
+from fastfed.deployment import wire
+from fastfed.deployment.guard import Alarm, Fit, sum_of
+from fastfed.deployment.hub import BrokenLog, Hub
+from fastfed.deployment.model import adopt_broadcast
+from fastfed.deployment.party import Step
+from fastfed.deployment.plans import Calendar, DeployedPlan
+from fastfed.deployment.progress import waiting
+from fastfed.deployment.seal import digest
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import Write
+from fastfed.deployment.wire import Broadcast, Opened, Refused, View, entry_of
+from fastfed.protocols.plan import ClockedPlan
+
+
+def clocks_of(deployed: DeployedPlan) -> Any:
+    """Return the clocks of a plan's silos."""
+    return cast(ClockedPlan, deployed.plan).clocks
+
+
+class ClockedSilo(SiloParty):
+    """Run a silo that reports on its own clock.
+
+    It stores all views. As in a simulation, it chooses actions by the last view that contains a new
+    report of this silo.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        # ---- State saved in the store: survives a restart.
+        #: Number of this silo's report in views 0, 1, ...
+        self._own_numbers = [0]
+        #: Numbers of all silos' reports in the last view.
+        self._numbers: tuple[int, ...] = (0,) * self.plan.silos
+
+    @property
+    def released(self) -> int:
+        """Number of views that this silo has."""
+        return len(self._own_numbers) - 1
+
+    def _leaves_in(self, release: int) -> int:
+        return self._own_numbers[release]
+
+    @property
+    def released_leaves(self) -> int:
+        """Number of leaves 1, 2, ... that are in the last view, or will never be in a view."""
+        leaf = self._own_numbers[-1]
+        while leaf + 1 in self.unreported:
+            leaf += 1
+        return self.leaves if self.released == self.deployed.exchanges else leaf
+
+    def _use_broadcast(self, model: Any, values: np.ndarray, release: int, body: Broadcast) -> None:
+        """Let a model use a view that contains a new report of this silo."""
+        if any(entry.silo == self.index for entry in body.entries):
+            adopt_broadcast(model, values, release, body)
+
+    def fold(self, write: Write) -> None:
+        """Apply a durable write to the state."""
+        super().fold(write)
+        if write.kind == "broadcast":
+            self._numbers = self._checked_numbers(
+                self.wire.body(self.wire.read(write.value), Broadcast)
+            )
+            self._own_numbers.append(self._numbers[self.index])
+
+    def _checked_numbers(self, body: Broadcast) -> tuple[int, ...]:
+        """Return the numbers of the reports in a view; raise Refused unless there is one a silo."""
+        numbers = cast(View, body).numbers
+        if len(numbers) != self.plan.silos:
+            raise Refused(f"a view must state {self.plan.silos} numbers, got {len(numbers)}")
+        return numbers
+
+    def _number_in(self, release: int, body: Broadcast, silo: int) -> int:
+        return self._checked_numbers(body)[silo]
+
+    def _set_problem(self, release: int, body: Broadcast) -> str:
+        """Return an alarm text unless the numbers of a view's new reports, and no others, grow."""
+        changed = {entry.silo for entry in body.entries}
+        planned = clocks_of(self.deployed).reports[release].tolist()
+        steps = zip(self._numbers, self._checked_numbers(body), planned, strict=True)
+        for silo, (before, number, most) in enumerate(steps):
+            follows = number > before if silo in changed else number == before
+            if not follows or number > most:
+                return f"view {release} has report {number} of silo {self.deployed.silos[silo]}"
+        return ""
+
+    def _largest_values(self, release: int, body: Broadcast) -> np.ndarray:
+        limits = [self._range.report(k) for k in self._checked_numbers(body) if k]
+        return np.sum(limits, axis=0) if limits else np.zeros(self.plan.statistic_size)
+
+    def _close_leaf(self, release: int) -> Step:
+        """Charge and seal a report; without either if there is no further exchange."""
+        if self.released == self.deployed.exchanges:
+            return Step((Write("without", str(release), b"closed after the last exchange"),))
+        return super()._close_leaf(release)
+
+    def _is_too_late(self, release: int) -> bool:
+        return False
+
+    def _last_before(self, release: int) -> int:
+        return self.released
+
+    def _last_closed(self, what: str, now: float) -> int:
+        last_leaf = super()._last_closed(what, now)
+        if what == "receipt":
+            return last_leaf
+        # News are about views. The moment of a sealed leaf is over, even if the clock was set back.
+        closes = self.deployed.document.calendar.closes
+        moment = bisect_left(closes, self.calendar.closes[last_leaf - 1]) + 1 if last_leaf else 0
+        return max(self.deployed.document.calendar.closed(now), moment)
+
+    def status(self, now: float | None = None) -> dict[str, object]:
+        """Return the state as `SiloParty.status` does, and numbers of views and reports.
+
+        ``views`` are the views that this silo has. ``reports`` are this silo's reports in the last
+        of them, and all its reports of the plan.
+        """
+        reports = [self._own_numbers[-1], self.leaves]
+        return super().status(now) | {"views": self.released, "reports": reports}
+
+
+class ClockedHub(Hub):
+    """Run the hub of silos that report on their own clocks.
+
+    Notes
+    -----
+    Guarantee: as in the plan's certificate. Each silo adds the noise to its reports, and a view is
+    post-processing of reports.
+    """
+
+    def __init__(
+        self, deployed: DeployedPlan, secret: bytes, *, noise: NoiseSource | None = None
+    ) -> None:
+        super().__init__(deployed, secret, noise=noise)
+        # ---- State recomputed from the log.
+        #: (silo, digest of a report) -> number of the report.
+        self._number_of: dict[tuple[int, bytes], int] = {}
+        #: Number of the last report of each silo, in the order of silos.
+        self._last_numbers = [0] * self.plan.silos
+        #: Numbers of the silos' reports in views 0, 1, ...
+        self._numbers: list[tuple[int, ...]] = [(0,) * self.plan.silos]
+        #: Silo -> number and values (s,) of its report in the last view, before capping.
+        self._rows: dict[int, tuple[int, np.ndarray]] = {}
+
+    @cached_property
+    def _calendars(self) -> list[Calendar]:
+        """The calendar of each silo."""
+        return [self.deployed.calendar_of(i) for i in range(self.plan.silos)]
+
+    # ---- numbers of reports ----------------------------------------------------------------------
+
+    def _most_reports(self, silo: int) -> int:
+        return len(self._calendars[silo].closes)
+
+    def _may_have_seen(self, body: wire.Seen, release: int) -> bool:
+        return 0 <= body.last <= self.deployed.exchanges
+
+    def _last_report_in(self, release: int, silo: int) -> int:
+        return self._numbers[release][silo]
+
+    def _number(self, release: int, entry: wire.Entry) -> int:
+        return self._number_of.get((entry.silo, entry.digest), 0)
+
+    def _due(self, view: int) -> list[int]:
+        """Return the silos that take part in the federation and close a leaf at a moment."""
+        sends = clocks_of(self.deployed).sends[view - 1].tolist()
+        return [i for i, due in enumerate(sends) if due and i not in self.left_silos]
+
+    def _planned(self, view: int, silo: int) -> int:
+        """Return the number of a silo's report in a view if no report is late."""
+        return int(clocks_of(self.deployed).reports[view, silo])
+
+    def _missing(self, release: int) -> list[int]:
+        """Return the silos whose reports of a moment are missing.
+
+        The signatures of their `Seen` are checked when the set is opened, and not at each message.
+        """
+        keys = ((self._planned(release, i), i) for i in self._due(release))
+        return [key[1] for key in keys if key not in self.reports or key not in self.seen]
+
+    # ---- exchanges -------------------------------------------------------------------------------
+
+    def _open_next_set(self, release: int, now: float) -> Step:
+        """Open the set of an exchange: the reports up to its moment that are in no earlier set."""
+        if not self._silos_could_join(now):
+            return Step()
+        if len(self.left_silos) == self.plan.silos:
+            return Step((Write("ended", "", b"all silos have left"),))
+        if not self._is_collected(release, now):
+            return Step()
+        entries = []
+        for silo, before in enumerate(self._numbers[release - 1]):
+            last = before if silo in self.left_silos else self._planned(release, silo)
+            newest = next((k for k in range(last, before, -1) if self._has_reported(k, silo)), 0)
+            if newest:
+                entries.append(entry_of(silo, self.reports[newest, silo]))
+        return Step((Write("set", str(release), self.signed(release, Opened(tuple(entries)))),))
+
+    def _is_collected(self, view: int, now: float) -> bool:
+        """Return True once the hub waits for no further report of a moment."""
+        calendar = self.deployed.document.calendar
+        if now < calendar.closes[view - 1]:
+            return False
+        if now >= calendar.closes[view - 1] + calendar.grace or not self._missing(view):
+            return True
+        later_moments = range(view + 1, calendar.closed(now) + 1)
+        return any(
+            (self._planned(moment, i), i) in self.reports
+            for moment in later_moments
+            for i in self._due(moment)
+        )
+
+    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+        """Compute a view (s,): the sum of the latest reports of all silos, in their order."""
+        rows = [
+            self._cap_report(values, number, silo)
+            for silo, (number, values) in self._reports_in(release).items()
+        ]
+        return sum_of(rows) if rows else np.zeros(self.plan.statistic_size)
+
+    def _reports_in(self, view: int) -> dict[int, tuple[int, np.ndarray]]:
+        """Return numbers and values (s,) of the reports in a view, by silo, before capping."""
+        rows = {}
+        for silo, number in enumerate(self._numbers[view]):
+            if not number:
+                continue
+            row = self._rows.get(silo)
+            if row is None or row[0] != number:
+                envelope = self.wire.read(self.reports[number, silo])
+                row = number, self._decrypt_report(envelope, f"report {number}")
+            rows[silo] = row
+        self._rows = rows
+        return rows
+
+    def _body(self, release: int, body: Broadcast) -> Broadcast:
+        return View(body.values, body.entries, body.before, body.helper, self._numbers[release])
+
+    def _computed_fits(self, detector: Alarm, release: int) -> list[Fit]:
+        return list(detector.fits_of_view(release, self._reports_in(release)))
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    def fold(self, write: Write) -> None:
+        """Apply an entry of the log to the state; see `Hub.fold`."""
+        super().fold(write)
+        if write.kind == "report":
+            key, _, silo = write.key.partition("/")
+            self._number_of[int(silo), digest(write.value)] = int(key)
+            self._last_numbers[int(silo)] = max(self._last_numbers[int(silo)], int(key))
+        elif write.kind == "set":
+            numbers = list(self._numbers[-1])
+            for entry in self.sets[int(write.key)].entries:
+                number = self._number(int(write.key), entry)
+                if number <= numbers[entry.silo]:
+                    raise BrokenLog(f"the set of exchange {write.key} holds an old report")
+                numbers[entry.silo] = number
+            self._numbers.append(tuple(numbers))
+
+    def _waits(self, now: float) -> dict[str, Any]:
+        """Return what the hub waits for at time ``now``, as a row of `progress.WAITS`."""
+        waits = super()._waits(now)
+        release = len(self.broadcasts) + 1
+        if waits["state"] == "open" or (
+            waits["state"] in ("reports", "too-few") and self._is_collected(release, now)
+        ):
+            return waiting("hub", "clocks", release, None)
+        return waits
+
+    def status(self, now: float | None = None) -> dict[str, object]:
+        """Return the state as `Hub.status` does, and each silo's last report.
+
+        Returns
+        -------
+        dict
+            ``waiting_for`` is empty: no silo waits for another. ``reports``: silo -> number of its
+            last report, number of its reports in the plan, and when the period of the last report
+            ended (None before the first). With ``now``, ``silent``: silo -> when its next report
+            was due, for silos that have missed it for longer than one of their periods.
+        """
+        more: dict[str, object] = {"waiting_for": [], "reports": self.reports_by_silo()}
+        if now is not None:
+            more["silent"] = self.silent(now)
+        return super().status(now) | more
+
+    def last_reports(self) -> dict[str, int]:
+        """Return the number of each silo's last report that the hub has; 0 if it has none."""
+        return dict(zip(self.deployed.silos, self._last_numbers, strict=True))
+
+    def reports_by_silo(self) -> dict[str, tuple[int, int, float | None]]:
+        """Return what ``status`` has as ``reports``."""
+        last_reports = self.last_reports()
+        return {
+            name: (k, len(calendar.closes), float(calendar.closes[k - 1]) if k else None)
+            for (name, k), calendar in zip(last_reports.items(), self._calendars, strict=True)
+        }
+
+    def silent(self, now: float) -> dict[str, float]:
+        """Return the silos that have been silent for long, and when their next reports were due.
+
+        A silo's report is late for long if it is late by more than the grace period, and by more
+        than the period that it is about.
+        """
+        silent, grace = {}, self.deployed.document.calendar.grace
+        names = zip(self.last_reports().items(), self._calendars, strict=True)
+        for silo, ((name, k), calendar) in enumerate(names):
+            times = (calendar.start, *calendar.closes)
+            if k == len(calendar.closes) or silo in self.left_silos:
+                continue
+            if now > times[k + 1] + max(grace, times[k + 1] - times[k]):
+                silent[name] = float(times[k + 1])
+        return silent
