@@ -240,6 +240,20 @@ def test_extremes_are_bounds_still() -> None:
     assert 1.0 < many / composed_epsilon([("randomized-response", 1e-2, 10**4)], 1e-5) < 1.1
 
 
+@pytest.mark.parametrize("kind", ["laplace", "bounded-range", "randomized-response"])
+@pytest.mark.parametrize("epsilon", [1e-9, 0.18650395070425227, 3.0])
+def test_more_mechanisms_never_cost_less_up_to_the_largest_count(kind: str, epsilon: float) -> None:
+    """For 10^15 mechanisms rounding errors of cumulants are large, and must count as a loss."""
+    counts = [10**k for k in range(6, 16)] + [6 * 10**15, 8 * 10**15, 2**53 - 1, 2**53]
+    found = [composed_epsilon([(kind, epsilon, count)], 1e-3) for count in counts]
+    assert all(b >= a * (1.0 - 1e-6) for a, b in itertools.pairwise(found)), found
+    for count, value in zip(counts, found, strict=True):
+        # No less than the mean of the losses, unless delta covers all of them.
+        mean = epsilon * math.tanh(epsilon / 2.0) * (1.0 if kind == "randomized-response" else 0.0)
+        assert value >= 0.99 * count * mean or value + 2.0 > count * epsilon
+        assert value <= count * epsilon * (1.0 + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("parts", "delta", "message"),
     [
