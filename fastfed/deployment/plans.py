@@ -504,7 +504,7 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
         closes = [start + seconds * count for count in counts]
     # By default, a reward may take the longest period, and the grace time is the shortest period.
     periods = np.maximum(np.diff([start, *closes]), 1)
-    grace, longest = int(periods.min(initial=0)), int(periods.max(initial=0))
+    grace, longest = (int(periods.min()), int(periods.max())) if len(periods) else (0, 0)
     if isinstance(plan, ClockedPlan) and len(closes) == len(ends):
         # The hub collects the reports of one moment for a short time only.
         grace = min(COLLECTED, int(periods.min()))

@@ -546,3 +546,14 @@ def test_a_hub_whose_port_is_taken_says_so_before_it_starts():
 def test_the_days_that_records_are_kept_are_a_number(tmp_path):
     run = CliRunner().invoke(cli, ["silo", str(tmp_path), "--hub", "https://x", "--keep", "30d"])
     assert run.exit_code == 2 and "a number of days from 0 to 36500, such as 30" in run.output
+
+
+def test_without_grace_the_hub_waits_as_long_as_the_shortest_period(tmp_path):
+    import mistakes_deployed
+
+    text = mistakes_deployed.spec(tmp_path).replace("grace = 43200\n", "")
+    assert compile_plan(text).document.calendar.grace == 86_400
+    dates = "closes = [2027-01-05T00:00:00Z, 2027-01-05T12:00:00Z, 2027-01-07T00:00:00Z]"
+    unequal = text.replace("period = 86400", dates).replace("horizon = 200", "horizon = 60")
+    calendar = compile_plan(unequal).document.calendar
+    assert (calendar.grace, calendar.reward_deadline) == (43_200, 172_800)
