@@ -53,9 +53,10 @@ class Uniforms:
         self._longer: dict[int, tuple[int, int]] = {}
 
     def prefix(self, index: int, bits: int) -> tuple[int, int]:
-        """Return the first n >= bits bits of a uniform as (a, n): it is in [a, a + 1] / 2^n.
+        """Return the first n >= bits bits of uniform number ``index`` as an integer a, and n.
 
-        Missing bits are drawn, and bits that were drawn never change.
+        So this uniform is in [a, a + 1] / 2^n. Missing bits are drawn, and bits that were drawn
+        never change.
         """
         a, n = self._longer.get(index, (int(self.random_u64[index]), _WORD))
         if n < bits:

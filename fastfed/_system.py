@@ -97,8 +97,10 @@ class System(Displayed):
 def agreed(plan: Any, certificate: Certificate) -> Certificate:
     """Return the certificate after checking that it agrees with the plan's numbers.
 
-    If the plan has no claim or fastfed cannot account for its kind, the returned certificate has
-    the status "conditional".
+    If the plan has no claim, or fastfed cannot account for its kind, there is nothing to compare.
+    Then a certificate with an exact guarantee becomes "conditional", with the condition
+    `UNVERIFIED`, and a certificate without one is returned as it is. Raises InputError if plan and
+    certificate disagree.
     """
     claim = getattr(plan, "privacy", None)
     epsilons = None if claim is None else accounted(plan)

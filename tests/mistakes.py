@@ -125,7 +125,7 @@ def _left(folder: Path) -> list[str]:
 
 
 def every() -> list[Mistake]:
-    """Return all mistakes, those at the command line first."""
+    """Return the users' mistakes of all modules; those at the command line come first."""
     import mistakes_answered
     import mistakes_deployed
     import mistakes_parts

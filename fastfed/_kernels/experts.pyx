@@ -45,7 +45,11 @@ def hedge_exponents(int64_t first, double[::1] exponents, double unit, double si
 
 
 def hedge_spread(const int64_t[:, ::1] sums, const int64_t[::1] lost):
-    """Return a bound on each expert's loss less that of the best, in units, before all segments."""
+    """Return an upper bound on the loss of any expert minus that of the best expert, in loss units.
+
+    It holds at the start of every segment of rounds. ``sums`` (segments, experts) are the losses in
+    each segment, and ``lost`` (experts,) are those before the first segment.
+    """
     return ff_hedge_spread(&sums[0, 0], sums.shape[0], sums.shape[1], &lost[0])
 
 

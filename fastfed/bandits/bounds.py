@@ -66,12 +66,11 @@ def privacy_cost_central_jdp(
 def privacy_cost_silo_ldp(
     horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> float:
-    """Return the privacy cost in Table 1, second row (silo-level LDP, from Theorem 5.1).
+    """Return the privacy cost of silo-level LDP: zhou-chowdhury-2024, Table 1, second row.
 
-    The cost is sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), M^(1/4) times the cost of the
-    first row. The order is proven, up to logarithms.
-
-    Here T is ``horizon``, M ``silos`` and d ``dimension``.
+    The cost is ``constant`` sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), by Theorem 5.1.
+    This is M^(1/4) times the cost in the first row. T is ``horizon``, M is ``silos`` and d is
+    ``dimension``. The paper proves the order up to logarithms, and leaves the constant open.
     """
     t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon, delta = checked_budget(epsilon, delta)

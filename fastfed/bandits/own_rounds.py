@@ -297,7 +297,9 @@ def with_own_rounds(
     variances: np.ndarray | None = None,
     noises: float = 0.0,
 ) -> tuple[Plan, Theory]:
-    """Add the local rounds of ``share`` to a plan, and a condition on them to its theory.
+    """Add local rounds to a plan, as the key ``share`` of the curve asks.
+
+    In a local round a silo chooses by its own raw data, and nothing of it is released.
 
     Parameters
     ----------
@@ -317,8 +319,8 @@ def with_own_rounds(
     -------
     plan : Plan
     theory : Theory
-        For rule "gls" without a sieve, with a condition that fails: the posterior is a model, so no
-        regret bound is proven.
+        The given theory. For rule "gls" without a sieve it gets a condition that fails: "gls"
+        chooses by a posterior, which is a model, so no regret bound is proven.
 
     Raises
     ------
@@ -349,7 +351,7 @@ def with_own_rounds(
         own = replace(own, spreads=(), ridges=(), bound=bound)
         return replace(plan, own=own), theory
     if plan.sieve_growth > 0.0:
-        # The local radius of V = I + G after T rows, whose determinant is at most (1 + T / d)^d.
+        # The largest local radius. After T rows det V of V = I + sum x x' is at most (1 + T / d)^d.
         growth = plan.dimension * math.log1p(plan.horizon / plan.dimension)
         width = multiplier * (reward_scale * math.sqrt(union + growth) + tau)
         own = replace(own, bound=bound, sieve_width=plan.sieve_growth * width)

@@ -171,9 +171,10 @@ class MeanRange:
         self._plan = plan
 
     def report(self, release: int) -> np.ndarray:
-        """Return infinite limits (d,).
+        """Return the largest accepted absolute values of a report (d,): infinite.
 
-        To refuse an estimate would reveal something about it; the private mean clips estimates.
+        So no report is refused, since a refusal would reveal something about the estimate. The
+        private mean clips large values instead.
         """
         return np.full(self._plan.dimension, math.inf)
 

@@ -311,7 +311,8 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
         )
     feature = clip.feature
     if clip.constant:
-        # The norm of (z, c). It is 1 if z was scaled to leave room for the constant c.
+        # The largest norm of a record: its features z with the constant c appended. It is 1, up to
+        # rounding, if z was scaled to leave room for c.
         feature = math.hypot(clip.feature, clip.constant)
         feature = 1.0 if abs(feature - 1.0) < 1e-12 else feature
     return feature, max(abs(bound) for bound in clip.centred)

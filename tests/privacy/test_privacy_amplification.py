@@ -94,6 +94,7 @@ def lemma_proves(std: float, epsilon: float, delta: float, n: int, silos: int) -
 def test_inverse_of_the_lemma_agrees_with_a_search(
     epsilon: float, delta: float, n: int, silos: int
 ) -> None:
+    """The std is the smallest one for which the lemma proves the budget, within 2 %."""
     std = amplified_std(epsilon, delta, n, silos)
     assert std is not None
     assert lemma_proves(std * 1.02, epsilon, delta, n, silos)

@@ -84,15 +84,19 @@ def test_no_random_pair_of_records_exceeds_the_bound():
 
 
 def test_smaller_bounds_are_exceeded():
-    """Check bounds that omit one term each; some pair of records exceeds each of them."""
+    """Check three bounds that are too small: some pair of records exceeds each of them.
+
+    A record is included with probability p, by a coin. In standard deviations of the noise, mu is
+    the distance of two records x and x', and zeta mu that of a record from no record.
+    """
     epsilon, p, zeta, mu = 0.1, 0.5, USUAL_ZETA, 0.8
     inner_epsilon = math.log(1 + (math.exp(epsilon) - 1) / p)
     largest_divergence = oracle.largest(epsilon, p, zeta, mu)
-    # First bound: x and x' are only as far apart as absence. Second: the coin reduces each record's
-    # delta twice.
+    # First bound: x and x' are as far apart as a record and no record. Second bound: the factor p
+    # of the coin is applied to delta twice.
     assert largest_divergence > p * delta_of(inner_epsilon, zeta * mu) * (1 + ERROR)
     assert largest_divergence > p * p * delta_of(epsilon, mu) * (1 + ERROR)
-    # Third bound: the coin scales the record by p.
+    # Third bound: the record is scaled by p instead of being included with probability p.
     assert oracle.largest(3.0, 0.5, USUAL_ZETA, 2.0) > delta_of(3.0, 0.5 * 2.0) * (1 + ERROR)
 
 

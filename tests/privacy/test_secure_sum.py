@@ -81,7 +81,11 @@ def test_calibration_uses_nearly_the_whole_budget(budget, releases) -> None:
 
 
 def test_noise_equals_the_noise_of_a_gaussian_mechanism(published_sum: SecureSum) -> None:
-    """Check sqrt(M / (M - t)) D / mu for all M shares, with D = 2 for replacement."""
+    """Check the noise of the sum of all M = 100 shares, of which t = 33 do not count.
+
+    The M - t counted shares have the noise D / mu of a Gaussian mechanism with sensitivity D = 2
+    (replacement), so all shares have sqrt(M / (M - t)) times this noise.
+    """
     std = 2.0 / mu_of(1.0, 1e-3) * math.sqrt(100 / 67)
     # Rounding of columns and records adds about 1e-5.
     assert published_sum.stds[0] == pytest.approx(std, rel=1e-4) and published_sum.stds[0] > std

@@ -64,7 +64,7 @@ def test_transcripts_equal_the_messages_of_the_parties() -> None:
     secure_sum = calibrated()
 
     class AuditNoise(SeededNoise):
-        """The audit's noise keys: the silo number of the noise also encodes the data set."""
+        """The audit's noise: silo i draws from stream 2 i for data set 0, and 2 i + 1 for 1."""
 
         def coins(self, silo, node, dimension, trials):
             return super().coins(2 * silo, node, dimension, trials)

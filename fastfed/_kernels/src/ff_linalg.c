@@ -457,7 +457,8 @@ static double update_factor(double *restrict w, double *restrict theta, const do
     return s;
 }
 
-/* Update W and theta by one data point; return 1 + ||x||^2_{V^-1} for the old V. */
+/* Add the data point (x, y) to W, the triangular factor of V^-1 = W'W, and to the estimate theta.
+ * Return 1 + ||x||^2_{V^-1} for the old V. */
 double ff_observe(double *restrict w, double *restrict theta, const double *restrict x, double y,
                   int64_t d, double *restrict scratch)
 {

@@ -219,8 +219,9 @@ void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo)
         ff_add(c->messages, c->messages + silo * s, s);
 }
 
-/* Update the total in exchange k of silos with their own clocks: add the batches of the silos that
- * report, or add up the latest reports of all silos. */
+/* Update the total in exchange k of silos with their own clocks. With FF_ADD, add the batches of
+ * the silos that report now. Otherwise replace the total by the sum of the latest reports of all
+ * silos that have reported. */
 static void combine_reports(const ff_run *run, ff_curve *c, int64_t k)
 {
     const int64_t s = ff_statistic(run->dimension);
@@ -234,7 +235,7 @@ static void combine_reports(const ff_run *run, ff_curve *c, int64_t k)
         } else if (c->analyzer == FF_ADD) {
             sum = message;
         } else {
-            /* Later views need the reports again. */
+            /* Later exchanges need this report again, so the sum is stored elsewhere. */
             sum = c->total;
             memcpy(sum, message, (size_t)s * sizeof(double));
         }

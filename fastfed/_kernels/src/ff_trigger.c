@@ -296,7 +296,9 @@ void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, 
     }
 }
 
-/* Return 1 if a cheap bound shows that the trigger cannot fire in this round. */
+/* Return 1 if a cheap bound on the growth of V by x shows that the trigger cannot fire now. Above
+ * FF_RECOMPUTE_MAX features the exact determinant is updated in every round, and no bound is kept.
+ * rounds: number of the silo's rounds since the last synchronisation. */
 int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x, int64_t d)
 {
     if (trigger->kind == FF_DETERMINANT && d > FF_RECOMPUTE_MAX)

@@ -155,14 +155,18 @@ class AboveThreshold(msgspec.Struct, frozen=True):
 
 
 def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nodes and ln of the weights of a quadrature rule for functions with kinks.
+    """Return the nodes and the logarithms of the weights of a quadrature rule.
 
-    Between the sorted ``kinks`` the function must be a product of exponentials of total rate at
-    most 1/a + count/b. Intervals are small at each kink, and double with the distance from it.
+    The rule is for functions of Laplace noise: ``a`` is the scale of the threshold's noise, ``b``
+    that of each answer's noise, and ``count`` the number of answers. Between the sorted ``kinks``
+    such a function must be a product of exponentials, which changes at a relative rate of at most
+    1/a + count/b. Intervals are as short as the inverse of this rate at each kink, and double with
+    the distance from it.
     """
     from numpy.polynomial.legendre import leggauss
 
-    # Beyond the last kink densities decay like exp(-|r| / a): 45 scales reduce them below 1e-17.
+    # Beyond the outermost kinks the functions decay like exp(-r / a) or exp(-r / b) with the
+    # distance r: 45 scales reduce them below 1e-17.
     tail_width = 45.0 * a + 45.0 * b
     low, high = float(kinks[0]) - tail_width, float(kinks[-1]) + tail_width
     first_width = 1.0 / (1.0 / a + count / b)
