@@ -7,6 +7,7 @@ by the key that gives the fewest panels.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -129,9 +130,10 @@ def panels(source: Source) -> list[Panel]:
         return [_overview(source)]
     styles = _styles(source, keys, facet)
     if facet is None:
-        chunks = [
-            range(i, min(i + MAX_CURVES, len(curves))) for i in range(0, len(curves), MAX_CURVES)
-        ]
+        # Panels of about equal size: nine curves are four and five.
+        count = max(1, -(-len(curves) // MAX_CURVES))
+        edges = [len(curves) * k // count for k in range(count + 1)]
+        chunks = [range(*pair) for pair in itertools.pairwise(edges)]
         titles = [f"curves {c[0] + 1} to {c[-1] + 1}" if len(chunks) > 1 else "" for c in chunks]
         groups: list[tuple[str, Sequence[int]]] = list(zip(titles, chunks, strict=True))
     else:

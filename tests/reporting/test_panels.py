@@ -128,8 +128,10 @@ def test_a_facet_that_no_curve_has_leaves_one_panel() -> None:
 
 def test_curves_without_a_sweep_are_drawn_in_chunks() -> None:
     many = source(*(curve(f"curve number {i}") for i in range(20)))
-    assert [title for title, _ in shown(many)] == ["curves 1 to 8", "curves 9 to 16",
-                                                   "curves 17 to 20"]  # fmt: skip
+    assert [title for title, _ in shown(many)] == ["curves 1 to 6", "curves 7 to 13",
+                                                   "curves 14 to 20"]  # fmt: skip
+    nine = source(*(curve(f"curve number {i}") for i in range(9)))
+    assert [len(labels) for _, labels in shown(nine)] == [4, 5]
 
 
 def test_of_very_many_the_best_are_drawn_before_the_range_of_all() -> None:
