@@ -48,7 +48,7 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.user_bit import UserBits
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
-from fastfed.privacy.mechanisms.vertex_sets import _ways
+from fastfed.privacy.mechanisms.vertex_sets import valid_accounts
 from fastfed.privacy.releases.buffered import buffered_column
 from fastfed.privacy.releases.prefix_sums import SLACK
 from fastfed.privacy.sensitivity import Budget, joint_sensitivity
@@ -354,8 +354,10 @@ def squared_scores(event: Scores, failure: float) -> float:
         for loss_set in noise.sets:
             change = loss_set.change / noise.scales[loss_set.tree - 1]
             if change:
-                ways = _ways(loss_set.leaves, noise.experts, "experts")
-                mu_of_set = min(of_responses(count, f * change, failure) for _, f, count in ways)
+                accounts = valid_accounts(loss_set.leaves, noise.experts, "experts")
+                mu_of_set = min(
+                    of_responses(count, factor * change, failure) for _, factor, count in accounts
+                )
                 mu = max(mu, mu_of_set)
     return mu * mu * _UP
 

@@ -225,7 +225,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         for leaves, change in sorted(sets, reverse=True):
             if change > largest_change:
                 largest_change = change
-                accounts = _ways(leaves, experts, protect)
+                accounts = valid_accounts(leaves, experts, protect)
                 set_epsilon = min(
                     composed_epsilon([(kind, factor * change, count)], target_delta)
                     for kind, factor, count in accounts
@@ -254,7 +254,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-def _ways(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
+def valid_accounts(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
     """List the valid accounts of a set of losses on which the scores of ``leaves`` leaves depend.
 
     Each is (kind, factor, number of mechanisms). The epsilon of one mechanism is the factor times
@@ -360,7 +360,7 @@ def _least_scale(budget: Budget, vertex_set: VertexSet, experts: int, protect: s
     if vertex_set.change == 0.0:
         return 0.0
     scales = []
-    for kind, factor, count in _ways(vertex_set.leaves, experts, protect):
+    for kind, factor, count in valid_accounts(vertex_set.leaves, experts, protect):
         epsilon_per_mechanism = largest_share(budget.epsilon, budget.delta, kind, count)
         scale = factor * vertex_set.change / epsilon_per_mechanism
         # The scale may have been rounded down.
