@@ -69,7 +69,7 @@ WITHOUT_BATCHES = {
 }
 #: If every silo must be in every set, lost records may delay a release for ever.
 NEEDS_ALL = {name for name, (p, tables) in PLANS.items() if p in WORDS and tables is not FEWER}
-FAULTS = ("kills", "silos put back", "hub put back")
+FAULTS = ("kills", "silos restored", "hub restored")
 #: Seeds from here on have more kinds of faults; smaller seeds keep the schedules that have found
 #: something.
 MORE = 1_000_000
@@ -103,18 +103,18 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
     # Usually two releases, the smallest number at which a second one can fail; sometimes four.
     tables |= {"batches": 4 if rng.random() < 0.1 else 2, "batch": 3}
     keys = {"kill": rng.choice((0.01, 0.03, 0.1, 0.2)), "stride": 40.0}
-    if faults != "hub put back" and rng.random() < 0.5:
+    if faults != "hub restored" and rng.random() < 0.5:
         keys["skew"] = rng.choice((30.0, 300.0))
-    if faults == "silos put back":
+    if faults == "silos restored":
         keys["restore"] = 0.5
-    if faults == "hub put back":
+    if faults == "hub restored":
         keys |= {"hub_restore": 0.7, "kill": rng.choice((0.0, 0.03, 0.1))}
         tables["calendar"] = PATIENT
     if seed >= MORE:
         if "skew" in keys:
             keys["skew"] = rng.choice((30.0, 300.0, 86_400.0, YEARS))
         # A helper may be restored while the hub is unchanged, see docs/run-it-for-real.md.
-        if faults != "hub put back" and protocol in ("secure-sum", "shuffle-vector"):
+        if faults != "hub restored" and protocol in ("secure-sum", "shuffle-vector"):
             keys["helper_restore"] = rng.choice((0.0, 0.7))
         keys["versions"] = 0.02
     if seed >= ALL:
@@ -134,11 +134,11 @@ def chosen_with_clocks(rng: Random) -> tuple[str, str, dict, dict]:
     }
     if name == "clocks, capped":
         tables["federation"] = {"name": "tests", "influence": 1.0}
-    if faults != "hub put back" and rng.random() < 0.5:
+    if faults != "hub restored" and rng.random() < 0.5:
         keys["skew"] = rng.choice((30.0, 300.0, 86_400.0, YEARS))
-    if faults == "silos put back":
+    if faults == "silos restored":
         keys["restore"] = 0.5
-    if faults == "hub put back":
+    if faults == "hub restored":
         keys |= {"hub_restore": 0.7, "kill": rng.choice((0.0, 0.03, 0.1))}
         calendar = {name: value for name, value in PATIENT.items() if name != "period"}
         tables["calendar"] = {**calendar, "round": TICK}
@@ -168,7 +168,7 @@ def drawn(seed: int) -> tuple[Counter, str]:
     did["with clocks wrong by years"] = keys.get("skew") == YEARS
     broken = ""
     try:
-        if faults == "hub put back":
+        if faults == "hub restored":
             world.run_with_the_hub_put_back(stretches=4, moments=30, rounds=8)
         else:
             world.run(moments=400 if keys.get("erase") else 150)
@@ -181,11 +181,11 @@ def drawn(seed: int) -> tuple[Counter, str]:
     did |= Counter(
         {
             "kills": world.kills,
-            "silos put back": world.restores,
-            "hubs put back": world.hub_restores,
-            "helpers put back": world.helper_restores,
+            "silos restored": world.restores,
+            "hubs restored": world.hub_restores,
+            "helpers restored": world.helper_restores,
             "messages of another version": world.versions,
-            "hubs put back to before a broadcast": world.behind,
+            "hubs restored to before a broadcast": world.behind,
             "snapshots": world.snapshots,
             "erased records": world.erased,
             "reports": len(world.reports),

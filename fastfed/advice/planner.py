@@ -471,7 +471,10 @@ class _Search:
         local = self.candidates.get("silo-ldp", [])
         feducb = "adds noise at the silos, and that trust was not requested"
         if question.protects == "reward":
-            feducb = "protects contexts and rewards"
+            feducb = (
+                "its schedule depends on contexts and bits, so few silos cannot represent all: "
+                "simulate it (docs/user-bit.md)"
+            )
         elif problem.arms:
             feducb = "it needs contexts, and arms have none"
         elif local:

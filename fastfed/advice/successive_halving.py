@@ -190,22 +190,26 @@ class Contender:
         return cls(candidate.label, candidate.plan, node, intercept=intercept)
 
     @property
+    def bit_std(self) -> float | None:
+        """Bound on the standard deviation of a debiased bit; None unless users send bits."""
+        return self.plan.radius.scale if self.plan.flips else None
+
+    @property
     def kind(self) -> tuple[bool, float | None, float | None]:
         """Contenders of one kind are simulated in one environment; see `environment`."""
-        return self.federated, self.intercept, self.plan.radius.scale if self.plan.flips else None
+        return self.federated, self.intercept, self.bit_std
 
     def environment(self, environment: Environment, times: float) -> Environment:
         """Return the environment in which the scaled plan is simulated.
 
-        Each round represents ``times`` rounds. The bits of users are then replaced by normal
-        rewards. Their standard deviation is the radius of a bit's noise, which is an upper bound.
+        Each round represents ``times`` rounds. If users send bits and ``times`` is not 1, normal
+        rewards with the standard deviation `bit_std` replace the bits.
         """
         if self.intercept is not None:
             environment = replace(environment, intercept=self.intercept)  # type: ignore[type-var]
         if not self.federated or times == 1.0:
             return environment
-        std = self.plan.radius.scale if self.plan.flips else None
-        return scaled_environment(environment, times, std)
+        return scaled_environment(environment, times, self.bit_std)
 
 
 @dataclass(frozen=True)

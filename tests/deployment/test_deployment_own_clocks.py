@@ -530,14 +530,14 @@ def test_planted_faults_are_caught(kinds, keys, problem):
 def test_random_schedules_of_own_clocks():
     did = drawn(range(schedules_of_all.OWN_CLOCKS, schedules_of_all.OWN_CLOCKS + 40))
     assert all(did[f"plan {name}"] for name in schedules_of_all.CLOCKS)
-    assert did["kills"] > 100 and did["views with late reports"] > 5 and did["hubs put back"] > 5
+    assert did["kills"] > 100 and did["views with late reports"] > 5 and did["hubs restored"] > 5
 
 
 @pytest.mark.slow
 def test_many_random_schedules_of_own_clocks():
     first = schedules_of_all.OWN_CLOCKS + 10_000
     did = drawn(range(first, first + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
-    assert did["hubs put back to before a broadcast"] > 50
+    assert did["hubs restored to before a broadcast"] > 50
 
 
 def drawn(seeds):

@@ -63,7 +63,7 @@ def drawn(seeds):
 
 def test_random_schedules_of_all_that_is_deployed():
     did = drawn(range(80))
-    assert did["kills"] > 100 and did["silos put back"] > 1 and did["hubs put back"] > 10
+    assert did["kills"] > 100 and did["silos restored"] > 1 and did["hubs restored"] > 10
 
 
 def test_random_schedules_of_plans_in_phases_and_with_experts_and_of_erased_records():
@@ -75,7 +75,7 @@ def test_random_schedules_of_plans_in_phases_and_with_experts_and_of_erased_reco
 @pytest.mark.slow
 def test_many_random_schedules_of_all_that_is_deployed():
     did = drawn(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
-    assert did["kills"] > 1000 and did["hubs put back to before a broadcast"] > 50
+    assert did["kills"] > 1000 and did["hubs restored to before a broadcast"] > 50
 
 
 def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
@@ -115,7 +115,7 @@ FOUND = (26615, 35896, 301648, 52317, 96124, 10000335)
 def test_schedules_that_have_found_something(seed):
     did, broken = schedules_of_all.run(seed)
     assert not broken
-    assert did["kills"] or did["silos put back"]
+    assert did["kills"] or did["silos restored"]
 
 
 # ---- planted faults ------------------------------------------------------------------------------
