@@ -252,9 +252,9 @@ def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> 
             check_plain(name, key, keys, level + 1)
             check_plain(str(key) if keys else name, inner, keys, level + 1)
     elif isinstance(value, (list, tuple)):
-        for inner in value:
-            # Most lists are of numbers, which need no call each.
-            if type(inner) is not float:
+        # Most lists are of numbers, which need no check each.
+        if set(map(type, value)) != {float}:
+            for inner in value:
                 check_plain(name, inner, keys, level + 1)
     elif isinstance(value, str) and not is_line(value):
         raise InputError(
@@ -358,6 +358,9 @@ def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
     """Return value as an aligned C-contiguous array of dtype; raise InputError if it is none."""
     value = unmasked(name, value)
     try:
+        if type(value) is list and (result := np.asarray(value)).dtype == dtype == np.float64:
+            # The common case, converted once: NumPy chooses float64 for real numbers only.
+            return result
         if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
             raise TypeError
         # The caller refuses infinity and NaN; signalling NaN must not warn here.

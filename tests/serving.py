@@ -6,8 +6,8 @@ Each client makes a decision, sends its reward, and goes on, over one connection
 (``load.c``) serves all clients, so that it leaves the processor to the silo. A slow disk is
 simulated by a library that delays each fsync by ``--sync-ms``. With ``--alone`` it runs one sync at
 a time, and all syncs that arrive meanwhile share the next one.
-*Inside* is the time in the silo, from a request's bytes to its answer's bytes. *Commit* is the time
-of one sync (of one transaction in versions before overlapping syncs).
+*Inside* is the time in the silo, from a request's bytes to its answer's bytes. *Sync* is the time
+of one sync in a thread; a silo whose syncs are fast has none.
 """
 
 import argparse
@@ -62,9 +62,10 @@ int fdatasync(int fd) { return later("fdatasync", fd); }
 INSIDE = """
 import os, sys, time
 from fastfed.cli import main
-from fastfed.deployment import application, store
-connection, base = application._Connection, store.SqliteStore
-received, reply, write_all = connection.data_received, connection.reply, base.write_all
+from fastfed.deployment import application
+from fastfed.deployment.syncs import SyncThreads
+connection = application._Connection
+received, reply, ended = connection.data_received, connection.reply, SyncThreads.ended
 inside, commits = [], []
 def timed_received(self, data):
     self.since = time.perf_counter()
@@ -72,16 +73,12 @@ def timed_received(self, data):
 def timed_reply(self, *answer):
     reply(self, *answer)
     inside.append(time.perf_counter() - self.since)
-def timed(run):
-    def timed_run(*arguments):
-        start = time.perf_counter()
-        result = run(*arguments)
-        commits.append(time.perf_counter() - start)
-        return result
-    return timed_run
+def timed_ended(self):
+    syncs = ended(self)
+    commits.extend(seconds for _, _, seconds in syncs)
+    return syncs
 connection.data_received, connection.reply = timed_received, timed_reply
-name = "sync" if hasattr(base, "sync") else "write_all"
-setattr(base, name, timed(getattr(base, name)))
+SyncThreads.ended = timed_ended
 end = os._exit
 def ending(code):
     with open(sys.argv[0], "w") as file:
@@ -176,7 +173,7 @@ def main():
         os.environ["FASTFED_SYNC_ALONE"] = "1"
     print(
         "sync ms  clients  pairs/s  silo CPU us/pair  decide p50/p99 ms  reward p50/p99 ms  "
-        "inside p50/p99 ms  commit p50/p99 ms"
+        "inside p50/p99 ms  sync p50/p99 ms"
     )
     for sync_ms in given.sync_ms:
         for clients in given.clients:
@@ -191,7 +188,7 @@ def main():
                     cpu = (cpu_seconds(process.pid) - before) / len(times) * 1e6
                 rows = [np.array(row.split(), float) for row in file.read_text().splitlines()]
                 # Without the first moments, in which the silo is not warm yet.
-                late = [*times.T, *(row[len(row) // 5 :] for row in rows)]
+                late = [*times.T, *(row[len(row) // 5 :] for row in rows if len(row))]
             quantiles = [1e3 * np.quantile(row, [0.5, 0.99]) for row in late]
             print(
                 f"{sync_ms:7g}  {clients:7}  {rate:7.0f}  {cpu:16.0f}  "

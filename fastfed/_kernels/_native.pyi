@@ -1,5 +1,5 @@
-"""The shared object of all kernels: how it was built, which level of instructions runs, and
-watches."""
+"""The shared object of all kernels: how it was built, which level of instructions runs, watches,
+and syncs."""
 
 HAS_THREADS: bool
 COMPILER: str
@@ -13,3 +13,4 @@ HEARD: int
 
 def watch_signals(pipe: int, grace: int, message: bytes) -> None: ...
 def watch_owner(pipe: int) -> None: ...
+def sync_files(requests: int, answers: int) -> None: ...

@@ -1,6 +1,6 @@
 # cython: language_level=3
-"""The shared object of all kernels: how it was built, which level of instructions runs, and
-watches."""
+"""The shared object of all kernels: how it was built, which level of instructions runs, watches,
+and syncs."""
 
 import os
 
@@ -76,3 +76,14 @@ def watch_owner(int pipe):
     """Run ff_watch_owner (src/ff_watch.h) in the calling thread, which should do nothing else."""
     with nogil:
         ff_watch_owner(pipe)
+
+# ---- Syncs of files ------------------------------------------------------------------------------
+
+cdef extern from "ff_sync.h":
+    void ff_sync_files(int requests, int answers) nogil
+
+
+def sync_files(int requests, int answers):
+    """Run ff_sync_files (src/ff_sync.h) in the calling thread, which should do nothing else."""
+    with nogil:
+        ff_sync_files(requests, answers)

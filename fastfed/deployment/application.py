@@ -1,9 +1,10 @@
 """The server of a silo's application: HTTP with JSON on a Unix socket in the silo's folder.
 
 One thread reads requests, computes them, appends their writes to the log and writes answers; a few
-others sync to disk. While all of these sync, the requests that arrive are computed, and the next
-sync stores them together (`Process.sync`). An answer is sent when what it says is durable.
-Connections stay open, and a request may hold many decisions or rewards.
+others sync to disk, without Python's lock (`SyncThreads`). While all of these sync, the requests
+that arrive are computed, and the next sync stores them together (`Process.sync`). An answer is sent
+when what it says is durable. Connections stay open, and a request may hold many decisions or
+rewards.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,8 +30,9 @@ from fastfed._validate import InputError, check_plain, nearest, parsed
 from fastfed.deployment import calls
 from fastfed.deployment.calls import check_path, failure, files_for
 from fastfed.deployment.model import Decision, model_of
-from fastfed.deployment.process import SYNCS, Call, SiloProcess
-from fastfed.deployment.store import SyncFailed
+from fastfed.deployment.process import SYNCS, Batch, Call, SiloProcess
+from fastfed.deployment.store import SyncFailed, Syncing
+from fastfed.deployment.syncs import SyncThreads
 
 #: Maximum number of bytes of a request's body and of its head, and of decisions in one request.
 REQUEST, HEAD, MANY = 1 << 24, 1 << 16, 10_000
@@ -135,12 +136,10 @@ def _decision(decision: Decision) -> dict[str, Any]:
     return plain | ({"name": decision.name} if decision.name else {})
 
 
-def answer_of(
-    status: Callable[[], dict[str, Any]], path: str, done: Sequence[Call[Any]]
-) -> dict[str, Any]:
+def answer_of(status: Callable[[], Any], path: str, done: Sequence[Call[Any]]) -> Any:
     """Return the answer to a request whose calls are done; raise the error of a single call.
 
-    ``status`` returns the silo's status.
+    ``status`` returns the silo's status, as plain data or encoded.
     """
     if path in ONE:
         items = []
@@ -333,8 +332,8 @@ class _Connection(asyncio.Protocol):
         else:
             self._application.begin(request, body)
 
-    def reply(self, request: _Request, status: int, answer: dict[str, Any]) -> None:
-        """Send an answer; then answer the next request."""
+    def reply(self, request: _Request, status: int, answer: Any) -> None:
+        """Send an answer, plain data or JSON; then answer the next request."""
         body, end = msgspec.json.encode(answer), b"" if request.keep else b"connection: close\r\n"
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n"
         self.busy, self.idle_since = False, time.monotonic()
@@ -400,6 +399,8 @@ class Application:
         self._max_connections = files_for(4, 256)
         self._requests: dict[int, _Request] = {}
         self._is_planned = False
+        #: Descriptor -> the batch and the sync that run in one of the threads that sync.
+        self._running_syncs: dict[int, tuple[Batch, Syncing]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._stop, self._ended = threading.Event(), threading.Event()
@@ -434,8 +435,9 @@ class Application:
         loop = self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._silo.on_done = self._done
-        # One of the threads that sync may be in `Store.tidy`.
-        self._blocking, self._syncing = ThreadPoolExecutor(2), ThreadPoolExecutor(SYNCS + 1)
+        self._blocking = ThreadPoolExecutor(2)
+        self._sync_threads = SyncThreads(SYNCS)
+        loop.add_reader(self._sync_threads.fileno(), self._finish_syncs)
         server = await loop.create_unix_server(lambda: _Connection(self), sock=self._socket)
         try:
             while not self._stop.is_set():
@@ -446,8 +448,12 @@ class Application:
             server.close()
             for connection in list(self.connections):
                 connection.transport.close()
+            # The process waits for these syncs when it is closed.
+            while self._running_syncs:
+                await asyncio.sleep(0.001)
+            loop.remove_reader(self._sync_threads.fileno())
+            self._sync_threads.close()
             self._blocking.shutdown(wait=False)
-            self._syncing.shutdown(wait=False)
 
     def soon(self, what: Callable[[], None]) -> None:
         """Call a function after all that is ready now; only in the thread that answers."""
@@ -534,8 +540,14 @@ class Application:
 
     def _deliver(self, done: Sequence[Call[Any]]) -> None:
         """Answer the requests whose calls are all done; plan the next sync."""
-        # All answers of now have the same status.
-        status = cache(self._silo.status)
+        encoded: list[Any] = []
+
+        def status() -> Any:
+            # All answers of now have the same status, which is encoded once.
+            if not encoded:
+                encoded.append(msgspec.Raw(msgspec.json.encode(self._silo.status())))
+            return encoded[0]
+
         for call in done:
             request = self._requests.pop(id(call), None)
             if request is None:
@@ -580,7 +592,34 @@ class Application:
 
     def _sync(self) -> None:
         """Store what is computed: here if that is fast, else sync in a different thread."""
-        if self._silo.pace < self.fast:
-            self._silo.sync()
-        elif (batch := self._silo.begin_sync()) is not None:
-            self._syncing.submit(self._silo.end_sync, batch)
+        silo = self._silo
+        if silo.pace < self.fast:
+            silo.sync()
+            return
+        batch = silo.begin_sync()
+        if batch is None:
+            return
+        try:
+            syncing = silo.store.begin_sync()
+        except OSError as error:
+            silo.finish_sync(batch, error, silo.pace)
+            return
+        if syncing is None:
+            silo.finish_sync(batch, None, 0.0)
+            return
+        self._running_syncs[syncing.file] = batch, syncing
+        self._sync_threads.begin(syncing.file)
+
+    def _finish_syncs(self) -> None:
+        """Finish the calls whose syncs have ended."""
+        silo = self._silo
+        for file, error, seconds in self._sync_threads.ended():
+            batch, syncing = self._running_syncs.pop(file)
+            failure, failed = OSError(error, os.strerror(error)) if error else None, None
+            try:
+                silo.store.end_sync(syncing, failure)
+            except OSError as sync_error:
+                failed = sync_error
+            silo.finish_sync(batch, failed, seconds)
+        if silo.store.is_untidy:
+            self._blocking.submit(silo.store.tidy)

@@ -262,7 +262,9 @@ class Process:
         return batch is not None
 
     def begin_sync(self) -> Batch | None:
-        """Append the writes of all submitted calls to the log; `end_sync` must follow.
+        """Append the writes of all submitted calls to the log.
+
+        `end_sync` must follow, or a sync of the store by the caller and `finish_sync`.
 
         Return None if there is nothing to do now; see `sync`.
         """
@@ -290,19 +292,25 @@ class Process:
             return batch
 
     def end_sync(self, batch: Batch) -> None:
-        """Make an appended batch durable, and finish its calls and those of earlier batches.
-
-        If the sync fails, the calls of all batches in the log fail that are not done, because a
-        later sync could succeed although the disk lacks a part of the log.
-        """
+        """Make an appended batch durable, and finish its calls and those of earlier batches."""
         failed, start = None, time.perf_counter()
         try:
             self.store.sync()
         except BaseException as error:
             failed = error
+        self.finish_sync(batch, failed, time.perf_counter() - start)
+        self.store.tidy()
+
+    def finish_sync(self, batch: Batch, failed: BaseException | None, seconds: float) -> None:
+        """Finish the calls of a batch whose sync has ended, and those of earlier batches.
+
+        ``failed`` is the error of a sync that has failed, and ``seconds`` the time that it took.
+        After a failed sync, the calls of all batches in the log fail that are not done, because a
+        later sync could succeed although the disk lacks a part of the log.
+        """
         with self._lock:
             self._syncs -= 1
-            self.pace += 0.2 * (time.perf_counter() - start - self.pace)
+            self.pace += 0.2 * (seconds - self.pace)
             done: list[Call[Any]] = []
             while batch in self._batches or (failed is not None and self._batches):
                 done += self._finish_batch(self._batches.popleft(), failed)
@@ -310,7 +318,6 @@ class Process:
             self._save_snapshot(SNAPSHOT_EVERY)
             done += self._resubmit()
         self.on_done(done)
-        self.store.tidy()
 
     def _finish_batch(self, batch: Batch, failed: BaseException | None) -> list[Call[Any]]:
         """Apply the writes of a batch that is durable, or has failed; return its calls."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -381,7 +382,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return indices
 
 
-class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
     """How rows become features: values are clipped to the columns' ranges and divided by ``norm``.
 
     Ranges and norm are declared, not estimated from data. With ``records``, rows are computed from
@@ -391,6 +392,12 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     columns: tuple[Column, ...]
     norm: float
     records: Records | None = None
+
+    @cached_property
+    def _ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The lowest and highest values of the columns, (d,) each."""
+        low = np.array([column.low for column in self.columns])
+        return low, np.array([column.high for column in self.columns])
 
     @property
     def spelled(self) -> tuple[Any, ...]:
@@ -412,8 +419,8 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         rows = private_array("actions", actions, (None, len(self.columns)))
         if not len(rows):
             raise InputError("actions must hold at least one row, got none")
-        low, high = (np.array([getattr(c, end) for c in self.columns]) for end in ("low", "high"))
-        coded: np.ndarray = np.clip(rows, low, high) / self.norm
+        low, high = self._ranges
+        coded: np.ndarray = np.minimum(np.maximum(rows, low), high) / self.norm
         return coded
 
     def offer(self, actions: object, record: Any, among: object) -> tuple[np.ndarray, list[int]]:

@@ -59,6 +59,13 @@ class SyncFailed(OSError):
     """Raised after a sync has failed: what it was to make durable may be lost at a restart."""
 
 
+class Syncing(NamedTuple):
+    """A sync that runs: the descriptor of its file, and the number of the last write it covers."""
+
+    file: int
+    number: int
+
+
 class Position(NamedTuple):
     """A place in a log: the number of its last write, and the hash of all writes up to it."""
 
@@ -102,6 +109,33 @@ class Store(Protocol):
         OSError
             If the disk has failed, at this or an earlier sync. The store takes no more writes then.
         """
+        ...
+
+    def begin_sync(self) -> Syncing | None:
+        """Return a sync whose file the caller syncs; None if no file needs to be synced.
+
+        `end_sync` must follow. With it, this does the same as `sync`.
+
+        Raises
+        ------
+        OSError
+            See `sync`.
+        """
+        ...
+
+    def end_sync(self, syncing: Syncing, failure: OSError | None) -> None:
+        """Note that a sync has ended, with the error ``failure`` if it has failed.
+
+        Raises
+        ------
+        OSError
+            See `sync`.
+        """
+        ...
+
+    @property
+    def is_untidy(self) -> bool:
+        """True if work is due that `tidy` does."""
         ...
 
     def tidy(self) -> None:
@@ -471,23 +505,37 @@ class SqliteStore:
         After a failure, a later sync that succeeds proves nothing: the system may have dropped what
         it could not write. So all later calls fail, until a new process has read the file.
         """
+        syncing = self.begin_sync()
+        if syncing is None:
+            return
+        try:
+            _sync_content(syncing.file)
+        except OSError as error:
+            self.end_sync(syncing, error)
+        except BaseException:
+            # After an interrupt, what is in the log is not known to be durable.
+            with suppress(SyncFailed):
+                self.end_sync(syncing, OSError(errno.EINTR, os.strerror(errno.EINTR)))
+            raise
+        else:
+            self.end_sync(syncing, None)
+
+    def begin_sync(self) -> Syncing | None:
+        """Return a sync of the write-ahead log; see `Store.begin_sync`."""
         self._check_disk()
         number = self._position.number
-        if self._lock is not None:
-            descriptor = self._descriptors.pop() if self._descriptors else self._log_opened()
-            # An interrupt counts as a failure: what is in the log is not known to be durable.
-            failure: OSError | None = OSError(errno.EINTR, os.strerror(errno.EINTR))
-            try:
-                _sync_content(descriptor)
-                failure = None
-            except OSError as error:
-                failure = error
-            finally:
-                self._failure = self._failure or failure
-                self._descriptors.append(descriptor)
-            self._check_disk()
+        if self._lock is None:
+            self._durable = number
+            return None
+        return Syncing(self._descriptors.pop() if self._descriptors else self._log_opened(), number)
+
+    def end_sync(self, syncing: Syncing, failure: OSError | None) -> None:
+        """Note that a sync has ended; see `Store.end_sync`."""
+        self._descriptors.append(syncing.file)
+        self._failure = self._failure or failure
+        self._check_disk()
         with self._marking:
-            self._durable = max(self._durable, number)
+            self._durable = max(self._durable, syncing.number)
 
     def _log_opened(self) -> int:
         """Open the write-ahead log, which exists while a connection is open."""
@@ -502,12 +550,17 @@ class SqliteStore:
                 self.path,
             )
 
+    @property
+    def is_untidy(self) -> bool:
+        """True if much was appended since the last `tidy`."""
+        return self._untidy >= TIDY_PAGES
+
     def tidy(self) -> None:
         """Copy the write-ahead log to the file, if much was appended; see `Store.tidy`.
 
         So the copy in a transaction, during which calls wait, is rare and short.
         """
-        if self._untidy < TIDY_PAGES or not self._tidying.acquire(blocking=False):
+        if not self.is_untidy or not self._tidying.acquire(blocking=False):
             return
         try:
             self._untidy = 0
@@ -631,6 +684,18 @@ class MemoryStore:
 
     def sync(self) -> None:
         """Do nothing: nothing here is durable."""
+
+    def begin_sync(self) -> Syncing | None:
+        """Return None: there are no files."""
+        return None
+
+    def end_sync(self, syncing: Syncing, failure: OSError | None) -> None:
+        """Do nothing: there are no files."""
+
+    @property
+    def is_untidy(self) -> bool:
+        """False: there are no files."""
+        return False
 
     def tidy(self) -> None:
         """Do nothing: there are no files."""

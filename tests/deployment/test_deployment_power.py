@@ -19,16 +19,19 @@ pytest.importorskip("httptools")
 
 import federation
 import serving as load
+from python_syncs import PythonSyncThreads
 from test_deployment_doors import serving
 from test_deployment_history import ROWS, silo_of, state_of
 
 from fastfed import InputError
+from fastfed.deployment import application as application_module
 from fastfed.deployment import process as process_module
 from fastfed.deployment import store as store_module
 from fastfed.deployment.application import Application
 from fastfed.deployment.client import Client
 from fastfed.deployment.shell import Dialer
 from fastfed.deployment.store import MemoryStore, SqliteStore, SyncFailed
+from fastfed.deployment.syncs import SyncThreads
 
 
 class Held:
@@ -69,8 +72,9 @@ def silo(tmp_path):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Make an application treat every disk as slow, even while the test delays no sync."""
+    """Make an application treat each disk as slow, and sync by what `Held` replaces."""
     monkeypatch.setattr(Application, "fast", 0.0)
+    monkeypatch.setattr(application_module, "SyncThreads", PythonSyncThreads)
 
 
 def test_a_call_waits_for_a_sync_that_began_after_its_commit(silo, tmp_path, monkeypatch, slow):
@@ -128,6 +132,43 @@ def test_calls_in_a_process_share_a_sync_only_if_it_begins_later(silo, monkeypat
         assert not any(one.done() for one in late)
         held.release(process_module.SYNCS)
         assert all(one.result(10).learns for one in late)
+
+
+def test_threads_sync_files_and_report_each_error(tmp_path):
+    threads = SyncThreads(3)
+    files = [os.open(tmp_path / str(k), os.O_RDWR | os.O_CREAT) for k in range(40)]
+    read, write = os.pipe()
+    try:
+        for file in (*files, read):
+            threads.begin(file)
+        ended = []
+        while len(ended) < 41:
+            ended += threads.ended()
+    finally:
+        threads.close()
+    assert sorted(file for file, _, _ in ended) == sorted([*files, read])
+    errors = {file: error for file, error, _ in ended}
+    assert errors.pop(read) == errno.EINVAL and set(errors.values()) == {0}
+    assert all(0.0 < seconds < 60.0 for _, _, seconds in ended)
+    for file in (*files, read, write):
+        os.close(file)
+
+
+def test_a_failed_sync_in_a_thread_fails_calls_and_the_silo_still_closes(
+    silo, tmp_path, monkeypatch
+):
+    """The threads' own sync fails, on a descriptor that cannot be synced."""
+    monkeypatch.setattr(Application, "fast", 0.0)
+    read, write = os.pipe()
+    with serving(Application(silo, tmp_path / "s")):
+        client = Client(tmp_path / "s", wait=0.0)
+        assert client.call("decide", actions=ROWS, subject="a")["learns"]
+        silo.store._descriptors = [read]
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"a sync to disk failed \(Invalid argument\)"):
+                client.call("decide", actions=ROWS, subject="b")
+    assert silo.party.decisions.count == 1
+    os.close(write)
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -309,13 +350,19 @@ ssize_t send(int fd, const void *data, size_t size, int flags) {
 
 #: Runs a silo whose log is short, so that it starts again and again; argument 2 breaks it.
 RUN = """
-import sys, fastfed.deployment.store as store
+import sys, fastfed.deployment.application as application, fastfed.deployment.store as store
 store.TIDY_PAGES, store.PAGES = 60, 150
+if sys.argv[2] in ("unsynced", "joined"):
+    sys.path.append(sys.argv[3])
+    from python_syncs import PythonSyncThreads
+    application.SyncThreads = PythonSyncThreads
 if sys.argv[2] == "unsynced":
     store._sync_content = lambda descriptor: None
 if sys.argv[2] == "joined":
-    # A call joins the sync that runs, although it began before the call's commit.
+    # A call joins the sync that runs, although it began before the call's commit. With few calls
+    # in a sync, many join.
     import os, threading
+    application.Application.few = 1
     running, ended = [False], threading.Condition()
     def joined(descriptor):
         with ended:
@@ -345,8 +392,8 @@ def recorded(tmp_path, fault, seconds):
     before = {name: (folder / name).read_bytes() for name in ("state.sqlite",)}
     environment = os.environ | {"LD_PRELOAD": str(library), "RECORD": str(log),
                                 "RECORDED": str(folder / "state.sqlite")}  # fmt: skip
-    silo = subprocess.Popen([sys.executable, "-c", RUN, str(folder), fault], env=environment,
-                            stderr=subprocess.PIPE)  # fmt: skip
+    command = [sys.executable, "-c", RUN, folder, fault, os.path.dirname(__file__)]
+    silo = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     path, end = folder / "silo.sock", time.monotonic() + 60
     while not path.exists() and silo.poll() is None and time.monotonic() < end:
         time.sleep(0.05)

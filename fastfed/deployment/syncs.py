@@ -1,0 +1,54 @@
+"""Threads that sync files to disk without Python's lock."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+
+from fastfed._kernels import _native
+
+#: A sync that has ended, as ``ff_synced`` (src/ff_sync.h): descriptor, errno or 0, seconds.
+_ENDED = struct.Struct("=iid")
+
+
+class SyncThreads:
+    """Sync files in threads that do not need Python's lock; one thread uses this object.
+
+    Parameters
+    ----------
+    count : int
+        Number of threads, and so of syncs that run at a time.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._requests_read, self._requests = os.pipe()
+        self._answers, self._answers_write = os.pipe()
+        pipes = self._requests_read, self._answers_write
+        self._threads = [
+            threading.Thread(target=_native.sync_files, args=pipes, daemon=True)
+            for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self, file: int) -> None:
+        """Start to sync the content of the file with this descriptor."""
+        os.write(self._requests, file.to_bytes(4, sys.byteorder))
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read when a sync has ended."""
+        return self._answers
+
+    def ended(self) -> list[tuple[int, int, float]]:
+        """Return (descriptor, errno or 0, seconds) of syncs that have ended; wait for the first."""
+        return list(_ENDED.iter_unpack(os.read(self._answers, 64 * _ENDED.size)))
+
+    def close(self) -> None:
+        """End the threads, once their syncs have ended."""
+        os.close(self._requests)
+        for thread in self._threads:
+            thread.join()
+        for descriptor in (self._requests_read, self._answers, self._answers_write):
+            os.close(descriptor)
