@@ -381,7 +381,7 @@ class Application:
     #: over would take longer.
     fast = 0.0005
     #: See `_plan_sync`.
-    few = 8
+    few = 5
 
     def __init__(self, silo: SiloProcess, path: str | Path) -> None:
         check_path(path)
@@ -526,6 +526,9 @@ class Application:
             if not call.is_done:
                 self._silo.submit(call)
         self._deliver([call for call in request.calls if call.is_done])
+        if self._running_syncs:
+            # Before the next request: an answer that is ready must not wait for all that arrive.
+            self._finish_syncs()
 
     def _finish_task(self, request: _Request, task: Any) -> None:
         """Answer a request that a different thread has computed."""

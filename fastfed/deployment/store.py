@@ -198,8 +198,9 @@ class Store(Protocol):
 
 
 #: Pages of SQLite's write-ahead log at which a transaction copies them to the database file, and
-#: number of appended pages (about one a write) after which `Store.tidy` does so meanwhile.
-PAGES, TIDY_PAGES = 4_000, 1_000
+#: number of writes, up to two or three pages each, after which `Store.tidy` does so meanwhile. The
+#: first transaction after a copy syncs the log's new header, so calls then wait for two syncs.
+PAGES, TIDY_PAGES = 16_000, 4_000
 #: Syncs a file's content, but not its times if the system can leave them out.
 _sync_content = getattr(os, "fdatasync", os.fsync)
 

@@ -25,6 +25,7 @@ class SyncThreads:
     def __init__(self, count: int) -> None:
         self._requests_read, self._requests = os.pipe()
         self._answers, self._answers_write = os.pipe()
+        os.set_blocking(self._answers, False)
         pipes = self._requests_read, self._answers_write
         self._threads = [
             threading.Thread(target=_native.sync_files, args=pipes, daemon=True)
@@ -42,8 +43,11 @@ class SyncThreads:
         return self._answers
 
     def ended(self) -> list[tuple[int, int, float]]:
-        """Return (descriptor, errno or 0, seconds) of syncs that have ended; wait for the first."""
-        return list(_ENDED.iter_unpack(os.read(self._answers, 64 * _ENDED.size)))
+        """Return (descriptor, errno or 0, seconds) of the syncs that have ended since last time."""
+        try:
+            return list(_ENDED.iter_unpack(os.read(self._answers, 64 * _ENDED.size)))
+        except BlockingIOError:
+            return []
 
     def close(self) -> None:
         """End the threads, once their syncs have ended."""

@@ -14,6 +14,7 @@ class PythonSyncThreads(SyncThreads):
 
     def __init__(self, count):
         self._answers, self._answers_write = os.pipe()
+        os.set_blocking(self._answers, False)
         self._pool = ThreadPoolExecutor(count)
 
     def begin(self, file):

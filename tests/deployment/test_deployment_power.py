@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import select
 import shutil
 import struct
 import subprocess
@@ -143,7 +144,9 @@ def test_threads_sync_files_and_report_each_error(tmp_path):
             threads.begin(file)
         ended = []
         while len(ended) < 41:
+            select.select([threads.fileno()], [], [], 20.0)
             ended += threads.ended()
+        assert threads.ended() == []
     finally:
         threads.close()
     assert sorted(file for file, _, _ in ended) == sorted([*files, read])
