@@ -20,7 +20,7 @@ from fastfed.cli import cli
 from fastfed.deployment import charges, codec, plans, wire
 from fastfed.deployment import folder as folders
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.experts import Lost
+from fastfed.deployment.experts import EndedWithLosses
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.wire import Report
 from fastfed.privacy.account import released
@@ -148,7 +148,7 @@ class ExpertWorld(World):
     def check_write(self, name, write):
         super().check_write(name, write)
         if write.kind == "ended" and name != "hub":
-            ended = msgspec.msgpack.decode(write.value, type=Lost)
+            ended = msgspec.msgpack.decode(write.value, type=EndedWithLosses)
             decided_at = self.parties[name].decisions[write.key].time
             if ended.leaf not in (0, self.plan.document.calendar.period(decided_at)):
                 raise Violation(f"a loss of {name} entered another phase than its own")
@@ -195,7 +195,11 @@ class Moving:
 
     def losses(self, name, losses, now):
         step = super().losses(name, losses, now)
-        ended = msgspec.msgpack.decode(step.writes[0].value, type=Lost) if step.writes else None
+        ended = (
+            msgspec.msgpack.decode(step.writes[0].value, type=EndedWithLosses)
+            if step.writes
+            else None
+        )
         if ended is None or ended.why != "late" or self._open_leaf(now) > self.plan.releases:
             return step
         moved = msgspec.structs.replace(ended, leaf=self._open_leaf(now), why="")

@@ -170,7 +170,7 @@ class ClockedHub(Hub):
 
     # ---- numbers of reports ----------------------------------------------------------------------
 
-    def _most_reports(self, silo: int) -> int:
+    def _report_count(self, silo: int) -> int:
         return len(self._calendars[silo].closes)
 
     def _may_have_seen(self, body: wire.Seen, release: int) -> bool:
@@ -179,7 +179,7 @@ class ClockedHub(Hub):
     def _last_report_in(self, release: int, silo: int) -> int:
         return self._numbers[release][silo]
 
-    def _number(self, release: int, entry: wire.Entry) -> int:
+    def _report_number(self, release: int, entry: wire.Entry) -> int:
         return self._number_of.get((entry.silo, entry.digest), 0)
 
     def _due(self, view: int) -> list[int]:
@@ -271,7 +271,7 @@ class ClockedHub(Hub):
         elif write.kind == "set":
             numbers = list(self._numbers[-1])
             for entry in self.sets[int(write.key)].entries:
-                number = self._number(int(write.key), entry)
+                number = self._report_number(int(write.key), entry)
                 if number <= numbers[entry.silo]:
                     raise BrokenLog(f"the set of exchange {write.key} holds an old report")
                 numbers[entry.silo] = number

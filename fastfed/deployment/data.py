@@ -216,12 +216,12 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
         span(source)
     if source.known is not None and source.time is None:
         raise InputError("known needs time: what else is the delay counted from?")
-    places = {
+    paths = {
         key: str(Path(folder) / value)
         for key in ("file", "database")
         if (value := getattr(source, key)) is not None
     }
-    return msgspec.structs.replace(source, **places)
+    return msgspec.structs.replace(source, **paths)
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -239,17 +239,17 @@ def _table(source: Source) -> _Table:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     data = file_content(path, path.name)
-    inside = read_sheet(data, path, path.name, source.sheet, source.table)
-    if inside is not None:
-        return inside.names, iter(inside.rows)
+    sheet = read_sheet(data, path, path.name, source.sheet, source.table)
+    if sheet is not None:
+        return sheet.names, iter(sheet.rows)
     kind = "parquet" if path.suffix == ".parquet" else columnar(data)
     return _csv(path, data, source) if kind is None else _columnar(path, data, kind)
 
 
 def _from_connection(source: Source, connection: Any) -> _Table:
-    """Send a source's query to a given connection.
+    """Send a source's query to a given connection; return the column names and the rows.
 
-    Of an error only the type is shown, since its message may quote a row.
+    A message about an error names only its type, since the error's text may quote a row.
     """
     try:
         return queried(connection, str(source.query))
@@ -280,13 +280,13 @@ def _select(source: Source) -> _Table:
     path = Path(source.database)
     if not path.is_file():
         raise InputError(f"there is no database {path}")
-    query, until = str(source.query), time.monotonic() + LONGEST_QUERY
+    query, deadline = str(source.query), time.monotonic() + LONGEST_QUERY
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as database:
         database.set_authorizer(
             lambda action, *_: sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
         )
-        database.set_progress_handler(lambda: int(time.monotonic() > until), 100_000)
+        database.set_progress_handler(lambda: int(time.monotonic() > deadline), 100_000)
         database.text_factory = _text
         try:
             # Compile the query first: errors found before it reads a row may be shown in full.
@@ -453,14 +453,35 @@ def surveyed(
 
 
 class _Reader:
-    """Convert the rows of one table to cases."""
+    """Convert the rows of one table to cases.
+
+    Parameters
+    ----------
+    source : Source
+    records : Records
+        The columns of the plan.
+    names : list of str
+        Names of the table's columns, in order.
+    """
 
     def __init__(self, source: Source, records: Records, names: list[str]) -> None:
         self._source, self._records = source, records
+        declared = [variable.name for variable in records.variables]
+        outcome = records.outcome
+        #: Columns of the plan, in order, as the keys of a dict.
+        self._plan_columns = dict.fromkeys([*declared, outcome.column])
+        #: Columns of the plan whose values are numbers.
+        self._numbers = {v.name for v in records.variables if v.kind == "number"}
+        if not (outcome.codes or outcome.correct):
+            self._numbers.add(outcome.column)
+        _check_names(source, records, self._plan_columns, self._numbers)
+        #: Names that two or more columns of the table have.
         self._duplicates = {name for name, count in Counter(names).items() if count > 1}
+        #: Column of the table -> its index.
         self._index = {
             name: i for i, name in enumerate(names) if name and name not in self._duplicates
         }
+        self._width = len(names)
         #: Column of the plan -> its declared codes. These are values, even if a code looks like a
         #: missing value, such as "NA".
         self._declared = {
@@ -469,47 +490,24 @@ class _Reader:
                 code for code, _ in records.outcome.codes or records.outcome.correct
             ],
         }
-        for name, renamed in source.codes.items():
-            self._declared[name] = [*renamed, *self._declared.get(name, ())]
-        self._width = len(names)
-        declared = [variable.name for variable in records.variables]
-        self._plan_columns = plan_columns = dict.fromkeys([*declared, records.outcome.column])
-        for key in ("columns", "codes", "factors", "fixed", "absent"):
-            for name in getattr(source, key):
-                if name not in plan_columns:
-                    raise InputError(
-                        f"{key} of the source has {show(name)}, which is no column of the plan"
-                        f"{nearest(name, plan_columns)}"
-                    )
-        for name in source.outcomes:
-            if name not in records.actions.names:
-                raise InputError(f"outcomes of the source has {show(name)}, which is no action")
-        if source.outcomes and set(source.outcomes) != set(records.actions.names):
-            raise InputError("outcomes of the source must name a column for every action")
-        if source.action is None and not source.outcomes and not records.outcome.correct:
-            raise InputError(
-                "the source must name the column of the action taken (action), or one outcome for "
-                "each action (outcomes): the plan's reward is that of one action alone"
-            )
-        numbers = {variable.name for variable in records.variables if variable.kind == "number"}
-        outcome = records.outcome
-        self._numbers = numbers | (set() if outcome.codes or outcome.correct else {outcome.column})
-        for name in source.factors:
-            if name not in self._numbers:
-                raise InputError(f"factors of the source has {show(name)}, which is no number")
+        for name, codes in source.codes.items():
+            self._declared[name] = [*codes, *self._declared.get(name, ())]
         self._missing = frozenset(text.strip() for text in source.missing)
+        #: Columns of the table that are no columns of the plan: person, action and times.
         extra = (source.subject, source.action, source.time, source.known)
         self._extra_names = [name for name in extra if name is not None]
         # Look columns up now, so that a missing column is reported before the first row is read.
         #: Column of the plan -> its index in the table; None if it is fixed or absent.
-        self._places = {name: self._place(name) for name in declared}
+        self._plan_index = {name: self._plan_index_of(name) for name in declared}
         self._extra_index = {name: self._index_of(name) for name in self._extra_names}
         self._outcome_index = {
             action: self._index_of(name) for action, name in source.outcomes.items()
         }
-        self._outcome = None if self._outcome_index else self._place(outcome.column)
+        self._single_outcome_index = (
+            None if self._outcome_index else self._plan_index_of(outcome.column)
+        )
 
-    def _place(self, name: str) -> int | None:
+    def _plan_index_of(self, name: str) -> int | None:
         """Return the index in the table of a column of the plan; None if it is fixed or absent."""
         if name in self._source.fixed or name in self._source.absent:
             return None
@@ -536,7 +534,7 @@ class _Reader:
     def _other_columns(self) -> str:
         """Return a text with the positions of columns that neither the plan nor the source names.
 
-        Their names are not shown: in a file without a header, they are the values of a person.
+        It does not show their names: in a file without a header, these are the values of a person.
         """
         source = self._source
         known_names = {source.columns.get(name, name) for name in self._plan_columns} | set(
@@ -568,7 +566,7 @@ class _Reader:
         source, outcome = self._source, self._records.outcome.column
         record = {
             name: source.fixed.get(name) if index is None else self._value(name, cells[index])
-            for name, index in self._places.items()
+            for name, index in self._plan_index.items()
         }
 
         def cell(column: str | None, codes: Collection[str] = ()) -> Any:
@@ -597,8 +595,8 @@ class _Reader:
                 action: self._value(outcome, cells[index])
                 for action, index in self._outcome_index.items()
             }
-        elif self._outcome is not None:
-            outcome_value = self._value(outcome, cells[self._outcome])
+        elif self._single_outcome_index is not None:
+            outcome_value = self._value(outcome, cells[self._single_outcome_index])
         who = f"row {row}" if subject is None else plain_name(f'column "{source.subject}"', subject)
         if not is_line(who):
             raise InputError(
@@ -626,7 +624,7 @@ class _Reader:
                 )
 
     def _known(self, column: str, cell: Any, codes: Collection[str] = ()) -> Any:
-        """Return a cell; None if it means a missing value. ``codes`` never mean that."""
+        """Return a cell; None if it means a missing value, which no cell in ``codes`` does."""
         if isinstance(cell, _Undecodable):
             raise InputError(f'column "{column}" must be text in UTF-8, got something else')
         text = cell.strip() if isinstance(cell, str) else str(cell)
@@ -677,6 +675,43 @@ class _Reader:
                 "is written in another way"
             )
         return moment
+
+
+def _check_names(
+    source: Source, records: Records, plan_columns: Collection[str], numbers: Collection[str]
+) -> None:
+    """Raise InputError if a source names a column or an action that the plan does not have.
+
+    Parameters
+    ----------
+    source : Source
+    records : Records
+        The columns of the plan.
+    plan_columns : collection of str
+        Names of the plan's columns, with the column of outcomes.
+    numbers : collection of str
+        Names of those columns whose values are numbers.
+    """
+    for key in ("columns", "codes", "factors", "fixed", "absent"):
+        for name in getattr(source, key):
+            if name not in plan_columns:
+                raise InputError(
+                    f"{key} of the source has {show(name)}, which is no column of the plan"
+                    f"{nearest(name, plan_columns)}"
+                )
+    for name in source.outcomes:
+        if name not in records.actions.names:
+            raise InputError(f"outcomes of the source has {show(name)}, which is no action")
+    if source.outcomes and set(source.outcomes) != set(records.actions.names):
+        raise InputError("outcomes of the source must name a column for every action")
+    if source.action is None and not source.outcomes and not records.outcome.correct:
+        raise InputError(
+            "the source must name the column of the action taken (action), or one outcome for "
+            "each action (outcomes): the plan's reward is that of one action alone"
+        )
+    for name in source.factors:
+        if name not in numbers:
+            raise InputError(f"factors of the source has {show(name)}, which is no number")
 
 
 def span(source: Source) -> tuple[float, float]:

@@ -99,7 +99,7 @@ def even_start(plan: FrankWolfePlan) -> np.ndarray:
 
 
 def chosen_start(plan: SparseVectorPlan, digest: bytes) -> np.ndarray:
-    """Return the experts' weights (d,) before the first exchange: 1 for `first_expert`, else 0."""
+    """Return the weights (d,) before the first exchange: 1 for `first_expert`, 0 for others."""
     weights = np.zeros(plan.experts)
     weights[first_expert(digest, plan.experts)] = 1.0
     return weights
@@ -111,7 +111,7 @@ def first_expert(digest: bytes, experts: int) -> int:
 
 
 def tree_numbers(plan: FrankWolfePlan) -> int:
-    """Return the count of numbers in a report: d for each tree, in the phase with most trees."""
+    """Return the count of numbers in a report: d times the largest number of trees of a phase."""
     return plan.experts * max(phase.trees for phase in plan.phases)
 
 
@@ -148,16 +148,20 @@ def check_experts(plan: Experts) -> Experts:
 _SLACK = 2.0**-20
 
 
-class Placed(Decided, frozen=True, array_like=True):
-    """A stored decision, with its place among the losses of its period; -1 if it has none.
+class PlacedDecision(Decided, frozen=True, array_like=True):
+    """A stored decision, with its place among the losses of its period.
 
-    Decisions in logs of earlier versions have no ``place``.
+    Parameters
+    ----------
+    place : int, optional
+        -1 if the decision has no place, since it is not learned from. None in logs of earlier
+        versions, which did not store places.
     """
 
     place: int | None = None
 
 
-class Lost(Ended, frozen=True, array_like=True):
+class EndedWithLosses(Ended, frozen=True, array_like=True):
     """The stored end of a decision, with the losses (d,) of all experts in [0, 1]."""
 
     losses: bytes = b""
@@ -203,7 +207,7 @@ class Weights:
 
 
 class LossRange:
-    """The `Limits` of messages with mean losses and weights: at most 1, plus rounding."""
+    """The `Limits` of messages with mean losses and weights: at most 1, up to rounding errors."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -215,11 +219,6 @@ class LossRange:
     def broadcast(self, release: int) -> np.ndarray:
         """Return the largest weights in a broadcast, one for each number."""
         return np.full(self._size, 1.0 + _SLACK)
-
-
-def of_experts(deployed: DeployedPlan) -> Experts:
-    """Return the executed plan, typed as a plan with experts."""
-    return cast(Experts, deployed.executed)
 
 
 def of_trees(deployed: DeployedPlan) -> FrankWolfePlan:
@@ -254,13 +253,13 @@ class ExpertSilo(SiloParty):
 
     def __init__(self, deployed: DeployedPlan, *given: Any, **more: Any) -> None:
         # State saved in the store: survives a restart.
-        #: Period -> number of its decisions that may be learned from.
+        #: Period -> number of its decisions so far that may be learned from.
         self._learning_by_period: dict[int, int] = {}
         #: Decision id -> place, of decisions that have not ended and are stored without it.
         self._old_places: dict[str, int] = {}
         # State of this process: empty after a restart.
-        #: A period, and the tree of each place in it; see `_tree`.
-        self._trees = 0, np.zeros(0, dtype=np.int8)
+        #: The last period that `_tree` was called for, and the tree of each of its places.
+        self._tree_cache = 0, np.zeros(0, dtype=np.int8)
         super().__init__(deployed, *given, **more)
 
     def _limits(self) -> LossRange:
@@ -274,12 +273,12 @@ class ExpertSilo(SiloParty):
         return self.wire.size
 
     @staticmethod
-    def _decode_decision(value: bytes) -> Placed:
-        return msgspec.msgpack.decode(value, type=Placed)
+    def _decode_decision(value: bytes) -> PlacedDecision:
+        return msgspec.msgpack.decode(value, type=PlacedDecision)
 
     @staticmethod
-    def _decode_end(value: bytes) -> Lost:
-        return msgspec.msgpack.decode(value, type=Lost)
+    def _decode_end(value: bytes) -> EndedWithLosses:
+        return msgspec.msgpack.decode(value, type=EndedWithLosses)
 
     # ---- calls of the application ----------------------------------------------------------------
 
@@ -312,10 +311,11 @@ class ExpertSilo(SiloParty):
         propensity, release = float(self.model.theta[expert]), self.model.release
         period = self.deployed.document.calendar.period(now)
         place = self._learning_by_period.get(period, 0) if learns else -1
-        stored = Placed(
+        stored = PlacedDecision(
             expert, propensity, release, learns, float(now), b"", b"", subject_digest, place
         )
-        # A place in the phase is taken when the decision is stored: one decision after the other.
+        # The next place is free once this decision is stored. So decisions that take places are
+        # stored one after the other: their steps touch the same entry.
         return self._decided(stored, id, is_known, (("place", ""),) if learns else ())
 
     def _action_name(self, action: int) -> str:
@@ -336,7 +336,7 @@ class ExpertSilo(SiloParty):
         return self._learning_by_period.get(period, 0) < self._room(period)
 
     def _room(self, period: int) -> int:
-        """Return how many decisions of a period may be learned from: the places of its phase."""
+        """Return the number of decisions of a period that may be learned from: its places."""
         return len(of_trees(self.deployed).phases[period - 1].samples)
 
     def losses(self, name: str, losses: object, now: float) -> Step:
@@ -365,10 +365,10 @@ class ExpertSilo(SiloParty):
         columns = self.deployed.document.schema.columns
         losses_given = private_array("losses", losses, (len(columns),))
         low, high = (np.array([getattr(c, end) for c in columns]) for end in ("low", "high"))
-        coded = packed((np.clip(losses_given, low, high) - low) / (high - low))
+        scaled = packed((np.clip(losses_given, low, high) - low) / (high - low))
         previous = self._end(name)
         if previous is not None:
-            is_repeated = previous.losses == coded and previous.why != "cancelled"
+            is_repeated = previous.losses == scaled and previous.why != "cancelled"
             if is_repeated or previous.why == EXPIRED:
                 return Step()
             raise InputError(f"decision {name} has ended already")
@@ -380,12 +380,12 @@ class ExpertSilo(SiloParty):
             reason = "late"
         else:
             reason = ""
-        ended = Lost(0 if reason else period, None, float(now), reason, coded)
+        ended = EndedWithLosses(0 if reason else period, None, float(now), reason, scaled)
         return Step((Write("ended", name, wire.encoded(ended)),))
 
     def reward(self, name: str, reward: float, now: float) -> Step:
         """Raise InputError: a plan with experts needs the losses of all experts."""
-        raise InputError("a plan of experts learns what all experts have lost: call losses")
+        raise InputError("a plan of experts learns the losses of all experts: call losses")
 
     def outcome(self, name: str, value: object, now: float) -> Step:
         """Raise InputError: a plan with experts needs the losses of all experts."""
@@ -420,19 +420,25 @@ class ExpertSilo(SiloParty):
             aggregation.add(tree_sums, loss if unit is None else exact.quantise(loss, unit))
 
     def _tree(self, period: int, place: int) -> int:
-        """Return the tree (from 1) to whose mean a place of a period belongs; 0 for none.
+        """Return the tree (from 1) in whose mean the loss at a place is counted; 0 for none.
 
         A random order of the places, independent of the losses, assigns them to trees.
+
+        Parameters
+        ----------
+        period : int
+        place : int
+            The place of a decision among the losses of the period, from 0.
         """
-        if self._trees[0] != period:
+        if self._tree_cache[0] != period:
             phase = of_trees(self.deployed).phases[period - 1]
             order = self._noise.sample(self.index, phase.number, len(phase.samples))
             trees = np.zeros(len(order), dtype=np.int8)
             for leaf in phase.leaves:
                 if leaf.depth == 0:
                     trees[order[leaf.start : leaf.stop]] = leaf.tree
-            self._trees = period, trees
-        return int(self._trees[1][place])
+            self._tree_cache = period, trees
+        return int(self._tree_cache[1][place])
 
     def _unit(self, period: int) -> float:
         """Return the unit to which the losses of a period are rounded."""
@@ -462,7 +468,7 @@ class ExpertHub(Hub):
 
     def _make_server(self, noise: NoiseSource | None) -> Decider:
         # `Hub` must not check reports as sums of records: `_decrypt_report` checks the losses.
-        self._exact, self._check_units = False, noise is None
+        self._checks_records, self._check_units = False, noise is None
         plan = of_trees(self.deployed)
         decider = plan.decider(self._sealing.source if noise is None else noise)
         self._x = plan.move(None, decider.start())
@@ -483,22 +489,27 @@ class ExpertHub(Hub):
     def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
         """Compute the weights of the d experts after a phase.
 
-        Returned is an array of the size of a message: the weights, then zeros. Each leaf of the
-        phase chooses an expert from the sum of the silos' mean losses plus noise, and moves the
-        weights towards this expert. A silo without a report counts with losses of 0.
+        Each leaf of the phase chooses an expert from the sum of the silos' mean losses plus noise,
+        and moves the weights towards this expert. A silo without a report counts with losses of 0.
+
+        Returns
+        -------
+        ndarray, shape (s,)
+            The weights (d,), then zeros up to the size of a message.
         """
         plan, size = of_trees(self.deployed), self.wire.size
         phase = plan.phases[release - 1]
         means = np.zeros((plan.silos, size // plan.experts, plan.experts))
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            row = self._decrypt_report(envelope, f"report {release} of {envelope.sender}")
-            means[entry.silo] = row.reshape(means.shape[1:])
+            values = self._decrypt_report(envelope, f"report {release} of {envelope.sender}")
+            means[entry.silo] = values.reshape(means.shape[1:])
         hidden_digest, x, server = digest(packed(means)), self._x, self._server
         for number, leaf in enumerate(phase.leaves, phase.offset + 1):
             total = np.zeros(plan.experts)
-            for row in means[:, leaf.tree - 1]:
-                total += row
+            # Add up in the order of silos, so that rounding errors are always the same.
+            for mean_losses in means[:, leaf.tree - 1]:
+                total += mean_losses
             self._sealing.set_hidden_sums(number, hidden_digest)
             choice = server.decide(total)
             x = plan.move(x, choice)
@@ -571,8 +582,8 @@ class SparseSilo(ExpertSilo):
 class SparseHub(ExpertHub):
     """Run the hub of `fed-svt`, which keeps or switches the expert that all silos choose.
 
-    Sealed noise is a function of all sums so far. Only the noise of the first threshold is drawn
-    before there are sums.
+    Sealed noise is computed from the hub's secret and all sums so far. The noise of the first
+    threshold is the exception: it is drawn before there are sums.
 
     Notes
     -----
@@ -583,7 +594,7 @@ class SparseHub(ExpertHub):
         return SumRange(self.plan)
 
     def _make_server(self, noise: NoiseSource | None) -> SparseVector:
-        self._exact, self._check_units = False, noise is None
+        self._checks_records, self._check_units = False, noise is None
         plan = of_switches(self.deployed)
         self._history = digest(b"")
         self._sealing.set_hidden_sums(1, self._history)
@@ -616,8 +627,8 @@ class SparseHub(ExpertHub):
                 envelope, f"report {release} of {envelope.sender}"
             )
         total = np.zeros(self.plan.dimension)
-        for row in sums:
-            total += row
+        for silo_sums in sums:
+            total += silo_sums
         server = self._server
         assert isinstance(server, SparseVector)
         self._history = digest(self._history + packed(total))

@@ -74,7 +74,7 @@ def public_keys(folder: str | Path) -> dict[str, str]:
 def party_of(plan: DeployedPlan, secret: bytes, folder: str | Path = "this folder") -> str:
     """Return the name of the party of a plan to which a secret belongs.
 
-    ``folder`` is named in the error.
+    The error names ``folder``, the secret's folder.
 
     Raises
     ------
@@ -282,19 +282,20 @@ def opened(
             return Process(_hub_or_helper(name, plan, secret), SqliteStore(str(target / STATE)))
     note = remembered(target)
     if note is None:
-        entry = line("dataset", dataset or "records")
-        budget = Ledger(str(ledger or target / LEDGER))
+        charged_dataset = line("dataset", dataset or "records")
+        silo_ledger = Ledger(str(ledger or target / LEDGER))
     else:
-        entry, budget = ledger_of(note, dataset, ledger)
+        charged_dataset, silo_ledger = ledger_of(note, dataset, ledger)
     with damage_named(target / STATE), ExitStack() as files:
-        files.callback(budget.close)
+        files.callback(silo_ledger.close)
         store = SqliteStore(str(target / STATE))
         files.callback(store.close)
-        process = SiloProcess(silo_of(plan, name, secret, budget, entry), store, budget)
-        check_sealed(process.party, budget)
+        silo = silo_of(plan, name, secret, silo_ledger, charged_dataset)
+        process = SiloProcess(silo, store, silo_ledger)
+        check_sealed(process.party, silo_ledger)
         # All checks have passed: leave the files open.
         files.pop_all()
-    remember(target, entry, budget)
+    remember(target, charged_dataset, silo_ledger)
     return process
 
 
@@ -314,8 +315,8 @@ def read_party(folder: str | Path) -> Process:
     store = SqliteStore.read(target / STATE)
     if name not in plan.silos:
         return Process(_hub_or_helper(name, plan, secret), store)
-    budget = Ledger(":memory:")
-    return SiloProcess(silo_of(plan, name, secret, budget), store, budget)
+    empty_ledger = Ledger(":memory:")
+    return SiloProcess(silo_of(plan, name, secret, empty_ledger), store, empty_ledger)
 
 
 def read_ledger(folder: str | Path) -> tuple[str, Ledger]:
@@ -333,19 +334,22 @@ def read_ledger(folder: str | Path) -> tuple[str, Ledger]:
 def in_use(folder: str | Path) -> bool | None:
     """Return True if a process of this machine uses a folder's state; None if it is not known.
 
-    The state is not locked to find out. Processes of other containers are not seen.
+    It reads the system's list of locks, and takes no lock. Processes of other containers are not
+    in this list.
     """
     state, locks = Path(folder) / STATE, Path("/proc/locks")
     if not state.exists():
         return False
     try:
-        # Such as "1: FLOCK ADVISORY WRITE 4711 fe:00:131 0 EOF". Not all file systems show the
-        # device of a file there, so only the file's number is compared.
-        held = [text.split() for text in locks.read_text(encoding="ascii").splitlines()]
+        # A line is such as "1: FLOCK ADVISORY WRITE 4711 fe:00:131 0 EOF", or has "->" as its
+        # second word if a process waits for the lock. Not all file systems show the device of a
+        # file ("fe:00"), so only the file's number is compared.
+        lines = [text.split() for text in locks.read_text(encoding="ascii").splitlines()]
     except OSError:
         return None
-    number = str(state.stat().st_ino)
-    return any(w[1] == "FLOCK" and w[5].rpartition(":")[2] == number for w in held if w[1] != "->")
+    inode = str(state.stat().st_ino)
+    held = [words for words in lines if words[1] != "->"]
+    return any(words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode for words in held)
 
 
 def _party_in(folder: Path) -> tuple[str, DeployedPlan, bytes]:
@@ -406,8 +410,8 @@ def recover(folder: str | Path) -> dict[str, Any]:
         return Client(target / SOCKET, wait=0).call("recover")
     except OSError:
         raise InputError(
-            f"the silo of {target} does not run; start it first, since the hub must tell it what "
-            "it has sent"
+            f"the silo of {target} does not run; start it first, since only the hub knows what it "
+            "has sent"
         ) from None
 
 
@@ -550,7 +554,7 @@ def _without_unused_keys(tables: dict[str, Any], new: Mapping[str, Any]) -> dict
 
 
 def _table(party: Any) -> dict[str, str]:
-    """Rebuild the table of a spec that defines a party."""
+    """Return a party's name and public keys as the table of a spec that defines it."""
     return {"name": party.name, "sign": party.sign.hex(), "open": party.open.hex()}
 
 
@@ -580,9 +584,9 @@ def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
 def check_room(
     ledger: Ledger, dataset: str, plan: DeployedPlan, ceiling: tuple[float, float] | None = None
 ) -> None:
-    """Raise InputError if a whole plan would exceed the ceiling of a dataset.
+    """Check that the ceiling of a dataset is high enough for a whole plan.
 
-    The charges that the ledger has already are counted.
+    Charges that the ledger has already are counted in addition.
 
     Parameters
     ----------
@@ -599,7 +603,7 @@ def check_room(
     """
     limits = ceiling or ledger.ceiling(dataset)
     if limits is None:
-        raise InputError(f'no ceiling is set for dataset "{dataset}": --epsilon and --delta')
+        raise InputError(f'no ceiling is set for dataset "{dataset}": give --epsilon and --delta')
     epsilon, delta = limits
     # Charges of this plan's releases are parts of the whole plan's charge, so they are left out.
     # Second charges of this plan, after records were lost, are counted in addition.
@@ -656,13 +660,13 @@ def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
             os.fsync(file.fileno())
 
 
-def _check_start(start: bytes, before: Path, earlier: DeployedPlan) -> None:
-    """Raise InputError if a start differs from the same release's broadcast in an old folder."""
+def _check_start(start: bytes, old_folder: Path, earlier: DeployedPlan) -> None:
+    """Raise InputError if an old folder has a different broadcast of the release of a start."""
     release = earlier.wire.read(start).release
-    last = last_broadcast(before)[1]
+    last = last_broadcast(old_folder)[1]
     if last and earlier.wire.read(last).release == release and last != start:
         raise InputError(
-            f"the plan starts from another broadcast of release {release} than {before} has"
+            f"the plan starts from another broadcast of release {release} than {old_folder} has"
         )
 
 
@@ -717,32 +721,34 @@ def join(
             f"the plan continues {plan.earlier.digest.hex()[:16]}; name its folder by --extends, "
             "or its ledger by --ledger"
         )
-    # The ledger is the one of this folder's note, else of the earlier folder, else a new one.
+    # Use the ledger that this folder's note names, else the earlier folder's, else a new one.
     note = remembered(target)
     if note is None and extends is not None and not second_ledger:
         note = remembered(extends) or LedgerNote("records", Path(extends) / LEDGER)
     file = Path(ledger or target / LEDGER)
     if note is not None:
-        entry, budget = ledger_of(note, dataset, ledger)
+        charged_dataset, silo_ledger = ledger_of(note, dataset, ledger)
     elif ceiling is None and not file.exists():
-        raise InputError("a silo needs a ceiling: --epsilon and --delta")
+        raise InputError("a silo needs a ceiling: give --epsilon and --delta")
     else:
-        entry, budget = line("dataset", dataset or "records"), Ledger(str(file))
+        charged_dataset = line("dataset", dataset or "records")
+        silo_ledger = Ledger(str(file))
     try:
-        if ceiling is None and budget.ceiling(entry) is None:
-            raise InputError("a silo needs a ceiling: --epsilon and --delta")
+        if ceiling is None and silo_ledger.ceiling(charged_dataset) is None:
+            raise InputError("a silo needs a ceiling: give --epsilon and --delta")
         if plan.earlier is not None:
             if note is None and not second_ledger:
-                _check_charged(budget, entry, plan.earlier)
-            check_room(budget, entry, plan, ceiling)
+                _check_charged(silo_ledger, charged_dataset, plan.earlier)
+            check_room(silo_ledger, charged_dataset, plan, ceiling)
+        # All checks have passed: write to the folder and the ledger.
         joined = countersign(target, plan_file)
         if ceiling is not None:
-            budget.set_ceiling(entry, *ceiling)
+            silo_ledger.set_ceiling(charged_dataset, *ceiling)
         if second_ledger:
-            budget.add_second(entry, plan.digest)
-        remember(target, entry, budget)
+            silo_ledger.add_second(charged_dataset, plan.digest)
+        remember(target, charged_dataset, silo_ledger)
     finally:
-        budget.close()
+        silo_ledger.close()
     return joined
 
 

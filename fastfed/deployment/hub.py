@@ -43,7 +43,8 @@ from fastfed.protocols.protocol import SEND_BATCH, Report
 from fastfed.protocols.secure_sum import Decoder
 from fastfed.protocols.server import Server
 
-#: Minimum number of seconds that a restarted hub waits for the silos' first messages.
+#: A restarted hub waits at most this many seconds, or the grace period if it is longer, until every
+#: silo has sent a `Join`.
 PATIENCE = 60.0
 
 
@@ -72,10 +73,10 @@ class Hub(Speaker):
     ) -> None:
         super().__init__(deployed, deployed.document.hub.name, secret)
         self._sealing = SealedNoise(secret, deployed.digest, self.name)
-        # True if reports are sums of records without noise, as the hub then checks. Records of a
-        # simulation, which passes its own noise source, are not in fixed point.
-        raw = self.plan.protocol.noise_by == "server" or self.plan.flips > 0
-        self._exact = noise is None and raw
+        # The hub checks reports that are sums of records in fixed point, without noise. Records of
+        # a simulation, which passes its own noise source, are not in fixed point.
+        without_noise = self.plan.protocol.noise_by == "server" or self.plan.flips > 0
+        self._checks_records = noise is None and without_noise
         self._server = self._make_server(noise)
         self._range, self._chain_summary = self._limits(), summary(deployed)
         influence = deployed.document.influence
@@ -122,8 +123,8 @@ class Hub(Speaker):
         self._first_join: float | None = None
         #: Release -> a broadcast of this hub that its restored log lacks, as a silo returned it.
         self._lost_broadcasts: dict[int, bytes] = {}
-        #: Number of releases that the helper has answered; None before its first message.
-        self._helper_opened: int | None = None
+        #: The last release that the helper has answered; None before its first message.
+        self._helper_release: int | None = None
         #: Release -> entries of a set that the helper has added up and this restored log lacks.
         self._lost_sets: dict[int, tuple[wire.Entry, ...]] = {}
         #: Party -> when its last signed message arrived, which may be an old one that was repeated.
@@ -192,10 +193,10 @@ class Hub(Speaker):
             () if envelope.sender in self.joined else (Write("join", envelope.sender, data),)
         )
         if envelope.sender not in self.deployed.silos:
-            self._helper_opened = max(envelope.release, self._helper_opened or 0)
+            self._helper_release = max(envelope.release, self._helper_release or 0)
             # A helper that was restored must get its later answers before it adds up a new set.
             later_answers = (
-                data for k, data in sorted(self.answers.items()) if k > envelope.release
+                answer for k, answer in sorted(self.answers.items()) if k > envelope.release
             )
             repeated_answers = (Message(envelope.sender, answer) for answer in later_answers)
             return Step(join_write, (*repeated_answers, *self._requests_to_helper()))
@@ -225,14 +226,15 @@ class Hub(Speaker):
         self,
         silo: int,
         nonce: bytes = b"",
-        more: tuple[tuple[int, bytes], ...] = (),
+        new_reports: tuple[tuple[int, bytes], ...] = (),
         left: bool = False,
         clocks: tuple[float, float] = (0.0, 0.0),
         after: int | None = None,
     ) -> Message:
         """Make a receipt for a silo: which of its reports the hub has, and why it takes no more.
 
-        Reports of releases that both hub and silo have are left out: nobody needs them again.
+        It lists no report that is in a release which both hub and silo have: nobody needs such a
+        report again.
 
         Parameters
         ----------
@@ -241,7 +243,7 @@ class Hub(Speaker):
         nonce : bytes
             The nonce of the silo's `Join` that is answered, or the hub's nonce for the silo to
             repeat; empty in an answer to a report.
-        more : tuple of (release, digest)
+        new_reports : tuple of (release, digest)
             Reports that are stored by the same step.
         left : bool
             True if the same step records that the silo leaves.
@@ -258,15 +260,15 @@ class Hub(Speaker):
             if (k, silo) in self.reports and (k, silo) in self.seen
         }
         ended = self.ended or ("the silo has left" if left or silo in self.left_silos else "")
-        reports = tuple(sorted({**complete, **dict(more)}.items()))
+        reports = tuple(sorted({**complete, **dict(new_reports)}.items()))
         body = wire.Receipt(silo, reports, nonce, ended, *clocks)
         return Message(self.deployed.silos[silo], self.signed(len(self.broadcasts), body))
 
     def _store_report(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Check and store a silo's report; raise an alarm if the silo has sent a different one."""
         release, label = envelope.release, f"report {envelope.release} of {envelope.sender}"
-        if not 1 <= release <= self._most_reports(silo):
-            raise Refused(f"{label} must be of release 1..{self._most_reports(silo)}")
+        if not 1 <= release <= self._report_count(silo):
+            raise Refused(f"{label} must be of release 1..{self._report_count(silo)}")
         previous = self.reports.get((release, silo))
         if previous is not None:
             if previous == data:
@@ -281,10 +283,10 @@ class Hub(Speaker):
             raise Refused(f"{envelope.sender} must join before it reports")
         # Refuse impossible values before they are stored.
         values = self._decrypt_report(envelope, label)
-        if self._exact:
+        if self._checks_records:
             check_records(self.plan, values, release, label)
         complete = ((release, digest(data)),) if (release, silo) in self.seen else ()
-        receipt = self._receipt_message(silo, more=complete)
+        receipt = self._receipt_message(silo, new_reports=complete)
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
 
     def _store_seen(self, silo: int, envelope: Envelope, data: bytes) -> Step:
@@ -297,7 +299,7 @@ class Hub(Speaker):
             f"what {envelope.sender} has seen at release {envelope.release}",
         )
         body = self.wire.body(envelope, wire.Seen)
-        if not 1 <= release <= self._most_reports(silo) or not self._may_have_seen(body, release):
+        if not 1 <= release <= self._report_count(silo) or not self._may_have_seen(body, release):
             raise Refused(f"{label} must be of a release of the plan, after a broadcast before it")
         if len(body.report) != KEY or len(body.head) != (KEY if body.last else 0):
             raise Refused(f"{label} must have digests of {KEY} bytes")
@@ -307,7 +309,7 @@ class Hub(Speaker):
             return Step((), (self._receipt_message(silo),))
         return Step((Write("seen", f"{release}/{silo}", data),))
 
-    def _most_reports(self, silo: int) -> int:
+    def _report_count(self, silo: int) -> int:
         """Return the number of reports that a silo makes in the whole plan."""
         return self.plan.releases
 
@@ -319,7 +321,7 @@ class Hub(Speaker):
         """Return the number of a silo's last report that a broadcast may contain."""
         return release
 
-    def _number(self, release: int, entry: wire.Entry) -> int:
+    def _report_number(self, release: int, entry: wire.Entry) -> int:
         """Return the number of the report that an entry of a release's set is about."""
         return release
 
@@ -328,20 +330,18 @@ class Hub(Speaker):
         report = self.reports.get((release, silo))
         return report is not None and self._is_complete(release, silo, digest(report))
 
-    def _is_complete(self, release: int, silo: int, report: bytes) -> bool:
+    def _is_complete(self, release: int, silo: int, report_digest: bytes) -> bool:
         """Return True if the hub has the report with this digest and the matching `Seen`."""
         seen_data = self.seen.get((release, silo))
-        if seen_data is None or digest(self.reports.get((release, silo), b"")) != report:
+        if seen_data is None or digest(self.reports.get((release, silo), b"")) != report_digest:
             return False
-        return self.wire.body(self.wire.read(seen_data), wire.Seen).report == report
+        return self.wire.body(self.wire.read(seen_data), wire.Seen).report == report_digest
 
     def _news_message(self, silo: str, release: int, broadcast: bytes) -> Message:
         """Make a broadcast message to one silo, with the `Seen` of every silo in the set."""
-        entries = self.sets[release].entries
-        numbers = (self._number(release, entry) for entry in entries)
         seen = tuple(
-            self.seen.get((number, entry.silo), b"")
-            for number, entry in zip(numbers, entries, strict=True)
+            self.seen.get((self._report_number(release, entry), entry.silo), b"")
+            for entry in self.sets[release].entries
         )
         return Message(silo, self.signed(release, wire.News(broadcast, seen)))
 
@@ -385,7 +385,7 @@ class Hub(Speaker):
             answer = self.signed(release, wire.Sessions(values))
             return Step(writes, (Message(envelope.sender, answer),))
         changed = previous is not None and previous != body.values[0]
-        problem = f"{envelope.sender} told another session of release {release} before"
+        problem = f"{envelope.sender} sent another session of release {release} before"
         return Step(writes, problem=problem if changed else "")
 
     def _store_leave(self, silo: int, data: bytes) -> Step:
@@ -398,7 +398,7 @@ class Hub(Speaker):
     def _store_answer(self, envelope: Envelope, data: bytes) -> Step:
         """Check and store the helper's answer: the sum of its shares of a set."""
         release = envelope.release
-        previous, own_set = self.answers.get(release), self.sets.get(release)
+        previous, opened_set = self.answers.get(release), self.sets.get(release)
         if previous is not None:
             if previous == data:
                 return Step()
@@ -406,15 +406,16 @@ class Hub(Speaker):
             return Step((Write("alarm", text, text.encode()),), problem=text)
         body = self.wire.body(envelope, Opened)
         not_broadcast = len(self.broadcasts) < release <= self.plan.releases
-        if own_set is None and not_broadcast and len(body.entries) >= self.deployed.document.least:
+        enough_silos = len(body.entries) >= self.deployed.document.least
+        if opened_set is None and not_broadcast and enough_silos:
             # The helper answered this set before the hub's log was restored, and answers no other
             # set of the release. The hub opens it again in `_reopen_lost_set`.
             check_entries(body.entries, self.plan.silos, f"the helper's set {release}")
             self._lost_sets[release] = body.entries
             return Step()
-        if own_set is None or body.entries != own_set.entries or body.sealed:
+        if opened_set is None or body.entries != opened_set.entries or body.sealed:
             raise Refused(
-                f"the helper opened another set of release {release} than it was asked for"
+                f"the helper opened another set of release {release} than the hub has opened"
             )
         self.wire.words(body.total, f"the helper's total of release {release}")
         return Step((Write("answer", str(release), data),))
@@ -473,7 +474,7 @@ class Hub(Speaker):
         return Step((*self._misfit_alarm(release), Write("broadcast", str(release), data)), sends)
 
     def _why_sum_impossible(self, release: int) -> str:
-        """Return why the sum of a secure sum cannot come from honest silos; empty if it can."""
+        """Return why the total of a secure sum cannot come from honest silos; empty if it can."""
         if not self.deployed.words:
             return ""
         body = self.wire.body(self.wire.read(self._broadcast(release)), Broadcast)
@@ -507,7 +508,7 @@ class Hub(Speaker):
         return self._fits_cache[release]
 
     def _computed_fits(self, detector: Alarm, release: int) -> list[Fit]:
-        """Compute what `_fits` returns."""
+        """Compute how well each silo's reports fit; `_fits` caches the result."""
         return list(detector.fits(release, self._reports_by_release(release)))
 
     def _reports_by_release(self, release: int) -> dict[int, dict[int, np.ndarray]]:
@@ -530,7 +531,9 @@ class Hub(Speaker):
             entries = self.wire.body(
                 self.wire.read(self._lost_broadcasts[release]), Broadcast
             ).entries
-        if not all(self._is_complete(self._number(release, e), e.silo, e.digest) for e in entries):
+        if not all(
+            self._is_complete(self._report_number(release, e), e.silo, e.digest) for e in entries
+        ):
             return Step()
         return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
@@ -548,7 +551,7 @@ class Hub(Speaker):
             last <= len(self.broadcasts) for last in self._silo_release.values()
         )
         time_is_over = self._first_join is not None and now >= self._first_join + wait_seconds
-        helper_joined = not self.deployed.shared or self._helper_opened is not None
+        helper_joined = not self.deployed.shared or self._helper_release is not None
         # Waiting for the helper costs nothing: no release is possible without it.
         return helper_joined and (
             time_is_over or (no_lost_broadcasts and active <= self._silo_release.keys())
@@ -578,25 +581,25 @@ class Hub(Speaker):
         return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
     def _later_lost(self, release: int) -> bool:
-        """Return True if the restored log lacks a set or broadcast of a later release."""
+        """Return True if the restored log lacks a set or broadcast of a release after this one."""
         return any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
 
     def _requests_to_helper(self) -> tuple[Message, ...]:
         """Make the message that the helper must answer now; none if there is nothing to answer.
 
         It asks the helper to add up its shares of the open set, and passes on the shares, which
-        silos have encrypted to the helper. If the restored log lacks a set that the helper has
-        answered, it asks by an empty set which one that was.
+        silos have encrypted to the helper. If the restored log lacks the set that the helper has
+        answered, the message holds an empty set: the helper then repeats its answer.
         """
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
         if helper is None or release > self.plan.releases or release in self.answers:
             return ()
         opened_set = self.sets.get(release)
         if opened_set is None:
-            known = release in self._lost_broadcasts or release in self._lost_sets
-            answered = self._later_lost(release) or (self._helper_opened or 0) >= release
-            empty = Message(helper.name, self.signed(release, Opened(())))
-            return (empty,) if answered and not known else ()
+            is_set_known = release in self._lost_broadcasts or release in self._lost_sets
+            has_answered = self._later_lost(release) or (self._helper_release or 0) >= release
+            request = Message(helper.name, self.signed(release, Opened(())))
+            return (request,) if has_answered and not is_set_known else ()
         shares = []
         for entry in opened_set.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
@@ -616,46 +619,48 @@ class Hub(Speaker):
         return self._broadcast_cache[release]
 
     def _body(self, release: int, body: Broadcast) -> Broadcast:
-        """Return the body of a broadcast as this kind of plan sends it."""
+        """Return the body of a broadcast, with the fields that this kind of plan adds: none."""
         return body
 
     def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
         """Compute the released statistics (s,) from the reports of a set.
 
-        A secure sum adds up encoded reports modulo 2^64. Otherwise the reports are sums in float64,
-        which may be capped, and to which the hub adds noise under a central protocol.
+        A secure sum adds up encoded reports modulo 2^64. Otherwise reports are sums in float64,
+        which are scaled down to the plan's cap if it has one. Under a central protocol, the hub
+        adds noise to their total.
         """
-        rows = []
+        values = []
         for entry in opened.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
-            rows.append(self._decrypt_report(envelope, f"report {release} of {envelope.sender}"))
+            values.append(self._decrypt_report(envelope, f"report {release} of {envelope.sender}"))
         if isinstance(self._server, Decoder):
-            return self._server.add(self._total(release, rows))
+            return self._server.add(self._total(release, values))
         if self.plan.protocol.bits:
-            shuffler_output = shuffled(self.plan, release, self._total(release, rows))
+            shuffler_output = shuffled(self.plan, release, self._total(release, values))
             return self._server.combine([shuffler_output]).values
         silos = [entry.silo for entry in opened.entries]
-        rows = [self._cap_report(row, release, i) for i, row in zip(silos, rows, strict=True)]
+        capped = [self._cap_report(sums, release, i) for i, sums in zip(silos, values, strict=True)]
         reports = [
-            Report(release, self.plan.dimension, row, i) for i, row in zip(silos, rows, strict=True)
+            Report(release, self.plan.dimension, sums, i)
+            for i, sums in zip(silos, capped, strict=True)
         ]
-        self._totals[release - 1] = sum_of(rows)
+        self._totals[release - 1] = sum_of(capped)
         if self.plan.protocol.noise_by == "server":
-            for node, sums in self._sums_hidden(release).items():
+            for node, sums in self._hidden_sums(release).items():
                 self._sealing.set_hidden_sums(node, sums)
         return self._server.combine(reports, silos).values
 
-    def _total(self, release: int, rows: list[np.ndarray]) -> np.ndarray:
+    def _total(self, release: int, encoded_reports: list[np.ndarray]) -> np.ndarray:
         """Add up encoded reports (s,) modulo 2^64, and the helper's total if there is a helper.
 
-        Pairwise masks cancel in this sum, and the random parts of the two shares of a report.
+        In this sum, pairwise masks cancel, and so do the random parts of a report's two shares.
         """
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         if self.deployed.shared:
             helper_answer = self.wire.body(self.wire.read(self.answers[release]), Opened)
             total = self.wire.words(helper_answer.total, "the helper's total")
-        for row in rows:
-            total = total + row
+        for report in encoded_reports:
+            total = total + report
         return total
 
     def _cap_report(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
@@ -667,11 +672,11 @@ class Hub(Speaker):
             self.capped.setdefault(self.deployed.silos[silo], set()).add(release)
         return within_cap
 
-    def _sums_hidden(self, release: int) -> dict[int, bytes]:
-        """Return the sums that the hub's noise hides in a release, by node of the tree."""
+    def _hidden_sums(self, release: int) -> dict[int, bytes]:
+        """Return the encoded sums that the hub's noise hides in a release, by node of the tree."""
         if self.plan.protocol.randomizer == SEND_BATCH:
             return hidden_by(self.plan, release, self._totals[:release])
-        # Silos send sums of nodes themselves, so the noise hides the total of these reports.
+        # Silos send the sums of a node, so the noise hides the total of these reports.
         return {release: packed(self._totals[release - 1])}
 
     # ---- state -----------------------------------------------------------------------------------
@@ -685,7 +690,7 @@ class Hub(Speaker):
             If a set or a broadcast does not follow from the earlier entries.
         """
         kind, key, value = write
-        # Sums are recomputed here, so a log whose broadcasts are not these sums is noticed.
+        # Sums are recomputed here, so a log whose broadcasts are not these sums is refused.
         if kind == "join":
             self.joined.add(key)
         elif kind == "leave":
@@ -704,7 +709,7 @@ class Hub(Speaker):
         elif kind == "set":
             self.sets[int(key)] = opened_set = self.wire.body(self.wire.read(value), Opened)
             for entry in opened_set.entries:
-                report = self.reports.get((self._number(int(key), entry), entry.silo), b"")
+                report = self.reports.get((self._report_number(int(key), entry), entry.silo), b"")
                 if digest(report) != entry.digest:
                     raise BrokenLog(
                         f"the set of release {key} holds a report that is not in the log"
@@ -722,7 +727,7 @@ class Hub(Speaker):
             self.ended = value.decode()
 
     def _missing(self, release: int) -> list[int]:
-        """Return the silos whose session or, if all sessions are there, whose report is missing."""
+        """Return the silos whose session is missing; if none is, those whose report is missing."""
         present = [i for i in range(self.plan.silos) if i not in self.left_silos]
         without_session = [i for i in present if (release, i) not in self.sessions]
         if self.deployed.masked and without_session:
@@ -752,8 +757,8 @@ class Hub(Speaker):
             and not any(k >= release for k in lost_releases)
         ):
             return waiting("hub", "open", release, None)
-        if helper is not None and (self._helper_opened is None or release in self.sets):
-            # The hub opens no set before the helper has joined, and has no sum before it answers.
+        if helper is not None and (self._helper_release is None or release in self.sets):
+            # The hub opens no set before the helper has joined. It has no sum before the answer.
             return state("helper", [helper.name])
         if release in lost_releases:
             return state("reports-again", [names[i] for i in missing])
@@ -800,13 +805,16 @@ class Hub(Speaker):
         }
 
     def silent(self, now: float) -> dict[str, float]:
-        """Return the silos that are silent while nobody waits for them: none in this plan."""
+        """Return the silos that are overdue though the hub does not wait for them: none here.
+
+        Only with clocks (`ClockedHub`) does the hub go on without a silo's report.
+        """
         return {}
 
     def assume_presence(self) -> None:
-        """Let a copy of this hub, which no party calls, answer `waits` as if all had called it."""
+        """Assume that every party has sent a `Join`: needed for `waits` of a copy of this hub."""
         self._silo_release = dict.fromkeys(range(len(self.deployed.silos)), len(self.broadcasts))
-        self._helper_opened = len(self.answers)
+        self._helper_release = len(self.answers)
 
     def _guard_status(self) -> dict[str, object]:
         """Return the entries of the status about false reports.

@@ -150,14 +150,14 @@ def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
     return (*conditions, MASKED) if added_up(plan) and plan.silos > 1 else conditions
 
 
-def with_conditions(found: Certificate, own: tuple[Condition, ...]) -> Certificate:
-    """Return a certificate with the conditions ``own`` of a deployment added to it.
+def with_conditions(certificate: Certificate, added: tuple[Condition, ...]) -> Certificate:
+    """Return a certificate to which the conditions ``added`` of a deployment are added.
 
-    Conditions and caveats that hold for simulations only are replaced.
+    The simulation's condition about masks is removed, and its caveat about random bits is replaced.
     """
-    kept_conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
-    caveats = tuple(EXACT_BITS if c == DRAWS else c for c in found.caveats)
-    return msgspec.structs.replace(found, conditions=(*kept_conditions, *own), caveats=caveats)
+    conditions = [c for c in certificate.conditions if not c.text.startswith(_MASKS)]
+    caveats = tuple(EXACT_BITS if c == DRAWS else c for c in certificate.caveats)
+    return msgspec.structs.replace(certificate, conditions=(*conditions, *added), caveats=caveats)
 
 
 def linear_rounds(plan: Plan) -> Plan:
@@ -191,7 +191,7 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
         If the system, protocol or schedule cannot be deployed.
     """
     keys = dict(table)
-    name = _chosen("system.algorithm", keys.pop("algorithm", SYSTEMS[0]), SYSTEMS)
+    name = _checked_choice("system.algorithm", keys.pop("algorithm", SYSTEMS[0]), SYSTEMS)
     if name == "feducb":
         if (schedule := keys.setdefault("schedule", "fixed")) != "fixed":
             raise InputError(
@@ -209,14 +209,16 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
         return name, "scores", keys
     if name == "fed-svt":
         return name, "sparse-switching", keys
-    protocol = _chosen("system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED)
+    protocol = _checked_choice(
+        "system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED
+    )
     if protocol == "secure-sum":
         keys["messages"] = "individual"
     return name, protocol, keys
 
 
-def _chosen(key: str, value: Any, known: tuple[str, ...]) -> str:
-    """Return a key's value; raise InputError, with the reason if known, if it is not deployed."""
+def _checked_choice(key: str, value: Any, known: tuple[str, ...]) -> str:
+    """Return a key's value; raise InputError if it is not in ``known``, or is in `REFUSED`."""
     reason = REFUSED.get(value) if isinstance(value, str) else None
     if reason is not None:
         raise InputError(f'{key} "{value}" is not deployed: {reason}')
@@ -307,15 +309,24 @@ def _late_bits_covered(plan: Plan) -> bool:
     return charges.late_epsilon(event) <= event_epsilon(event) * (1.0 + SAME)
 
 
-def check_sum(way: Any, protocol: str, helper: bool) -> None:
+def check_sum(requested: Any, protocol: str, helper: bool) -> None:
     """Raise InputError if a helper, or its absence, does not fit ``federation.sum`` of a spec.
 
-    Later, only the presence of a helper matters: a plan file does not store ``federation.sum``.
+    A plan file does not store ``federation.sum``: after this check, only the presence of a helper
+    matters.
+
+    Parameters
+    ----------
+    requested
+        The value of ``federation.sum``; None if the spec has none.
+    protocol : str
+    helper : bool
+        True if the spec has a helper.
     """
-    if way is not None and protocol not in ADDED_UP:
+    if requested is not None and protocol not in ADDED_UP:
         raise InputError(f'federation.sum has no meaning for protocol "{protocol}"; leave it out')
     if protocol in ADDED_UP:
-        sum_method = choice("federation.sum", "shares" if way is None else way, SUMS)
+        sum_method = choice("federation.sum", "shares" if requested is None else requested, SUMS)
         if sum_method == "shares" and not helper:
             raise InputError(
                 f'protocol "{protocol}" needs a helper; where no third party exists, say '
@@ -342,12 +353,12 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
             f"if none is missing, got {least}"
         )
     if plan.protocol.bits and plan.privacy is not None:
-        share = plan.privacy.honest_fraction
-        if least < share * plan.silos - 1e-9:
+        honest_silos = plan.privacy.honest_fraction * plan.silos
+        if least < honest_silos - 1e-9:
             raise InputError(
-                f"least must be at least {math.ceil(share * plan.silos - 1e-9)} of {plan.silos} "
-                f"silos, got {least}: the certificate counts on the noise bits of so many; "
-                "honest_fraction below 1 counts on fewer"
+                f"least must be at least {math.ceil(honest_silos - 1e-9)} of {plan.silos} silos, "
+                f"got {least}: the certificate counts on the noise bits of these silos; with "
+                "honest_fraction below 1 it counts on fewer"
             )
 
 
@@ -355,7 +366,6 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
 
 #: Types of plans that can be deployed.
 Executed = Plan | PhasePlan | FrankWolfePlan | SparseVectorPlan
-
 
 #: Conditions of the joint guarantee of a plan and the plans that it continues: for plans that
 #: protect persons, and for plans that protect silos.
@@ -410,13 +420,13 @@ class Kind:
 
 
 def _imported(path: str) -> Any:
-    """Return an object by "module.name"; it is imported late, to avoid an import cycle."""
+    """Return an object by "module.name", imported at the call to avoid an import cycle."""
     module, name = path.split(".")
     return getattr(importlib.import_module(f"fastfed.deployment.{module}"), name)
 
 
-def _of_experts(message_size: Callable[[Any], int], silo: str, hub: str) -> Kind:
-    """Create the `Kind` of a type of plan with experts."""
+def _expert_kind(message_size: Callable[[Any], int], silo: str, hub: str) -> Kind:
+    """Create the `Kind` of a type of plan with experts; see `Kind` for the parameters."""
     return Kind(
         rounds=lambda plan: _imported("experts.rounds")(plan),
         message_size=message_size,
@@ -451,12 +461,12 @@ KINDS: dict[type, Kind] = {
         hub="phases.PhaseHub",
         same=SAME_SILOS,
     ),
-    FrankWolfePlan: _of_experts(
+    FrankWolfePlan: _expert_kind(
         lambda plan: int(_imported("experts.tree_numbers")(plan)),
         "experts.ExpertSilo",
         "experts.ExpertHub",
     ),
-    SparseVectorPlan: _of_experts(
+    SparseVectorPlan: _expert_kind(
         lambda plan: int(plan.experts), "experts.SparseSilo", "experts.SparseHub"
     ),
 }
@@ -466,12 +476,12 @@ def kind_of(plan: object) -> Kind:
     """Return the kind of a plan; raise InputError if plans of its type cannot be deployed."""
     kind = KINDS.get(type(plan))
     if kind is None:
-        raise InputError("the plan file must hold a plan that is deployed, and its problem")
+        raise InputError("the plan file must hold a plan that can be deployed")
     return kind
 
 
-def acted_on(deployed: DeployedPlan) -> Any:
-    """Return the model by which silos of a plan choose actions before its first release."""
+def first_model(deployed: DeployedPlan) -> Any:
+    """Create the model by which silos of a plan choose actions before its first release."""
     return _imported(deployed.kind.silo).starts(deployed)
 
 
@@ -534,7 +544,7 @@ def check_sizes(
                 f"got {closes}"
             )
     elif isinstance(config, Config) and algorithm != "robin":
-        releases = _batches(config, problem_of(algorithm, silos, horizon, dimension))
+        releases = _known_batches(config, problem_of(algorithm, silos, horizon, dimension))
         if releases and closes is not None and closes != releases:
             raise InputError(
                 f"calendar must close {releases} leaves, one for each release of the plan, got "
@@ -560,8 +570,8 @@ def check_sizes(
         )
 
 
-def _batches(config: Config, problem: ProblemSpec) -> int:
-    """Return the number of batches of a linear bandit; 0 if only the built plan has it."""
+def _known_batches(config: Config, problem: ProblemSpec) -> int:
+    """Return the number of batches of a linear bandit; 0 if it is known only from the plan."""
     if getattr(config, "every_round", False):
         return problem.horizon
     if isinstance(config.batch_size, int):
@@ -634,7 +644,7 @@ def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
         # Compare encodings: for != the values 1, 1.0 and true would be equal.
         if _CANONICAL.encode(expected) != _CANONICAL.encode(value):
             raise InputError(
-                f"the plan file's {key} must be {show(expected)} beside its other keys, got "
+                f"the plan file's {key} must be {show(expected)} with its other keys, got "
                 f"{show(value)}"
             )
     return entry.make(keys_given, problem).plan
@@ -683,7 +693,7 @@ def certified(
 def affordable(
     algorithm: str, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
 ) -> dict[str, Any]:
-    """Return all keys of a system, with epsilon so small that ledgers charge at most its value.
+    """Return all keys of a system, with epsilon reduced until ledgers charge at most epsilon.
 
     A ledger may charge more for a plan than the plan's certificate states, for two reasons. For
     noise bits in unequal batches, the certificate may use a different pair (mu^2, failure) for each
@@ -698,9 +708,9 @@ def affordable(
         charged = kind_of(plan).charged(plan)
         if charged is None:
             break
-        budget, epsilon_charged = charged
-        requested = budget if requested is None else requested
+        plan_epsilon, epsilon_charged = charged
+        requested = plan_epsilon if requested is None else requested
         if epsilon_charged <= requested or not math.isfinite(epsilon_charged):
             break
-        keys = keys | {"epsilon": budget * requested / epsilon_charged * (1.0 - 1e-6)}
+        keys = keys | {"epsilon": plan_epsilon * requested / epsilon_charged * (1.0 - 1e-6)}
     return resolved(algorithm, keys, problem)

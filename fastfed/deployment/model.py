@@ -23,7 +23,7 @@ from fastfed._kernels import environments, linalg
 from fastfed._validate import InputError, choice
 from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.kinds import Executed, acted_on
+from fastfed.deployment.kinds import Executed, first_model
 from fastfed.deployment.ledger import epsilon_of_charges
 from fastfed.deployment.schema import Schema
 from fastfed.deployment.wire import Broadcast, View, check_entries
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from fastfed.deployment.silo import SiloParty
 
 
-class Played(NamedTuple):
-    """What actions are chosen by: an estimate, its radii, and the sums it is computed from.
+class ActingEstimate(NamedTuple):
+    """The estimate by which actions are chosen, its radii, and the sums it is computed from.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ class Model(Acting):
     Parameters
     ----------
     plan : Plan
-    start : Played, optional
+    start : ActingEstimate, optional
         The last model of the earlier plan. Until the first release of this plan, actions are chosen
-        by it alone; then its sums are added to the sums of the last release.
+        by ``start`` only. After that, its sums are added to the sums of the last release.
 
     Notes
     -----
@@ -75,27 +75,27 @@ class Model(Acting):
     small.
     """
 
-    def __init__(self, plan: Plan, start: Played | None = None) -> None:
+    def __init__(self, plan: Plan, start: ActingEstimate | None = None) -> None:
         super().__init__(plan)
         self.start = start
-        self._played = self._added(np.zeros(plan.statistic_size), 0)
+        self._acting = self._with_start(np.zeros(plan.statistic_size), 0)
 
     def adopt(self, values: np.ndarray, release: int) -> None:
         """Use the sums (s,) of a release from now on."""
-        self._played = self._added(values, release)
+        self._acting = self._with_start(values, release)
         self.release, self.round = release, self._round_of(release)
 
     def _round_of(self, release: int) -> int:
-        """Return a round in which the radius is that of a release: here the last of its batch.
+        """Return a round in which the radius of a release is used: here the last of its batch.
 
         The plans of deployments are lazy, so the radius changes only at releases.
         """
         return self.plan.end(release)
 
-    def _added(self, values: np.ndarray, release: int) -> Played:
-        """Compute the model from the sums (s,) of a release, plus the sums of the start."""
+    def _with_start(self, values: np.ndarray, release: int) -> ActingEstimate:
+        """Compute the estimate from the sums (s,) of a release, plus the sums of the start."""
         shift = self._refresh(values, release)
-        from_release = Played(
+        from_release = ActingEstimate(
             self._regularised(values, release, shift),
             self._estimate,
             self._radius_at(release),
@@ -108,7 +108,7 @@ class Model(Acting):
         if not np.isfinite(estimate.theta).all():
             raise environments.status_error(-2)
         radius = math.hypot(self.start.radius, from_release.radius)
-        return Played(sums, estimate, radius, self.start.second + from_release.second)
+        return ActingEstimate(sums, estimate, radius, self.start.second + from_release.second)
 
     def _regularised(self, values: np.ndarray, release: int, shift: float) -> np.ndarray:
         """Return the sums (s,) with the same regularizer and shift as `_refresh` adds to V."""
@@ -123,6 +123,7 @@ class Model(Acting):
 
     def _radius_at(self, release: int) -> float:
         """Compute the radius beta after a release."""
+        # `_radius` reads the release and the round of this object.
         saved = self.release, self.round
         self.release, self.round = release, self._round_of(release)
         try:
@@ -131,8 +132,8 @@ class Model(Acting):
             self.release, self.round = saved
 
     def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
-        """Choose one of K rows (K, d); return its index and features."""
-        plan, (_, estimate, radius, second) = self.plan, self._played
+        """Choose one of K rows of features (K, d); return its index and its features (d,)."""
+        plan, (_, estimate, radius, second) = self.plan, self._acting
         if plan.ranking < 1.0:
             # The slack of this plan is proven only for its own sums. With the sums of an earlier
             # plan added, use 1, which is always valid.
@@ -142,39 +143,42 @@ class Model(Acting):
         return estimate.select(features, radius, second)
 
     @property
-    def played(self) -> Played:
+    def acting(self) -> ActingEstimate:
         """The estimate, radii and sums by which actions are chosen now."""
-        return self._played
+        return self._acting
 
     @property
     def theta(self) -> np.ndarray:
         """The estimate theta_hat, (d,)."""
-        return self._played.estimate.theta.copy()
+        return self._acting.estimate.theta.copy()
 
     @property
     def gram(self) -> np.ndarray:
         """V, (d, d), including regularizer and shift, up to rounding."""
         # w is a matrix W with W^T W = V^-1.
-        root = np.linalg.inv(self._played.estimate.w)
-        gram: np.ndarray = root @ root.T
+        w_inverse = np.linalg.inv(self._acting.estimate.w)
+        gram: np.ndarray = w_inverse @ w_inverse.T
         return gram
 
 
 class ClockedModel(Model):
     """Choose actions by the last view that contains a new report of this silo.
 
-    The plan's arrays have one entry for each view, computed for the reports that its clocks give.
-    If a report is late, a view has fewer reports. Its noise is then bounded by the planned bounds
-    times the ratio of the standard deviations, at the same failure probability: there are at most
-    as many views as planned, and when reports arrive does not depend on the noise.
+    The plan's arrays have one entry for each view. They are computed for views in which no report
+    is late. If a report is late, a view has fewer reports. Its noise is then bounded by the planned
+    bounds times the ratio of the standard deviations, at the same failure probability: there are at
+    most as many views as planned, and when reports arrive does not depend on the noise.
     """
 
-    def __init__(self, plan: ClockedPlan, start: Played | None = None) -> None:
+    def __init__(self, plan: ClockedPlan, start: ActingEstimate | None = None) -> None:
         self._planned = plan
         super().__init__(plan, start)
 
     def adopt_view(self, values: np.ndarray, view: int, numbers: Sequence[int]) -> None:
-        """Use the sums (s,) of a view, which contain ``numbers[i]`` reports of each silo i."""
+        """Use the sums (s,) of a view, to which each silo i contributed report ``numbers[i]``.
+
+        The number is 0 for a silo without a report.
+        """
         self.plan = self._with_reports(view, numbers)
         self.adopt(values, view)
 
@@ -183,7 +187,7 @@ class ClockedModel(Model):
         return 0
 
     def _with_reports(self, view: int, numbers: Sequence[int]) -> Plan:
-        """Return the plan, with the numbers of one view for these reports."""
+        """Return the plan with regularizer and radius of one view computed for these reports."""
         plan, radius = self._planned, self._planned.radius
         planned_numbers = plan.clocks.reports[view].tolist()
         if list(numbers) == planned_numbers:
@@ -204,9 +208,9 @@ class ClockedModel(Model):
 
 
 def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
-    """Return the noise variance of the sum of one report of each silo, in units of one node's.
+    """Return the noise variance of the sum of one report of each silo, in units of a node's.
 
-    ``numbers`` are the numbers of the reports; 0 for a silo without one.
+    ``numbers`` are the numbers of the reports; 0 for a silo without a report.
     """
     reports = zip(numbers, plan.noise_scale, strict=True)
     return math.fsum(scale**2 * report_variance(plan, k) for k, scale in reports if k)
@@ -306,7 +310,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 # ---- plans that continue an earlier plan ---------------------------------------------------------
 
 #: Maximum number of plans in a chain.
-MOST = 16
+MAX_CHAIN = 16
 
 
 class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -352,7 +356,7 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
 
 
 def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
-    """Raise InputError if the plans are of different kinds: they protect or learn other things."""
+    """Raise InputError if two plans are of different kinds: they protect or learn other things."""
     special_kinds = ("robin", *EXPERTS)
     algorithms = (document.algorithm, earlier.document.algorithm)
     kinds = {a if a in special_kinds else "" for a in algorithms}
@@ -364,12 +368,12 @@ def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
 
 
 def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
-    """Raise InputError for a chain of more than `MOST` plans, before any of them is derived."""
+    """Raise InputError for a chain of more than `MAX_CHAIN` plans, before any is derived."""
     plans, current = 1, document
     while current.extends is not None:
         plans += 1
-        if plans > MOST:
-            raise InputError(f"a chain has at most {MOST} plans; begin a new one")
+        if plans > MAX_CHAIN:
+            raise InputError(f"a chain has at most {MAX_CHAIN} plans; begin a new one")
         current = read(current.extends.document)
 
 
@@ -412,7 +416,7 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
 
 
 def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
-    """Return the release and the model of a start; raise InputError if it is no valid broadcast."""
+    """Return a start's release and its model; raise InputError if it is no valid broadcast."""
     envelope = earlier.wire.read(extends.start, ("broadcast",))
     if (
         envelope.sender != earlier.document.hub.name
@@ -426,13 +430,16 @@ def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
             f"the start must be of {earlier.document.least} silos at least, the earlier plan's "
             f"least, got {len(body.entries)}"
         )
-    model = acted_on(earlier)
+    model = first_model(earlier)
     adopt_broadcast(model, earlier.wire.floats(body.values, source), envelope.release, body)
     return envelope.release, model
 
 
 def adopt_broadcast(model: Any, values: np.ndarray, release: int, body: Broadcast) -> None:
-    """Let a model use the values (s,) of a broadcast, whose body states what they are sums of."""
+    """Let a model use the values (s,) of a broadcast.
+
+    The body of a view states the numbers of the reports that it adds up.
+    """
     if isinstance(model, ClockedModel):
         model.adopt_view(values, release, cast(View, body).numbers)
     else:
@@ -449,8 +456,8 @@ def earlier_model(deployed: DeployedPlan) -> Any:
 
 def model_at_start(deployed: DeployedPlan) -> Model:
     """Create the model by which a linear bandit's silo chooses actions before the first release."""
-    before = earlier_model(deployed)
-    start = before.played if before is not None else None
+    earlier = earlier_model(deployed)
+    start = earlier.acting if earlier is not None else None
     if isinstance(deployed.plan, ClockedPlan):
         return ClockedModel(deployed.plan, start)
     return Model(deployed.plan, start)
@@ -463,8 +470,8 @@ def plan_depth(deployed: DeployedPlan) -> int:
 
 def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
     """List a plan and all plans that it continues, oldest first."""
-    before = chain(deployed.earlier) if deployed.earlier is not None else []
-    return [*before, deployed]
+    earlier_plans = chain(deployed.earlier) if deployed.earlier is not None else []
+    return [*earlier_plans, deployed]
 
 
 # ---- certificates --------------------------------------------------------------------------------
@@ -487,10 +494,12 @@ def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
 
 
 def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan) -> Certificate:
-    """Add to a plan's certificate an entry: the guarantee of the plan and all earlier plans."""
+    """Return a certificate with one more entry: the guarantee of the plan and all earlier plans."""
     epsilon = epsilon_of_chain(plan, earlier)
     if not math.isfinite(epsilon):
-        raise InputError("the plans together have no finite epsilon at this delta; take a larger")
+        raise InputError(
+            "the plans together have no finite epsilon at this delta; choose a larger delta"
+        )
     previous = chain(earlier)
     names = ", ".join(earlier_plan.digest.hex()[:16] for earlier_plan in previous)
     claim = plan.privacy
@@ -515,13 +524,13 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
     if earlier is None or extends is None:
         return {}
     release = start_of(extends, earlier)[0] if extends.start else 0
-    exact = [chained_plan.certificate.exact for chained_plan in chain(deployed)]
+    guarantees = [member.certificate.exact for member in chain(deployed)]
     return {
         "extends": {
-            "plans": [chained_plan.digest.hex() for chained_plan in chain(earlier)],
+            "plans": [member.digest.hex() for member in chain(earlier)],
             "start": release,
             "why_no_start": REASONS.get(extends.why, ""),
-            "epsilon": [guarantee.epsilon for guarantee in exact if guarantee is not None],
+            "epsilon": [guarantee.epsilon for guarantee in guarantees if guarantee is not None],
             "epsilon_together": epsilon_of_chain(deployed.executed, earlier),
         }
     }

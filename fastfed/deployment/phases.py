@@ -286,7 +286,7 @@ class PhaseHub(Hub):
 
     def _make_server(self, noise: NoiseSource | None) -> Averager:
         # Estimates are not sums of records in fixed point.
-        self._exact = False
+        self._checks_records = False
         return Averager(self._phases, self._sealing.source if noise is None else noise)
 
     @property

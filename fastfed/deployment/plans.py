@@ -188,10 +188,10 @@ def read_document(data: bytes) -> Document:
     return document
 
 
-def _decoded(data: bytes, kind: Any) -> Any:
+def _decoded(data: bytes, expected_type: Any) -> Any:
     """Decode a part of a plan file; raise InputError if it is damaged or of format 1."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return msgspec.msgpack.decode(data, type=expected_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if data[1:2] == b"\x01":
             # The first field of a document is its format.
@@ -334,7 +334,9 @@ class DeployedPlan:
             raise InputError(f"the plan has no party {show(name)}")
         identity = Identity(seed)
         if identity.public != (party.sign, party.open):
-            raise InputError(f"the secret is not that of {name}: its public keys are others")
+            raise InputError(
+                f"the secret is not that of {name}: its public keys are not those in the plan"
+            )
         return identity
 
     def countersignature(self, identity: Identity) -> bytes:
@@ -484,10 +486,11 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
         raise InputError(
             f"calendar must have one of closes, period and round, got {show(given_keys)}"
         )
-    # Rounds or ticks after which a release is made.
-    ends = [plan.end(k) for k in range(1, plan.releases + 1)]
+    # Rounds or, with clocks, ticks after which a release is made.
     if isinstance(plan, ClockedPlan):
         ends = plan.clocks.ticks.tolist()
+    else:
+        ends = [plan.end(k) for k in range(1, plan.releases + 1)]
     if given_keys == ["closes"]:
         closes = [_seconds("calendar.closes", date) for date in table["closes"]]
     else:
@@ -508,8 +511,8 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
     if isinstance(plan, ClockedPlan) and len(closes) == len(ends):
         # The hub collects the reports of one moment for a short time only.
         grace = min(COLLECTED, int(periods.min()))
-        own_closes = (np.array(closes)[sends > 0] for sends in plan.clocks.sends.T)
-        longest = max(int(np.diff([start, *own]).max()) for own in own_closes)
+        closes_by_silo = (np.array(closes)[sends > 0] for sends in plan.clocks.sends.T)
+        longest = max(int(np.diff([start, *ends]).max()) for ends in closes_by_silo)
     deadline = table.get("reward_deadline", longest)
     return Calendar(
         start,
@@ -586,13 +589,12 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     kind = kind_of(plan)
     if kind.experts and (document.schema.records is not None or document.explore):
         raise InputError("a plan of experts has no columns of records and no explore")
-    rounds = kind.rounds(plan)
-    _check_document(document, rounds)
-    deployed = DeployedPlan(document, rounds, dict(signatures))
+    schedule = kind.rounds(plan)
+    _check_document(document, schedule)
+    deployed = DeployedPlan(document, schedule, dict(signatures))
     if deployed.earlier is not None:
-        model.check_extension(document, rounds, deployed.earlier)
-    # The certificate is computed from the document's numbers, so it may show that the claim is
-    # false.
+        model.check_extension(document, schedule, deployed.earlier)
+    # The certificate is computed from the document's numbers, which may not give the claim.
     exact, claimed = deployed.certificate.exact, deployed.certificate.claimed
     if exact is None or claimed is None or exact.epsilon > claimed.epsilon * (1.0 + SAME):
         raise InputError(f"the plan's numbers give {show(exact)}, but it claims {show(claimed)}")
@@ -612,7 +614,7 @@ def _executed(document: Document) -> Executed:
 
 
 def _with_earlier_defaults(keys: dict[str, Any]) -> dict[str, Any]:
-    """Add the keys that a plan file of an earlier version lacks, with the values it implied.
+    """Add the keys that a plan file of an earlier version lacks, with the values of that version.
 
     Such a file has the key ``tie_bonus`` but not the key ``sieve``.
     """
@@ -629,7 +631,7 @@ def _with_earlier_defaults(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_parties(document: Document) -> None:
-    """Raise InputError unless the parties' names and keys are well formed and all different."""
+    """Raise InputError unless the parties' names and keys are valid and all different."""
     names = [p.name for p in (*document.silos, document.hub)]
     names += [document.helper.name] if document.helper else []
     for name in names:
@@ -662,8 +664,8 @@ def _check_document(document: Document, plan: Plan) -> None:
     least = integer("least", document.least, at_least=1, at_most=plan.silos)
     if plan.secure is not None and least != plan.silos:
         raise InputError(
-            f"least must be all {plan.silos} silos with secure sums: a silo's rows only add up to "
-            f"prefix sums if none of them is missing, got {least}"
+            f"least must be all {plan.silos} silos with secure sums: a silo's reports add up to "
+            f"prefix sums only if none of them is missing, got {least}"
         )
     check_least(plan, least, masked=added_up(plan) and document.helper is None)
     calendar, schema = document.calendar, document.schema
@@ -677,13 +679,13 @@ def _check_document(document: Document, plan: Plan) -> None:
         b <= a for a, b in zip((calendar.start, *calendar.closes), calendar.closes, strict=False)
     ):
         raise InputError("calendar must close leaves one after the other, after its start")
-    for name, value, least in (
+    for name, value, smallest in (
         ("start", calendar.start, 0),
         ("closes", calendar.closes[-1], 0),
         ("grace", calendar.grace, 0),
         ("reward_deadline", calendar.reward_deadline, 1),
     ):
-        integer(f"calendar.{name}", value, at_least=least, at_most=LAST_SECOND)
+        integer(f"calendar.{name}", value, at_least=smallest, at_most=LAST_SECOND)
     check_schema(schema)
     number("explore", document.explore, at_least=0, at_most=1)
     guard.check_influence(document.influence, plan)

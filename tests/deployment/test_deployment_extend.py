@@ -96,7 +96,7 @@ def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
     np.testing.assert_allclose(silo.model.gram, old.gram + alone.gram, rtol=1e-9)
     u = old.gram @ old.theta + alone.gram @ alone.theta
     np.testing.assert_allclose(silo.model.gram @ silo.model.theta, u, rtol=1e-7, atol=1e-9)
-    parts = [model.played for model in (old, alone, silo.model)]
+    parts = [model.acting for model in (old, alone, silo.model)]
     assert parts[2].radius == math.hypot(parts[0].radius, parts[1].radius)
     assert parts[2].second == parts[0].second + parts[1].second > 0
     np.testing.assert_allclose(full(parts[2].sums, 3), silo.model.gram, rtol=1e-9)
@@ -105,11 +105,11 @@ def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
     }
     # No regret bound is known for the sum of two models, so the sieve has a slack of 1.
     silo.model._slack = 1e6
-    played, limit, ranking = silo.model.played, plan.plan.reward_limit, plan.plan.ranking
+    acting, limit, ranking = silo.model.acting, plan.plan.reward_limit, plan.plan.ranking
     assert ranking == 0.3
     for rows in np.random.default_rng(2).uniform(-0.5, 0.5, (50, 6, 3)):
-        sieve = played.radius, played.second, limit, 1.0, ranking
-        assert silo.model.select(rows)[0] == played.estimate.select_sieved(rows, *sieve)[0]
+        sieve = acting.radius, acting.second, limit, 1.0, ranking
+        assert silo.model.select(rows)[0] == acting.estimate.select_sieved(rows, *sieve)[0]
 
 
 def test_the_radius_of_both_holds_where_each_does():

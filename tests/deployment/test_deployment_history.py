@@ -24,7 +24,7 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import process as process_module
 from fastfed.deployment.application import Application, answers
 from fastfed.deployment.client import AsyncClient, Client
-from fastfed.deployment.experts import ExpertSilo, Placed
+from fastfed.deployment.experts import ExpertSilo, PlacedDecision
 from fastfed.deployment.kinds import silo_of as party_of
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.model import Decided
@@ -390,7 +390,7 @@ def test_a_log_of_an_earlier_version_knows_the_places_of_its_decisions(kind):
     old = []
     for kind, key, value in silo.store.writes():
         if kind == "decision":
-            fields = msgspec.structs.astuple(msgspec.msgpack.decode(value, type=Placed))
+            fields = msgspec.structs.astuple(msgspec.msgpack.decode(value, type=PlacedDecision))
             value = msgspec.msgpack.encode(Decided(*fields[:-1]))
         old.append(Write(kind, key, value))
     again = silo_of(deployment, store := MemoryStore(old))

@@ -360,7 +360,7 @@ def lies(change):
     envelope = made.plan.wire.read(hub.broadcasts[2])
     body = change(made.plan.wire.body(envelope, Broadcast))
     data = hub.signed(2, body)
-    seen = [hub.seen[hub._number(2, entry), entry.silo] for entry in hub.sets[2].entries]
+    seen = [hub.seen[hub._report_number(2, entry), entry.silo] for entry in hub.sets[2].entries]
     entries = {made.plan.index(made.plan.wire.read(each).sender): each for each in seen}
     kept = tuple(entries[entry.silo] for entry in body.entries)
     news = hub.signed(2, federation.News(data, kept))

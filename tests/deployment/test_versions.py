@@ -92,7 +92,7 @@ def test_a_plan_of_an_earlier_version_has_the_ranking_of_then(running):
     # The largest bound is chosen, from the model that the party holds.
     model = folders.read_party(running / "north").party.model
     rng = np.random.default_rng(0)
-    d, (_, estimate, beta, gamma) = executed.dimension, model._played
+    d, (_, estimate, beta, gamma) = executed.dimension, model._acting
     for _ in range(20):
         x = rng.normal(size=(9, d)) / d
         z = x @ estimate.w.T
