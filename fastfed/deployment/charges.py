@@ -4,8 +4,8 @@ A release costs (mu^2, failure): it is mu-GDP except with probability ``failure`
 returns what one release adds to the cost of the earlier releases.
 
 - Gaussian noise costs its GDP parameter.
-- For noise bits, `cases` lists all changes that one record can make, on time or late. Their cost is
-  computed by `fastfed.privacy.accounting.binomial`.
+- For noise bits, `accounts_of_changes` lists all changes that one record can make, on time or late.
+  `fastfed.privacy.accounting.binomial` computes their cost.
 - Private means and experts' scores are bounded by a Gaussian mechanism whose neighbouring inputs
   are at least as easy to distinguish ("to test"). The proof for private means follows.
 
@@ -68,26 +68,27 @@ def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
         return ((0.0, 0.0), *[_cost_of_secure_sum(event)] * event.releases)
     if not isinstance(event, GaussianSums):
         raise InputError(f"a ledger cannot charge {type(event).__name__}")
-    # mu^2 is the squared sensitivity divided by the noise variance, so the first k releases have a
-    # share of the plan's mu^2 in proportion to their squared sensitivity.
-    unit = event.mu("replace") ** 2 / event.squares * _UP
-    return ((0.0, 0.0), *((unit * square, 0.0) for square in _squares(event)))
+    # mu^2 is the squared sensitivity divided by the noise variance, so the mu^2 of the first k
+    # releases is proportional to their squared sensitivity.
+    inverse_variance = event.mu("replace") ** 2 / event.squares * _UP
+    return ((0.0, 0.0), *((inverse_variance * square, 0.0) for square in _squares(event)))
 
 
 def _squares(event: GaussianSums) -> list[float]:
     """Return the squared sensitivity of releases 1..k to one record, for k = 1..K.
 
-    For "flat", trees and "toeplitz", the first k releases are those of a plan with k releases. For
-    "buffered" and "factorised", they are the first k rows of the encoder of all K releases.
+    For "flat", trees and "toeplitz", the first k releases are the releases of a plan with K = k.
+    For "buffered" and "factorised", they are the first k rows of the encoder of all K releases.
     """
     squares: Any
     if event.release == "buffered":
         column = buffered_column(event.releases)
         squares = np.cumsum(column * column) * (1.0 + 2.0**-40)
     elif event.factor is not None:
-        column_norms = np.cumsum(event.factor.encoder**2, axis=0).max(axis=1)
+        # Of the first k rows of the encoder: the largest squared norm of a column, for each k.
+        largest_columns = np.cumsum(event.factor.encoder**2, axis=0).max(axis=1)
         # Rounding errors of a column are below a tenth of SLACK times the longest column.
-        squares = column_norms + 2.0 * SLACK * column_norms[-1]
+        squares = largest_columns + 2.0 * SLACK * largest_columns[-1]
     else:
         counts = range(1, event.releases + 1)
         squares = [msgspec.structs.replace(event, releases=k).squares for k in counts]
@@ -98,7 +99,7 @@ def _squares(event: GaussianSums) -> list[float]:
 def _cost_of_secure_sum(event: SecureSum) -> tuple[float, float]:
     """Return the cost (mu2, failure) of a plan with secure sums.
 
-    Of the failure probabilities in `TAIL_SHARES`, it takes the one with the least epsilon.
+    The failure probability is delta times the entry of `TAIL_SHARES` that gives the least epsilon.
     """
     delta = event.budget.delta
     account, coins = event._account("replace"), event._coins(event.honest)
@@ -120,8 +121,8 @@ def charge_of(
 ) -> Charge:
     """Compute the charge of one release: what it adds to the cost of the earlier releases.
 
-    It is the cost for the user with the weakest protection: if silos have different noise, for the
-    users of the silo with the least noise. For a plan in phases, it is the cost for all data of a
+    It is the cost for the user with the weakest protection. If silos have different noise, this is
+    a user of the silo with the least noise. For a plan in phases, it is the cost for all data of a
     silo, which bounds the cost for each user.
 
     Parameters
@@ -143,11 +144,10 @@ def charge_of(
     if isinstance(event, Scores | UserBits):
         # A loss enters only one phase, and a bit one release. The first release is charged for the
         # phase with the highest cost, and the other releases cost nothing.
+        if release > 1:
+            return Charge(dataset, digest, release, 0.0, 0.0, report)
         cost = totals_of_bit(event) if isinstance(event, UserBits) else totals_of_scores(event)
-        charge_values = (*cost, report, event.exact(0.0) * _UP)
-        return Charge(
-            dataset, digest, release, *(charge_values if release <= 1 else (0.0, 0.0, report))
-        )
+        return Charge(dataset, digest, release, *cost, report, event.exact(0.0) * _UP)
     totals = _totals(event, plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
@@ -169,8 +169,8 @@ _NORMAL = NormalDist()
 def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
     """Return the cost (mu^2, failure) of the first k private means, for k = 0..K.
 
-    Of the failure probabilities in `TAIL_SHARES`, it takes the one with the least epsilon for all
-    means.
+    The failure probability is delta times the entry of `TAIL_SHARES` that gives the least epsilon
+    for all means.
 
     Parameters
     ----------
@@ -192,13 +192,13 @@ def totals_of_means(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
     failure = delta * min(
         TAIL_SHARES,
         key=lambda share: _epsilon_after_failure(
-            squared_means(count * padded, half_epsilon, delta * share), delta, share
+            mu2_of_means(count * padded, half_epsilon, delta * share), delta, share
         ),
     )
     totals = [(0.0, 0.0)]
     for k in range(1, count + 1):
         totals.append(
-            (max(squared_means(k * padded, half_epsilon, failure), totals[-1][0]), failure)
+            (max(mu2_of_means(k * padded, half_epsilon, failure), totals[-1][0]), failure)
         )
     return tuple(totals)
 
@@ -219,35 +219,35 @@ def epsilon_of_means(event: WinsorizedMeans) -> float:
 
 
 def _epsilon_after_failure(square: float, delta: float, share: float) -> float:
-    """Compute the epsilon of mu^2 = ``square`` at delta, of which a share pays for the failure."""
+    """Compute the epsilon of mu^2 = ``square`` at delta; ``share`` of delta covers the failure."""
     if not math.isfinite(square):
         return math.inf
     return gaussian_epsilon(math.sqrt(square * _UP), delta * (1.0 - share * _UP))
 
 
-def squared_means(coordinates: int, half: float, failure: float) -> float:
+def mu2_of_means(coordinates: int, half_epsilon: float, failure: float) -> float:
     """Compute mu^2 of private means with this number of coordinates in all.
 
-    Each coordinate has one choice of a range and one Laplace noise, of epsilon ``half`` each. The
+    Each coordinate has one choice of a range and one Laplace noise, each with ``half_epsilon``. The
     result holds except with probability ``failure``.
     """
-    ranges = coordinates * of_range(half) ** 2
-    return (of_responses(coordinates, half, failure) ** 2 + ranges) * _UP
+    ranges = coordinates * mu_of_exponential(half_epsilon) ** 2
+    return (mu_of_responses(coordinates, half_epsilon, failure) ** 2 + ranges) * _UP
 
 
-def of_range(epsilon: float) -> float:
+def mu_of_exponential(epsilon: float) -> float:
     """Compute mu of one exponential mechanism that is (epsilon, 0)-DP."""
     return -2.0 * _NORMAL.inv_cdf(1.0 / (1.0 + math.exp(epsilon / 2.0)))
 
 
-def of_responses(count: int, epsilon: float, failure: float) -> float:
+def mu_of_responses(count: int, epsilon: float, failure: float) -> float:
     """Compute mu of the composition of ``count`` randomised responses that are (epsilon, 0)-DP.
 
     It holds except with probability ``failure``. The trade-off function has vertices
     (alpha, 1 - gamma); by symmetry, those with alpha <= 1 - gamma are enough.
     """
-    # Find the least mu whose Gaussian trade-off function is below all vertices, after the failure
-    # probability is removed from them.
+    # Compute the least mu whose Gaussian trade-off function is below all vertices, after the
+    # failure probability is removed from them.
     mu = 0.0
     for alpha, gamma in _vertices(count, epsilon):
         if alpha + gamma > 1.0 + 4.0 * _PART:
@@ -299,13 +299,13 @@ def totals_of_scores(event: Scores) -> tuple[float, float]:
     -----
     Guarantee: if one loss is replaced or removed, the experts of all releases are mu-GDP except
     with probability ``failure``. A loss is in one set only. The argmins of the leaves below that
-    set are pure DP mechanisms, no easier to test than randomised responses (`of_responses`). For
+    set are pure DP mechanisms, no easier to test than randomised responses (`mu_of_responses`). For
     sparse switching, all comparisons that a loss affects form one pure DP mechanism, and each
-    switch is an exponential mechanism (`of_range`).
+    switch is an exponential mechanism (`mu_of_exponential`).
     """
     delta = budget_of(event).delta
-    pairs = [(squared_scores(event, delta * share), delta * share) for share in TAIL_SHARES]
-    return min(pairs, key=lambda pair: _epsilon_of(pair, delta))
+    pairs = [(mu2_of_scores(event, delta * share), delta * share) for share in TAIL_SHARES]
+    return min(pairs, key=lambda pair: _epsilon_of_cost(pair, delta))
 
 
 def budget_of(event: Scores) -> Budget:
@@ -330,10 +330,11 @@ def epsilon_of_scores(event: Scores) -> float:
 
     It is the smaller of two values: the epsilon of the GDP bound, and the epsilon of pure DP.
     """
-    return min(_epsilon_of(totals_of_scores(event), budget_of(event).delta), event.exact(0.0) * _UP)
+    gdp_epsilon = _epsilon_of_cost(totals_of_scores(event), budget_of(event).delta)
+    return min(gdp_epsilon, event.exact(0.0) * _UP)
 
 
-def _epsilon_of(pair: tuple[float, float], delta: float) -> float:
+def _epsilon_of_cost(pair: tuple[float, float], delta: float) -> float:
     """Compute the epsilon of a cost (mu^2, failure) at delta."""
     squared, failure = pair
     if not math.isfinite(squared):
@@ -341,14 +342,14 @@ def _epsilon_of(pair: tuple[float, float], delta: float) -> float:
     return gaussian_epsilon(math.sqrt(squared * _UP), delta - failure * _UP)
 
 
-def squared_scores(event: Scores, failure: float) -> float:
+def mu2_of_scores(event: Scores, failure: float) -> float:
     """Compute mu^2 of a plan with experts, for the loss with the weakest protection.
 
     It holds except with probability ``failure``.
     """
     if isinstance(event, SparseSwitching):
-        compared = of_responses(1, event.comparisons.epsilon, failure) ** 2
-        return (compared + event.switches * of_range(event.eta) ** 2) * _UP
+        comparisons = mu_of_responses(1, event.comparisons.epsilon, failure) ** 2
+        return (comparisons + event.switches * mu_of_exponential(event.eta) ** 2) * _UP
     mu = 0.0
     for noise in event.noises:
         for loss_set in noise.sets:
@@ -356,7 +357,8 @@ def squared_scores(event: Scores, failure: float) -> float:
             if change:
                 accounts = valid_accounts(loss_set.leaves, noise.experts, "experts")
                 mu_of_set = min(
-                    of_responses(count, factor * change, failure) for _, factor, count in accounts
+                    mu_of_responses(count, factor * change, failure)
+                    for _, factor, count in accounts
                 )
                 mu = max(mu, mu_of_set)
     return mu * mu * _UP
@@ -375,7 +377,7 @@ def totals_of_bit(event: UserBits) -> tuple[float, float]:
     and meets it at (q, q), so it lies below.
     """
     # The logits of 1 - q and q differ by twice the bit's epsilon.
-    return of_range(2.0 * event.exact(0.0)) ** 2 * _UP, 0.0
+    return mu_of_exponential(2.0 * event.exact(0.0)) ** 2 * _UP, 0.0
 
 
 # ---- noise bits ----------------------------------------------------------------------------------
@@ -384,13 +386,13 @@ def totals_of_bit(event: UserBits) -> tuple[float, float]:
 Counted = BinomialTree | VectorBatches | UnequalBatches
 
 
-def cases(event: Counted, late: bool) -> list[VectorSumAccount]:
+def accounts_of_changes(event: Counted, late: bool) -> list[VectorSumAccount]:
     """List the accounts of all changes that one record can make to the sums.
 
     The record is replaced in its leaf or, if ``late``, moved to another leaf. In a tree, a moved
-    record leaves one node and enters another on each level below some level, and stays in the same
-    node above. Without a tree it leaves one batch and enters another, which costs at most twice the
-    more expensive of the two changes.
+    record leaves one node and enters another on each level below a level ``split``. From this level
+    on, it stays in the same node. Without a tree it leaves one batch and enters another, which
+    costs at most twice the more expensive of the two changes.
     """
     if isinstance(event, BinomialTree):
         replace, zero = (
@@ -418,9 +420,10 @@ def cases(event: Counted, late: bool) -> list[VectorSumAccount]:
 
 
 def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float, float, float]:
-    """Return (epsilon, mu, failure) at delta such that each account is mu-GDP except with failure.
+    """Return (epsilon, mu, failure) at delta for which each account holds.
 
-    Of the failure probabilities in `TAIL_SHARES`, it takes the one with the least epsilon.
+    Each account is mu-GDP except with probability ``failure``. The failure probability is delta
+    times the entry of `TAIL_SHARES` that gives the least epsilon.
     """
     least = (math.inf, math.inf, delta)
     for share in TAIL_SHARES:
@@ -435,13 +438,13 @@ def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float
 @lru_cache(maxsize=64)
 def late_epsilon(event: Counted) -> float:
     """Compute the epsilon for a record that may be late, at the budget's delta."""
-    return least_epsilon(cases(event, True), event.budget.delta)[0]
+    return least_epsilon(accounts_of_changes(event, True), event.budget.delta)[0]
 
 
 @lru_cache(maxsize=64)
 def charge_of_bits(event: Counted) -> tuple[float, float, float]:
     """Return (epsilon, mu^2, failure) of a whole plan, for a record that is on time or late."""
     epsilon, mu, failure = least_epsilon(
-        cases(event, False) + cases(event, True), event.budget.delta
+        accounts_of_changes(event, False) + accounts_of_changes(event, True), event.budget.delta
     )
     return epsilon, mu * mu * _UP, failure

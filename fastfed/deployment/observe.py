@@ -140,9 +140,8 @@ def metrics_text(process: Process) -> str:
 class Answer(NamedTuple):
     """What a `LocalServer` answers at a path."""
 
-    #: The value of the header content-type.
-    kind: str
-    #: Returns the text; it is called without a lock.
+    content_type: str
+    #: Returns the text; the server holds no lock when it calls this.
     text: Callable[[], str]
     #: Further headers.
     headers: tuple[tuple[str, str], ...] = ()
@@ -193,7 +192,7 @@ class LocalGet(LocalHandler):
             self.send_error(404)
             return
         self.server.complete(self.connection)
-        self.reply(200, answer.text().encode(), answer.kind, answer.headers)
+        self.reply(200, answer.text().encode(), answer.content_type, answer.headers)
 
     def refuse(self) -> None:
         """Answer a method that could change something, or that no browser needs."""
@@ -224,7 +223,7 @@ class Metrics(LocalServer):
 
     def __init__(self, silo: SiloProcess, port: int) -> None:
         if not isinstance(silo, SiloProcess):
-            raise InputError("metrics are those of a silo")
+            raise InputError("Metrics serves the metrics of a silo: silo must be a SiloProcess")
         super().__init__(port, {"/metrics": metrics_answer(silo)})
 
 
@@ -265,7 +264,7 @@ class Log:
 
     def __init__(self, stream: IO[str], party: str, clock: Clock = time.time) -> None:
         self._stream, self._party, self._clock = stream, party, clock
-        self._lock, self._looking = threading.Lock(), threading.Lock()
+        self._write_lock, self._look_lock = threading.Lock(), threading.Lock()
         self._last_state, self._last_error = dict[str, Any](), ""
 
     def event(self, event: str, **fields: Any) -> None:
@@ -278,12 +277,12 @@ class Log:
 
     def _write(self, line: str) -> None:
         # A log that nobody can read any more must not stop the party.
-        with self._lock, suppress(OSError, ValueError):
+        with self._write_lock, suppress(OSError, ValueError):
             self._stream.write(line + "\n")
             self._stream.flush()
 
     def start(self, process: Process, **addresses: str) -> None:
-        """Write which party of which plan has started, and at which addresses it can be found."""
+        """Write which party of which plan has started, and the addresses at which it listens."""
         party: Any = process.party
         with process.turn():
             state = self._state(process)
@@ -298,7 +297,7 @@ class Log:
             self.event(name, address=address)
 
     def _state(self, process: Process) -> dict[str, Any]:
-        """Return those parts of the party's state whose changes are events."""
+        """Return the parts of a party's state whose changes are events."""
         party: Any = process.party
         now = process.now()
         state: dict[str, Any] = {"stopped": bool(getattr(party, "stopped", ""))}
@@ -324,12 +323,12 @@ class Log:
 
         Such parts are releases, sealed reports, alarms, and what the party waits for.
         """
-        with self._looking:
+        with self._look_lock:
             try:
                 with process.turn():
                     state = self._state(process)
             except Exception as error:
-                # A party works on if its state cannot be shown.
+                # The party must go on even if its state cannot be shown.
                 text = failure(error)[1]
                 if text != self._last_error:
                     self(text)
@@ -341,7 +340,7 @@ class Log:
             self._last_state = state
 
     def watch(self, process: Process, every: float, stop: threading.Event) -> None:
-        """Look every ``every`` seconds until ``stop`` is set."""
+        """Call `look` every ``every`` seconds until ``stop`` is set."""
         while not stop.wait(every):
             self.look(process)
 
@@ -360,7 +359,7 @@ class JsonLog(Log):
         self.event(next(events, "problem"), text=masked(text))
 
 
-#: Event -> its sentence in a `PlainLog`. Events that are not listed get no line there.
+#: Event -> its sentence in a `PlainLog`, which writes nothing for other events.
 SENTENCES = {
     "started": "{title}; plan {plan}, release {released} of {releases}",
     "listening": "listening on {address}",
@@ -375,11 +374,11 @@ SENTENCES = {
     "alarms": "alarms: {value}; the status has their texts",
     "silent": "reports are long overdue, and nobody waits for them: {value}",
     "stopped": "nothing is sent any more; the status says why",
-    "clock_off": "this machine's clock is ignored: it is not that of the other parties; set it",
+    "clock_off": "this machine's clock is ignored: it differs from the other parties' clocks",
 }
-#: A `PlainLog` names a wait that has lasted SETTLED seconds, at most MOST of those who are waited
-#: for, and at most one wait every PAUSE seconds.
-SETTLED, MOST, PAUSE = 30.0, 5, 60.0
+#: A `PlainLog` writes that the party waits once this has lasted SETTLED seconds, at most once every
+#: PAUSE seconds. It names at most MAX_NAMES of the parties that are waited for.
+SETTLED, MAX_NAMES, PAUSE = 30.0, 5, 60.0
 
 
 def utc(seconds: float) -> str:
@@ -393,18 +392,19 @@ def titled(party: str, kind: str, federation: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as text: at most `MOST`, and the number of the others."""
-    more = len(names) - MOST
-    return ", ".join(names[:MOST]) + (f" and {more} more" if more > 0 else "")
+    """Return names as text: at most `MAX_NAMES`, and the number of the others."""
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 class PlainLog(Log):
     """Write one short sentence for each event."""
 
+    #: Before these times, no further line about a wait or a full disk is written.
     _next_wait = _next_full = 0.0
 
     def event(self, event: str, **fields: Any) -> None:
-        """Write a sentence; none if something has ended, such as a wait."""
+        """Write a sentence, or nothing if the event is the end of something, such as a wait."""
         sentence = SENTENCES.get(event)
         if event == "message" and fields["status"] == 503 and self._clock() >= self._next_full:
             # The disk is full: every party repeats its messages every few seconds.
@@ -418,7 +418,7 @@ class PlainLog(Log):
         self._write(text)
 
     def start(self, process: Process, **addresses: str) -> None:
-        """Write the first lines. What they name is no event of the first `look`."""
+        """Write the first lines; the first call to `look` does not repeat what they state."""
         super().start(process, **addresses)
         with process.turn():
             state = self._state(process)
@@ -448,7 +448,7 @@ class JsonHandler(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one log record; of an exception only its type."""
+        """Write one log record; of an exception, write only its type."""
         fields = (
             {}
             if not record.exc_info or not record.exc_info[0]

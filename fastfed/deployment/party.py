@@ -44,8 +44,9 @@ class ClockReading(NamedTuple):
 class Step(NamedTuple):
     """What a party's process must do: first store the writes in order, then send the messages.
 
-    ``problem`` describes an error for the log and the status; empty if there is none. Steps that
-    share an entry of ``touches``, or the key of a write, are made durable one after the other.
+    ``problem`` describes an error for the log and the status; empty if there is none. Each entry of
+    ``touches`` is a kind and a key. Steps that share such an entry, or the kind and key of a write,
+    are made durable one after the other.
     """
 
     writes: tuple[Write | Charge, ...] = ()
@@ -103,14 +104,17 @@ class Party(Protocol):
         ...
 
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
-        """Set the state to that of a snapshot; return what it covers, or `NOTHING` if invalid."""
+        """Set the state from the parts of a snapshot.
+
+        Return what the snapshot covers, or `NOTHING` if it is not valid.
+        """
         ...
 
 
 class Covered(NamedTuple):
     """What a snapshot covers: the log up to ``position``.
 
-    ``others`` is the hash of all writes up to it of kinds that are not `Party.summarised`.
+    ``others`` is the hash of the writes up to there whose kinds are not in `Party.summarised`.
     """
 
     position: Position = START
@@ -130,7 +134,7 @@ class Speaker:
         self.deployed, self.name = deployed, name
         self.plan, self.wire = deployed.plan, deployed.wire
         self.identity: Identity = deployed.identity(name, seed)
-        #: See `SteadyClock.ahead`. If clocks differ, the earlier time counts.
+        #: See `SteadyClock.ahead`. If clocks differ, the party uses the earlier time.
         self.ahead = 0.0
         self.clock_reading: ClockReading | None = None
         #: Time of the first call to the hub since the last accepted answer. 0 if the last call
@@ -152,7 +156,7 @@ class Speaker:
         """Do nothing: this party has no snapshot."""
 
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
-        """Restore nothing."""
+        """Restore nothing: this party has no snapshot."""
         return NOTHING
 
     @cached_property
@@ -220,7 +224,7 @@ LATEST = 2.0**40
 
 
 def monotonic_seconds() -> float:
-    """Return monotonic seconds, which go on while the machine sleeps if the system supports it."""
+    """Return monotonic seconds; if the system supports it, they count while the machine sleeps."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
@@ -254,9 +258,9 @@ class SteadyClock:
         self._lock = threading.Lock()
         self._last_reading, self._read_at = wall(), monotonic()
         self._jump, self._jump_since = 0.0, self._read_at
-        #: Party -> (lower bound, upper bound, monotonic time). The bounds are for the party's clock
-        #: minus this machine's monotonic time. The time is when this machine sent the message that
-        #: the party had read.
+        #: Party -> (lower bound, upper bound, monotonic time). The bounds are for the difference
+        #: between the party's clock and this machine's monotonic time. The time is when this
+        #: machine sent the message that the party had read.
         self._others: dict[str, tuple[float, float, float]] = {}
         #: Error of the wall clock in seconds while it is ignored; else 0.
         self.off = 0.0
@@ -299,20 +303,22 @@ class SteadyClock:
         Of the two middle clocks of an even number, the clock that differs less counts.
         """
         differences = [0.0] if not self._others else []
-        for least, most, _ in self._others.values():
-            ahead, behind = reading - (at + most), reading - (at + least)
-            differences.append(ahead if ahead > DOUBTED else behind if behind < -DOUBTED else 0.0)
+        for low, high, _ in self._others.values():
+            # The other clock now shows a time between at + low and at + high.
+            least, most = reading - (at + high), reading - (at + low)
+            differences.append(least if least > DOUBTED else most if most < -DOUBTED else 0.0)
         differences.sort()
+        # The two are equal if the number of differences is odd.
         lower, upper = differences[(len(differences) - 1) // 2], differences[len(differences) // 2]
         return max(lower, 0.0) or min(upper, 0.0)
 
     def _agrees(self, reading: float, at: float) -> bool:
         """Return True if a reading certainly agrees with most other clocks, up to `DOUBTED` s."""
-        bounds = [
-            (reading - at - least, reading - at - most) for least, most, _ in self._others.values()
-        ]
-        errors = sorted(max(map(abs, pair)) for pair in bounds)
-        return bool(errors) and errors[len(errors) // 2] <= DOUBTED
+        largest_errors = sorted(
+            max(abs(reading - at - low), abs(reading - at - high))
+            for low, high, _ in self._others.values()
+        )
+        return bool(largest_errors) and largest_errors[len(largest_errors) // 2] <= DOUBTED
 
     def _steady(self, wall: float, at: float) -> float:
         """Return the wall clock without short-lived jumps; ``at`` is the monotonic time."""

@@ -111,7 +111,7 @@ class Identity:
             key = _shared(self._open.exchange(sender_key), sealed[:KEY], self.public[1])
             return ChaCha20Poly1305(key).decrypt(bytes(12), sealed[KEY:], context)
         except (InvalidTag, ValueError):
-            raise InputError("what was encrypted to this party cannot be opened") from None
+            raise InputError("the data encrypted to this party cannot be opened") from None
 
     def agreed_with(self, public: bytes, context: bytes) -> bytes:
         """Derive the key that this party and the owner of a public key share in one context.
@@ -127,7 +127,7 @@ class Identity:
         try:
             secret = self._open.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
-            raise InputError("a public key of the plan is none of X25519") from None
+            raise InputError("a public key of the plan is not a valid X25519 key") from None
         return _derived(secret, b"fastfed masks" + public_keys, context)
 
 
@@ -238,7 +238,7 @@ def read_secret(path: str | Path) -> bytes:
 class _Stream:
     """The random bytes of one draw, as the exact samplers of `fastfed._sampling` read them.
 
-    Calls return bytes in order. `further` returns more bits of one uniform number, which an exact
+    A call returns the next bytes. `further` returns more bits of one uniform number, which an exact
     sampler requests if the first bits do not decide a comparison.
     """
 
@@ -300,19 +300,19 @@ class SealedNoise:
         return cast(NoiseSource, self)
 
     def set_hidden_sums(self, node: int, sums: bytes) -> None:
-        """Set the exact sums that the noise of a node hides, as bytes."""
+        """Set the exact sums, encoded as bytes, that the noise of a node hides."""
         self._hidden[node] = sums
 
     def key(self, purpose: bytes, silo: int, node: int) -> bytes:
         """Derive the key of one draw from all that the noise depends on."""
         if node not in self._hidden:
-            raise InputError(f"the noise of node {node} was asked for before its sums were known")
+            raise InputError(f"the noise of node {node} was requested before its sums were known")
         place = silo.to_bytes(8, "big"), node.to_bytes(8, "big")
         parts = self._plan, self._owner, *place, self._hidden[node]
         return keyed_digest(self._secret, purpose, *parts)
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
-        """Draw the d + d (d + 1) / 2 standard normals of one node: first d for the sums of x y."""
+        """Draw d + d (d + 1) / 2 standard normals for one node; the first d are for sums of x y."""
         size = dimension + dimension * (dimension + 1) // 2
         return Normals(size, _Stream(self.key(_NOISE, silo, node)))
 
@@ -388,7 +388,7 @@ class SealedNoise:
 
 
 def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
-    """Return the sums that are hidden by the noise of a release, by the number of the node.
+    """Return the encoded sums that the noise of a release hides, by the number of the node.
 
     The noise of a node of a tree hides the sum of the leaves below it. So if a record moves from
     one of these leaves to another, the noise stays the same. Without a tree, the noise of release k
@@ -409,7 +409,7 @@ def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
     """
 
     def node_sums(level: int) -> bytes:
-        return _exact(leaves[release - (1 << level) : release].sum(axis=0))
+        return _encoded_sums(leaves[release - (1 << level) : release].sum(axis=0))
 
     if plan.secure is None and plan.release == "tree":
         return {release: node_sums(aggregation.node_level(release))}
@@ -417,9 +417,9 @@ def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
         first_node = aggregation.honaker_number(release)
         levels = range(aggregation.node_level(release) + 1)
         return {first_node + level: node_sums(level) for level in levels}
-    return {release: _exact(leaves[:release])}
+    return {release: _encoded_sums(leaves[:release])}
 
 
-def _exact(sums: np.ndarray) -> bytes:
+def _encoded_sums(sums: np.ndarray) -> bytes:
     """Encode exact sums as little-endian float64; -0.0 becomes 0.0."""
     return (sums + 0.0).astype("<f8").tobytes()

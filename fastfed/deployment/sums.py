@@ -86,7 +86,8 @@ def in_shares(
 def share_context(deployed: DeployedPlan, silo: int, release: int, to: bytes = b"") -> bytes:
     """Return the bytes that bind an encrypted share to its plan, silo and release.
 
-    By default for a share to the helper. With ``to`` = `TO_HUB`, for a report to the hub.
+    By default, they are for a share to the helper. With ``to`` = `TO_HUB`, they are for a report to
+    the hub.
     """
     return to + deployed.digest + silo.to_bytes(8, "big") + release.to_bytes(8, "big")
 
@@ -176,7 +177,7 @@ class Sessions:
         return max(self.sent, default=0)
 
     def missing(self, release: int) -> bool:
-        """Return True if the report of a release needs the list of sessions, and it is not here."""
+        """Return True if the list of sessions is needed for a release and has not arrived."""
         return self._masked and 1 <= release <= self._releases and release not in self.lists
 
     def check_list(
@@ -289,7 +290,7 @@ class Helper(Speaker):
         if envelope.sender == self.name:
             return self._take_returned_answer(envelope, data)
         if envelope.sender != self.deployed.document.hub.name:
-            raise Refused(f"a set must be named by the hub, got one of {envelope.sender}")
+            raise Refused(f"a set must come from the hub, got one of {envelope.sender}")
         release, body = envelope.release, self.wire.body(envelope, Opened)
         if release in self.sets:
             # A hub that was restored sends an empty set to ask which set was answered.
@@ -385,9 +386,11 @@ def hidden_of(plan: Plan, release: int, records: Sequence[Record]) -> bytes:
     a record is in.
     """
     records_of_node = sorted(
-        (r.number, (r.point + 0.0).tobytes()) for r in _of_node(plan, release, records)
+        (r.number, (r.point + 0.0).tobytes()) for r in _records_below(plan, release, records)
     )
-    return digest(b"".join(n.to_bytes(8, "big") + digest(data) for n, data in records_of_node))
+    return digest(
+        b"".join(number.to_bytes(8, "big") + digest(point) for number, point in records_of_node)
+    )
 
 
 def leaves_of_node(plan: Plan, release: int) -> range:
@@ -395,14 +398,14 @@ def leaves_of_node(plan: Plan, release: int) -> range:
     return range(release - (1 << plan.level(release)) + 1, release + 1)
 
 
-def _of_node(plan: Plan, release: int, records: Sequence[Record]) -> list[Record]:
+def _records_below(plan: Plan, release: int, records: Sequence[Record]) -> list[Record]:
     """Return the records below the node of the tree that a release completes."""
     leaves = leaves_of_node(plan, release)
     return [record for record in records if record.leaf in leaves]
 
 
 class Counter:
-    """Compute one silo's counts of one bits, minus their expectation without data.
+    """Compute one silo's counts of bits that are one, minus their expectation without data.
 
     The bits are randomly rounded records and noise bits.
 
@@ -440,7 +443,7 @@ class Counter:
         plan, encoding = self.plan, encoding_of(self.plan)
         encoding_index, size = plan.encoding_at(release), plan.statistic_size
         counts = np.zeros(size)
-        for record in _of_node(plan, release, records):
+        for record in _records_below(plan, release, records):
             words = self._rounding(release, record)
             round_statistic(record.point, encoding.steps(encoding_index), True, words, counts)
         trials = plan.points_of(release) * encoding.noise_bits[encoding_index]
@@ -452,6 +455,7 @@ class Counter:
         plan, size = self.plan, self.plan.statistic_size
         if isinstance(self.noise, SealedNoise):
             return self.noise.rounding(self.silo, release, record.number, size)
+        # A simulation draws the words of a record for all of its nodes at once.
         levels = [0]
         if not plan.protocol.flat:
             levels = aggregation.touched_levels(record.leaf, plan.releases)

@@ -137,7 +137,7 @@ def test_metrics_are_served_to_this_machine_alone():
     assert got(method="POST")[0] == 405
     server.shutdown()
     server.server_close()
-    with pytest.raises(InputError, match="those of a silo"):
+    with pytest.raises(InputError, match="the metrics of a silo"):
         Metrics(deployment.processes["hub"], 0)
     with pytest.raises(InputError, match="port"):
         Metrics(deployment.processes["silo0"], 70000)

@@ -153,8 +153,8 @@ def test_of_exponential_mechanisms_the_symmetric_pair_costs_most():
         p, q = (1.0 / (1.0 + np.exp(-(x + sign * e / 2.0))) for sign in (1, -1))
         normal = NormalDist()
         each = [normal.inv_cdf(a) - normal.inv_cdf(b) for a, b in zip(p, q, strict=True)]
-        assert max(each) <= charges.of_range(e) * (1.0 + 1e-9)
-        assert max(each) == pytest.approx(charges.of_range(e))
+        assert max(each) <= charges.mu_of_exponential(e) * (1.0 + 1e-9)
+        assert max(each) == pytest.approx(charges.mu_of_exponential(e))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_of_exponential_mechanisms_the_symmetric_pair_costs_most():
 )
 def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, told):
     """Compare with the exact privacy profile of the responses, at every epsilon of a grid."""
-    mu, true = charges.of_responses(count, e, told), 1.0 / (1.0 + math.exp(-e))
+    mu, true = charges.mu_of_responses(count, e, told), 1.0 / (1.0 + math.exp(-e))
     normal = NormalDist()
 
     def gaussian(epsilon, mu):
