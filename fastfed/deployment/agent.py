@@ -1,7 +1,7 @@
 """A private LinUCB agent for one service: a federation of one silo, with its hub in one process.
 
-All parts are those of a deployment. Decisions are durable before they are answered, releases are
-made by the calendar, noise comes from the operating system, and a ledger counts what was spent.
+It uses the parts of a deployment. Decisions are durable before they are answered, releases are made
+by the calendar, noise comes from the operating system, and a ledger counts the spent budget.
 
 With the protocol `silo-ldp` the silo adds the noise. So the model that chooses actions and the
 hub's files hold noisy sums only. The silo's files hold the raw records of the service. With
@@ -57,8 +57,8 @@ AGAIN = 1.0
 class PrivateLinUCB:
     """A LinUCB agent with differential privacy, whose state is a folder.
 
-    The first call with a folder makes the agent, and later calls open it; settings may then be left
-    out. Two processes cannot open one agent at a time. Several threads may use it.
+    The first call with a folder creates the agent. Later calls open it, and may omit the settings.
+    Only one process can open an agent at a time. Several threads may use it.
 
     People are protected from everybody who sees actions, the model or the hub's files: no matter
     what one person's record is, these change by little (user-level differential privacy, relation
@@ -91,7 +91,7 @@ class PrivateLinUCB:
     start : int, optional
         Begin of the first period, in seconds since 1970. By default now.
     reward_deadline : int, optional
-        A reward that comes this many seconds after its decision, or later, is not learned. By
+        A reward that comes this many seconds after its decision, or later, is not learned from. By
         default one period.
     protocol : {"silo-ldp", "user-bit"}, optional
         By default "silo-ldp": the agent is trusted with records. With "user-bit" nobody is trusted
@@ -103,8 +103,8 @@ class PrivateLinUCB:
     Raises
     ------
     InputError
-        If a setting is missing, invalid, or not the one of the agent in the folder; if the folder
-        holds something else, or another process uses it.
+        If a setting is missing or not valid, or differs from the setting of the agent in the
+        folder. Also if the folder holds something else, or another process uses it.
 
     Examples
     --------
@@ -154,7 +154,7 @@ class PrivateLinUCB:
         if (self.folder / SETTINGS).exists():
             _check_same(self.folder, given)
         else:
-            _make(self.folder, given)
+            _create(self.folder, given)
         self._silo = cast(SiloProcess, folders.opened(self.folder / SILO))
         try:
             self._hub = folders.opened(self.folder / HUB)
@@ -162,9 +162,11 @@ class PrivateLinUCB:
             self._silo.close()
             raise
         self._processes: dict[str, Process] = {SILO: self._silo, HUB: self._hub}
-        self._turn = threading.Lock()
+        self._release_lock = threading.Lock()
         #: Why the last release could not be made; empty if nothing failed.
-        self._problem, self._try_after = "", 0.0
+        self._problem = ""
+        #: Monotonic time before which a release that failed is not tried again.
+        self._try_after = 0.0
         self._closes = self._silo.party.deployed.document.calendar.closes
         self._advance_if_due()
 
@@ -252,11 +254,11 @@ class PrivateLinUCB:
         ------
         InputError
             If a release cannot be made, such as while the clock of the machine is wrong. Decisions
-            go on with the last model.
+            continue with the last model.
         OSError
             If the disk is full.
         """
-        with self._turn:
+        with self._release_lock:
             try:
                 settle(self._processes)
             except InputError as error:
@@ -265,9 +267,9 @@ class PrivateLinUCB:
             return self.releases
 
     def _advance_if_due(self) -> None:
-        """Make the next release if its period is over. If it fails, decisions go on."""
-        made = self.releases
-        if made == len(self._closes) or self._silo.now() < self._closes[made]:
+        """Make the next release if its period is over. If it fails, decisions continue."""
+        releases = self.releases
+        if releases == len(self._closes) or self._silo.now() < self._closes[releases]:
             return
         if time.monotonic() < self._try_after:
             return
@@ -276,12 +278,12 @@ class PrivateLinUCB:
         except Exception as error:
             self._try_after = time.monotonic() + AGAIN
             text = failure(error)[1]
-            # Once for each new problem.
+            # Warn only once about a problem that lasts.
             if text != self._problem:
                 logging.getLogger("fastfed").warning(text)
             self._problem = text
 
-    # ---- what is known ---------------------------------------------------------------------------
+    # ---- state and privacy -----------------------------------------------------------------------
 
     @property
     def releases(self) -> int:
@@ -306,19 +308,19 @@ class PrivateLinUCB:
 
     @property
     def spent(self) -> dict[str, Any]:
-        """What the ledger says: ``spent_epsilon`` of the releases so far, and the ceiling."""
+        """The agent's entry of the ledger: ``spent_epsilon`` of its releases, and the ceiling."""
         (entry,) = spent_lines(self._silo.ledger)  # type: ignore[arg-type]
         return entry
 
     def status(self) -> dict[str, Any]:
         """Return the silo's status: what is open, what it waits for, and whether it has stopped.
 
-        ``problem`` says why the last release could not be made, if it could not.
+        If the last release could not be made, ``problem`` says why.
         """
         return self._silo.status() | ({"problem": self._problem} if self._problem else {})
 
     def close(self) -> None:
-        """Close the agent's files. Opening the folder again continues where it was."""
+        """Close the agent's files. An agent that opens the folder again continues from them."""
         self._silo.close()
         self._hub.close()
 
@@ -338,7 +340,7 @@ class PrivateLinUCB:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return a setting as plain data; raise InputError for what JSON cannot hold."""
+    """Return a setting as plain data; raise InputError if JSON cannot hold it."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):
@@ -348,20 +350,20 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _check_same(folder: Path, given: Mapping[str, Any]) -> None:
-    """Raise InputError if a given setting is not the one of the agent in the folder."""
+    """Raise InputError if a given setting differs from the setting of the agent in the folder."""
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     for key, value in given.items():
         stored = settings.get(key, PROTOCOLS[0] if key == "protocol" else None)
         if stored != value:
             raise InputError(
-                f"{key} must be {show(stored)}, as the agent in {folder} was made, got "
-                f"{show(value)}: its privacy is for these settings; make another agent in another "
-                "folder, for other people"
+                f"{key} must be {show(stored)}, as when the agent in {folder} was created, got "
+                f"{show(value)}: its privacy is for these settings; create another agent in "
+                "another folder, for other people"
             )
 
 
-def _make(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Make the folder of a new agent: whole, or not at all."""
+def _create(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Create the folder of a new agent. After an error or a crash, there is no such folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"folder must be new, empty, or that of an agent, got {folder}")
     has_bits = choice("protocol", settings.get("protocol", PROTOCOLS[0]), PROTOCOLS) == "user-bit"
@@ -380,10 +382,31 @@ def _make(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def _write(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write keys, plan, ledger and settings of a new agent into an empty folder."""
+    keys = {name: folders.make_keys(folder / name) for name in (SILO, HUB)}
+    spec = _spec_of(settings, keys)
+    plan = compile_plan(spec)
+    plan.save(folder / folders.PLAN)
+    for name in keys:
+        folders.countersign(folder / name, folder / folders.PLAN)
+    system = spec["system"]
+    ledger = Ledger(str(folder / SILO / folders.LEDGER))
+    ledger.set_ceiling(DATASET, system["epsilon"], system.get("delta", SMALLEST_DELTA))
+    ledger.close()
+    text = json.dumps(dict(settings), indent=1, sort_keys=True, allow_nan=False)
+    write_whole(folder / SETTINGS, text.encode())
+
+
+def _spec_of(settings: Mapping[str, Any], keys: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Return the spec of an agent's plan, given the public keys of its silo and its hub.
+
+    Raises
+    ------
+    InputError
+        If a setting is not valid.
+    """
     for key in FIXED:
         if key in settings.get("system", {}):
             raise InputError(f"system must not have {key}, which follows from the other settings")
-    keys = {name: folders.make_keys(folder / name) for name in (SILO, HUB)}
     period = integer("period", settings["period"], at_least=1)
     releases = integer("releases", settings["releases"], at_least=1)
     batch_size = integer("batch_size", settings["batch_size"], at_least=1)
@@ -420,12 +443,4 @@ def _write(folder: Path, settings: Mapping[str, Any]) -> None:
         names = [f"x{i}" for i in range(integer("dimension", dimension, at_least=1))]
         spec["columns"] = [{"name": name, "low": -1.0, "high": 1.0} for name in names]
         spec.setdefault("norm", 1.0)
-    plan = compile_plan(spec)
-    plan.save(folder / folders.PLAN)
-    for name in keys:
-        folders.countersign(folder / name, folder / folders.PLAN)
-    ledger = Ledger(str(folder / SILO / folders.LEDGER))
-    ledger.set_ceiling(DATASET, budget["epsilon"], budget.get("delta", SMALLEST_DELTA))
-    ledger.close()
-    text = json.dumps(dict(settings), indent=1, sort_keys=True, allow_nan=False)
-    write_whole(folder / SETTINGS, text.encode())
+    return spec

@@ -39,7 +39,7 @@ if find_spec("httptools") is None:
 #: Time limits in seconds: of a single read or write, and of a whole call.
 PATIENCE, WHOLE = 30.0, 120.0
 #: Maximum number of bytes in the path of a Unix socket.
-LONGEST_PATH = 107 if sys.platform == "linux" else 103
+MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
 #: Exceptions that a full disk raises.
 FULL = (OSError, sqlite3.OperationalError)
 
@@ -65,9 +65,9 @@ def one_line(text: str, longest: int = 1000) -> str:
 
 
 def files_for(share: int, at_most: int) -> int:
-    """Return how many connections a server may have open, at most ``at_most``.
+    """Return the maximum number of connections of a server.
 
-    They may use 1 / ``share`` of the files that this process may open.
+    It is 1 / ``share`` of the number of files that this process may open, but at most ``at_most``.
     """
     import resource
 
@@ -78,10 +78,11 @@ def files_for(share: int, at_most: int) -> int:
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-class Kept:
-    """A connection that later calls to the same address use again."""
+class ReusedConnection:
+    """An open connection that later calls to the same address use again."""
 
     def __init__(self) -> None:
+        #: None before the first call, while a call uses the connection, and once it has ended.
         self.connection: http.client.HTTPConnection | None = None
 
     def close(self) -> None:
@@ -91,8 +92,8 @@ class Kept:
             connection.close()
 
 
-class _Connection:
-    """The connection of a call; `cut` ends the call from a different thread."""
+class _PendingCall:
+    """A call in progress, with its connection; `cut` ends it from a different thread."""
 
     connection: http.client.HTTPConnection | None = None
     abandoned = False
@@ -108,17 +109,17 @@ class _Connection:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def _run_until_deadline(work: Callable[[_Connection], tuple[int, bytes]]) -> tuple[int, bytes]:
+def _run_until_deadline(work: Callable[[_PendingCall], tuple[int, bytes]]) -> tuple[int, bytes]:
     """Run a call in a thread, and return its status and body; abandon it at the deadline.
 
     A thread is needed because a name lookup has no timeout.
     """
-    line: _Connection = _Connection()
+    pending = _PendingCall()
     answer: Future[tuple[int, bytes]] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(work(line))
+            answer.set_result(work(pending))
         except OSError as error:
             # Before ValueError: some errors are both.
             answer.set_exception(error)
@@ -127,8 +128,8 @@ def _run_until_deadline(work: Callable[[_Connection], tuple[int, bytes]]) -> tup
         except BaseException as error:
             answer.set_exception(error)
         finally:
-            if line.connection is not None:
-                line.connection.close()
+            if pending.connection is not None:
+                pending.connection.close()
 
     threading.Thread(target=run, daemon=True).start()
     try:
@@ -136,40 +137,46 @@ def _run_until_deadline(work: Callable[[_Connection], tuple[int, bytes]]) -> tup
     except TimeoutError:
         if answer.done():
             raise
-        line.cut()
+        pending.cut()
         raise TimeoutError(f"no complete answer within {WHOLE:g} s") from None
 
 
 def _exchange(
-    line: _Connection, method: str, path: str, data: bytes | None, at_most: int
+    pending: _PendingCall, method: str, path: str, data: bytes | None, at_most: int
 ) -> tuple[int, bytes]:
     """Send a request over an open connection; return the status and the body of the answer."""
-    connection = line.connection
+    connection = pending.connection
     assert connection is not None
-    if line.abandoned:
-        raise TimeoutError("the call was given up")
+    if pending.abandoned:
+        raise TimeoutError("the call was abandoned")
     headers = {} if data is None else {"content-type": "application/msgpack"}
     connection.request(method, path, data, headers)
     answer = connection.getresponse()
     return answer.status, answer.read(at_most + 1)
 
 
-def _exchange_again(
-    kept: Kept, line: _Connection, method: str, path: str, data: bytes | None, at_most: int
+def _try_reused(
+    reused: ReusedConnection,
+    pending: _PendingCall,
+    method: str,
+    path: str,
+    data: bytes | None,
+    at_most: int,
 ) -> tuple[int, bytes] | None:
-    """Exchange over the kept connection; return None if there is none, or it has ended.
+    """Exchange over the reused connection; return None if there is none, or if it has ended.
 
-    A connection may end before its answer has come. Messages may be repeated, so that is no error.
+    It may end before the answer has arrived. This is no error, since the call is then repeated over
+    a new connection, and messages may be repeated.
     """
-    line.connection, kept.connection = kept.connection, None
-    if line.connection is None:
+    pending.connection, reused.connection = reused.connection, None
+    if pending.connection is None:
         return None
     try:
-        return _exchange(line, method, path, data, at_most)
+        return _exchange(pending, method, path, data, at_most)
     except (OSError, http.client.HTTPException):
-        if line.abandoned:
+        if pending.abandoned:
             raise
-        line.connection.close()
+        pending.connection.close()
         return None
 
 
@@ -178,7 +185,7 @@ def call(
     at_most: int,
     data: bytes | None = None,
     context: ssl.SSLContext | None = None,
-    kept: Kept | None = None,
+    reused: ReusedConnection | None = None,
 ) -> tuple[int, bytes]:
     """Send a GET request or, with data, a POST request; return the answer.
 
@@ -191,9 +198,9 @@ def call(
         The body of a POST request. By default a GET request is sent.
     context : ssl.SSLContext, optional
         TLS settings, for https://.
-    kept : Kept, optional
-        The connection of earlier calls to this address, which is used if it is still open. By
-        default each call opens a connection.
+    reused : ReusedConnection, optional
+        The connection of earlier calls to this address, which is used if it is still open, and is
+        left open for later calls. By default, the call opens a connection and closes it.
 
     Returns
     -------
@@ -214,19 +221,20 @@ def call(
     method = "GET" if data is None else "POST"
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
-    def work(line: _Connection) -> tuple[int, bytes]:
-        answer = _exchange_again(kept, line, method, path, data, at_most) if kept else None
-        answer = new(line) if answer is None else answer
-        if kept is not None and line.connection is not None and line.connection.sock is not None:
-            # The answer was read whole, and the other side did not ask to close.
-            kept.connection, line.connection = line.connection, None
+    def work(pending: _PendingCall) -> tuple[int, bytes]:
+        answer = _try_reused(reused, pending, method, path, data, at_most) if reused else None
+        answer = open_and_exchange(pending) if answer is None else answer
+        connection = pending.connection
+        if reused is not None and connection is not None and connection.sock is not None:
+            # The answer was read completely, and the other side did not ask to close.
+            reused.connection, pending.connection = connection, None
         return answer
 
-    def new(line: _Connection) -> tuple[int, bytes]:
-        # Connect, then do the TLS handshake here, so that `line` can be cut at any moment.
+    def open_and_exchange(pending: _PendingCall) -> tuple[int, bytes]:
+        # Connect, then do the TLS handshake here, so that the call can be cut at any moment.
         proxy = _proxy(host, port) if context is not None else None
         where = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
-        line.connection = connection = http.client.HTTPConnection(*where, timeout=PATIENCE)
+        pending.connection = connection = http.client.HTTPConnection(*where, timeout=PATIENCE)
         if proxy is not None:
             connection.set_tunnel(host, port, _credentials(proxy))
         connection.connect()
@@ -235,7 +243,7 @@ def call(
                 connection.sock, server_hostname=host, do_handshake_on_connect=False
             )
             connection.sock.do_handshake()
-        return _exchange(line, method, path, data, at_most)
+        return _exchange(pending, method, path, data, at_most)
 
     status, body = _run_until_deadline(work)
     if 300 <= status < 400:
@@ -249,8 +257,8 @@ def call(
 def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tuple[int, bytes]:
     """Send a POST request to a server on a Unix socket; return status and body, as `call` does."""
 
-    def work(line: _Connection) -> tuple[int, bytes]:
-        line.connection = connection = http.client.HTTPConnection("local", timeout=PATIENCE)
+    def work(pending: _PendingCall) -> tuple[int, bytes]:
+        pending.connection = connection = http.client.HTTPConnection("local", timeout=PATIENCE)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(PATIENCE)
         while True:
@@ -259,10 +267,10 @@ def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tupl
                 break
             except BlockingIOError:
                 # The server's queue is full.
-                if line.abandoned:
+                if pending.abandoned:
                     raise
                 time.sleep(0.02)
-        return _exchange(line, "POST", where, data, at_most)
+        return _exchange(pending, "POST", where, data, at_most)
 
     status, body = _run_until_deadline(work)
     return status, _bounded(body, at_most)
@@ -387,13 +395,13 @@ class SocketServer(Bounded, UnixStreamServer):
 
 
 def check_path(path: str | Path) -> None:
-    """Refuse a path that is too long for a Unix socket on this system."""
+    """Raise InputError if a path is too long for a Unix socket on this system."""
     length = len(os.fsencode(path))
-    if length > LONGEST_PATH:
+    if length > MAX_PATH_BYTES:
         raise InputError(
             f"the path of the socket {path} has {length} bytes, and the system allows "
-            f"{LONGEST_PATH}: use a folder with a shorter path, or start in the folder and name it "
-            "by a relative path"
+            f"{MAX_PATH_BYTES}: use a folder with a shorter path, or start in the folder and name "
+            "it by a relative path"
         )
 
 
@@ -418,12 +426,12 @@ class LocalHandler(BaseHTTPRequestHandler):
         self,
         status: int,
         body: bytes,
-        kind: str = "application/json",
+        content_type: str = "application/json",
         headers: Iterable[tuple[str, str]] = (),
     ) -> None:
         """Send an answer; ``headers`` are further headers."""
         self.send_response(status)
-        self.send_header("content-type", kind)
+        self.send_header("content-type", content_type)
         for name, value in headers:
             self.send_header(name, value)
         self.send_header("content-length", str(len(body)))

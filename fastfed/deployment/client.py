@@ -1,7 +1,7 @@
 """Clients of a silo for applications in Python: one for threads, one for asyncio.
 
-Every call may be repeated: the client chooses the id of a decision, and a silo answers the same
-decision for the same id; a reward that is repeated changes nothing. So if a silo is restarted, or a
+Every call may be repeated. The client chooses the id of a decision, and a silo answers the same
+decision for the same id. A reward that is repeated changes nothing. So if a silo is restarted, or a
 connection is cut, before an answer arrives, the client connects and sends the request again.
 """
 
@@ -30,7 +30,7 @@ from fastfed.deployment.model import Decision
 #: Seconds that a client waits for a silo that does not answer, and between two attempts.
 WAIT, PAUSE = 10.0, 0.05
 #: Maximum number of bytes of an answer.
-ANSWER = 1 << 28
+MAX_ANSWER = 1 << 28
 
 
 class _Answer:
@@ -59,15 +59,15 @@ class _Answer:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise InputError(f"no valid HTTP answer: {type(error).__name__}") from None
-        if self._size > ANSWER:
-            raise InputError(f"the answer is longer than {ANSWER} bytes")
+        if self._size > MAX_ANSWER:
+            raise InputError(f"the answer is longer than {MAX_ANSWER} bytes")
 
     def keeps_connection(self) -> bool:
         """Return True if the connection stays open, and its silo is not about to stop."""
         return self.parser.should_keep_alive() and self.parser.get_status_code() != 503
 
     def value(self) -> dict[str, Any]:
-        """Return the answer's object.
+        """Decode the answer's JSON object.
 
         Raises
         ------
@@ -108,7 +108,7 @@ def _id_of(decision: str | Decision) -> str:
 
 
 def _offers(offers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the requests of many decisions; raise InputError unless it is a list of mappings."""
+    """Return the requests of many decisions; raise InputError unless ``offers`` are mappings."""
     if isinstance(offers, Mapping | str) or not isinstance(offers, Iterable):
         raise InputError('give a list of arguments of decide, such as [{"actions": rows}, ...]')
     items = list(offers)
@@ -118,7 +118,7 @@ def _offers(offers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rewards(rewards: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the requests of many rewards; raise InputError unless it is a mapping."""
+    """Return the requests of many rewards; raise InputError unless ``rewards`` is a mapping."""
     if not isinstance(rewards, Mapping):
         raise InputError("give the rewards as a dict, such as {decision.id: 1.0}")
     return [{"id": name, "reward": reward} for name, reward in rewards.items()]
@@ -132,13 +132,13 @@ def _socket_of(path: str | Path) -> str:
 
 
 def _offer(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request of a decision, with an id and without what is None."""
+    """Return the request of a decision, with a new id by default and without keys that are None."""
     request = {key: value for key, value in given.items() if value is not None}
     return {"id": secrets.token_hex(8), **request}
 
 
 def _decided(answer: Mapping[str, Any]) -> Decision:
-    """Convert the answer to a decision."""
+    """Convert the answer to one request to a decision."""
     return Decision(**{"name": "", **answer})
 
 
@@ -150,18 +150,30 @@ def _all_decided(answers: Sequence[Mapping[str, Any]]) -> list[Decision | InputE
 
 
 def _refused(ids: Iterable[str], answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the refused rewards of many: id -> why."""
+    """Return the rewards that were refused: id -> why."""
     pairs = zip(ids, answers, strict=True)
     return {name: answer["error"] for name, answer in pairs if "error" in answer}
 
 
-def _is_final(error: OSError, was_connected: bool, is_new: bool, end: float) -> bool:
-    """Return True if a call is not tried again: it took too long, or there never was a silo."""
+def _is_final(error: OSError, was_connected: bool, is_new: bool, deadline: float) -> bool:
+    """Return True if a call is not tried again: it took too long, or there never was a silo.
+
+    Parameters
+    ----------
+    error : OSError
+        The error of the last attempt.
+    was_connected : bool
+        True if the client has been connected to the silo before.
+    is_new : bool
+        True if the last attempt opened a connection.
+    deadline : float
+        Monotonic time after which no attempt is made.
+    """
     if isinstance(error, TimeoutError) or (
         isinstance(error, FileNotFoundError) and not was_connected
     ):
         return True
-    return is_new and time.monotonic() >= end
+    return is_new and time.monotonic() >= deadline
 
 
 def _unreachable(path: str, error: OSError) -> OSError:
@@ -260,7 +272,7 @@ class Client:
     def reward(self, id: str | Decision, reward: float) -> None:
         """Store the reward of a decision, given by its id or as the `Decision`.
 
-        A late reward is stored and not learned. A reward outside [0, 1] is clipped.
+        A late reward is stored but not learned from. A reward outside [0, 1] is clipped.
         """
         self.call("reward", id=_id_of(id), reward=reward)
 
@@ -318,7 +330,7 @@ class Client:
         OSError
             If the silo does not answer in time.
         """
-        request, end = _request(what, given), time.monotonic() + self._wait
+        request, deadline = _request(what, given), time.monotonic() + self._wait
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
@@ -326,7 +338,7 @@ class Client:
             try:
                 return self._exchange(connection, request)
             except OSError as error:
-                if _is_final(error, self._was_connected, is_new, end):
+                if _is_final(error, self._was_connected, is_new, deadline):
                     raise _unreachable(self._path, error) from None
             if is_new:
                 # An old connection may have ended long ago: try a new one at once.
@@ -397,7 +409,7 @@ class AsyncClient:
 
     Notes
     -----
-    Its methods are those of `Client`, as coroutines.
+    It has the methods of `Client`, as coroutines.
     """
 
     def __init__(self, path: str | Path, wait: float = WAIT) -> None:
@@ -459,13 +471,13 @@ class AsyncClient:
 
     async def call(self, what: str, **given: Any) -> dict[str, Any]:
         """Send a request to the silo, and return its answer; see `Client.call`."""
-        request, end = _request(what, given), time.monotonic() + self._wait
+        request, deadline = _request(what, given), time.monotonic() + self._wait
         while True:
             connection = self._idle.pop() if self._idle else None
             try:
                 return await asyncio.wait_for(self._exchange(connection, request), calls.WHOLE)
             except OSError as error:
-                if _is_final(error, self._was_connected, connection is None, end):
+                if _is_final(error, self._was_connected, connection is None, deadline):
                     raise _unreachable(self._path, error) from None
             if connection is None:
                 await asyncio.sleep(PAUSE)

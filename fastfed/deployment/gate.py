@@ -32,17 +32,20 @@ class Gate:
     def __init__(self) -> None:
         self.context: ssl.SSLContext | None = None
         #: Maximum number of open connections.
-        self.most = files_for(3, 256)
+        self.max_connections = files_for(3, 256)
         #: Number of connections that may be accepted before the first of them is counted.
-        self.backlog = max(1, self.most // 8)
+        self.backlog = max(1, self.max_connections // 8)
         #: The open connections, oldest first; a dict is used as an ordered set.
         self.open: dict[Guarded, None] = {}
-        #: Creates a connection of this gate, as asyncio requests it.
+        #: Creates a connection of this gate; asyncio calls it for each new connection.
         self.protocol = partial(Guarded, self)
 
     def admit(self, connection: Guarded) -> None:
-        """Count a new connection; if there are too many, drop the oldest one without a request."""
-        if len(self.open) >= self.most:
+        """Count a new connection; if there are too many, drop the oldest one without a request.
+
+        If all connections have a request that is being answered, drop the oldest one.
+        """
+        if len(self.open) >= self.max_connections:
             idle = (other for other in self.open if not other.answering)
             next(idle, next(iter(self.open))).drop()
         self.open[connection] = None
@@ -98,7 +101,7 @@ class Guarded(H11Protocol):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data to uvicorn, or keep them until `_begin` is called."""
+        """Pass data to uvicorn; store them if `_begin` has not been called yet."""
         if self._ready:
             super().data_received(data)
         else:
@@ -146,7 +149,7 @@ class Guarded(H11Protocol):
             self.drop()
 
 
-class Seldom(logging.Filter):
+class OncePerMinute(logging.Filter):
     """Filter that passes each log message at most once a minute.
 
     Failed system calls are logged without their traceback.
@@ -169,10 +172,10 @@ class Seldom(logging.Filter):
         return True
 
 
-_SELDOM = Seldom()
+_ONCE_PER_MINUTE = OncePerMinute()
 
 
-def quiet() -> None:
+def limit_logging() -> None:
     """Limit the logging of messages that any client can cause, such as failed handshakes."""
     for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(_SELDOM)
+        logging.getLogger(name).addFilter(_ONCE_PER_MINUTE)

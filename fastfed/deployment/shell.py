@@ -23,7 +23,7 @@ from fastfed._validate import InputError, is_line, show
 from fastfed.deployment.calls import (
     FULL,
     WHOLE,
-    Kept,
+    ReusedConnection,
     call,
     failure,
     one_line,
@@ -42,12 +42,14 @@ from fastfed.deployment.process import Process
 from fastfed.deployment.store import SyncFailed
 
 PATH = "/v1/messages"
-#: Seconds between two ticks of a party, and seconds that a hub takes to finish its answers when it
-#: is stopped.
+#: Seconds between two ticks of a party, and seconds that a hub has to finish its answers when it is
+#: stopped.
 EVERY, FINISH = 5.0, 2
 
 # ---- the hub -------------------------------------------------------------------------------------
 
+#: Content type of texts in answers.
+_TEXT = b"text/plain; charset=utf-8"
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -68,48 +70,47 @@ class HubApp:
         if scope["type"] != "http":
             return
         try:
-            status, kind, body = await self._answer(scope, receive)
+            status, content_type, body = await self._answer(scope, receive)
         except asyncio.CancelledError:
-            status, kind, body = 503, b"text/plain; charset=utf-8", b"the hub is stopping"
+            status, content_type, body = 503, _TEXT, b"the hub is stopping"
         except Exception as error:
             status, text = failure(error)
-            kind, body = b"text/plain; charset=utf-8", text.encode()
+            content_type, body = _TEXT, text.encode()
             if status == 500:
                 logging.getLogger("uvicorn.error").error(text)
-        headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _answer(self, scope: dict[str, Any], receive: Receive) -> tuple[int, bytes, bytes]:
         """Return status, content type and body of the answer to a request."""
-        text = b"text/plain; charset=utf-8"
         request = scope["method"], scope["path"]
         if request == ("GET", "/status"):
             return 200, b"application/json", json.dumps(self.status()).encode()
         if request == ("GET", "/metrics"):
-            return 200, text, self.metrics().encode()
+            return 200, _TEXT, self.metrics().encode()
         if request != ("POST", PATH):
-            return 404, text, b"not found"
+            return 404, _TEXT, b"not found"
         data, more = b"", True
         while more:
             event = await receive()
             if event["type"] != "http.request":
-                return 400, text, b"the request was cut off"
+                return 400, _TEXT, b"the request was cut off"
             data += event.get("body", b"")
             more = event.get("more_body", False)
             if len(data) > self._hub.wire.largest:
-                return 413, text, b"the message is too large"
+                return 413, _TEXT, b"the message is too large"
         return await asyncio.to_thread(self._answer_logged, data)
 
     def _answer_logged(self, data: bytes) -> tuple[int, bytes, bytes]:
-        """Answer a message as `answer` does; log what was refused, and what has changed."""
+        """Answer a message as `answer` does; log a refusal, and events of the hub's state."""
         try:
             answer = self.answer(data)
         except (InputError, *FULL) as error:
             # After 503 (the disk is full), the sender repeats the message.
             status, problem = failure(error)
             problem = problem if status == 400 else f"nothing was kept: {problem}"
-            answer = status, b"text/plain; charset=utf-8", problem.encode()
+            answer = status, _TEXT, problem.encode()
         if self._log is not None:
             if answer[0] != 200:
                 self._log.event("message", status=answer[0], text=masked(answer[2].decode()))
@@ -126,7 +127,7 @@ class HubApp:
         """Process and store a message; return status, content type and body of the answer."""
         step, messages = self.process.handle(data)
         if step.problem:
-            return 409, b"text/plain; charset=utf-8", step.problem.encode()
+            return 409, _TEXT, step.problem.encode()
         sender = self._hub.wire.read(data).sender
         answers = [message.data for message in messages if message.to == sender]
         return 200, b"application/msgpack", msgspec.msgpack.encode(answers)
@@ -147,7 +148,7 @@ def local(host: str) -> bool:
 
 @contextmanager
 def _pem(*files: str | None) -> Iterator[None]:
-    """Convert an error of a block that loads certificates to one that names the files."""
+    """Replace an OSError in a block that loads certificates by an error that names the files."""
     try:
         yield
     except OSError as error:
@@ -206,7 +207,7 @@ def listening(
     if isinstance(log, JsonLog):
         logging.getLogger("uvicorn").handlers = [JsonHandler(log)]
         log_options["log_config"] = None
-    from fastfed.deployment.gate import Gate, quiet
+    from fastfed.deployment.gate import Gate, limit_logging
 
     gate = Gate()
     config = uvicorn.Config(
@@ -220,9 +221,9 @@ def listening(
         config.load()
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The gate does the TLS handshake itself, so that it counts connections during it.
+        # The gate does the TLS handshake, so that it counts connections during the handshake.
         gate.context, config.ssl = config.ssl, None
-    quiet()
+    limit_logging()
     return config
 
 
@@ -264,7 +265,7 @@ def serve(
         Files of the hub's certificate and key.
     client_ca : str, optional
         File of a certificate authority. If given, clients must have a certificate of this authority
-        (mutual TLS). No other authority is accepted, not even those of the system.
+        (mutual TLS). No other authority is accepted, not even the authorities of the system.
     log : Log, optional
     stop : threading.Event, optional
 
@@ -286,8 +287,8 @@ def serve(
             for listener in (
                 open_socket for server in self.servers for open_socket in server.sockets
             ):
-                # uvicorn's backlog limits how many connections are accepted at a time. The queue
-                # of connections that wait should still be as long as the system allows.
+                # uvicorn's backlog limits how many connections are accepted at a time. Make the
+                # queue of waiting connections as long as the system allows nevertheless.
                 with listener.dup() as queue:
                     queue.listen()
             if log is not None and self.started:
@@ -319,7 +320,7 @@ def address_of(hub: str) -> SplitResult:
 
 
 class Dialer:
-    """The connection of a silo or helper to the hub: carries its messages, and the hub's answers.
+    """The connection of a silo or helper to the hub, for its messages and the hub's answers.
 
     Parameters
     ----------
@@ -350,7 +351,7 @@ class Dialer:
         if parts.scheme != "https" and not (parts.scheme == "http" and local(parts.hostname or "")):
             raise InputError(f"hub must be https://..., or http:// on this machine, got {hub}")
         self.process, self.url = process, hub.rstrip("/") + PATH
-        self._context, self._kept = None, Kept()
+        self._context, self._reused = None, ReusedConnection()
         if parts.scheme == "https":
             self._context = client_context(ca, cert, key)
 
@@ -370,10 +371,10 @@ class Dialer:
                 continue
             for data in answers:
                 try:
-                    step, more = self.process.handle(data)
+                    step, replies = self.process.handle(data)
                     party.unanswered_since = None
                     problem = step.problem or problem
-                    messages += more
+                    messages += replies
                 except Exception as error:
                     problem = failure(error)[1]
         return problem
@@ -390,12 +391,12 @@ class Dialer:
         if party.unanswered_since is None:
             party.unanswered_since = self.process.now()
         try:
-            status, body = call(self.url, self._largest, data, self._context, self._kept)
+            status, body = call(self.url, self._largest, data, self._context, self._reused)
         except OSError as error:
             party.unanswered_since = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None
         if status >= 500:
-            # The answer is of a proxy, or of a hub that cannot write to its disk: count it as none.
+            # It comes from a proxy, or from a hub that cannot write to its disk: no answer.
             party.unanswered_since = 0.0
         if status != 200:
             text = one_line(body.decode(errors="replace"))
@@ -403,7 +404,7 @@ class Dialer:
         try:
             answers = msgspec.msgpack.decode(body, type=list[bytes])
         except msgspec.DecodeError:
-            raise InputError("the hub's answer is no list of messages") from None
+            raise InputError("the hub's answer is not a list of messages") from None
         if not answers:
             party.unanswered_since = None
         return answers

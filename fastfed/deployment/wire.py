@@ -58,9 +58,9 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     Parameters
     ----------
     values : bytes
-        The values, or the share, as float64 or uint64, little endian. Encrypted to the hub in a
-        report. A share for the helper is an envelope that is encrypted as a whole, so there the
-        values are not encrypted separately.
+        The values, or the share, as float64 or uint64, little endian. In a report, they are
+        encrypted to the hub. A share for the helper is an envelope that is encrypted as a whole, so
+        its values are not encrypted separately.
     sealed : bytes
         The helper's share, encrypted to the helper; empty without a helper.
     """
@@ -164,7 +164,9 @@ class View(Broadcast, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The hub's list of the reports that it has from one silo, of releases that not both have.
+    """The hub's list of the reports that it has from one silo.
+
+    It lists no report that is in a release which both hub and silo have.
 
     Parameters
     ----------
@@ -335,8 +337,8 @@ class Wire:
         if envelope.kind not in kinds:
             raise Refused(f"message must be one of {', '.join(kinds)}, got {show(envelope.kind)}")
         if len(data) > self.limits[envelope.kind]:
-            bound = self.limits[envelope.kind]
-            raise Refused(f"a {envelope.kind} must be at most {bound} bytes, got {len(data)}")
+            limit = self.limits[envelope.kind]
+            raise Refused(f"a {envelope.kind} must be at most {limit} bytes, got {len(data)}")
         key = self._keys.get(envelope.sender)
         if key is None:
             raise Refused(f"message is from no party of the plan, {show(envelope.sender)}")
@@ -349,11 +351,17 @@ class Wire:
             raise Refused(f"the {envelope.kind} of {envelope.sender} is not in canonical form")
         return envelope
 
-    def body(self, envelope: Envelope, kind: type[B]) -> B:
-        """Decode the body of an envelope that `read` has checked; Refused if it is malformed."""
-        body_type: Any = View if self._views and kind is Broadcast else kind
+    def body(self, envelope: Envelope, body_type: type[B]) -> B:
+        """Decode the body of an envelope that `read` has checked.
+
+        Raises
+        ------
+        Refused
+            If the body is not of this type, or not in canonical form.
+        """
+        sent_type: Any = View if self._views and body_type is Broadcast else body_type
         try:
-            decoded: B = msgspec.msgpack.decode(envelope.body, type=body_type)
+            decoded: B = msgspec.msgpack.decode(envelope.body, type=sent_type)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(
                 f"the {envelope.kind} of {envelope.sender} is malformed ({error})"
@@ -394,9 +402,9 @@ def packed(values: np.ndarray) -> bytes:
 
 def check_entries(entries: tuple[Entry, ...], silos: int, who: str) -> None:
     """Raise Refused unless the silos of a set are distinct and in increasing order."""
-    numbers = [entry.silo for entry in entries]
-    if numbers != sorted(set(numbers)) or not all(0 <= i < silos for i in numbers):
-        raise Refused(f"the set of {who} must be of different silos in order, got {show(numbers)}")
+    members = [entry.silo for entry in entries]
+    if members != sorted(set(members)) or not all(0 <= i < silos for i in members):
+        raise Refused(f"the set of {who} must be of different silos in order, got {show(members)}")
     if any(len(entry.digest) != KEY for entry in entries):
         raise Refused(f"the set of {who} must have digests of {KEY} bytes")
 

@@ -229,7 +229,7 @@ def test_a_folder_belongs_to_one_agent(tmp_path: Path, clock: Clock) -> None:
         PrivateLinUCB(tmp_path / "shop")
     agent.close()
     for key, value in (("epsilon", 2.0), ("dimension", 4), ("system", {"sieve": 0.1})):
-        with pytest.raises(InputError, match=f"{key} must be .* was made"):
+        with pytest.raises(InputError, match=f"{key} must be .* was created"):
             PrivateLinUCB(tmp_path / "shop", **{key: value})
     opened(tmp_path / "shop", clock, **SETTINGS).close()
     (tmp_path / "other").mkdir()
