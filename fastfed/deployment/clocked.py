@@ -49,7 +49,7 @@ class ClockedSilo(SiloParty):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         # ---- State saved in the store: survives a restart.
-        #: Number of this silo's report in views 0, 1, ...
+        #: For views 0, 1, ...: the number of this silo's report in the view.
         self._own_numbers = [0]
         #: Numbers of all silos' reports in the last view.
         self._numbers: tuple[int, ...] = (0,) * self.plan.silos
@@ -85,7 +85,7 @@ class ClockedSilo(SiloParty):
             self._own_numbers.append(self._numbers[self.index])
 
     def _checked_numbers(self, body: Broadcast) -> tuple[int, ...]:
-        """Return the numbers of the reports in a view; raise Refused unless there is one a silo."""
+        """Return the numbers of the silos' reports in a view; raise Refused if one is missing."""
         numbers = cast(View, body).numbers
         if len(numbers) != self.plan.silos:
             raise Refused(f"a view must state {self.plan.silos} numbers, got {len(numbers)}")
@@ -95,13 +95,17 @@ class ClockedSilo(SiloParty):
         return self._checked_numbers(body)[silo]
 
     def _set_problem(self, release: int, body: Broadcast) -> str:
-        """Return an alarm text unless the numbers of a view's new reports, and no others, grow."""
+        """Return the text of an alarm if the report numbers of a view are wrong; else empty.
+
+        The number of a silo must grow if the view has a new report of this silo, up to the planned
+        number. Otherwise it must not change.
+        """
         changed = {entry.silo for entry in body.entries}
         planned = clocks_of(self.deployed).reports[release].tolist()
-        steps = zip(self._numbers, self._checked_numbers(body), planned, strict=True)
-        for silo, (before, number, most) in enumerate(steps):
-            follows = number > before if silo in changed else number == before
-            if not follows or number > most:
+        numbers = zip(self._numbers, self._checked_numbers(body), planned, strict=True)
+        for silo, (previous, number, planned_number) in enumerate(numbers):
+            follows = number > previous if silo in changed else number == previous
+            if not follows or number > planned_number:
                 return f"view {release} has report {number} of silo {self.deployed.silos[silo]}"
         return ""
 
@@ -110,7 +114,7 @@ class ClockedSilo(SiloParty):
         return np.sum(limits, axis=0) if limits else np.zeros(self.plan.statistic_size)
 
     def _close_leaf(self, release: int) -> Step:
-        """Charge and seal a report; without either if there is no further exchange."""
+        """Charge and seal a report, unless there is no further exchange to send it in."""
         if self.released == self.deployed.exchanges:
             return Step((Write("without", str(release), b"closed after the last exchange"),))
         return super()._close_leaf(release)
@@ -125,7 +129,8 @@ class ClockedSilo(SiloParty):
         last_leaf = super()._last_closed(what, now)
         if what == "receipt":
             return last_leaf
-        # News are about views. The moment of a sealed leaf is over, even if the clock was set back.
+        # News messages are numbered by views. The moment of a sealed leaf is over, even if the
+        # clock was set back.
         closes = self.deployed.document.calendar.closes
         moment = bisect_left(closes, self.calendar.closes[last_leaf - 1]) + 1 if last_leaf else 0
         return max(self.deployed.document.calendar.closed(now), moment)
@@ -133,8 +138,8 @@ class ClockedSilo(SiloParty):
     def status(self, now: float | None = None) -> dict[str, object]:
         """Return the state as `SiloParty.status` does, and numbers of views and reports.
 
-        ``views`` are the views that this silo has. ``reports`` are this silo's reports in the last
-        of them, and all its reports of the plan.
+        ``views`` is the number of views that this silo has. ``reports`` has two numbers: of this
+        silo's reports in the last view, and of its reports in the whole plan.
         """
         reports = [self._own_numbers[-1], self.leaves]
         return super().status(now) | {"views": self.released, "reports": reports}
@@ -158,10 +163,10 @@ class ClockedHub(Hub):
         self._number_of: dict[tuple[int, bytes], int] = {}
         #: Number of the last report of each silo, in the order of silos.
         self._last_numbers = [0] * self.plan.silos
-        #: Numbers of the silos' reports in views 0, 1, ...
+        #: For views 0, 1, ...: the numbers of the silos' reports in the view.
         self._numbers: list[tuple[int, ...]] = [(0,) * self.plan.silos]
         #: Silo -> number and values (s,) of its report in the last view, before capping.
-        self._rows: dict[int, tuple[int, np.ndarray]] = {}
+        self._view_reports: dict[int, tuple[int, np.ndarray]] = {}
 
     @cached_property
     def _calendars(self) -> list[Calendar]:
@@ -187,7 +192,7 @@ class ClockedHub(Hub):
         sends = clocks_of(self.deployed).sends[view - 1].tolist()
         return [i for i, due in enumerate(sends) if due and i not in self.left_silos]
 
-    def _planned(self, view: int, silo: int) -> int:
+    def _planned_number(self, view: int, silo: int) -> int:
         """Return the number of a silo's report in a view if no report is late."""
         return int(clocks_of(self.deployed).reports[view, silo])
 
@@ -196,7 +201,7 @@ class ClockedHub(Hub):
 
         The signatures of their `Seen` are checked when the set is opened, and not at each message.
         """
-        keys = ((self._planned(release, i), i) for i in self._due(release))
+        keys = ((self._planned_number(release, i), i) for i in self._due(release))
         return [key[1] for key in keys if key not in self.reports or key not in self.seen]
 
     # ---- exchanges -------------------------------------------------------------------------------
@@ -210,9 +215,9 @@ class ClockedHub(Hub):
         if not self._is_collected(release, now):
             return Step()
         entries = []
-        for silo, before in enumerate(self._numbers[release - 1]):
-            last = before if silo in self.left_silos else self._planned(release, silo)
-            newest = next((k for k in range(last, before, -1) if self._has_reported(k, silo)), 0)
+        for silo, previous in enumerate(self._numbers[release - 1]):
+            last = previous if silo in self.left_silos else self._planned_number(release, silo)
+            newest = next((k for k in range(last, previous, -1) if self._has_reported(k, silo)), 0)
             if newest:
                 entries.append(entry_of(silo, self.reports[newest, silo]))
         return Step((Write("set", str(release), self.signed(release, Opened(tuple(entries)))),))
@@ -226,32 +231,32 @@ class ClockedHub(Hub):
             return True
         later_moments = range(view + 1, calendar.closed(now) + 1)
         return any(
-            (self._planned(moment, i), i) in self.reports
+            (self._planned_number(moment, i), i) in self.reports
             for moment in later_moments
             for i in self._due(moment)
         )
 
     def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
         """Compute a view (s,): the sum of the latest reports of all silos, in their order."""
-        rows = [
+        capped = [
             self._cap_report(values, number, silo)
             for silo, (number, values) in self._reports_in(release).items()
         ]
-        return sum_of(rows) if rows else np.zeros(self.plan.statistic_size)
+        return sum_of(capped) if capped else np.zeros(self.plan.statistic_size)
 
     def _reports_in(self, view: int) -> dict[int, tuple[int, np.ndarray]]:
         """Return numbers and values (s,) of the reports in a view, by silo, before capping."""
-        rows = {}
+        reports = {}
         for silo, number in enumerate(self._numbers[view]):
             if not number:
                 continue
-            row = self._rows.get(silo)
-            if row is None or row[0] != number:
+            report = self._view_reports.get(silo)
+            if report is None or report[0] != number:
                 envelope = self.wire.read(self.reports[number, silo])
-                row = number, self._decrypt_report(envelope, f"report {number}")
-            rows[silo] = row
-        self._rows = rows
-        return rows
+                report = number, self._decrypt_report(envelope, f"report {number}")
+            reports[silo] = report
+        self._view_reports = reports
+        return reports
 
     def _body(self, release: int, body: Broadcast) -> Broadcast:
         return View(body.values, body.entries, body.before, body.helper, self._numbers[release])
@@ -265,16 +270,16 @@ class ClockedHub(Hub):
         """Apply an entry of the log to the state; see `Hub.fold`."""
         super().fold(write)
         if write.kind == "report":
-            key, _, silo = write.key.partition("/")
-            self._number_of[int(silo), digest(write.value)] = int(key)
-            self._last_numbers[int(silo)] = max(self._last_numbers[int(silo)], int(key))
+            number, _, silo = write.key.partition("/")
+            self._number_of[int(silo), digest(write.value)] = int(number)
+            self._last_numbers[int(silo)] = max(self._last_numbers[int(silo)], int(number))
         elif write.kind == "set":
             numbers = list(self._numbers[-1])
             for entry in self.sets[int(write.key)].entries:
-                number = self._report_number(int(write.key), entry)
-                if number <= numbers[entry.silo]:
+                new_number = self._report_number(int(write.key), entry)
+                if new_number <= numbers[entry.silo]:
                     raise BrokenLog(f"the set of exchange {write.key} holds an old report")
-                numbers[entry.silo] = number
+                numbers[entry.silo] = new_number
             self._numbers.append(tuple(numbers))
 
     def _waits(self, now: float) -> dict[str, Any]:
@@ -308,7 +313,7 @@ class ClockedHub(Hub):
         return dict(zip(self.deployed.silos, self._last_numbers, strict=True))
 
     def reports_by_silo(self) -> dict[str, tuple[int, int, float | None]]:
-        """Return what ``status`` has as ``reports``."""
+        """Return the entry ``reports`` of `status`."""
         last_reports = self.last_reports()
         return {
             name: (k, len(calendar.closes), float(calendar.closes[k - 1]) if k else None)
@@ -318,8 +323,13 @@ class ClockedHub(Hub):
     def silent(self, now: float) -> dict[str, float]:
         """Return the silos that have been silent for long, and when their next reports were due.
 
-        A silo's report is late for long if it is late by more than the grace period, and by more
-        than the period that it is about.
+        These are the silos whose next report is late by more than the grace period, and by more
+        than the period that the report is about.
+
+        Returns
+        -------
+        dict of str to float
+            Silo -> seconds since 1970.
         """
         silent, grace = {}, self.deployed.document.calendar.grace
         names = zip(self.last_reports().items(), self._calendars, strict=True)

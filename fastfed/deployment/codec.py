@@ -26,13 +26,13 @@ from fastfed.privacy.releases.prefix_sums import Factor
 ROUNDING = 2.0**-20
 #: Fields that are copied from the choices, so that stored and derived numbers must be equal.
 CHOSEN = frozenset({"clip", "budget", "clocks"})
-#: Fields whose integers are rounded real numbers -> the smallest difference that is allowed.
+#: Fields whose integers are rounded real numbers -> a difference that is always allowed.
 ROUNDED = {"factor": 1, "trials": 2}
 #: Numbers that only plan files of earlier versions have, and numbers that these files lack. They
 #: affect which action is chosen, but nothing that leaves a silo.
 RETIRED = frozenset({"bonus", "tie_bonus", "allowance"})
 ADDED = frozenset({"ranking", "sieve_growth", "widths", "own.sieve_width"})
-#: Numbers that plan files lack if they are older than the number, and the value of that time.
+#: Numbers that plan files of earlier versions lack -> the value that they had in these versions.
 ABSENT = {"flips": 0}
 _DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
 
@@ -94,13 +94,12 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
         unused = {name: number for name, number in unused.items() if name not in RETIRED}
 
     def take(name: str, value: Any) -> Any:
-        if name not in unused and from_earlier and name in ADDED:
+        if name in unused:
+            return _read(name, unused.pop(name), value)
+        # An earlier version may not have had the number.
+        if (from_earlier and name in ADDED) or (name in ABSENT and value == ABSENT[name]):
             return value
-        if name not in unused and name in ABSENT and value == ABSENT[name]:
-            return value
-        if name not in unused:
-            raise InputError(f"the plan file has no number {name}; compile the plan again")
-        return _read(name, unused.pop(name), value)
+        raise InputError(f"the plan file has no number {name}; compile the plan again")
 
     plan = _changed(derived, "", take)
     if unused:
@@ -136,7 +135,7 @@ def _changed(value: Any, name: str, change: Change) -> Any:
 
 def _is_row(value: Any) -> bool:
     """Return True for a tuple of numbers, which is stored as one list."""
-    return type(value) is tuple and bool(value) and all(type(v) in (int, float) for v in value)
+    return type(value) is tuple and bool(value) and all(type(x) in (int, float) for x in value)
 
 
 def _fields(value: Any) -> tuple[str, ...]:
@@ -190,6 +189,7 @@ def _read(name: str, stored: Any, derived: Any) -> Any:
         raise InputError(
             f"the plan file's {name} is {show(stored)}, but its choices give {show(derived_values)}"
         )
+    # `_changed` returns the same object if no number of it is replaced.
     return derived if np.array_equal(decoded, derived) else decoded
 
 
@@ -219,7 +219,10 @@ def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int |
 
 
 def _array(stored: Any, derived: np.ndarray) -> np.ndarray | None:
-    """Decode a stored array to the derived one's shape, read-only; None if they differ too much."""
+    """Decode a stored array to the shape of ``derived``; None if the two differ too much.
+
+    The array that is returned is read-only.
+    """
     if not isinstance(stored, bytes) or len(stored) != 8 * derived.size:
         return None
     values = np.frombuffer(stored, dtype="<f8").reshape(derived.shape) + 0.0

@@ -36,14 +36,14 @@ _SHARED = ("name", "kind", "outside", "fill", "missing_flag")
 
 
 def only(name: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise InputError for a key of a table that is not among the known keys."""
+    """Raise InputError if a table has a key that is not among the known keys."""
     for key in table:
         if key not in known:
-            other = ""
+            hint = ""
             if key in ("curve", "environment", "horizon", "silos"):
-                other = " (a spec of a simulation is for `fastfed run`)"
+                hint = " (a spec of a simulation is for `fastfed run`)"
             raise InputError(
-                f"unknown key {show(key)} in {name}{other}; it may have {', '.join(known)}"
+                f"unknown key {show(key)} in {name}{hint}; it may have {', '.join(known)}"
             )
 
 
@@ -67,7 +67,7 @@ def schema_of(tables: Mapping[str, Any]) -> Schema:
     """
     column_tables = [_table(f"columns[{i}]", t) for i, t in enumerate(tables.get("columns", ()))]
     if not column_tables:
-        raise InputError("columns is required: one table [[columns]] for each")
+        raise InputError("columns is required: one table [[columns]] for each column")
     if "actions" not in tables:
         if "reward" in tables or any("kind" in table for table in column_tables):
             raise InputError("columns with a kind, and reward, need the table actions")
@@ -117,7 +117,7 @@ def _table_of(variable: Variable) -> dict[str, Any]:
 
 
 def _table(where: str, value: Any) -> Mapping[str, Any]:
-    """Return a value that must be a table; raise InputError if it is not."""
+    """Return a value that is a table; raise InputError if it is not."""
     if not isinstance(value, Mapping):
         raise InputError(f"{where} must be a table, got {show(value)}")
     return value
@@ -135,7 +135,7 @@ def _column(where: str, table: Mapping[str, Any]) -> Column:
 
 
 def _codes(where: str, value: Any) -> tuple[str, ...]:
-    """Parse a list of codes as texts; 4 and "4" in TOML are the same code."""
+    """Return a list of codes as texts; 4 and "4" in TOML are the same code."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise InputError(f"{where} must be a list of codes, got {show(value)}")
     return tuple(_code(code) for code in value)
@@ -202,7 +202,7 @@ def _catalogue(table: Mapping[str, Any]) -> Catalogue:
     features = []
     for row in table.get("features", ()):
         if isinstance(row, str) or not isinstance(row, Sequence) or not row:
-            raise InputError(f"actions.features must be a row of numbers each, got {show(row)}")
+            raise InputError(f"actions.features must be rows of numbers, got {show(row)}")
         features.append(tuple(number("actions.features", v) for v in row))
     if features and (len(features) != len(names) or len({len(row) for row in features}) > 1):
         raise InputError(

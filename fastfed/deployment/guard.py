@@ -86,19 +86,19 @@ def nodes_of(plan: Plan, release: int) -> list[int]:
 
 def noise_squares(plan: Plan, release: int) -> float:
     """Return the noise variance of one report, divided by the noise variance of one node."""
-    if prefix_noise(plan) is None and not _by_prefix(plan):
+    if prefix_noise(plan) is None and not _reports_prefix_sums(plan):
         return 1.0
     return report_variance(plan, release)
 
 
-def _by_prefix(plan: Plan) -> bool:
+def _reports_prefix_sums(plan: Plan) -> bool:
     """Return True if reports have prefix sums, False if they have the sum of one node of a tree."""
     return plan.protocol.randomizer != SEND_NOISY_NODE
 
 
 def rounds_in_report(plan: Plan, release: int) -> int:
     """Return the number of rounds in the batches that one report covers."""
-    if _by_prefix(plan):
+    if _reports_prefix_sums(plan):
         return plan.end(release)
     return plan.end(release) - plan.end(release - (1 << aggregation.node_level(release)))
 
@@ -128,6 +128,7 @@ class Cap:
     def __init__(self, plan: Plan, influence: float) -> None:
         self._plan, self._influence = plan, influence
         d = plan.dimension
+        #: How often each entry of the packed lower triangle is in the symmetric matrix.
         self._weights = np.full(plan.statistic_size - d, 2.0)
         self._weights[diagonal(d)] = 1.0
 
@@ -153,16 +154,16 @@ class Cap:
         The result has the same bits on every machine.
         """
         capped, d, scaled = values.copy(), self._plan.dimension, False
-        first, second = self.bounds(release, silo)
-        for part, weights, most in (
-            (slice(0, d), np.ones(d), first),
-            (slice(d, None), self._weights, second),
+        xy_bound, xx_bound = self.bounds(release, silo)
+        for part, weights, bound in (
+            (slice(0, d), np.ones(d), xy_bound),
+            (slice(d, None), self._weights, xx_bound),
         ):
             # fsum rounds the same on every machine, so that a log can be replayed bit for bit.
             squares = weights * capped[part] * capped[part]
             norm = math.sqrt(math.fsum(squares.tolist()))
-            if norm > most:
-                capped[part] *= most / norm
+            if norm > bound:
+                capped[part] *= bound / norm
                 scaled = True
         return capped, scaled
 
@@ -171,7 +172,7 @@ class Cap:
 
 
 def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> None:
-    """Refuse a silo's sums without noise (s,) if no records up to a release can have them.
+    """Check that records up to a release can have a silo's sums without noise (s,).
 
     For n records with |x| <= L and |y| <= Y, let G be the sum of x x^T, and b the sum of x y. The
     trace of G is at most n L^2, and G - b b' / (n Y^2) has no negative eigenvalue (Cauchy-Schwarz).
@@ -180,8 +181,8 @@ def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> Non
     Raises
     ------
     Refused
-        If no records can have these sums, or they are not in the fixed point of records, which sums
-        of bits' estimates need not be.
+        If no records can have these sums, or if the sums are not in the fixed point of records.
+        Sums of rewards that are estimated from bits need not be in fixed point.
     """
     d, (feature, reward) = plan.dimension, record_bounds(plan)
     max_records, (unit, _) = plan.most_records(release), fixed_point(plan)
@@ -189,7 +190,7 @@ def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> Non
         raise Refused(f"{who} is not in fixed point, multiples of 2^{round(math.log2(unit))}")
     # Each entry of each record is rounded to fixed point, which changes the sums by at most this.
     slack = 2.0 * max_records * unit * d + 1e-9 * max_records
-    gram = _full(values[d:], d)
+    gram = _unpacked(values[d:], d)
     if float(np.trace(gram)) > max_records * feature**2 + slack:
         raise Refused(f"{who} has more of x x^T than {max_records} records can have")
     schur = gram - np.outer(values[:d], values[:d]) / (max_records * reward**2)
@@ -199,8 +200,8 @@ def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> Non
         raise Refused(f"{who} has more of x y than its x x^T and {max_records} records allow")
 
 
-def _full(packed: np.ndarray, d: int) -> np.ndarray:
-    """Unpack a packed lower triangle to a symmetric matrix (d, d)."""
+def _unpacked(packed: np.ndarray, d: int) -> np.ndarray:
+    """Unpack a packed lower triangle, row by row, to a symmetric matrix (d, d)."""
     matrix = np.zeros((d, d))
     matrix[np.tril_indices(d)] = packed
     return matrix + np.tril(matrix, -1).T
@@ -365,14 +366,14 @@ class Alarm:
         noise_of_theta = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
         # Regress the two sides' u on their G, each divided by the standard deviation of its error.
         blocks, targets, stds = [], [], []
-        for sums, rounds, squares in sides:
+        for sums, rounds, variance in sides:
             # The sum of |x|^2 is at most n L^2, unless there are more records than planned.
-            observed = float(np.trace(_full(sums[d:], d)))
-            observed += SIGMAS * math.sqrt(d * squares) * std.diagonal
+            observed = float(np.trace(_unpacked(sums[d:], d)))
+            observed += SIGMAS * math.sqrt(d * variance) * std.diagonal
             sum_squared_norms = max(rounds * feature**2, observed)
             reward_proxy = sum_squared_norms * ((high - low) / 2.0) ** 2
-            proxy = reward_proxy + squares * (std.bias**2 + noise_of_theta)
-            blocks.append(_full(sums[d:], d) / math.sqrt(proxy))
+            proxy = reward_proxy + variance * (std.bias**2 + noise_of_theta)
+            blocks.append(_unpacked(sums[d:], d) / math.sqrt(proxy))
             targets.append(sums[:d] / math.sqrt(proxy))
             stds.append(math.sqrt(proxy))
         system, target = np.vstack(blocks), np.concatenate(targets)
@@ -437,8 +438,8 @@ class Range:
         if self._plan.protocol.bits:
             # Rounding changes each entry of a record by at most one level.
             level = self._plan.units.max(axis=0, initial=0.0)
-            most = self._plan.silos * self._plan.most_records(release)
-            records = most * (self._record + level)
+            record_count = self._plan.silos * self._plan.most_records(release)
+            records = record_count * (self._record + level)
             return records + SIGMAS * count_std(self._plan, release)
         return self._plan.silos * self.report(release)
 
@@ -447,10 +448,10 @@ class Range:
         # The noise variance of a prefix sum, in units of one node's noise variance.
         prefix = prefix_noise(self._plan)
         if prefix is None:
-            squares = float(max(1, self._plan.levels))
+            variance = float(max(1, self._plan.levels))
         else:
-            squares = float(sum(c * c for c in prefix.terms(release).values()))
-        return SIGMAS * math.sqrt(squares) * self._std
+            variance = float(sum(c * c for c in prefix.terms(release).values()))
+        return SIGMAS * math.sqrt(variance) * self._std
 
 
 def check_range(values: np.ndarray, limit: np.ndarray, who: str) -> None:
@@ -463,17 +464,19 @@ def check_range(values: np.ndarray, limit: np.ndarray, who: str) -> None:
         )
 
 
-def sum_of(rows: Sequence[np.ndarray]) -> np.ndarray:
+def sum_of(statistics: Sequence[np.ndarray]) -> np.ndarray:
     """Add up statistics (s,) in the given order, with the same rounding as `Server`."""
-    total = np.array(rows[0])
-    for row in rows[1:]:
-        aggregation.add(total, row)
+    total = np.array(statistics[0])
+    for statistic in statistics[1:]:
+        aggregation.add(total, statistic)
     return total
 
 
 def count_std(plan: Plan, release: int) -> np.ndarray:
     """Compute the standard deviations of the noise bits in the prefix sums of a release, (s,)."""
     encoding, variances = encoding_of(plan), np.zeros(plan.statistic_size)
+    # Without a tree, each batch has noise. With a tree, the nodes that add up to the prefix have:
+    # removing the last one bit of a number gives the end of the previous node.
     nodes = list(range(1, release + 1))
     if not plan.protocol.flat:
         nodes, end = [], release

@@ -62,8 +62,8 @@ def rounds(plan: PhasePlan) -> Plan:
 def outline(plan: PhasePlan) -> Plan:
     """Return a `Plan` with the same schedule as a plan in phases: a release ends each phase.
 
-    The first release ends all initial phases. Regularizer and radius are those of the initial
-    phases. The noise is not in this `Plan` but in `PhasePlan.means`.
+    The first release ends all initial phases. Regularizer and radius are for the initial phases.
+    The noise is not in this `Plan` but in `PhasePlan.means`.
     """
     ends = tuple(last_round(phase) for phase in plan.releasing)
     longest = max(b - a for a, b in zip((0, *ends), ends, strict=False))
@@ -122,11 +122,11 @@ class PhaseModel(Acting):
         self.start = start
         if start is not None:
             self._estimate = self._greedy(start)
-        self.learned(np.zeros(plan.statistic_size), 0)
+        self.use_records(np.zeros(plan.statistic_size), 0)
 
-    def learned(self, sums: np.ndarray, records: int) -> None:
+    def use_records(self, sums: np.ndarray, count: int) -> None:
         """Set the sums (s,) and the number of the silo's records, for the local policy."""
-        self._sums, self.round, self._stale = sums, records, True
+        self._sums, self.round, self._stale = sums, count, True
 
     def _local_estimate(self) -> Estimate:
         """Return the ridge estimate of the silo's records; cached until the next record."""
@@ -137,7 +137,7 @@ class PhaseModel(Acting):
         return self._estimate
 
     def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
-        """Choose one of K rows (K, d); return its index and features."""
+        """Choose one of K rows of features (K, d); return its index and its features (d,)."""
         if self.has_model:
             return self._estimate.select(features, 0.0, 0.0)
         return self._local_estimate().select(features, self._radius(), self._second_bonus)
@@ -244,19 +244,19 @@ class PhaseSilo(SiloParty):
             self._learn_locally()
 
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
-        """Set the state to that of a snapshot; see `SiloRecords.restore`."""
+        """Set the state from the parts of a snapshot; see `SiloRecords.restore`."""
         covered = super().restore(parts)
         self._learn_locally()
         return covered
 
     def _learn_locally(self) -> None:
         """Compute the local policy's sums from the leaves."""
-        self.model.learned(self._leaf_sums.sum(axis=0), self._record_count)
+        self.model.use_records(self._leaf_sums.sum(axis=0), self._record_count)
 
     def status(self, now: float | None = None) -> dict[str, object]:
         """Return the state as `SiloParty.status` does, but theta = None before the first release.
 
-        Before it, theta is computed from the silo's records without noise, so it is not shown.
+        Until then, theta is computed from the silo's records without noise, so it is not shown.
         """
         return super().status(now) | ({} if self.model.has_model else {"theta": None})
 
@@ -304,9 +304,9 @@ class PhaseHub(Hub):
             estimates[entry.silo] = self._decrypt_report(
                 envelope, f"report {release} of {envelope.sender}"
             )
-        # The noise is a function of the estimates that it hides.
+        # Sealed noise is computed from the estimates that it hides.
         self._sealing.set_hidden_sums(release, digest(packed(estimates)))
         phase = self._phases.releasing[release - 1]
-        local_estimates = [LocalEstimate(phase, row, i) for i, row in enumerate(estimates)]
+        local_estimates = [LocalEstimate(phase, theta, i) for i, theta in enumerate(estimates)]
         model: np.ndarray = self._server.combine(local_estimates).values
         return model

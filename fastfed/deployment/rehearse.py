@@ -1,6 +1,6 @@
 """Rehearse a federation on past records: all parties in one process, by the clock of the plan.
 
-The parties are those of a deployment, with their files: each silo decides for the records of its
+The parties run as in a deployment, with their files: each silo decides for the records of its
 table, learns their outcomes, spends its budget and sends reports. Only time and network are
 simulated, so a plan of a year takes seconds.
 """
@@ -19,6 +19,7 @@ from fastfed._validate import InputError, number, show
 from fastfed.deployment import folder as folders
 from fastfed.deployment.data import Case, Source, cases, load_source, source_of
 from fastfed.deployment.declared import schema_of
+from fastfed.deployment.kinds import ADDED_UP
 from fastfed.deployment.ledger import Ledger, spent_lines
 from fastfed.deployment.model import Ended
 from fastfed.deployment.plans import DeployedPlan, compile_plan, tables_of
@@ -39,8 +40,8 @@ class SiloResult(NamedTuple):
     decisions, learned : int
         Number of decisions, and of those whose reward entered a released sum.
     mean_reward, late_reward : float or None
-        Mean reward of all decisions with a reward, and of the later half of them. None if there are
-        none.
+        Mean reward of all decisions with a reward, and of the later half of them. None if no
+        decision has a reward.
     best_single : float or None
         Mean reward of the single action that is best for all records of the table. None if the
         table does not have the outcome of every action.
@@ -77,20 +78,20 @@ def rehearse(
     home: str | Path,
     say: Callable[[str], None] = print,
 ) -> Rehearsal:
-    """Make all parties of a spec, and replay each silo's table through them.
+    """Create all parties of a spec, and replay each silo's table through them.
 
     Parameters
     ----------
     spec : str or mapping
-        As for `compile_plan`, with columns of records. Keys of silos, hub and helper are made here.
-        If they are left out, `horizon` is the size of the largest table, `batch_size` a tenth of
-        it, and the calendar has a day for each batch.
+        As for `compile_plan`, with columns of records. The keys of silos, hub and helper are
+        created here. By default, `horizon` is the size of the largest table, `batch_size` is a
+        tenth of it, and the calendar has a day for each batch.
     tables : mapping of str to path
-        Silo -> its table, or the source (TOML) that describes the table.
+        Silo -> its table, or the source (a TOML file) that describes the table.
     home : str or Path
         A new or empty folder, in which each party gets its folder.
     say : callable
-        Is called with a line for each release.
+        Called with a line for each release.
 
     Returns
     -------
@@ -101,24 +102,25 @@ def rehearse(
     InputError
         If the spec or a table does not fit, or the folder is not empty.
     """
-    place = Path(home)
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise InputError(f"folder must be new or empty, got {place}")
+    folder = Path(home)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"folder must be new or empty, got {folder}")
     if not tables:
         raise InputError("name at least one silo and its table, such as north=north.csv")
-    given = tables_of(spec)
-    if "actions" not in given:
+    spec_tables = tables_of(spec)
+    if "actions" not in spec_tables:
         raise InputError("rehearse needs a plan of records: columns with a kind, actions, reward")
     sources = {name: table_of(path) for name, path in tables.items()}
-    schema = schema_of(given)
+    schema = schema_of(spec_tables)
     records = {}
     for name, source in sources.items():
         try:
             records[name] = cases(source, schema)
         except InputError as error:
             raise InputError(f"the table of {name}: {error}") from None
-    plan = _made_plan(given, max(map(len, records.values())), list(tables), place)
-    processes = {name: folders.opened(place / name) for name in _parties(plan)}
+    largest_table = max(map(len, records.values()))
+    plan = _compile_and_join(spec_tables, largest_table, list(tables), folder)
+    processes = {party.name: folders.opened(folder / party.name) for party in plan.parties}
     clock = _Clock(float(plan.document.calendar.start))
     for process in processes.values():
         process.clock = clock
@@ -131,19 +133,20 @@ def rehearse(
         results = {
             name: _result(cast(SiloProcess, processes[name]), records[name]) for name in tables
         }
-        releases = max(len(r.party.broadcasts) for r in _silos(processes.values()))
+        releases = max(len(silo.party.broadcasts) for silo in _silos(processes.values()))
     finally:
         for process in processes.values():
             process.close()
     for name in tables:
         counts = survey(plan, sources[name], records[name], plan.index(name))
-        for what in ("too_late", "repeated", "beyond_cap"):
-            if counts[what]:
-                say(f"{name}: {counts[what]} of {counts['rows']} rows are {_WHY[what]}")
+        for key, remark in _REMARKS.items():
+            if counts[key]:
+                say(f"{name}: {counts[key]} of {counts['rows']} rows are {remark}")
     return Rehearsal(plan, releases, results)
 
 
-_WHY = {
+#: Count of `survey` -> what a line says about rows that are counted there.
+_REMARKS = {
     "too_late": "not learned from, because their outcome is known too late",
     "repeated": "not learned from, because their person came before",
     "beyond_cap": "beyond batch_size of their period: confidence radii assume no more",
@@ -160,21 +163,51 @@ class _Clock:
         return self.now
 
 
-def _parties(plan: DeployedPlan) -> list[str]:
-    """Return the names of all parties of a plan."""
-    return [party.name for party in plan.parties]
-
-
 def _silos(processes: Iterable[Process]) -> list[SiloProcess]:
     """Return the processes of silos."""
     return [process for process in processes if isinstance(process, SiloProcess)]
 
 
-def _made_plan(
-    given: Mapping[str, Any], rows: int, names: Sequence[str], place: Path
+def _compile_and_join(
+    spec_tables: Mapping[str, Any], rows: int, silos: Sequence[str], folder: Path
 ) -> DeployedPlan:
-    """Compile the plan of a rehearsal, and make the folder of each party."""
-    system = {"protocol": "silo-ldp", **given.get("system", {})}
+    """Compile the plan of a rehearsal, and create the folder of each party.
+
+    Parameters
+    ----------
+    spec_tables : mapping
+        The tables of the spec.
+    rows : int
+        Number of rows of the largest table, the default of ``horizon``.
+    silos : sequence of str
+        Names of the silos.
+    folder : Path
+        The folder in which each party gets a folder. After an error it does not exist.
+    """
+    tables = _with_defaults(spec_tables, rows, silos)
+    has_helper = "helper" in spec_tables or (
+        tables["system"]["protocol"] in ADDED_UP and tables["federation"].get("sum") != "masks"
+    )
+    parties = [*silos, "hub", *(["helper"] if has_helper else [])]
+    if len(set(parties)) != len(parties):
+        raise InputError("a silo must not be named hub or helper")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-new-") as temporary:
+        draft = Path(temporary) / "draft"
+        draft.mkdir()
+        plan = _create_folders(tables, silos, parties, draft)
+        os.replace(draft, folder)
+    return plan
+
+
+def _with_defaults(
+    spec_tables: Mapping[str, Any], rows: int, silos: Sequence[str]
+) -> dict[str, Any]:
+    """Return the tables of a spec without its parties, with the defaults of a rehearsal.
+
+    See `_compile_and_join` for the parameters.
+    """
+    system = {"protocol": "silo-ldp", **spec_tables.get("system", {})}
     for key in ("epsilon", "delta"):
         if key not in system:
             raise InputError(f"[system] needs {key}: the budget of one person")
@@ -185,55 +218,43 @@ def _made_plan(
         system["batch_size"] = max(1, math.ceil(horizon / PERIODS))
     # With clocks, calendars and the default of `least` differ.
     clocked = system.get("clock") is not None
-    least = {} if clocked else {"least": len(names)}
-    federation = {"name": "rehearsal", **least, **given.get("federation", {})}
+    least = {} if clocked else {"least": len(silos)}
+    federation = {"name": "rehearsal", **least, **spec_tables.get("federation", {})}
     lengths = {"period": PERIOD, "grace": PERIOD // 2}
     if clocked:
         lengths = {"round": max(1, PERIODS * PERIOD // horizon)}
-    calendar = given.get("calendar") or {
+    calendar = spec_tables.get("calendar") or {
         "start": math.floor(time.time()),
         **lengths,
         "reward_deadline": PERIODS * PERIOD,
     }
-    helper = "helper" in given or (
-        system["protocol"] in ("secure-sum", "shuffle-vector") and federation.get("sum") != "masks"
-    )
-    parties = [*names, "hub", *(["helper"] if helper else [])]
-    if len(set(parties)) != len(parties):
-        raise InputError("a silo must not be named hub or helper")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-new-") as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        tables = {
-            **{key: given[key] for key in ("columns", "actions", "reward", "norm") if key in given},
-            "federation": federation,
-            "system": system,
-            "calendar": calendar,
-        }
-        plan = _joined(tables, names, parties, made)
-        os.replace(made, place)
-    return plan
+    schema_keys = ("columns", "actions", "reward", "norm")
+    return {
+        **{key: spec_tables[key] for key in schema_keys if key in spec_tables},
+        "federation": federation,
+        "system": system,
+        "calendar": calendar,
+    }
 
 
-def _joined(
-    tables: Mapping[str, Any], names: Sequence[str], parties: Sequence[str], place: Path
+def _create_folders(
+    tables: Mapping[str, Any], silos: Sequence[str], parties: Sequence[str], folder: Path
 ) -> DeployedPlan:
-    """Make keys and folders of all parties, compile the plan, and let all parties join it."""
-    keys = {name: folders.make_keys(place / name) for name in parties}
-    others = {name: keys[name] for name in parties if name not in names}
+    """Create keys and folders of all parties, compile the plan, and let all parties join it."""
+    keys = {name: folders.make_keys(folder / name) for name in parties}
+    others = {name: keys[name] for name in parties if name not in silos}
     plan = compile_plan(
-        {**tables, "silos": [{"name": name, **keys[name]} for name in names], **others}
+        {**tables, "silos": [{"name": name, **keys[name]} for name in silos], **others}
     )
-    plan.save(place / folders.PLAN)
-    claim, system = plan.certificate.exact, tables["system"]
+    plan.save(folder / folders.PLAN)
+    exact, system = plan.certificate.exact, tables["system"]
     for name in parties:
-        folders.countersign(place / name, place / folders.PLAN)
-    for name in names:
-        budget = Ledger(str(place / name / folders.LEDGER))
+        folders.countersign(folder / name, folder / folders.PLAN)
+    for name in silos:
+        ledger = Ledger(str(folder / name / folders.LEDGER))
         epsilon = number("epsilon", system["epsilon"], above=0.0)
-        budget.set_ceiling(DATASET, max(epsilon, claim.epsilon if claim else 0.0), system["delta"])
-        budget.close()
+        ledger.set_ceiling(DATASET, max(epsilon, exact.epsilon if exact else 0.0), system["delta"])
+        ledger.close()
     return plan
 
 
@@ -244,7 +265,7 @@ def _run(
     clock: _Clock,
     say: Callable[[str], None],
 ) -> None:
-    """Go through all events and all ends of periods, in the order of time."""
+    """Process all events of the replays and all ends of periods, in the order of time."""
     settle(processes)
     closes = plan.document.calendar.closes
     for release, close in enumerate(closes, 1):
@@ -257,17 +278,18 @@ def _run(
         decided = sum(len(silo.party.decisions) for silo in _silos(processes.values()))
         say(f"release {release} of {len(closes)}: {decided} decisions so far")
     # Outcomes that become known after the last release are not learned from.
-    while any(replay.left for replay in replays.values()):
+    while any(replay.remaining for replay in replays.values()):
         clock.now = max(clock.now, min(replay.due for replay in replays.values()))
         for replay in replays.values():
             replay.act(clock.now)
 
 
 def _result(silo: SiloProcess, records: Sequence[Case]) -> SiloResult:
-    """Return what a silo did."""
+    """Compute the result of a silo, whose cases are ``records``."""
     party = silo.party
     ends = [cast(Ended, party.ended[name]) for name in party.ended]
     rewards = [end.reward for end in ends if end.reward is not None]
+    # The ledger has one dataset.
     (budget,) = spent_lines(cast(Ledger, silo.ledger))
     return SiloResult(
         decisions=len(party.decisions),

@@ -27,9 +27,14 @@ AGAIN = 0.5
 
 
 class Times(NamedTuple):
-    """When the decision of a case is made, and when its outcome becomes known.
+    """The times of a case, in seconds since 1970.
 
-    Both are in seconds since 1970.
+    Parameters
+    ----------
+    came : float
+        When the person comes: the decision is made then.
+    known : float
+        When the outcome becomes known.
     """
 
     came: float
@@ -90,7 +95,7 @@ def times(
 
 
 def _similar_subjects(cases: Sequence[Case]) -> int:
-    """Count the persons whose identifying text is nearly equal to that of a different person."""
+    """Count the persons whose identifying text is nearly equal to a different person's text."""
     persons = {case.subject for case in cases}
     forms = Counter(map(_rough_form, persons))
     return sum(forms[_rough_form(person)] > 1 for person in persons)
@@ -114,8 +119,9 @@ def survey(
         - ``rows``: the number of cases.
         - ``subjects``: the number of persons. None without `Source.subject`, because every row then
           counts as a different person.
-        - ``similar_subjects``: the number of persons who may be the same as others, because their
-          texts differ only in upper and lower case, spaces, punctuation or leading zeros.
+        - ``similar_subjects``: the number of persons who may be the same person as another one,
+          because their texts differ only in upper and lower case, spaces, punctuation or leading
+          zeros.
         - ``learned``: the number of cases whose outcome is known in time. With `Source.action` it
           is an upper bound, because an outcome is used only if the model chooses the same action.
         - ``too_late``, ``repeated`` (a case of the same person came before), ``no_outcome``: the
@@ -131,28 +137,24 @@ def survey(
         raise InputError(
             "the silos of this plan close their periods on their own clocks: name the silo (--silo)"
         )
-    records, calendar = plan.document.schema.records, plan.calendar_of(silo or 0)
-    assert records is not None
-    missing_by_column, clipped_by_column = {}, {}
-    for variable in records.variables:
-        values = [case.record[variable.name] for case in cases]
-        if count := sum(value is None for value in values):
-            missing_by_column[variable.name] = count
-        if count := sum(map(variable.is_outside, values)):
-            clipped_by_column[variable.name] = count
+    calendar = plan.calendar_of(silo or 0)
     releases = len(calendar.closes)
     subjects: set[str] = set()
     periods = [0] * releases
     beyond_cap = too_late = learned = no_outcome = repeated = 0
     # Go through the cases in the order of time, with the same rules as the silo.
-    for when, case in sorted(zip(times(plan, source, cases, silo), cases, strict=True), key=_when):
+    for when, case in sorted(
+        zip(times(plan, source, cases, silo), cases, strict=True), key=_decision_time
+    ):
         period = calendar.period(when.came)
         if period > releases or case.subject in subjects:
             repeated += case.subject in subjects
             continue
-        counted = learned + too_late + no_outcome
-        beyond_cap += counted - beyond_cap >= plan.plan.end(period)
-        if counted >= plan.plan.most_records(releases):
+        # Radii are valid for `end(period)` people so far. The silo learns from further people, up
+        # to `most_records`.
+        people = learned + too_late + no_outcome
+        beyond_cap += people - beyond_cap >= plan.plan.end(period)
+        if people >= plan.plan.most_records(releases):
             continue
         periods[period - 1] += 1
         subjects.add(case.subject)
@@ -164,6 +166,7 @@ def survey(
         else:
             learned += 1
     ends = [0, *(plan.plan.end(k) for k in range(1, releases + 1))]
+    missing, clipped = _cells_by_column(plan, cases)
     return {
         "rows": len(cases),
         "subjects": None if source.subject is None else len({case.subject for case in cases}),
@@ -174,14 +177,30 @@ def survey(
         "too_late": too_late,
         "repeated": repeated,
         "no_outcome": no_outcome,
-        "missing": missing_by_column,
-        "clipped": clipped_by_column,
+        "missing": missing,
+        "clipped": clipped,
         "periods": periods,
         "caps": [b - a for a, b in pairwise(ends)],
     }
 
 
-def _when(pair: tuple[Times, Case]) -> float:
+def _cells_by_column(
+    plan: DeployedPlan, cases: Sequence[Case]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the numbers of missing and of clipped cells, by columns that have such cells."""
+    records = plan.document.schema.records
+    assert records is not None
+    missing, clipped = {}, {}
+    for variable in records.variables:
+        values = [case.record[variable.name] for case in cases]
+        if count := sum(value is None for value in values):
+            missing[variable.name] = count
+        if count := sum(map(variable.is_outside, values)):
+            clipped[variable.name] = count
+    return missing, clipped
+
+
+def _decision_time(pair: tuple[Times, Case]) -> float:
     """Return the time of a decision, as a sort key."""
     return pair[0].came
 
@@ -189,8 +208,8 @@ def _when(pair: tuple[Times, Case]) -> float:
 class Replay:
     """Replay past records to a silo, each at its time.
 
-    A replay that was stopped can be resumed: decisions that the silo has already made are found by
-    their subjects, and overdue events happen at once.
+    A replay that was stopped can be resumed. Decisions that the silo has already made are
+    recognized by their subjects, and overdue events happen at once.
 
     Parameters
     ----------
@@ -219,7 +238,7 @@ class Replay:
         heapq.heapify(self._events)
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Number of remaining decisions and outcomes."""
         return len(self._events)
 
@@ -245,7 +264,7 @@ class Replay:
                     self._end(name, case)
                 heapq.heappop(self._events)
             else:
-                # If the silo must be recovered first, wait: it would not learn from this decision.
+                # A silo that must be recovered would not learn from this decision, so try later.
                 self._silo.party.check_recovered()
                 decision = self._silo.decide(record=case.record, subject=case.subject)
                 heapq.heapreplace(self._events, (self._times[row].known, row, decision.id))
@@ -268,10 +287,10 @@ class Replay:
     def run(self, stop: threading.Event, say: Callable[[str], None] = print) -> None:
         """Replay until no events remain or ``stop`` is set.
 
-        ``say`` gets the text of each new problem, and not again while the problem persists.
+        ``say`` is called once with the text of each problem, and not again while it persists.
         """
         last_problem = ""
-        while self.left and not stop.is_set():
+        while self.remaining and not stop.is_set():
             wait = min(max(self.due - self._silo.clock(), 0.0), AGAIN)
             if stop.wait(wait):
                 return

@@ -598,7 +598,7 @@ def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
     log = io.StringIO()
     json_log = JsonLog(log, "silo0")
     process.clock = lambda: replay.due
-    while replay.left:
+    while replay.remaining:
         replay.act(replay.due)
         json_log.look(process)
     assert len(process.party.ended) == 2

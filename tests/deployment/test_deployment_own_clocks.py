@@ -485,8 +485,8 @@ class Stale(ClockedHub):
 class Early(ClockedHub):
     """A hub that adds a report of a later moment."""
 
-    def _planned(self, view, silo):
-        return super()._planned(min(view + 1, self.deployed.exchanges), silo)
+    def _planned_number(self, view, silo):
+        return super()._planned_number(min(view + 1, self.deployed.exchanges), silo)
 
 
 class Eager(ClockedSilo):

@@ -195,7 +195,7 @@ def test_silos_of_unequal_size_keep_all_their_patients(tmp_path):
         deployment.settle()
     for name, count in sizes.items():
         party = deployment.processes[name].party
-        assert len(party.decisions) == count and not replays[name].left
+        assert len(party.decisions) == count and not replays[name].remaining
         leaves = [each.leaf for each in party.ended.values()]
         assert all(leaves) and party.model.release == 4
         # Every silo reports every release, in as many bytes.
@@ -216,7 +216,7 @@ def test_rows_beyond_what_radii_count_on_are_learned_from_and_reported(tmp_path)
     now = [0.0]
     process = silo(OPEN, clock=lambda: now[0])
     replay = Replay(process, source, actual)
-    while replay.left:
+    while replay.remaining:
         now[0] = replay.due
         replay.act(now[0])
     assert sum(each.leaf > 0 for each in process.party.ended.values()) == 30
@@ -260,8 +260,8 @@ def test_a_replay_that_was_killed_goes_on_where_it_was(tmp_path):
     replay.act(now[0])
     party = again.party
     assert list(party.decisions)[: len(before)] == list(before) and len(party.decisions) == 15
-    assert len(party.ended) == 15 and not replay.left
-    assert not Replay(again, source, records).left
+    assert len(party.ended) == 15 and not replay.remaining
+    assert not Replay(again, source, records).remaining
     subjects = [each.subject for each in party.decisions.values()]
     assert len(set(subjects)) == 15 and all(each.learns for each in party.decisions.values())
 
@@ -285,13 +285,13 @@ def test_a_replay_waits_for_a_silo_that_refuses_and_says_so_once(tmp_path, monke
     monkeypatch.setattr(process, "clock", lambda: now.append(min(now[-1] + 5, 1399.0)) or now[-1])
     replay.run(threading.Event(), lines.append)
     assert len(lines) == 1 and lines[0].startswith("the replay waits: the hub has reports")
-    assert not replay.left and len(process.party.ended) == 15
+    assert not replay.remaining and len(process.party.ended) == 15
     assert all(each.learns for each in process.party.decisions.values())
     stopped = threading.Event()
     stopped.set()
     again = Replay(silo(OPEN), source, cases(source, OPEN.document.schema))
     again.run(stopped)
-    assert again.left == 15
+    assert again.remaining == 15
 
 
 def test_a_decision_that_the_application_ended_is_not_ended_again(tmp_path):
@@ -302,7 +302,7 @@ def test_a_decision_that_the_application_ended_is_not_ended_again(tmp_path):
     for name in process.party.decisions:
         process.cancel(name)
     replay.act(1399.0)
-    assert len(process.party.ended) == 15 and not replay.left
+    assert len(process.party.ended) == 15 and not replay.remaining
     ended = [each.why for each in process.party.ended.values()]
     assert 0 < ended.count("cancelled") < 15
 
