@@ -54,7 +54,7 @@ _WHOLE = re.compile(r"(?<=\d),0+\s*$", re.ASCII)
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a silo's table is, and how its columns and codes map to those of the plan.
+    """Where a silo's table is, and how its columns and codes map to the plan's.
 
     Keys of the dicts are names in the plan, unless noted otherwise.
 
@@ -585,7 +585,7 @@ class _Reader:
                 raise InputError(
                     f'column "{source.action}" must be an action of the plan, got something else'
                 )
-            action_taken = self._records.actions.names[action_index]
+            action_taken = names[action_index]
         known = self._moment(source.known, cell(source.known))
         outcome_value, by = source.fixed.get(outcome), {}
         if source.known is not None and known is None:

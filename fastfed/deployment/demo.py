@@ -1,8 +1,8 @@
 """Demonstrate a federation whose processes are killed: a hub, three silos and a helper.
 
 All parties run on one machine. Patients come to three silos, and their rewards follow a moment
-later. All parties are killed and restarted during the run. One silo is restored from an old backup,
-and one of its messages is replayed. At the end, the silos' model is compared with the model of an
+later. Parties are killed and restarted during the run. One silo is restored from an old backup, and
+one of its messages is replayed. At the end, the silos' model is compared with the model of an
 undisturbed federation in one process, which gets the same patients and rewards.
 """
 
@@ -39,13 +39,14 @@ from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore, SqliteStore
 from fastfed.deployment.sums import Helper
 
-SILOS, RELEASES, PATIENTS, PERIOD, DIMENSION = ("north", "east", "south"), 4, 3, 10, 3
+SILOS, DIMENSION = ("north", "east", "south"), 3
+#: Number of releases, patients of a silo in a period, and seconds of a period.
+RELEASES, PATIENTS, PERIOD = 4, 3, 10
 EPSILON, DELTA = 2.0, 1e-6
 #: Users per tick of the silos, if they report on their own clocks.
 SLOW = [1.0, 1.0, 0.5]
 BACKUP, REFUSED = "backup", "refused"
 TOO_BUSY = "this machine is too busy for the demonstration's calendar, try again"
-
 
 #: System -> its keys in the spec, except horizon and budget.
 SYSTEM_KEYS: dict[str, dict[str, Any]] = {
@@ -193,7 +194,10 @@ def made_plan(
 
 
 def insist(call: Callable[[], dict[str, Any]], until: float) -> dict[str, Any]:
-    """Repeat a call until the process answers; raise InputError after the time ``until``."""
+    """Repeat a call until the process answers; raise InputError if it has not at ``until``.
+
+    ``until`` is in seconds since 1970.
+    """
     while True:
         try:
             return call()
@@ -235,9 +239,10 @@ def run(
         - ``kills``, ``theta``, ``decisions``, ``released``, ``certificate``.
     """
     choice("system", system, SYSTEMS)
-    needed = time_to_start()
+    start_seconds = time_to_start()
     # On an idle machine a process starts in about a second, and PERIOD is long enough.
-    period, start = max(PERIOD, math.ceil(8.0 * needed) + 2), int(time.time() + 2.0 * needed) + 2
+    period = max(PERIOD, math.ceil(8.0 * start_seconds) + 2)
+    start = int(time.time() + 2.0 * start_seconds) + 2
     # With clocks a period has `PATIENTS` ticks of whole seconds.
     period += -period % PATIENTS if own_clocks else 0
     plan = made_plan(home, start, protocol, hidden, period, system=system, own_clocks=own_clocks)
@@ -265,13 +270,8 @@ def run(
                 for i, client in enumerate(clients):
                     # Silos must use the previous release, as they do in the undisturbed federation.
                     _caught_up(client, k, close)
-                    path, request, answer = _visit(plan, i, patient)
-                    decision = insist(lambda c=client, a=request: c.call("decide", **a), close)  # type: ignore[misc]
-                    actions[i, patient] = decision["action"]
-                    reward_keys = {"id": decision["id"], **answer(decision["action"])}
-                    if (i, patient % PATIENTS) == unlucky:
-                        children[1 + i].kill()
-                    insist(lambda c=client, p=path, g=reward_keys: c.call(p, **g), close)  # type: ignore[misc]
+                    victim = children[1 + i] if (i, patient % PATIENTS) == unlucky else None
+                    actions[i, patient] = _serve(plan, client, i, patient, close, victim)
             if k == 1:
                 children[1].process.kill()
                 children[1].process.wait()
@@ -345,15 +345,31 @@ def _visit(
     return "reward", {"actions": rows}, lambda action: {"reward": reward_of(rows, action)}
 
 
+def _serve(
+    plan: DeployedPlan, client: Client, silo: int, patient: int, until: float, victim: Child | None
+) -> int:
+    """Request a decision for one patient, and pass on the reward or the losses; return the action.
+
+    Between the two requests, the process ``victim`` is killed.
+    """
+    path, request, answer = _visit(plan, silo, patient)
+    decision = insist(lambda: client.call("decide", **request), until)
+    if victim is not None:
+        victim.kill()
+    reward_keys = {"id": decision["id"], **answer(decision["action"])}
+    insist(lambda: client.call(path, **reward_keys), until)
+    action: int = decision["action"]
+    return action
+
+
 def _copy_state(source: Path, target: Path) -> None:
     """Copy the state database of a party that is not running, with its write-ahead log."""
     target.mkdir(exist_ok=True)
-    # First remove the files of the target: an old write-ahead log must not stay there.
-    for file in (*target.glob(f"{folders.STATE}*"), *source.glob(f"{folders.STATE}*")):
-        if file.parent == target:
-            file.unlink()
-        else:
-            shutil.copy(file, target)
+    # An old write-ahead log must not stay in the target.
+    for file in list(target.glob(f"{folders.STATE}*")):
+        file.unlink()
+    for file in source.glob(f"{folders.STATE}*"):
+        shutil.copy(file, target)
 
 
 def _restore_backup(home: Path, child: Child, client: Client, release: int, until: float) -> None:
@@ -367,7 +383,7 @@ def _restore_backup(home: Path, child: Child, client: Client, release: int, unti
     while not insist(lambda: client.call("status"), until)["lost"]:
         # The hub tells the silo which reports it has lost.
         if time.time() > until:
-            raise InputError(f"{TOO_BUSY}: {child.name} has not heard what it has lost")
+            raise InputError(f"{TOO_BUSY}: {child.name} has not received its list of lost reports")
         time.sleep(0.05)
     while insist(lambda: client.call("status"), until)["lost"]:
         with contextlib.suppress(InputError):
@@ -385,7 +401,7 @@ def _replay_report(home: Path, address: str, until: float) -> None:
     (stolen,) = (w.value for w in store.writes() if (w.kind, w.key) == ("sealed", "1"))
     store.close()
     if insist(lambda: {"status": _posted(address, stolen)}, until)["status"] != 200:
-        raise InputError("the hub did not answer a report that came again")
+        raise InputError("the hub did not accept a report that was sent again")
     changed = stolen[:-1] + bytes([stolen[-1] ^ 1])
     if insist(lambda: {"status": _posted(address, changed)}, until)["status"] != 400:
         raise InputError("the hub did not refuse a changed report")
@@ -417,7 +433,13 @@ def theta_without_failures(
 ) -> list[float]:
     """Return theta of the same federation, run in one process without failures.
 
-    ``actions`` are the actions of the killed federation, which must be the same here.
+    Parameters
+    ----------
+    home : Path
+        The folder of the killed federation, whose secrets are used.
+    plan : DeployedPlan
+    actions : dict
+        (silo, patient) -> the action in the killed federation, which must be the same here.
     """
     # The clock of all parties is this number, which is set to the dates of the calendar.
     now = [0.0]
@@ -444,7 +466,7 @@ def theta_without_failures(
                 # With experts the action is random, but the losses do not depend on it.
                 if not plan.kind.experts and decision.action != actions[i, patient]:
                     raise InputError(
-                        f"patient {patient} of {name} got another action without failures"
+                        f"patient {patient} of {name} got a different action without failures"
                     )
                 reward_keys = answer(decision.action)
                 getattr(silo, path)(decision.id, reward_keys[path])

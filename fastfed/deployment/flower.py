@@ -13,9 +13,9 @@ A Flower App names both apps in its pyproject.toml:
     serverapp = "fastfed.deployment.flower:server_app"
     clientapp = "fastfed.deployment.flower:client_app"
 
-A party cannot run in the ClientApp itself, since Flower may start a process for each message: only
-one process may use the party's state, and after each start a silo needs an answer of the hub before
-it seals a report. A courier needs access to the party's socket, but neither its folder nor its
+A party cannot run in the ClientApp, since Flower may start a process for each message. Only one
+process may use the party's state, and after each start a silo needs an answer of the hub before it
+seals a report. A courier needs access to the party's socket, but neither to its folder nor to its
 secret. It can read, withhold or repeat envelopes, as any network can, but not change them.
 """
 
@@ -56,9 +56,9 @@ class Mail:
     """Exchange messages between the hub and Flower's nodes.
 
     It is not known in advance which party a node serves. The hub's messages to a party go to every
-    node that has delivered a signed message of this party. A node that replays messages of another
-    party therefore gets copies of the hub's answers, but cannot keep them from that party. All
-    messages except receipts are urgent: they are sent without waiting for the next poll.
+    node whose last delivered message was signed by this party. A node that replays messages of
+    another party therefore gets copies of the hub's answers, but cannot withhold them from that
+    party. All messages except receipts are urgent: they are sent without waiting for the next poll.
 
     Parameters
     ----------
@@ -91,9 +91,16 @@ class Mail:
         self._nodes: dict[int, Node] = {}
 
     def outgoing(self, nodes: Iterable[int], now: float) -> dict[int, list[bytes]]:
-        """Return the messages to send now, by node; an empty list polls the node."""
-        present = set(nodes)
-        self._nodes = {i: self._nodes.get(i, Node()) for i in sorted(present)}
+        """Return the messages to send now, by node; an empty list polls the node.
+
+        Parameters
+        ----------
+        nodes : iterable of int
+            Flower's numbers of the nodes that are connected.
+        now : float
+            Monotonic time in seconds.
+        """
+        self._nodes = {i: self._nodes.get(i, Node()) for i in sorted(set(nodes))}
         envelopes_by_node: dict[int, list[bytes]] = {}
         for number, node in self._nodes.items():
             urgent = any(node.outbox[data] and data not in node.last_sent for data in node.outbox)
@@ -140,7 +147,7 @@ class Node:
     Parameters
     ----------
     name : str
-        Name of the party; empty until the node has delivered a message.
+        Name of the party whose message the node has delivered last; empty before the first.
     outbox : dict of bytes to bool
         Message to send -> True if it is urgent.
     last_sent : set of bytes
@@ -205,7 +212,13 @@ def path_of(config: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def seconds_of(config: Mapping[str, Any], key: str, where: str, default: float) -> float:
-    """Return a number of seconds from a configuration, or the default; InputError unless > 0."""
+    """Return a number of seconds from a configuration, or the default; see `path_of`.
+
+    Raises
+    ------
+    InputError
+        If it is not a finite number above 0.
+    """
     seconds = config.get(key, default)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
         raise InputError(f"{key} of {where} must be a number of seconds > 0, got {show(seconds)}")
@@ -340,11 +353,11 @@ LARGEST = 1 << 28
 
 
 def taken(data: bytes) -> list[bytes]:
-    """Decode a list of messages that a courier carries; raise InputError for anything else."""
+    """Decode a list of messages that a courier carries; raise InputError if it is not one."""
     try:
         return msgspec.msgpack.decode(data, type=list[bytes])
     except msgspec.DecodeError:
-        raise InputError("what was carried is no list of messages") from None
+        raise InputError("the courier's data are not a list of messages") from None
 
 
 def carried(
@@ -352,7 +365,7 @@ def carried(
 ) -> list[bytes]:
     """Pass the hub's messages to a party, and return the party's messages.
 
-    It does the same as `Dialer.round`, but the hub's answers arrive with the next poll.
+    This is one `Dialer.round`, except that the hub's answers arrive with the next poll.
 
     Parameters
     ----------
@@ -366,7 +379,7 @@ def carried(
     Returns
     -------
     list of bytes
-        Envelopes for the hub. The party has stored everything that they state.
+        Envelopes for the hub, each once. The party has stored everything that they state.
     """
     answers: list[bytes] = []
     problem = ""
@@ -443,7 +456,7 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]
             except InputError as error:
                 return 413, str(error).encode()
             if self.path != PATH:
-                return 404, f"a courier can ask for {PATH} alone".encode()
+                return 404, f"a courier can send requests to {PATH} only".encode()
             try:
                 return 200, msgspec.msgpack.encode(carried(process, taken(request), say))
             except Exception as error:
@@ -470,7 +483,7 @@ def carry(path: str | Path, envelopes: Sequence[bytes]) -> list[bytes]:
     Raises
     ------
     InputError
-        If the party cannot be reached, or refuses.
+        If the party cannot be reached, or refuses the request.
     """
     try:
         status, body = call_socket(path, PATH, msgspec.msgpack.encode(list(envelopes)), LARGEST)

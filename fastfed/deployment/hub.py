@@ -427,7 +427,10 @@ class Hub(Speaker):
         """
         release = envelope.release
         if envelope.sender != self.name or not 1 <= release <= self.deployed.exchanges:
-            raise Refused(f"a broadcast must be one of {self.name} itself, got {envelope.sender}'s")
+            raise Refused(
+                f"a returned broadcast must be signed by {self.name} and of release "
+                f"1..{self.deployed.exchanges}, got release {release} of {envelope.sender}"
+            )
         body = self.wire.body(envelope, Broadcast)
         check_entries(body.entries, self.plan.silos, f"broadcast {release}")
         opened_set = self.sets.get(release)

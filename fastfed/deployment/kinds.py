@@ -527,29 +527,11 @@ def check_sizes(
     ``closes`` is the number of periods in a plan file's calendar, which must equal the number of
     releases or, with ``clock``, of exchanges; None for a spec.
     """
-    most = MOST_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
-    integer("system.horizon", horizon, at_least=1, at_most=most)
+    max_horizon = MOST_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
+    integer("system.horizon", horizon, at_least=1, at_most=max_horizon)
     config = _entry(algorithm).check(keys)
     refuse_delay(getattr(config, "delay", None))
-    # The number of releases, as far as it is known before the plan is built.
-    releases = closes or 0
-    if algorithm == "fed-svt":
-        releases = max(releases, horizon // config.phase_length)
-    elif getattr(config, "clock", None) is not None:
-        clocks = deployed_clocks(config, problem_of(algorithm, silos, horizon, dimension))
-        releases = len(clocks.ticks)
-        if closes is not None and closes != releases:
-            raise InputError(
-                f"calendar must have {releases} closes, one for each exchange of the plan's clock, "
-                f"got {closes}"
-            )
-    elif isinstance(config, Config) and algorithm != "robin":
-        releases = _known_batches(config, problem_of(algorithm, silos, horizon, dimension))
-        if releases and closes is not None and closes != releases:
-            raise InputError(
-                f"calendar must close {releases} leaves, one for each release of the plan, got "
-                f"{closes}"
-            )
+    releases = _known_releases(algorithm, config, (silos, horizon, dimension), closes)
     if releases > MOST_RELEASES:
         raise InputError(
             f"a deployment has at most {MOST_RELEASES} releases, got {releases}: longer batches "
@@ -568,6 +550,40 @@ def check_sizes(
             f"a deployment of {releases} releases cannot have {dimension} columns: their sums have "
             f"{size} numbers, and at most {min(MOST_IN_MESSAGE, MOST_KEPT // max(releases, 1))} fit"
         )
+
+
+def _known_releases(
+    algorithm: str, config: Any, sizes: tuple[int, int, int], closes: int | None
+) -> int:
+    """Return the number of releases or exchanges, as far as it is known without the plan.
+
+    It is 0 if nothing is known. ``sizes`` are the numbers of silos, of rounds and of columns;
+    ``closes`` is as in `check_sizes`.
+
+    Raises
+    ------
+    InputError
+        If ``closes`` differs from the number.
+    """
+    if algorithm == "fed-svt":
+        return max(closes or 0, sizes[1] // config.phase_length)
+    if getattr(config, "clock", None) is not None:
+        exchanges = len(deployed_clocks(config, problem_of(algorithm, *sizes)).ticks)
+        if closes is not None and closes != exchanges:
+            raise InputError(
+                f"calendar must have {exchanges} closes, one for each exchange of the plan's "
+                f"clock, got {closes}"
+            )
+        return exchanges
+    if isinstance(config, Config) and algorithm != "robin":
+        releases = _known_batches(config, problem_of(algorithm, *sizes))
+        if releases and closes is not None and closes != releases:
+            raise InputError(
+                f"calendar must close {releases} leaves, one for each release of the plan, got "
+                f"{closes}"
+            )
+        return releases
+    return closes or 0
 
 
 def _known_batches(config: Config, problem: ProblemSpec) -> int:

@@ -132,7 +132,7 @@ def waiting(
     since : float or None
         When the wait began, in seconds since 1970; None if nothing is due.
     who : iterable of str
-        Names of the parties on which it waits.
+        Names of the parties for which it waits.
 
     Returns
     -------

@@ -1,7 +1,8 @@
 """What a person wants to know about a party, as plain data and as text.
 
-`facts_of` collects it from a running process, and `facts_in` from the folder of a party, whether
-the party runs or not. Neither has a value of a record: counts only, which a silo keeps to itself.
+`facts_of` collects these facts from a running process, and `facts_in` from the folder of a party,
+whether the party runs or not. They contain no values of records. A silo's facts contain counts of
+records, which stay at the silo.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ START = {
 
 def duration(seconds: float, units: int = 2) -> str:
     """Format a number of seconds by its largest ``units`` units, such as "3 h 12 min"."""
-    left, parts = round(max(0.0, seconds)), []
+    remaining, parts = round(max(0.0, seconds)), []
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= size:
-            parts.append(f"{left // size} {unit}")
-            left %= size
+        if remaining >= size:
+            parts.append(f"{remaining // size} {unit}")
+            remaining %= size
         elif parts:
             break
     return " ".join(parts[:units]) or "0 s"
@@ -58,7 +59,7 @@ def ago(time: float, now: float) -> str:
 
 
 def due_text(time: float, now: float) -> str:
-    """Return when a release is due, or was: ``is due 2026-03-01 08:00 UTC (in 2 h)``."""
+    """Return a text such as ``is due 2026-03-01 08:00 UTC (in 2 h)``; "was due" for the past."""
     return f"{'is' if time > now else 'was'} due {ago(time, now)}"
 
 
@@ -66,14 +67,14 @@ def due_text(time: float, now: float) -> str:
 
 
 def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
-    """Collect what a page or a text shows of a party.
+    """Collect the facts that a page or a text shows about a party.
 
     Parameters
     ----------
     process : Process
         The process of a hub, a silo or a helper.
     now : float, optional
-        Seconds since 1970. By default the time by the process.
+        Seconds since 1970. By default the time of the process's clock.
 
     Returns
     -------
@@ -89,15 +90,16 @@ def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
     with process.turn():
         now = process.now() if now is None else now
         if isinstance(process, SiloProcess):
-            released, more = party.released, _silo_facts(process)
+            released, own_facts = party.released, _silo_facts(process)
         elif isinstance(party, Hub):
-            released, more = len(party.broadcasts), _hub_facts(party, now)
+            released, own_facts = len(party.broadcasts), _hub_facts(party, now)
         else:
-            released, more = len(party.answers), {}
+            released, own_facts = len(party.answers), {}
         troubles = _troubles(process)
         waits = party.waits(now)
     closes, closed = deployed.document.calendar.closes, released
     if isinstance(party, ClockedSilo):
+        # This silo's periods end at its own closes, whichever views it has.
         closes, closed = party.calendar.closes, party.closed_leaves
     return {
         "kind": kind_of(process),
@@ -111,13 +113,13 @@ def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
         "next_close": None if closed >= len(closes) else float(closes[closed]),
         "waits": waits,
         "troubles": troubles,
-        **more,
+        **own_facts,
         "certificate": certificate,
     }
 
 
 def _silo_facts(silo: SiloProcess) -> dict[str, Any]:
-    """Return what only a silo has: its metrics, and its budget if a ceiling is set."""
+    """Return the facts that only a silo has: its metrics, and its budget if a ceiling is set."""
     ledger, dataset = silo.party.ledger, silo.party.dataset
     ceiling = ledger.ceiling(dataset)
     budget = None
@@ -132,7 +134,7 @@ def _silo_facts(silo: SiloProcess) -> dict[str, Any]:
 
 
 def _hub_facts(hub: Hub, now: float) -> dict[str, Any]:
-    """Return what only a hub has: its metrics, and what it knows of each silo and the helper."""
+    """Return the facts that only a hub has: its metrics, and facts about silos and the helper."""
     status: dict[str, Any] = hub.status()
     reports, helper = hub.last_reports(), hub.deployed.document.helper
     silos = [
@@ -146,27 +148,27 @@ def _hub_facts(hub: Hub, now: float) -> dict[str, Any]:
         }
         for name in hub.deployed.silos
     ]
-    answered = {
+    helper_facts = {
         "name": helper.name,
         "answers": len(hub.answers),
         "last_contact": hub.contacts.get(helper.name),
     } if helper is not None else None  # fmt: skip
     notes: list[str] = []
     if isinstance(hub, ClockedHub):
-        for silo, (_, of, ended) in zip(silos, hub.reports_by_silo().values(), strict=True):
-            silo |= {"of": of, "ended": ended}
+        for silo, (_, count, ended) in zip(silos, hub.reports_by_silo().values(), strict=True):
+            silo |= {"of": count, "ended": ended}
         notes = [
             f"{name} is silent: its next report was due {ago(due, now)}; no silo waits for it"
             for name, due in hub.silent(now).items()
         ]
     numbers = hub_numbers(hub, now)
-    return {"numbers": numbers, "silos": silos, "helper": answered, "notes": notes}
+    return {"numbers": numbers, "silos": silos, "helper": helper_facts, "notes": notes}
 
 
 def _troubles(process: Process) -> list[str]:
-    """Return texts about what is wrong: alarms, an early end, and what the last round could not do.
+    """Return texts about what is wrong: alarms, an early end, and problems of the last round.
 
-    Numbers are masked in the reason of an end, which may quote an entry of a sum.
+    In the reason of an end, numbers are masked, since it may quote an entry of a sum.
     """
     party: Any = process.party
     texts = [*party.alarms]
@@ -177,7 +179,7 @@ def _troubles(process: Process) -> list[str]:
     if process.problem:
         texts.append(process.problem)
     elif process.clock_off:
-        texts.append("this machine's clock is ignored, since it is not that of the other parties")
+        texts.append("this machine's clock is ignored: it differs from the other parties' clocks")
     return texts
 
 
@@ -185,9 +187,9 @@ def _troubles(process: Process) -> list[str]:
 
 
 def facts_in(folder: str | Path) -> dict[str, Any]:
-    """Collect what is known of the party of a folder, from a copy of its files.
+    """Collect the facts about the party of a folder, from a copy of its files.
 
-    No file is created, locked or changed. A running silo is also asked what it waits for.
+    No file is created, locked or changed. If a silo is running, it also reports what it waits for.
 
     Returns
     -------
@@ -200,7 +202,7 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
     ------
     InputError
         If the folder has no plan, or the state is damaged. A ledger that is damaged or missing is
-        one of the ``troubles``.
+        no error but an entry of ``troubles``.
     """
     target = Path(folder)
     if not target.is_dir():
@@ -215,18 +217,18 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
     elif isinstance(process.party, Hub):
         process.party.assume_presence()
     facts = facts_of(process)
-    live = _live_status(target) if facts["kind"] == "silo" else None
-    runs = folders.in_use(target) if live is None else True
+    live_status = _live_status(target) if facts["kind"] == "silo" else None
+    runs = folders.in_use(target) if live_status is None else True
     if facts["kind"] == "silo":
-        # A silo that runs answers at its socket.
+        # A silo that runs would have answered at its socket.
         runs = bool(runs)
-    facts["waits"] = (live or facts)["waits"]
+    facts["waits"] = (live_status or facts)["waits"]
     is_over = facts["kind"] != "silo" and facts["waits"]["state"] in ("over", "ended", "alarm")
     if runs is False and not is_over:
         # A silo's application may need decisions after the last release, too.
         facts["waits"] = None
-    if live is not None and live["stopped"] and not facts["troubles"]:
-        facts["troubles"].append(masked(live["stopped"]))
+    if live_status is not None and live_status["stopped"] and not facts["troubles"]:
+        facts["troubles"].append(masked(live_status["stopped"]))
     if ledger_problem:
         facts["troubles"].append(ledger_problem)
         facts["budget"] = {"problem": ledger_problem}
@@ -247,7 +249,7 @@ def _live_status(folder: Path) -> dict[str, Any] | None:
 
 
 def budget_text(budget: Mapping[str, Any] | None) -> str:
-    """Return what is spent of a silo's budget as a sentence."""
+    """Return a phrase about a silo's budget: the epsilon that is spent, and the ceiling."""
     if budget is None:
         return "no ceiling is set"
     if "problem" in budget:
@@ -259,7 +261,7 @@ def budget_text(budget: Mapping[str, Any] | None) -> str:
 
 
 def wait_text(waits: Mapping[str, Any], now: float) -> str:
-    """Return for what and for whom a party waits, and since when, as a sentence."""
+    """Return a phrase about what a party waits for, for whom, and since when."""
     who = f": {listed(waits['who'])}" if waits["who"] else ""
     since = "" if waits["since"] is None else f", since {ago(waits['since'], now)}"
     return f"{waits['for']}{who}{since}"
@@ -308,7 +310,7 @@ def text_of(facts: Mapping[str, Any]) -> str:
 
 
 def silo_text(silo: Mapping[str, Any]) -> str:
-    """Return what the hub knows of a silo as a phrase."""
+    """Return a phrase about the last report that the hub has of a silo."""
     if silo["left"]:
         return "has left"
     if not silo["joined"]:

@@ -1,7 +1,7 @@
-"""A page in a browser that shows how a hub or a silo is doing; nothing can be changed there.
+"""A web page that shows the state of a hub or a silo; nothing can be changed there.
 
 `html_of` writes the page from plain data (`status.facts_of`), and `StatusPage` serves it on this
-machine. It has no scripts, and loads nothing: its style sheet is part of it.
+machine. The page has no scripts and loads nothing: its style sheet is part of the page.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ pre { overflow-x: auto; font-size: 0.82rem; line-height: 1.45; margin: 0.8rem 0 
 code { font-size: 0.875rem; overflow-wrap: anywhere; }
 footer { margin-top: 1.2rem; }
 """
-#: Nothing may be loaded or sent; the one style sheet is known by its hash.
+#: The browser may load and send nothing. It accepts the style sheet by its hash.
 _STYLE = base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
 HEADERS = (
     (
@@ -101,12 +101,12 @@ HEADERS = (
 
 
 def escaped(text: object) -> str:
-    """Return a text as one line of HTML, without characters that no line should have."""
+    """Return a text as one line of HTML, without control characters."""
     return html.escape(one_line(str(text)))
 
 
 def _bar(share: float, label: str) -> str:
-    """Return a bar of which a share in [0, 1] is filled; ``label`` says it in words."""
+    """Return a bar of which a share in [0, 1] is filled; ``label`` states the share in words."""
     width = 100.0 * min(1.0, max(0.0, share))
     return (
         f'<svg viewBox="0 0 100 4" preserveAspectRatio="none" role="img" '
@@ -116,7 +116,7 @@ def _bar(share: float, label: str) -> str:
 
 
 def _list(pairs: Iterable[tuple[str, object]]) -> str:
-    """Return a list of names and values."""
+    """Return an HTML list of names and values."""
     rows = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>\n" for name, value in pairs)
     return f"<dl>\n{rows}</dl>"
 
@@ -284,7 +284,7 @@ class StatusPage(LocalServer):
 
     def __init__(self, process: Process, port: int) -> None:
         if not isinstance(process.party, Hub) and not isinstance(process, SiloProcess):
-            raise InputError("a status page is that of a hub or a silo")
+            raise InputError("a status page needs the process of a hub or a silo")
         self._process = process
         #: (monotonic time, number of decisions), of the last `WINDOW` seconds.
         self._counts: deque[tuple[float, int]] = deque(maxlen=round(WINDOW / SAMPLE) + 1)
@@ -312,6 +312,6 @@ class StatusPage(LocalServer):
 
     def per_minute(self) -> float | None:
         """Return the decisions a minute since the oldest count; None before the first `SAMPLE`."""
-        since, before = self._counts[0]
-        seconds = time.monotonic() - since
-        return None if seconds < SAMPLE else 60.0 * (self._decisions() - before) / seconds
+        oldest_time, oldest_count = self._counts[0]
+        seconds = time.monotonic() - oldest_time
+        return None if seconds < SAMPLE else 60.0 * (self._decisions() - oldest_count) / seconds

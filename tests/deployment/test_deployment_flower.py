@@ -259,7 +259,10 @@ def test_a_socket_carries_messages_and_nothing_else(tmp_path):
             with pytest.raises(ValueError):
                 client.call(what)
         assert not silo.party.leave_reason
-        assert posted(path, b"\x81\xa1a\x01") == (400, b"what was carried is no list of messages")
+        assert posted(path, b"\x81\xa1a\x01") == (
+            400,
+            b"the courier's data are not a list of messages",
+        )
         assert posted(path, b"", "/decide")[0] == 404
     with pytest.raises(InputError, match="cannot be reached"):
         flower.carry(path, [])

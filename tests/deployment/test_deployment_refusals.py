@@ -154,8 +154,8 @@ def to_hub(protocol):
     yield report(more=b"" if shared else b"x"), "have a share for the helper"
     yield report(values=floats()[:-8]), "must have 40 bytes"
     past = Broadcast(floats(), (Entry(0, DIGEST), Entry(1, DIGEST)), b"")
-    yield plan.wire.signed(SILOS[0], "silo0", 1, past), "one of hub itself"
-    yield plan.wire.signed(HUB, "hub", 9, past), "one of hub itself"
+    yield plan.wire.signed(SILOS[0], "silo0", 1, past), "must be signed by hub"
+    yield plan.wire.signed(HUB, "hub", 9, past), "must be signed by hub"
     backwards = msgspec.structs.replace(past, entries=past.entries[::-1])
     yield plan.wire.signed(HUB, "hub", 2, backwards), "different silos in order"
     if shared:
