@@ -237,7 +237,7 @@ def to_helper():
         return (encrypted_to(plan.document.helper.open, inner, context, b"s" * 32), *shares[1:])
 
     yield from to_everybody(plan)
-    yield asked(SILOS[0], "silo0"), "named by the hub"
+    yield asked(SILOS[0], "silo0"), "come from the hub"
     yield asked(release=3), "next set must be of release 2"
     yield asked(entries=entries[:2], sealed=shares[:2]), "3 silos at least"
     yield asked(sealed=shares[:2]), "with their shares"
