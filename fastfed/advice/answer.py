@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 #: Prefix of the note about a condition that fails for all candidates.
-BROKEN = "fails for all: "
+FAILS_FOR_ALL = "fails for all: "
 
 #: Note for environments that hold real records.
-READ = (
-    "these are simulations on the real records: choice, regrets and bounds were read from them "
-    "without noise and are not covered by any guarantee below; what is then run on the same "
-    "records composes with it"
+REAL_RECORDS = (
+    "these are simulations on the real records: choice, regrets and bounds are computed from them "
+    "without noise, and no guarantee below covers this, nor its composition with a later run on "
+    "the same records"
 )
 
 
@@ -255,7 +255,7 @@ class Advice:
 
         "proven", or "conditional" if the environment violates a condition.
         """
-        return "conditional" if any(n.startswith(BROKEN) for n in self.notes) else "proven"
+        return "conditional" if any(n.startswith(FAILS_FOR_ALL) for n in self.notes) else "proven"
 
     def __getitem__(self, label: str) -> Candidate:
         """Return the candidate with a label. Raise KeyError if there is none."""
@@ -282,7 +282,7 @@ class Advice:
         """Return the notes, verdicts and baselines as text."""
         notes = [f"note: {note}" for note in self.notes]
         verdicts = [f"{v.trust}: {v.sentence}" for v in self.verdicts]
-        others = [f"{b.label}: {figure(b.regret)} ({b.privacy})" for b in self.baselines]
+        others = [f"{b.label}: {regret_text(b.regret)} ({b.privacy})" for b in self.baselines]
         return "\n".join([*notes, self.heading, "", *verdicts, "", *others])
 
     def to_builtins(self) -> dict[str, Any]:
@@ -353,9 +353,9 @@ def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]
 
 
 def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
-    """Return a sentence on how the last stage was simulated.
+    """Return a sentence on how the last stage was simulated, and how accurate it is.
 
-    ``falling`` is True if regret of local models was extrapolated with a decreasing slope.
+    ``falling`` is True if the regret of local models was extrapolated with a falling slope.
     """
     if size.rounds < horizon:
         method = "extrapolated linearly, which tends to overestimate regret"
@@ -374,17 +374,17 @@ def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
     return f"simulated: all {silos} silos over all {horizon} rounds"
 
 
-def unequal_text(held: Sequence[int], horizon: int) -> str:
-    """Return a note on unequal numbers of records per silo, and how they affect the results."""
+def unequal_text(records_per_silo: Sequence[int], horizon: int) -> str:
+    """Return a note: silos hold unequal numbers of records, and how this affects the results."""
     return (
-        f"silos hold from {min(held)} to {max(held)} records, and each is simulated for {horizon} "
-        "rounds: a silo with more of them gains less by sharing than the figures say, and the "
-        "largest may do better alone"
+        f"silos hold from {min(records_per_silo)} to {max(records_per_silo)} records, and each is "
+        f"simulated for {horizon} rounds: a silo with more records gains less by sharing than "
+        "these regrets show, and the largest silo may do better alone"
     )
 
 
-def figure(regret: Regret) -> str:
-    """Format a regret with its standard error."""
+def regret_text(regret: Regret) -> str:
+    """Return a regret with its standard error as text."""
     return plus_minus(regret.mean, regret.stderr)
 
 
@@ -393,56 +393,58 @@ def verdict_text(
     regrets: Mapping[str, Regret],
     *,
     budget: tuple[float, float],
-    looked: bool,
+    searched: bool,
     differ: bool,
     fallback: float | None,
 ) -> str:
     """Return the verdict in words: whether to share, by which system, and at what price.
 
-    ``regrets`` has the regrets of the last stage by name. ``differ`` is True if silos may differ,
-    so that one model for all may lose even without privacy. ``looked`` is True if the break-even
-    point was searched. ``fallback`` is epsilon of a secure sum if all other silos collude.
+    ``regrets`` holds the regrets of the last stage by name, ``budget`` is (epsilon, delta), and
+    ``fallback`` is epsilon of a secure sum if all other silos collude. ``searched`` is True if the
+    break-even point was searched. ``differ`` is True if silos may differ; then one model for all
+    may lose even without privacy.
     """
     if verdict.helps:
-        text = _shared(verdict, regrets, differ)
+        text = _sharing_text(verdict, regrets, differ)
     else:
-        text = _apart(verdict, regrets, budget, looked, differ)
+        text = _no_sharing_text(verdict, regrets, budget, searched, differ)
     if fallback is not None:
         text += f"; if all other silos collude, its epsilon is {fallback:.3g}"
     return text + "."
 
 
-def _alone(verdict: Verdict, regrets: Mapping[str, Regret]) -> str:
-    """Return the text of the local baseline's regret."""
+def _local_baseline_text(verdict: Verdict, regrets: Mapping[str, Regret]) -> str:
+    """Return the regret of the verdict's local baseline as text."""
     less = "" if verdict.alone == "alone" else " (which explores less)"
-    return f"{figure(regrets[verdict.alone])}{less}"
+    return f"{regret_text(regrets[verdict.alone])}{less}"
 
 
-def _shared(verdict: Verdict, regrets: Mapping[str, Regret], differ: bool) -> str:
-    """Return the text that recommends a system to share by, and states what privacy costs."""
+def _sharing_text(verdict: Verdict, regrets: Mapping[str, Regret], differ: bool) -> str:
+    """Return the text of a verdict that recommends sharing, with the regret due to privacy."""
     best, not_private = regrets[verdict.best], regrets["no privacy"]
-    alone = _alone(verdict, regrets)
-    text = f"share by {verdict.best}: regret {figure(best)} per silo, alone {alone}; "
+    alone = _local_baseline_text(verdict, regrets)
+    text = f"share by {verdict.best}: regret {regret_text(best)} per silo, alone {alone}; "
     if differ:
-        text += f"one model for all, without privacy, would leave {figure(not_private)}"
+        text += f"one model for all, without privacy, would leave {regret_text(not_private)}"
     else:
         price = best.mean - not_private.mean
         text += (
-            f"privacy costs {price:.3g} of it, sharing without would leave {figure(not_private)}"
+            f"privacy costs {price:.3g} of this regret, sharing without privacy would leave "
+            f"{regret_text(not_private)}"
         )
     if verdict.level:
         text += f"; no worse within error: {', '.join(verdict.level)}"
     return text
 
 
-def _apart(
+def _no_sharing_text(
     verdict: Verdict,
     regrets: Mapping[str, Regret],
     budget: tuple[float, float],
-    looked: bool,
+    searched: bool,
     differ: bool,
 ) -> str:
-    """Return the text that advises against sharing, with the epsilon from which it would pay."""
+    """Return the text of a verdict against sharing, with the epsilon from which sharing helps."""
     best, alone = regrets[verdict.best], regrets[verdict.alone]
     not_private, random = regrets["no privacy"], regrets["random"]
     mean, stderr = verdict.against_alone
@@ -452,16 +454,16 @@ def _apart(
         reason = "silos differ and privacy costs too much for sharing to help"
     text = (
         f"do not share under this trust model at ({budget[0]:g}, {budget[1]:g}): {reason}; "
-        f"{verdict.best}, the best, has regret {figure(best)} per silo, {comparison_alone} each "
-        f"silo alone with {_alone(verdict, regrets)}"
+        f"{verdict.best}, the best, has regret {regret_text(best)} per silo, {comparison_alone} "
+        f"each silo alone with {_local_baseline_text(verdict, regrets)}"
     )
     if best.mean > random.mean - 2.0 * (random.stderr + best.stderr):
         comparison_chance = "no less than" if best.mean >= random.mean else "not clearly less than"
-        text += f", and {comparison_chance} chance with {figure(random)}"
+        text += f", and {comparison_chance} chance with {regret_text(random)}"
     if not_private.mean >= alone.mean:
         shared_model = "one model for all" if differ else "sharing"
-        text += f"; nor would {shared_model} without privacy help ({figure(not_private)})"
-    if not looked:
+        text += f"; nor would {shared_model} without privacy help ({regret_text(not_private)})"
+    if not searched:
         return text
     thresholds = []
     if verdict.pays_from_epsilon is not None:
@@ -469,5 +471,5 @@ def _apart(
     if verdict.pays_from_silos is not None:
         thresholds.append(f"{float(verdict.pays_from_silos):.2g} silos".replace("e+0", "e"))
     if not thresholds:
-        return text + "; neither more silos nor a larger epsilon was found to change that"
+        return text + "; no number of silos and no epsilon that were tried would change that"
     return f"{text}; it would pay from about {' or '.join(thresholds)}, all else equal"

@@ -12,9 +12,9 @@ import numpy as np
 from fastfed._random import check_seed
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.advice.answer import (
-    BROKEN,
+    FAILS_FOR_ALL,
     ONE_ACTION,
-    READ,
+    REAL_RECORDS,
     Advice,
     Baseline,
     Candidate,
@@ -27,8 +27,8 @@ from fastfed.advice.successive_halving import (
     Contender,
     SuccessiveHalving,
     break_even,
-    level,
     scalable,
+    within_error,
 )
 from fastfed.advice.systems import (
     ALONE,
@@ -46,10 +46,10 @@ from fastfed.advice.systems import (
     Recipe,
     baseline,
     baselines,
+    build_candidates,
     feducb_reason,
-    greedier,
-    made_of,
-    near,
+    greedier_recipes,
+    neighbours,
     noisier,
     recipes,
     trusted_text,
@@ -75,11 +75,12 @@ from fastfed.simulation.systems import check_kind, problem_spec
 
 # ---- The search ----------------------------------------------------------------------------------
 
-#: Shares of the time of simulations: for all candidates, for the best few and their neighbours, for
-#: the finalists, and for the break-even point.
+#: Shares of the time for simulations: all candidates, the best few and their neighbours, the
+#: finalists, and the break-even point.
 SCREENED, REFINED, FINAL, THRESHOLDS = 0.25, 0.25, 0.4, 0.1
-#: Where a stage cannot simulate all rounds, the share of its time for a first part with all systems
-#: and few rounds, and the number of systems of each trust model that continue.
+#: A stage that cannot simulate all rounds has two parts. FIRST_PART is the share of its time for
+#: the first part, with all systems and few rounds. Then CONTINUE systems of each trust model
+#: remain.
 FIRST_PART, CONTINUE = 0.4, 3
 #: Candidates that are expected to waste more than PRUNED times the fewest rounds are not simulated.
 #: In the settings of docs/plan.md no candidate above 1.5 was the best of its trust model.
@@ -88,12 +89,12 @@ PRUNED = 1.7
 #: stages build.
 BUILD_SECONDS, LATER_SYSTEMS = 0.01, 10
 #: Number of candidates of each trust model in the second and in the last stage.
-KEPT, FINALISTS = 2, 2
-#: Replicates of each stage, and the minimum if the time budget does not suffice for them.
+REFINED_PER_TRUST, FINALISTS_PER_TRUST = 2, 2
+#: Replicates of each stage: the usual number, and the minimum if time is short.
 REPLICATES = {"screened": (2, 1), "refined": (3, 2), "final": (6, 4)}
-#: Replicates of each stage if silos differ, so that more rounds can be simulated. Then no
-#: break-even point is searched, and the last stage uses its share of the time.
-UNLIKE = {"screened": 1, "refined": 1, "final": 3}
+#: Replicates of each stage if silos differ: fewer, so that more rounds can be simulated. Then no
+#: break-even point is searched, and the last stage also uses the time for that search.
+REPLICATES_IF_SILOS_DIFFER = {"screened": 1, "refined": 1, "final": 3}
 
 
 def plan(
@@ -221,7 +222,7 @@ def plan(
         on_stage,
     )
     notes = (
-        ((READ,) if environment_facts.real_records else ())
+        ((REAL_RECORDS,) if environment_facts.real_records else ())
         + ((ONE_ACTION,) if environment_facts.actions == 1 else ())
         + _unequal(simulated, shared.silos, horizon)
     )
@@ -328,7 +329,7 @@ def _environment(
 
 
 class _Search:
-    """One search: its stages, and the candidates and results so far."""
+    """The search of one call of `plan`: its stages, candidates and results so far."""
 
     def __init__(
         self,
@@ -346,14 +347,15 @@ class _Search:
         self.remarks: dict[str, str] = {}
         self.baselines = baselines(question)
 
-    def add(self, trust: str, wanted: Sequence[Recipe]) -> list[Choice]:
-        """Add candidates for the recipes, and return those to simulate.
+    def add(self, trust: str, recipes_to_add: Sequence[Recipe]) -> list[Choice]:
+        """Build candidates from recipes and store them; return the candidates to simulate.
 
-        If two candidates release at the same rounds and one is noisier, it is not simulated. Nor
-        is one that is expected to waste `PRUNED` times the rounds of a different one.
+        Two kinds are not simulated: a candidate that is noisier than a different one with the same
+        batches, and a candidate whose noise is expected to waste more than `PRUNED` times the
+        fewest rounds. ``remarks`` gives the reasons.
         """
         known_labels = {candidate.label for candidate in self.candidates[trust]}
-        candidates, failed = made_of(self.question, trust, wanted)
+        candidates, failed = build_candidates(self.question, trust, recipes_to_add)
         candidates = [candidate for candidate in candidates if candidate.label not in known_labels]
         self.left_out.update(failed)
         self.candidates[trust] += candidates
@@ -378,36 +380,40 @@ class _Search:
                 to_simulate.append(candidate)
         return to_simulate
 
-    def stage(self, name: str, going: Sequence[Contender], share: float) -> None:
-        """Simulate one stage within its share of the time budget."""
+    def stage(self, name: str, contenders: Sequence[Contender], share: float) -> None:
+        """Simulate one stage of the search, with ``share`` of the time budget.
+
+        If the time does not suffice for all rounds, the stage has two parts: all contenders over
+        few rounds, then the best of each trust model over more rounds.
+        """
         halving = self.halving
         replicates, fewest = REPLICATES[name]
         if not scalable(halving.environment):
-            replicates = UNLIKE[name]
+            replicates = REPLICATES_IF_SILOS_DIFFER[name]
             share += THRESHOLDS if name == "final" else 0.0
         seconds = share * self.seconds
-        self.size = halving.size(going, seconds, replicates, fewest)
+        self.size = halving.size(contenders, seconds, replicates, fewest)
         if name != "final" and scalable(halving.environment) and self.size.rounds < halving.horizon:
-            first = halving.size(going, FIRST_PART * seconds, 1, 1)
-            halving.run(name, going, first)
-            going = self.continuing(going)
-            self.size = halving.size(going, (1.0 - FIRST_PART) * seconds, replicates, fewest)
+            first = halving.size(contenders, FIRST_PART * seconds, 1, 1)
+            halving.run(name, contenders, first)
+            contenders = self.continuing(contenders)
+            self.size = halving.size(contenders, (1.0 - FIRST_PART) * seconds, replicates, fewest)
             if self.size.rounds <= first.rounds:
                 return
-        halving.run(name, going, self.size)
+        halving.run(name, contenders, self.size)
 
-    def continuing(self, going: Sequence[Contender]) -> list[Contender]:
+    def continuing(self, contenders: Sequence[Contender]) -> list[Contender]:
         """Return, for each trust model, the `CONTINUE` contenders with the least regret so far."""
-        names = {contender.name for contender in going}
+        names = {contender.name for contender in contenders}
         best: set[str] = set()
         for trust in self.trust_models:
             simulated = [c.label for c in self.candidates[trust] if c.label in names]
             simulated.sort(key=lambda label: self.halving.regrets[label].mean)
             best.update(simulated[:CONTINUE])
-        return [contender for contender in going if contender.name in best]
+        return [contender for contender in contenders if contender.name in best]
 
     def screen(self) -> None:
-        """Simulate all candidates on a coarse grid of batch sizes."""
+        """Simulate the first candidates of each trust model, on a coarse grid of batch sizes."""
         to_simulate = [
             candidate
             for trust in self.trust_models
@@ -417,23 +423,27 @@ class _Search:
         if not self.trust_models:
             name, reason = next(iter(self.left_out.items()))
             raise InputError(f"no system gives this guarantee, not even {name}: {reason}")
-        built = len(to_simulate) + LATER_SYSTEMS * len(self.trust_models)
-        self.seconds = max(self.seconds - BUILD_SECONDS * built, 0.5 * self.seconds)
+        systems_to_build = len(to_simulate) + LATER_SYSTEMS * len(self.trust_models)
+        self.seconds = max(self.seconds - BUILD_SECONDS * systems_to_build, 0.5 * self.seconds)
         self.stage("screened", [Contender.of(candidate) for candidate in to_simulate], SCREENED)
 
     def refine(self) -> None:
-        """Simulate the best few of each trust model, and variations of the best in one choice."""
+        """Simulate the best few of each trust model, and variants of the best in one setting."""
         to_simulate: list[Choice] = []
         for trust in self.trust_models:
             ranked = self.ranked(trust)
             best = ranked[0]
-            to_simulate += ranked[:KEPT] + self.add(trust, near(self.question, best))
+            to_simulate += ranked[:REFINED_PER_TRUST] + self.add(
+                trust, neighbours(self.question, best)
+            )
             rankings = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
-            # Which batches are best may depend on the sieve.
-            least = SIEVES[-1]
-            for other in ranked[1:KEPT]:
-                rankings += [other.with_sieve(least)] if self.question.sieves else []
-                to_simulate += self.add(trust, greedier(self.question, other, (least,)))
+            # The best batches may depend on the sieve, so try the smallest m' with others too.
+            smallest_sieve = SIEVES[-1]
+            for other in ranked[1:REFINED_PER_TRUST]:
+                rankings += [other.with_sieve(smallest_sieve)] if self.question.sieves else []
+                to_simulate += self.add(
+                    trust, greedier_recipes(self.question, other, (smallest_sieve,))
+                )
             self.candidates[trust] += rankings
             to_simulate += rankings
         self.stage("refined", [Contender.of(candidate) for candidate in to_simulate], REFINED)
@@ -443,7 +453,7 @@ class _Search:
         finalists = [
             candidate
             for trust in self.trust_models
-            for candidate in self.ranked(trust, "refined")[:FINALISTS]
+            for candidate in self.ranked(trust, "refined")[:FINALISTS_PER_TRUST]
         ]
         contenders = [Contender.of(candidate) for candidate in finalists]
         for name, _, keys in self.baselines:
@@ -452,10 +462,10 @@ class _Search:
         self.stage("final", contenders, FINAL)
 
     def ranked(self, trust: str, stage: str | None = None) -> list[Choice]:
-        """Return simulated candidates of a trust model, least regret first.
+        """Return the simulated candidates of a trust model, least regret first.
 
-        Those that were simulated for fewer rounds come last. With ``stage``, return only those
-        whose last simulation was in this stage.
+        Candidates that were simulated for fewer rounds come last. With ``stage``, return only
+        candidates whose last simulation was in this stage.
         """
         regrets = self.halving.regrets
         simulated = [
@@ -466,30 +476,32 @@ class _Search:
         return sorted(simulated, key=lambda c: (-regrets[c.label].rounds, regrets[c.label].mean))
 
     def advice(self, table: dict[str, Any]) -> Advice:
-        """Return the complete answer."""
+        """Return the answer of `plan`, from the results of all stages."""
         problem, question = self.question.problem, self.question
-        local = self.candidates.get("silo-ldp", [])
-        feducb = "adds noise at the silos, and that trust was not requested"
+        silo_ldp_candidates = self.candidates.get("silo-ldp", [])
+        feducb_text = "adds noise at the silos, and that trust was not requested"
         if question.protects == "reward":
-            feducb = (
+            feducb_text = (
                 "its schedule depends on contexts and bits, so few silos cannot represent all: "
                 "simulate it (docs/user-bit.md)"
             )
         elif problem.arms:
-            feducb = "it needs contexts, and arms have none"
-        elif local:
-            feducb = feducb_reason(question, min(local, key=lambda c: c.plan.releases))
-        left_out = {**NOT_FOR[question.protects], **ELSEWHERE, "feducb": feducb}
+            feducb_text = "it needs contexts, and arms have none"
+        elif silo_ldp_candidates:
+            feducb_text = feducb_reason(
+                question, min(silo_ldp_candidates, key=lambda c: c.plan.releases)
+            )
+        left_out = {**NOT_FOR[question.protects], **ELSEWHERE, "feducb": feducb_text}
         if not question.centred:
             left_out["reward_centre"] = NOT_CENTRED
         if not question.differ:
             left_out["share"] = NOT_SHARED
         rows = []
         for trust in self.trust_models:
-            order = self.ranked(trust, "final")
-            order += [
+            order = [
                 candidate
-                for candidate in self.ranked(trust, "refined") + self.ranked(trust, "screened")
+                for stage in ("final", "refined", "screened")
+                for candidate in self.ranked(trust, stage)
             ]
             order += [
                 candidate
@@ -523,18 +535,20 @@ class _Search:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes that precede the answer: on real records, unequal silos and violated conditions."""
-        failed = tuple(f"{BROKEN}{c.text}" for c in self.question.problem.conditions if not c.holds)
+        """Notes before the answer, on real records, unequal silos and violated conditions."""
+        failed = tuple(
+            f"{FAILS_FOR_ALL}{c.text}" for c in self.question.problem.conditions if not c.holds
+        )
         return self.first_notes + failed
 
     def privacy(self, keys: dict[str, Any]) -> str:
-        """Return the short privacy text of a baseline's certificate."""
+        """Return the short privacy text of the system with these keys of a curve."""
         settings = {key: value for key, value in keys.items() if key != "algorithm"}
         system = registered(keys["algorithm"]).make(settings, self.question.problem)
         return privacy_text(system.certificate.to_builtins()).short
 
     def row(self, candidate: Choice) -> Candidate:
-        """Return the answer's entry for a candidate."""
+        """Return a candidate as it stands in the answer, with its regret and certificate."""
         certificate, plan, bound = candidate.system.certificate, candidate.plan, candidate.bound
         assert certificate.exact is not None
         bits = plan.bits_up_of(plan.releases) + plan.bits_down_of(plan.releases)
@@ -563,18 +577,20 @@ class _Search:
         )
 
     def verdict(self, trust: str) -> Verdict:
-        """Compare the best of the last stage with the others and with each silo alone."""
+        """Return the verdict: the best candidate compared with the others and with silos alone."""
         halving, question = self.halving, self.question
         best, *others = self.ranked(trust, "final")
         not_worse = tuple(
-            other.label for other in others if level(halving.difference(best.label, other.label))
+            other.label
+            for other in others
+            if within_error(halving.difference(best.label, other.label))
         )
         local_baseline = min(
             (name for name in (ALONE, LESS) if name in halving.regrets),
             key=lambda name: halving.regrets[name].mean,
         )
         difference_to_alone = halving.difference(best.label, local_baseline)
-        helps = difference_to_alone[0] < 0.0 and not level(difference_to_alone)
+        helps = difference_to_alone[0] < 0.0 and not within_error(difference_to_alone)
         seconds_share = THRESHOLDS * self.seconds / len(self.trust_models)
         pays_from: tuple[float | None, int | None] = (None, None)
         searched = not helps and scalable(halving.environment)
@@ -598,7 +614,7 @@ class _Search:
             verdict,
             halving.regrets,
             budget=(question.epsilon, question.delta),
-            looked=searched,
+            searched=searched,
             differ=question.differ,
             fallback=best.fallback,
         )

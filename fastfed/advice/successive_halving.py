@@ -31,9 +31,9 @@ from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
 # With lazy updates all silos choose from the same released statistics. Together they add to the
 # next release a sum of M B terms of one distribution. If m silos are simulated and each round
 # counts q = M / m times, the sum is the same in expectation. Instead of multiplying rounds by q,
-# everything else is divided: privacy noise, lambda, c, E and phi by q, and the radius of reward
-# noise and the reward noise itself by sqrt(q), because reward noise averages over q rounds. Then
-# V, u and both bonuses equal those with M silos up to a factor that cancels. The widths of
+# everything else is divided. Privacy noise, lambda, c, E and phi are divided by q. The reward noise
+# and its radius are divided by sqrt(q), because reward noise averages over q rounds. Then V, u and
+# both bonuses equal the values with M silos, up to a factor that cancels. The widths of
 # the sieve are divided by sqrt(q), as both bonuses are. Two things are not reproduced: the
 # sampling error of the contexts in a batch is sqrt(q) times too large, and rewards are not
 # Bernoulli. With m = M nothing is scaled and the distribution is exact; only the sum of M
@@ -55,9 +55,10 @@ def scalable(environment: Environment) -> bool:
 def scaled_environment(
     environment: Environment, times: float, std: float | None = None
 ) -> Environment:
-    """Scale the reward noise of an environment in which each round represents ``times`` rounds.
+    """Return the environment with reward noise scaled as if each round were ``times`` rounds.
 
-    ``std`` is the standard deviation of reward noise before scaling, by default the environment's.
+    ``std`` is the standard deviation of the unscaled reward noise. Default: the value of the
+    environment.
     """
     if times == 1.0:
         return environment
@@ -71,7 +72,7 @@ def scaled_environment(
 
 
 def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = False) -> Plan:
-    """Scale a plan to ``silos`` silos that represent all silos of the plan.
+    """Return the plan scaled to ``silos`` silos, which represent all silos of the plan.
 
     ``node`` is the noise of one node of the plan, None without noise. With ``bits``, an unscaled
     plan keeps its shuffled bits; otherwise they are replaced by normal noise of the same variance.
@@ -81,11 +82,13 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
         assert times == 1.0
         return plan
     if node is not None and not (plan.encoding is not None and bits and times == 1.0):
-        # One noise vector in place of the sum of all: the same distribution (for bits, nearly).
+        # Draw one noise vector instead of the sum of all: it has the same distribution, for bits
+        # nearly.
         std = node.times(math.sqrt(noises(plan)) / times)
         release, factor = plan.release, plan.factor
         if plan.protocol.flat and plan.encoding is not None:
-            # Every batch has independent noise; a prefix has the sum of its batches' noise.
+            # Every batch has independent noise, and the noise of a prefix is the sum over its
+            # batches.
             release, factor = "factorised", Factor(np.tri(plan.releases))
         # The scaled plan only predicts the regret of the real plan; it makes no privacy claim.
         plan = replace(
@@ -129,7 +132,7 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
 
 
 def round_cost(actions: int, dimension: int) -> float:
-    """Return the nominal seconds of one system in one round of one silo, without its contexts.
+    """Return the nominal seconds of one system in one round of one silo, without making contexts.
 
     Measured for 5 to 1 000 actions and d from 3 to 50 (docs/plan.md), within 20 %.
     """
@@ -137,7 +140,7 @@ def round_cost(actions: int, dimension: int) -> float:
 
 
 def context_cost(actions: int, dimension: int) -> float:
-    """Return the nominal seconds of the contexts of one silo and round, which systems share."""
+    """Return the nominal seconds to make the contexts of one silo and round, for all systems."""
     return 1e-6 * (0.1 + 5.5e-4 * actions * dimension)
 
 
@@ -152,7 +155,7 @@ def release_cost(plan: Plan) -> float:
 
 # ---- Short simulations of many plans over the same contexts --------------------------------------
 
-#: Number of checkpoints of a run. The pace at the end is measured over the last quarter.
+#: Number of checkpoints of a run. Its final pace, regret per round, is that of the last quarter.
 CHECKPOINTS = 64
 #: At least max(LEAST_SILOS, d) silos represent all: with fewer than d silos, a short batch does not
 #: cover all directions and learning is far too slow. MOST_REPLICATES limits replicates of a stage.
@@ -161,9 +164,10 @@ LEAST_SILOS, MOST_REPLICATES = 4, 32
 LEAST_PART = 4
 #: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
 LEAST_EXACT = 4
-#: Time of a round of a system with local rounds, in which silos learn at once, over other systems.
+#: Factor on the time of a round for systems with local rounds, in which silos learn at once.
 LOCAL = 2.0
-#: A stage that does not fit simulates at least this share of the rounds, and this number of rounds.
+#: A stage that does not fit into its time simulates at least this share of the rounds, and at least
+#: this number of rounds.
 LEAST_SHARE, LEAST_ROUNDS = 1.0 / 16.0, 300
 
 
@@ -172,8 +176,8 @@ class Contender:
     """A plan to simulate, with its privacy noise (None without noise).
 
     In a ``federated`` plan silos share data, so few silos can represent many only by scaling. In
-    other plans silos are independent, and any few silos are a sample of all. ``intercept`` replaces
-    that of the environment.
+    other plans silos are independent, and any few silos are a sample of all. ``intercept`` is used
+    instead of the environment's intercept.
     """
 
     name: str
@@ -196,7 +200,7 @@ class Contender:
 
     @property
     def kind(self) -> tuple[bool, float | None, float | None]:
-        """Contenders of one kind are simulated in one environment; see `environment`."""
+        """Properties that determine the environment; contenders that agree on them share one."""
         return self.federated, self.intercept, self.bit_std
 
     def environment(self, environment: Environment, times: float) -> Environment:
@@ -242,11 +246,11 @@ class SuccessiveHalving:
         return min(self.silos, max(LEAST_SILOS, dimension))
 
     def learns_since(self, plan: Plan) -> int | None:
-        """Return the round from which each silo fits its own theta, or None if not applicable.
+        """Return the round after which the pace of regret keeps decreasing; None if it does not.
 
-        If silos differ, the pace of regret keeps decreasing for local models. For one shared model
-        it converges to a positive constant. If all silos have the same model, every learner's pace
-        keeps decreasing.
+        If all silos have the same model, the pace decreases from the start. If silos differ, it
+        decreases for local models only. With one shared model it then converges to a positive
+        constant.
         """
         if scalable(self.environment):
             return 0
@@ -303,7 +307,7 @@ class SuccessiveHalving:
         return int(marks[np.searchsorted(marks, min(max(least, LEAST_ROUNDS), self.horizon))])
 
     def pass_cost(self, contenders: Sequence[Contender]) -> float:
-        """Return the nominal seconds of one silo and round of all contenders."""
+        """Return the nominal seconds of one round of one silo, simulated for all contenders."""
         kinds = {e.kind: e.plan.dimension for e in contenders}
         contexts = sum(context_cost(self.actions, d) for d in kinds.values())
         return contexts + sum(
@@ -312,7 +316,10 @@ class SuccessiveHalving:
         )
 
     def run(self, stage: str, contenders: Sequence[Contender], size: Size) -> None:
-        """Simulate a stage and store its regrets, which depend only on the arguments and seed."""
+        """Simulate a stage, and store the regret of each contender in ``samples`` and ``regrets``.
+
+        Results depend only on the arguments and the seed.
+        """
         if self.on_stage is not None:
             self.on_stage(self.announce(stage, len(contenders), size))
         finals = self.finals(contenders, size, bits=stage == "final")
@@ -324,7 +331,10 @@ class SuccessiveHalving:
             )
 
     def finals(self, contenders: Sequence[Contender], size: Size, bits: bool = False) -> np.ndarray:
-        """Return one silo's regret over the horizon, (R, contenders). See `scaled_plan`."""
+        """Simulate contenders; return the regret of one silo over the horizon, (R, contenders).
+
+        Regret is extrapolated if ``size`` has fewer rounds. `scaled_plan` describes ``bits``.
+        """
         first_replicate, self.replicate = self.replicate, self.replicate + size.replicates
         marks = self.marks
         last_mark = int(np.searchsorted(marks, size.rounds))
@@ -344,7 +354,7 @@ class SuccessiveHalving:
         plans = [
             scaled_plan(e.plan, e.node, size.silos, bits=bits)
             if e.federated
-            else replace(e.plan, silos=size.silos)  # a sample of all
+            else replace(e.plan, silos=size.silos)  # independent silos: a sample of all
             for e in contenders
         ]
 
@@ -401,7 +411,10 @@ class SuccessiveHalving:
 
 
 def _parts(group: list[int], count: int) -> list[list[int]]:
-    """Split a group into at most ``count`` parts of at least ``LEAST_PART`` (or into one part)."""
+    """Split a group into at most ``count`` parts, each of at least ``LEAST_PART`` contenders.
+
+    A smaller group is one part.
+    """
     count = max(1, min(count, len(group) // LEAST_PART))
     return [group[i::count] for i in range(count)] if group else []
 
@@ -409,12 +422,12 @@ def _parts(group: list[int], count: int) -> list[list[int]]:
 def _extended(
     curve: np.ndarray, marks: np.ndarray, at: int, horizon: int, since: int | None = None
 ) -> float:
-    """Extrapolate regret to the horizon from the curve up to checkpoint ``at``.
+    """Return the regret at the horizon, extrapolated from a curve up to checkpoint ``at``.
 
-    By default the last pace continues. A learner's pace decreases, so this overestimates regret.
-    With ``since``, the pace decreases further as a power of the round with exponent in [-1, 0],
-    fitted to the last three quarters of the rounds, or to the rounds after ``since`` if these are
-    fewer.
+    ``curve`` (C,) is the regret at the rounds ``marks`` (C,). By default, regret continues at its
+    final pace. The pace of a learner decreases, so this overestimates regret. With ``since``, the
+    pace decreases further, as a power of the round with exponent in [-1, 0]. The exponent is fitted
+    to the last three quarters of the rounds, or to the rounds after ``since`` if there are fewer.
     """
     if at == len(marks) - 1:
         return float(curve[-1])
@@ -423,11 +436,9 @@ def _extended(
         rounds, regret = np.append(0, marks[: at + 1]), np.append(0.0, curve[: at + 1])
         start = max(since, last / 4.0)
         middle = math.sqrt(start * last)
-        first, middle_regret = np.interp([start, middle], rounds, regret)
-        earlier_pace, pace = (
-            (middle_regret - first) / (middle - start),
-            (last_regret - middle_regret) / (last - middle),
-        )
+        start_regret, middle_regret = np.interp([start, middle], rounds, regret)
+        earlier_pace = (middle_regret - start_regret) / (middle - start)
+        pace = (last_regret - middle_regret) / (last - middle)
         if earlier_pace > 0.0 and pace > 0.0:
             # Each pace belongs to the middle of its interval, on a logarithmic scale.
             exponent = min(
@@ -438,52 +449,62 @@ def _extended(
             if exponent < 1.0:
                 log_growth = math.expm1((1.0 - exponent) * log_growth) / (1.0 - exponent)
             return float(last_regret + pace * last * log_growth)
-    before_at = min(3 * at // 4, at - 1)
+    start_at = min(3 * at // 4, at - 1)
     start_regret, start_round = (
-        (0.0, 0) if before_at < 0 else (float(curve[before_at]), int(marks[before_at]))
+        (0.0, 0) if start_at < 0 else (float(curve[start_at]), int(marks[start_at]))
     )
     return float(
         last_regret + (last_regret - start_regret) / (last - start_round) * (horizon - last)
     )
 
 
-def level(difference: tuple[float, float]) -> bool:
-    """Return True if a paired difference is within two standard errors of 0, or these are NaN."""
+def within_error(difference: tuple[float, float]) -> bool:
+    """Return True if a paired difference is within two standard errors of 0.
+
+    Without a standard error (NaN), return True.
+    """
     mean, stderr = difference
     return math.isnan(stderr) or abs(mean) <= 2.0 * stderr
 
 
 # ---- Break-even: the epsilon, or the number of silos, from which sharing would help --------------
 
-#: Factor of a step up, the largest number of steps, and the number of bisections after them.
+#: The search for a break-even point multiplies by STEP up to STEPS times, then bisects HALVINGS
+#: times.
 STEP, STEPS, HALVINGS = 4.0, 6, 2
-#: The number of steps up that usually suffice, for the time.
+#: Usual number of multiplications, by which the time is planned.
 USUAL_STEPS = 3
-#: Fewest and most replicates for each batch size at every step.
-REPLICATES, MOST_AT_STEP = 3, 16
+#: Fewest and most replicates of each simulation in this search.
+LEAST_REPLICATES, MOST_AT_STEP = 3, 16
 
 
 def break_even(
-    question: Question, best: Choice, halving: SuccessiveHalving, seconds: float, alone: float
+    question: Question,
+    best: Choice,
+    halving: SuccessiveHalving,
+    seconds: float,
+    local_regret: float,
 ) -> tuple[float | None, int | None]:
     """Return the least epsilon and the least number of silos at which sharing helps.
 
-    Sharing helps if ``best`` has less regret than ``alone``, the regret of the local baseline. Each
-    value is accurate to a factor of about 1.4 with all else equal. It is None if up to 4096 times
-    the current value was not enough. Protocol, release, variant and growing batches stay as in
-    ``best``. If batches have equal size, the better of this size and an eighth of it counts.
+    Sharing helps if ``best`` has less regret than ``local_regret``, the regret of the local
+    baseline. Each value is for all else equal, and accurate to a factor of about 1.4. It is None if
+    4096 times the value in the question does not suffice. Protocol, release, variant and growing
+    batches stay as in ``best``. With batches of equal size, an eighth of this size is tried too.
     """
     batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
     sizes = halving.actions, question.problem.dimension
     silo_cost = halving.horizon * (batch_sizes_tried * round_cost(*sizes) + context_cost(*sizes))
     affordable_silos = seconds / (2 * (USUAL_STEPS + HALVINGS) * silo_cost)  # of all replicates
     least = halving.least_silos(question.problem.dimension)
-    simulated_silos = max(least, min(question.problem.silos, int(affordable_silos) // REPLICATES))
-    replicates = max(REPLICATES, min(MOST_AT_STEP, int(affordable_silos) // simulated_silos))
+    simulated_silos = max(
+        least, min(question.problem.silos, int(affordable_silos) // LEAST_REPLICATES)
+    )
+    replicates = max(LEAST_REPLICATES, min(MOST_AT_STEP, int(affordable_silos) // simulated_silos))
     rounds = halving.rounds_for(affordable_silos / (simulated_silos * replicates))
 
     def helps(changed_question: Question) -> bool:
-        """Return True if sharing helps under a changed question."""
+        """Return True if sharing helps with a different epsilon or number of silos."""
         silos = changed_question.problem.silos
         search = replace(halving, silos=silos, replicate=0, on_stage=None, samples={}, regrets={})
         contenders, variants = [], [best]
@@ -493,7 +514,7 @@ def break_even(
             variants = [replace(best, batches=size) for size in sizes]
         for variant in variants:
             try:
-                candidate = changed_question.again(variant)
+                candidate = changed_question.rebuild(variant)
             except InputError:
                 continue
             contenders.append(Contender.of(candidate))
@@ -501,7 +522,7 @@ def break_even(
             return False
         final_regrets = search.finals(contenders, Size(simulated_silos, rounds, replicates))
         # The mean of few replicates is often lucky: one standard error is added.
-        return any(sum(mean_and_stderr(column)) < alone for column in final_regrets.T)
+        return any(sum(mean_and_stderr(column)) < local_regret for column in final_regrets.T)
 
     epsilon = _least(question.epsilon, lambda e: helps(replace(question, epsilon=e)))
     silos = _least(
@@ -512,7 +533,10 @@ def break_even(
 
 
 def _least(start: float, holds: Callable[[float], bool]) -> float | None:
-    """Return the least value above ``start`` for which ``holds``, on a coarse logarithmic scale."""
+    """Return the least value above ``start`` for which ``holds`` is True, on a coarse log scale.
+
+    Return None if it is False for all values that are tried.
+    """
     low, high = start, start
     for _ in range(STEPS):
         low, high = high, high * STEP

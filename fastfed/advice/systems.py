@@ -69,10 +69,10 @@ WITHOUT_ARMS = ("shuffle", "secure-sum")
 #: Trust models with a protocol that protects rewards only, where contexts are public.
 FOR_REWARDS = ("user-bit", "silo-ldp", "central")
 
-#: Systems that are never candidates, with the reasons.
+#: Systems that are never candidates, with the reasons; "" if the reason is computed.
 ELSEWHERE = {
     "silo-ldp-prefix": 'equivalent to "silo-ldp" with release "tree": the same noise, sent as sums',
-    "feducb": "",  # computed: see `feducb_reason`
+    "feducb": "",  # see `feducb_reason`
     "feducb-decentralized": "needs a communication graph; see docs/feducb.md",
     "robin": "it protects all data of a client, which is a different guarantee",
     "linucb-jdp, linucb-ldp, linucb-sdp-amp, linucb-sdp-vec": "for one agent: nothing to share",
@@ -81,7 +81,7 @@ ELSEWHERE = {
     ),
 }
 
-#: Why these trust models have no candidates for what is private.
+#: For each unit of privacy: trust models without candidates, with the reasons.
 NOT_FOR = {
     "user": {
         "user-bit": 'protects rewards only: give protects "reward" if contexts are public',
@@ -91,7 +91,7 @@ NOT_FOR = {
     },
 }
 
-#: Reasons why rewards are not centred, and why there are no local rounds.
+#: Why rewards are not centred, and why no candidate has local rounds.
 NOT_CENTRED = (
     "needs a declared constant feature: an environment with an intercept, or "
     "--intercept, would need less noise"
@@ -102,7 +102,7 @@ NOT_SHARED = (
 
 
 def trusted_text(trust: str, silos: int, colluders: int | None) -> str:
-    """Return a text on who is trusted under a trust model."""
+    """Return a text: who is trusted under a trust model, with the number of colluders."""
     colluders_text = silos // 3 if colluders is None else colluders
     return TRUST[trust][0].format(colluders=colluders_text, silos=silos)
 
@@ -111,8 +111,8 @@ def trusted_text(trust: str, silos: int, colluders: int | None) -> str:
 
 #: The largest number of releases to try.
 MOST_RELEASES = 4096
-#: The largest number of releases with equal batches for secure sums (whose mechanism costs its
-#: cube) and where silos may differ.
+#: The largest number of releases with equal batches for secure sums, whose time grows with the cube
+#: of this number. The same limit holds if silos may differ.
 MOST_MASKED = 256
 
 
@@ -130,13 +130,14 @@ class Growing:
 
 Batches = int | Growing
 
-#: Growing batches that are tried first, for factorised noise and for shuffled batches. Each
-#: shuffled batch adds independent noise, so fewer batches are better. A first batch has at most T /
-#: 8 rounds.
+#: Growing batches to try first: GROWING for factorised noise, GROWING_FLAT for shuffled batches.
+#: Each shuffled batch adds independent noise, so fewer batches are better. The first growing batch
+#: has at most T / LONGEST_FIRST rounds. Batches of equal size have at most T / LONGEST rounds.
 GROWING = (Growing(1, 1.1), Growing(3, 1.2), Growing(10, 1.2), Growing(30, 1.3))
 GROWING_FLAT = (Growing(2, 1.4), Growing(8, 1.4), Growing(30, 1.5))
 LONGEST_FIRST, LONGEST = 8, 16
-#: Batches of the shared rounds before local rounds. T divided by SHARES gives numbers to try.
+#: Batches of the shared rounds before local rounds. T divided by one of SHARES is a number of
+#: shared rounds to try.
 GROWING_SHARED = Growing(3, 1.2)
 SHARES = (100, 32, 10)
 
@@ -151,9 +152,10 @@ def batch_sizes(horizon: int) -> list[int]:
 
 
 def grid(horizon: int, protocol: str, release: str) -> list[Batches]:
-    """Return the batches to try first: growing if factorised or flat, else of equal size.
+    """Return the batches to try first for a protocol and release.
 
-    For bits of users, whose sums have no noise, both kinds are tried.
+    They grow if the release is factorised or flat, and have equal size otherwise. For bits of
+    users, whose sums have no noise, both kinds are tried.
     """
     growing = GROWING_FLAT if release == "flat" else GROWING
     fitting = [b for b in growing if LONGEST_FIRST * b.first <= horizon]
@@ -165,7 +167,7 @@ def grid(horizon: int, protocol: str, release: str) -> list[Batches]:
 
 
 def shared_rounds(horizon: int) -> list[int]:
-    """Return the last shared rounds to try if silos may differ."""
+    """Return the numbers of shared rounds to try before local rounds, if silos may differ."""
     least = 2 * GROWING_SHARED.first
     return sorted({max(least, horizon // part) for part in SHARES if horizon > 2 * least})
 
@@ -176,8 +178,8 @@ def shared_rounds(horizon: int) -> list[int]:
 CENTRE = 0.5
 #: Smaller factors m' of the sieve to try: more greedy choices, under the same regret bound.
 SIEVES = (0.2, 0.1)
-#: kappa of the ``intercept`` to try together with `SIEVES`. The noise of theta_hat falls with kappa
-#: and confidence intervals grow, which a small m' makes up for (docs/centred.md).
+#: kappa of the ``intercept`` to try together with `SIEVES`. With a larger kappa, theta_hat has less
+#: noise, but confidence intervals are wider. A small m' compensates for this (docs/centred.md).
 KAPPA = 8.0
 
 
@@ -198,7 +200,7 @@ def most_variance(plan: Plan) -> float:
 
 
 def kind(protocol: str, release: str) -> str:
-    """Return a candidate's name without batches; omit the release if the protocol has only one."""
+    """Return the name of a protocol and release, without the release if there is no choice."""
     only = release == "tree" and (protocol.startswith("shuffle") or protocol == USER_BIT)
     return protocol if only else f"{protocol}, {release}"
 
@@ -244,7 +246,7 @@ class Choice:
 
     @property
     def batch_size(self) -> int:
-        """Number of rounds of a batch; of the longest if batches differ."""
+        """Number of rounds of a batch, or of the longest batch if batches differ."""
         return self.plan.batch_size
 
     @property
@@ -267,14 +269,15 @@ class Choice:
 
     @property
     def has_noise(self) -> bool:
-        """True if noise is added to sums; bits of users are random before they are added up."""
+        """True if noise is added to sums; False for bits of users, which are random themselves."""
         return self.protocol != USER_BIT
 
     @property
     def expected_loss(self) -> float:
-        """Rounds of a silo that noise is expected to waste, with those before the first release.
+        """Number of rounds of a silo that are expected to be wasted.
 
-        A heuristic of noise and batches (`wasted_rounds`), without a simulation.
+        It counts rounds before the first release, and rounds lost to noise by the heuristic
+        `wasted_rounds`. Nothing is simulated.
         """
         plan = self.plan
         errors = plan.radius.error_bound[1:]
@@ -297,7 +300,7 @@ class Choice:
         return max((e.epsilon for e in guarantees if e is not None), default=None)
 
     def with_sieve(self, factor: float) -> Choice:
-        """Return the candidate with a different ranking; noise, guarantee and bound are the same.
+        """Return the candidate with a different m', but the same noise, guarantee and bound.
 
         Parameters
         ----------
@@ -312,7 +315,7 @@ class Choice:
 def noises(plan: Plan) -> int:
     """Return the number of independent noise vectors that add up in a release.
 
-    The noise in the plan of a secure sum is the total noise already, so it counts as one.
+    It is 1 for a secure sum, because the plan of a secure sum states the total noise.
     """
     by_silos = plan.protocol.noise_by == "silos" and not plan.protocol.masked
     return plan.silos if by_silos else 1
@@ -345,7 +348,7 @@ class Question:
         return keys | ({} if self.protects == "user" else {"protects": self.protects})
 
     def common(self) -> dict[str, Any]:
-        """Return the keys that all curves of the answer share, local baselines included."""
+        """Return the keys that all curves of the answer have, also the local baselines."""
         multiplier = self.radius_multiplier
         return {"radius_multiplier": multiplier} if multiplier != 1.0 else {}
 
@@ -366,7 +369,7 @@ class Question:
         batches: Batches,
         variant: Variant | None = None,
     ) -> Choice:
-        """Return one candidate. Raise InputError if it cannot give the guarantee."""
+        """Build a candidate. Raise InputError if it does not give the requested guarantee."""
         variant = variant or Variant()
         keys: dict[str, Any] = {"algorithm": "private-fedlinucb", **self.private(protocol)}
         if isinstance(batches, int):
@@ -397,15 +400,21 @@ class Question:
         self.check(system, problem)
         return Choice(trust, protocol, release, batches, variant, keys, system)
 
-    def again(self, one: Choice) -> Choice:
-        """Rebuild a candidate of a different question for this question; may raise InputError."""
-        return self.make(one.trust, one.protocol, one.release, one.batches, one.variant)
+    def rebuild(self, candidate: Choice) -> Choice:
+        """Return a candidate with the same settings for this question. May raise InputError."""
+        return self.make(
+            candidate.trust,
+            candidate.protocol,
+            candidate.release,
+            candidate.batches,
+            candidate.variant,
+        )
 
     def check(self, system: System, problem: ProblemSpec) -> None:
         """Raise InputError unless the system gives the requested guarantee for the problem."""
         certificate = system.certificate
-        # A condition that the environment violates fails for all candidates; a note reports it
-        # once.
+        # A condition that the environment violates fails for all candidates, so one note reports it
+        # and no candidate is refused for it.
         environment_conditions = problem.conditions
         failed_conditions = [
             c.text
@@ -417,8 +426,8 @@ class Question:
             raise InputError(
                 f"its privacy is {certificate.status} here: {'; '.join(failed_conditions)}"
             )
-        within = certificate.exact.epsilon <= self.epsilon * (1.0 + 1e-9)
-        if not within or certificate.exact.delta > self.delta:
+        within_epsilon = certificate.exact.epsilon <= self.epsilon * (1.0 + 1e-9)
+        if not within_epsilon or certificate.exact.delta > self.delta:
             raise InputError(
                 f"it gives ({certificate.exact.epsilon:g}, {certificate.exact.delta:g}), "
                 "beyond the budget"
@@ -432,8 +441,8 @@ Recipe = tuple[str, str, Batches, Variant]
 OTHER_NOISE = {"factorised": "toeplitz", "toeplitz": "factorised"}
 
 
-def usual(question: Question, protocol: str, variant: Variant) -> Recipe:
-    """Return the recipe of a curve without keys for batches and release."""
+def default_recipe(question: Question, protocol: str, variant: Variant) -> Recipe:
+    """Return the recipe with the batches and the release that a curve has by default."""
     keys = question.private(protocol) | ({} if protocol == USER_BIT else question.centre())
     entry = ALGORITHMS["private-fedlinucb"]
     settled = entry.settled(entry.check(keys), question.problem)
@@ -454,7 +463,7 @@ def recipes(question: Question, trust: str) -> list[Recipe]:
         if not ((protocol == "secure-sum" or question.differ) and isinstance(batches, int))
         or horizon // batches <= MOST_MASKED
     ]
-    default = usual(question, TRUST[trust][1][0][0], first)
+    default = default_recipe(question, TRUST[trust][1][0][0], first)
     if default not in to_try:
         to_try.append(default)
     if question.differ and trust not in ("shuffle", USER_BIT):
@@ -466,16 +475,20 @@ def recipes(question: Question, trust: str) -> list[Recipe]:
 
 
 def buffered_if_long(release: str, horizon: int, batches: Batches) -> str:
-    """Return "buffered" in place of "toeplitz" if there are many releases.
+    """Return the release, but "buffered" instead of "toeplitz" if there are many releases.
 
-    Its error is at most 0.5 % larger, and its time is not quadratic in the number of releases.
+    The error of "buffered" is at most 0.5 % larger, and its time grows more slowly than the square
+    of the number of releases.
     """
     many = isinstance(batches, int) and horizon // batches > MOST_KEPT
     return "buffered" if release == "toeplitz" and many else release
 
 
-def near(question: Question, best: Choice) -> list[Recipe]:
-    """Return recipes that differ from the best candidate in batches, release or local rounds."""
+def neighbours(question: Question, best: Choice) -> list[Recipe]:
+    """Return recipes that differ from the best candidate in one setting.
+
+    The setting is the batches, the sieve, the number of shared rounds or the release.
+    """
     horizon, batches, variant = question.problem.horizon, best.batches, best.variant
     other_batches: list[Batches]
     if isinstance(batches, int):
@@ -494,11 +507,12 @@ def near(question: Question, best: Choice) -> list[Recipe]:
             if first != batches.first and 4 * first <= (variant.until or horizon)
         ]
         other_batches.append(Growing(batches.first, ratio))
-    release_of = {"buffered": "toeplitz"}.get(best.release, best.release)
+    # "buffered" stands for "toeplitz" with many releases; decide anew for each number of batches.
+    release = {"buffered": "toeplitz"}.get(best.release, best.release)
     to_try: list[Recipe] = [
-        (best.protocol, buffered_if_long(release_of, horizon, b), b, variant) for b in other_batches
+        (best.protocol, buffered_if_long(release, horizon, b), b, variant) for b in other_batches
     ]
-    to_try += greedier(question, best)
+    to_try += greedier_recipes(question, best)
     if variant.until is not None:
         for until in (variant.until // 2, 2 * variant.until):
             if 2 <= until <= horizon // 2:
@@ -508,21 +522,28 @@ def near(question: Question, best: Choice) -> list[Recipe]:
     return to_try
 
 
-def greedier(question: Question, one: Choice, sieves: tuple[float, ...] = SIEVES) -> list[Recipe]:
-    """Return recipes that rank more greedily than a candidate, with the intercept for that."""
+def greedier_recipes(
+    question: Question, candidate: Choice, sieves: tuple[float, ...] = SIEVES
+) -> list[Recipe]:
+    """Return variants of a candidate with a smaller m' and the intercept `KAPPA`.
+
+    There are none if rewards are not centred, or if the intercept is at least `KAPPA` already.
+    """
     kappa = question.problem.intercept
-    if not (one.variant.centred and question.sieves and kappa is not None and kappa < KAPPA):
+    if not (candidate.variant.centred and question.sieves and kappa is not None and kappa < KAPPA):
         return []
-    variants = [replace(one.variant, sieve=sieve, intercept=KAPPA) for sieve in sieves]
-    return [(one.protocol, one.release, one.batches, variant) for variant in variants]
+    variants = [replace(candidate.variant, sieve=sieve, intercept=KAPPA) for sieve in sieves]
+    return [
+        (candidate.protocol, candidate.release, candidate.batches, variant) for variant in variants
+    ]
 
 
-def made_of(
-    question: Question, trust: str, wanted: Iterable[Recipe]
+def build_candidates(
+    question: Question, trust: str, to_build: Iterable[Recipe]
 ) -> tuple[list[Choice], dict[str, str]]:
-    """Return the candidates for recipes, and the reasons for failures by label."""
+    """Return the candidates that can be built from recipes, and for the others reasons by label."""
     candidates, failed = [], {}
-    for protocol, release, batches, variant in wanted:
+    for protocol, release, batches, variant in to_build:
         try:
             candidates.append(question.make(trust, protocol, release, batches, variant))
         except InputError as error:
@@ -532,7 +553,7 @@ def made_of(
 
 
 def noisier(a: Choice, b: Choice) -> bool:
-    """Return True if ``a`` has more noise than ``b``, in the maximum and in the mean over releases.
+    """Return True if ``a`` has more noise than ``b``: a larger maximum and mean over releases.
 
     Only candidates with the same trust model, batches and variant are compared. They have the same
     radius and policy, and differ in the noise and in E, the noise bound in confidence radii.
@@ -544,7 +565,11 @@ def noisier(a: Choice, b: Choice) -> bool:
 
 
 def feducb_reason(question: Question, least: Choice) -> str:
-    """Return the reason why feducb is no candidate (usually the noise of its adaptive schedule)."""
+    """Return the reason why feducb is no candidate.
+
+    ``least`` is the candidate with the fewest releases. feducb is built with an adaptive private
+    schedule, and usually has more noise than this candidate.
+    """
     prefix = "only schedules that read no raw data have a guarantee; "
     keys = {
         "epsilon": question.epsilon,
@@ -554,8 +579,8 @@ def feducb_reason(question: Question, least: Choice) -> str:
         "radius": "direct",
     }
     system = ALGORITHMS["feducb"].make(keys, question.problem)
-    error = float(system.plan.radius.error_bound.max())
-    noise_ratio = error / float(least.plan.radius.error_bound.max())
+    feducb_error = float(system.plan.radius.error_bound.max())
+    noise_ratio = feducb_error / float(least.plan.radius.error_bound.max())
     if noise_ratio <= 1.0:
         return (
             prefix
@@ -572,7 +597,7 @@ ALONE, LESS = "alone", "alone, explores less"
 
 
 def baselines(question: Question) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return (name, label, keys of a curve) of each system to compare with."""
+    """Return (name, label, keys of a curve) of each baseline."""
     common, centre = question.common(), question.centre()
     growing = Growing(1, 1.1)
     no_privacy = {

@@ -373,11 +373,11 @@ def _print(advice: Advice) -> None:
         if any(", sieve" in c.label for c in advice.candidates if c.trust == verdict.trust):
             click.echo("sieve below 0.3: less exploration, with the same bound")
     click.echo()
-    from fastfed.advice.answer import figure
+    from fastfed.advice.answer import regret_text
 
     print_table(
         ("to compare with", "regret", "privacy"),
-        [(b.label, figure(b.regret), b.privacy) for b in advice.baselines],
+        [(b.label, regret_text(b.regret), b.privacy) for b in advice.baselines],
         right=(1,),
     )
     click.echo("\nno candidates:")
@@ -387,7 +387,7 @@ def _print(advice: Advice) -> None:
 
 def _row(candidate: Candidate) -> tuple[str, ...]:
     """Return the cells of a candidate in the table of `_print`."""
-    from fastfed.advice.answer import figure
+    from fastfed.advice.answer import regret_text
     from fastfed.privacy.certificate import rounded_up
     from fastfed.reporting.table import sent
 
@@ -398,7 +398,7 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
         if candidate.vacuous
         else f"{candidate.bound:.3g}"
     )
-    regret = figure(candidate.regret) if candidate.regret else "not played"
+    regret = regret_text(candidate.regret) if candidate.regret else "not played"
     stage = candidate.regret.stage if candidate.regret else ""
     return (
         candidate.label,

@@ -22,15 +22,15 @@ from fastfed.advice.successive_halving import (
     _extended,
     _least,
     _parts,
-    level,
     scaled_plan,
+    within_error,
 )
 from fastfed.advice.systems import (
     LESS,
     Question,
     Variant,
     batch_sizes,
-    made_of,
+    build_candidates,
     noisier,
 )
 from fastfed.bandits.radius import direct_regret_bound
@@ -327,7 +327,7 @@ def test_less_noise_of_one_schedule_is_seen() -> None:
         for release in ("toeplitz", "honaker", "tree")
         for size in (5, 20)
     ]
-    candidates, failed = made_of(question(), "silo-ldp", wanted)
+    candidates, failed = build_candidates(question(), "silo-ldp", wanted)
     assert not failed and len(candidates) == 6
     by = {(c.release, c.batch_size): c for c in candidates}
     assert noisier(by["tree", 5], by["toeplitz", 5])
@@ -339,7 +339,9 @@ def test_less_noise_of_one_schedule_is_seen() -> None:
 def test_small_parts() -> None:
     assert batch_sizes(2) == [1] and batch_sizes(2000) == [1, 4, 16, 64, 256]
     assert batch_sizes(20_000)[0] == 5 and batch_sizes(20_000)[-1] <= 5000
-    assert level((1.0, 0.5)) and not level((-1.1, 0.5)) and level((3.0, math.nan))
+    assert (
+        within_error((1.0, 0.5)) and not within_error((-1.1, 0.5)) and within_error((3.0, math.nan))
+    )
     assert _least(1.0, lambda v: v >= 10.0) == pytest.approx(2.0**3.5)
     assert _least(1.0, lambda v: False) is None
     marks = np.array([10, 20, 30, 40])

@@ -38,9 +38,9 @@ from fastfed.advice.systems import (
     Question,
     Recipe,
     Variant,
+    build_candidates,
     grid,
-    made_of,
-    near,
+    neighbours,
     noises,
     recipes,
     shared_rounds,
@@ -82,7 +82,7 @@ def test_what_a_curve_plays_by_default_is_a_candidate(trust: str) -> None:
         problem = question(**sizes, protects=protects)
         keys = problem.private(TRUST[trust][1][0][0])
         plan = ALGORITHMS["private-fedlinucb"].make(keys, problem.problem).plan
-        actual, failed = made_of(problem, trust, recipes(problem, trust))
+        actual, failed = build_candidates(problem, trust, recipes(problem, trust))
         assert not failed
         same = [c for c in actual if c.plan.release_rounds == plan.release_rounds]
         assert any((c.plan.release, c.plan.factor) == (plan.release, plan.factor) for c in same)
@@ -105,9 +105,9 @@ def test_every_trust_model_has_its_releases() -> None:
     assert problem.sieves
     low = Question(problem.problem, 1.0, 1e-5, "replace", 0.5)
     assert not low.sieves
-    assert {one.plan.ranking for one in made_of(low, "central", recipes(low, "central"))[0]} == {
-        1.0
-    }
+    assert {
+        one.plan.ranking for one in build_candidates(low, "central", recipes(low, "central"))[0]
+    } == {1.0}
 
 
 def test_rewards_are_centred_where_an_intercept_is_declared() -> None:
@@ -155,15 +155,15 @@ def test_few_releases_are_factorised() -> None:
 def test_what_is_near_differs_in_one_thing() -> None:
     problem = question(horizon=3000)
     best = problem.make("central", "central", "factorised", Growing(9, 1.2), Variant(0.1))
-    actual = near(problem, best)
+    actual = neighbours(problem, best)
     assert {b for *_, b, _ in actual} == {
         Growing(9, 1.2), Growing(3, 1.2), Growing(27, 1.2), Growing(9, 1.1),
     }  # fmt: skip
     assert ("central", "toeplitz", Growing(9, 1.2), Variant(0.1)) in actual
     own = problem.make("central", "central", "factorised", Growing(3, 1.2), Variant(until=100))
-    assert {v.until for *_, v in near(problem, own)} == {50, 100, 200}
+    assert {v.until for *_, v in neighbours(problem, own)} == {50, 100, 200}
     flat = problem.make("shuffle", "shuffle-vector", "flat", Growing(9, 1.4))
-    assert all(isinstance(b, Growing) and b.ratio >= 1.25 for *_, b, _ in near(problem, flat))
+    assert all(isinstance(b, Growing) and b.ratio >= 1.25 for *_, b, _ in neighbours(problem, flat))
 
 
 # ---- rankings, their bound and their guarantee ---------------------------------------------------
@@ -361,7 +361,7 @@ def test_candidates_that_noise_rules_out_are_not_simulated() -> None:
     asked = question(epsilon=30.0, horizon=3000)
     losses = {
         candidate.label: candidate.expected_loss
-        for candidate in made_of(asked, "central", recipes(asked, "central"))[0]
+        for candidate in build_candidates(asked, "central", recipes(asked, "central"))[0]
     }
     best = min(losses, key=lambda label: losses[label])
     assert answer[best].regret is not None
@@ -378,9 +378,12 @@ def test_many_equal_batches_have_buffered_noise() -> None:
     buffered = asked.make("central", "central", "buffered", 2)
     toeplitz = asked.make("central", "central", "toeplitz", 2)
     assert toeplitz.noise_std < buffered.noise_std < 1.005 * toeplitz.noise_std
-    assert [(r, b) for _, r, b, _ in near(asked, buffered)] == [("buffered", 1), ("buffered", 4)]
+    assert [(r, b) for _, r, b, _ in neighbours(asked, buffered)] == [
+        ("buffered", 1),
+        ("buffered", 4),
+    ]
     shorter = asked.make("central", "central", "toeplitz", 8)
-    variants = [(r, b) for _, r, b, _ in near(asked, shorter)]
+    variants = [(r, b) for _, r, b, _ in neighbours(asked, shorter)]
     assert variants == [("buffered", 4), ("toeplitz", 16), ("factorised", 8)]
 
 
@@ -493,7 +496,7 @@ def test_the_better_of_both_local_baselines_is_compared() -> None:
     assert verdict.alone == min(means, key=lambda name: means[name])
     regrets = {b.name: b.regret for b in verdicts.baselines} | {verdict.best: ours}
     text = verdict_text(
-        verdict, regrets, budget=(8.0, 1e-5), looked=True, differ=False, fallback=None
+        verdict, regrets, budget=(8.0, 1e-5), searched=True, differ=False, fallback=None
     )
     assert text.startswith(f"share by {verdict.best}: regret")
     assert "if regret must have a proven bound" not in text
