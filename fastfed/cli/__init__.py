@@ -22,18 +22,18 @@ except KeyboardInterrupt:  # the import takes a tenth of a second, in which Ctrl
 #: File descriptor of standard output.
 STDOUT = 1
 
-#: Bytes of address space. With less than the first number, NumPy's BLAS waits for memory for ever.
-#: With less than the second, a failed import is most likely caused by too little address space.
-LEAST_ADDRESSES, FEW_ADDRESSES = 400_000 << 10, 4_000_000 << 10
+#: Bytes of address space. Below LEAST_ADDRESS_SPACE, NumPy's BLAS waits for memory for ever. Below
+#: SMALL_ADDRESS_SPACE, too little address space is the most likely cause of a failed import.
+LEAST_ADDRESS_SPACE, SMALL_ADDRESS_SPACE = 400_000 << 10, 4_000_000 << 10
 
-#: Error numbers that mean a wrong path, for errors about paths that the user names.
-PLACES = (
+#: Error numbers of errors that the user fixes by a different path or other permissions.
+PATH_ERRORS = (
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
     errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST,
 )  # fmt: skip
 
 
-def _addresses() -> int | None:
+def _address_space_limit() -> int | None:
     """Return the limit on address space (`ulimit -v`) in bytes; None if there is no limit."""
     try:
         import resource
@@ -43,22 +43,22 @@ def _addresses() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _check_addresses() -> None:
+def _check_address_space() -> None:
     """Raise RunFailed if the limit on address space is too small to load NumPy."""
-    limit = _addresses()
+    limit = _address_space_limit()
     if limit is None:
         return
-    if limit < LEAST_ADDRESSES:
+    if limit < LEAST_ADDRESS_SPACE:
         raise RunFailed(
             f"the limit of address space is {limit >> 10} kB (ulimit -v), too little to load "
-            f"NumPy: at least {LEAST_ADDRESSES >> 10} kB, and what the run needs"
+            f"NumPy: at least {LEAST_ADDRESS_SPACE >> 10} kB, and the memory of the run"
         )
-    if limit < FEW_ADDRESSES:
+    if limit < SMALL_ADDRESS_SPACE:
         # OpenBLAS allocates a buffer for each thread, and no result needs its threads.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _standard_streams() -> None:
+def _check_standard_streams() -> None:
     """Exit if standard output is closed. If standard error is closed, discard its output.
 
     Otherwise a file that is opened later would get the descriptor of the closed stream, and text
@@ -67,7 +67,7 @@ def _standard_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
-        code = _say("standard output is closed: send it to a file, or to /dev/null", 1)
+        code = _print_error("standard output is closed: send it to a file, or to /dev/null", 1)
         sys.stderr.flush()
         os._exit(code)
 
@@ -79,7 +79,7 @@ class RunFailed(click.ClickException):
 
 
 class Stopped(RunFailed):
-    """Raised if a signal stopped a run. This is not an error; ``code`` is the exit code."""
+    """Raised if a signal stopped a run, which is not an error. ``code`` is the exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -87,7 +87,10 @@ class Stopped(RunFailed):
 
 
 class LazyCommand(click.RichCommand):
-    """A command whose module is imported when it is called. Before, it has only a line of help."""
+    """A command whose module is imported when it is called, for a fast `fastfed --help`.
+
+    Before the import, the command has only a line of help.
+    """
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name=name, help=summary)
@@ -95,7 +98,7 @@ class LazyCommand(click.RichCommand):
 
     def load(self) -> click.Command:
         """Import the module, and return the command that its COMMANDS lists under this name."""
-        _check_addresses()
+        _check_address_space()
         module = importlib.import_module(f"fastfed.cli.{self.module}")
         command: click.Command = module.COMMANDS[self.name]
         return command
@@ -162,7 +165,7 @@ class LazyGroup(Group):
 
 
 def _exit_code(run: Any) -> int:
-    """Run a command and return its exit code.
+    """Run a command, print its error in one line, and return its exit code.
 
     0: done; 1: the run failed; 2: bad input; 128 + n: signal n ended the command. Unexpected errors
     are raised, with their traceback.
@@ -172,57 +175,59 @@ def _exit_code(run: Any) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # The process that reads this output has ended.
-        _write_nothing_more()
+        # The process that reads the output has ended, as `head` does.
+        _discard_output()
         return 1
     except Stopped as error:
         click.echo(error.format_message(), err=True)
         return error.code
     except click.ClickException as error:
-        return _say(error.format_message(), error.exit_code)
+        return _print_error(error.format_message(), error.exit_code)
     except click.Abort as error:
         from fastfed import _signals
 
-        return _say("interrupted", _signals.exit_code(error.__cause__ or error.__context__))
+        return _print_error("interrupted", _signals.exit_code(error.__cause__ or error.__context__))
     except ValueError as error:
         from fastfed._validate import InputError
 
         if not isinstance(error, InputError):
             raise
-        return _say(str(error), 2)
+        return _print_error(str(error), 2)
     except MemoryError as error:
-        return _say(str(error) or "out of memory", 1)
+        return _print_error(str(error) or "out of memory", 1)
     except OSError as error:
         if error.errno == errno.ENOMEM:
-            return _say(f"out of memory: {error.strerror}", 1)
-        if error.errno in PLACES and error.filename is not None:
+            return _print_error(f"out of memory: {error.strerror}", 1)
+        if error.errno in PATH_ERRORS and error.filename is not None:
             reason = (error.strerror or "cannot be opened").lower()
-            return _say(f"{error.filename}: {reason}: check the path, and who may write there", 2)
+            return _print_error(
+                f"{error.filename}: {reason}: check the path, and who may write there", 2
+            )
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         try:
             sys.stdout.flush()
         except OSError:
-            _write_nothing_more()
-        return _say(f"{error.filename or 'output'} cannot be written: {error.strerror}", 1)
+            _discard_output()
+        return _print_error(f"{error.filename or 'output'} cannot be written: {error.strerror}", 1)
     except (ImportError, SystemError, RuntimeError) as error:
         if isinstance(error, ImportError) and error.name == "fastfed._kernels._native":
-            return _say(str(error), 1)
-        limit = _addresses()
-        if limit is None or limit >= FEW_ADDRESSES:
+            return _print_error(str(error), 1)
+        limit = _address_space_limit()
+        if limit is None or limit >= SMALL_ADDRESS_SPACE:
             raise
-        return _say(
+        return _print_error(
             f"out of memory: the limit of address space is {limit >> 10} kB (ulimit -v); what "
             f"failed is {type(error).__name__}: {error}", 1,
         )  # fmt: skip
 
 
-def _write_nothing_more() -> None:
-    """Discard buffered output; otherwise Python would fail at exit when it flushes it."""
+def _discard_output() -> None:
+    """Discard buffered output, because writing it at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
 
 
-def _say(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     """Print an error message as one line on standard error, and return ``code``."""
     line = " ".join(message.split())
     # click's messages are whole sentences; in this package they begin in lower case after "error:".
@@ -323,7 +328,7 @@ def _show_warnings_plainly() -> None:
 
 def main() -> None:
     """Run the command line; the entry point of the script `fastfed`."""
-    _standard_streams()
+    _check_standard_streams()
     _show_warnings_plainly()
     try:
         cli.main(prog_name="fastfed")

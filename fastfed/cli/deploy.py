@@ -30,10 +30,10 @@ PORT = click.IntRange(1, 65535)
 
 
 class Days(click.FloatRange):
-    """A number of days of at most a century; its error says how to write one."""
+    """Type of an option: a number of days, at most a century. Its error gives an example."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the number; fail with an example unless it is one in the range."""
+        """Return the number of days. Raise BadParameter with an example for any other text."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
@@ -43,16 +43,16 @@ class Days(click.FloatRange):
 
 
 #: Seconds that a party has after a signal: first to end its work, then to finish a write.
-ENDING, WRITING = 2.5, 1.0
+SECONDS_TO_END, SECONDS_TO_WRITE = 2.5, 1.0
 #: Interval in seconds at which the main thread checks for signals that another thread received.
-LOOK = 0.25
+SIGNAL_INTERVAL = 0.25
 
 
 def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
-    """Run a party's work in a thread until a signal arrives; then end this process with code 0.
+    """Run the work of a party in a thread until a signal arrives; then exit with code 0.
 
-    The main thread only waits, so that the work cannot delay a signal. A party stores everything on
-    disk before it answers, so work that does not end in time can be abandoned.
+    The main thread only waits, so that the work cannot delay the handling of a signal. A party
+    stores its state on disk before it answers, so work that does not end in time can be abandoned.
 
     Parameters
     ----------
@@ -61,36 +61,37 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
     work : callable
         Called with an event that is set when a signal has arrived.
     """
-    stop, ended = threading.Event(), Future[None]()
+    stop, work_result = threading.Event(), Future[None]()
 
     def run() -> None:
-        """Do the work, and hand its end or its error to ``ended``."""
+        """Do the work, and store its end or its error in ``work_result``."""
         try:
             work(stop)
-            ended.set_result(None)
+            work_result.set_result(None)
         except BaseException as error:
-            ended.set_exception(error)
+            work_result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     with _signals.noted() as signals:
-        while not (signals or ended.done()):
-            # Wait for short intervals: a signal that another thread receives ends no wait.
-            wait([ended], LOOK)
+        while not (signals or work_result.done()):
+            # Wait only for short intervals, because a signal that another thread receives does not
+            # end a wait.
+            wait([work_result], SIGNAL_INTERVAL)
         if not signals:
-            ended.result()
+            work_result.result()
             return
         _signals.announce_end()
         stop.set()
-        wait([ended], ENDING)
+        wait([work_result], SECONDS_TO_END)
         # Everything is on disk already, so do not wait long for the party's lock or a slow disk.
         closing = threading.Thread(target=process.close, daemon=True)
         closing.start()
-        closing.join(WRITING)
-        end()
+        closing.join(SECONDS_TO_WRITE)
+        exit_now()
 
 
-def end() -> NoReturn:
-    """End this process at once with exit code 0, even if threads are running."""
+def exit_now() -> NoReturn:
+    """Exit this process at once with code 0, even if threads are running."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -98,7 +99,7 @@ def end() -> NoReturn:
 
 
 def party(command: F) -> F:
-    """Wrap a party's command so that a signal ends it with exit code 0, even while it starts."""
+    """Wrap a command of a party so that a signal ends it with exit code 0, even at start-up."""
 
     @stoppable
     @wraps(command)
@@ -107,12 +108,12 @@ def party(command: F) -> F:
         try:
             command(*args, **others)
         except BaseException as error:
-            # If a signal arrives inside a lock of `threading`, its exception may cause another
-            # error.
+            # If a signal arrives while a lock of `threading` is taken, its exception may be
+            # replaced by a different error, whose context it is.
             if not any(isinstance(e, KeyboardInterrupt) for e in (error, error.__context__)):
                 raise
             _signals.announce_end()
-            end()
+            exit_now()
 
     return cast(F, run)
 
@@ -155,26 +156,29 @@ def serve(
     from fastfed.deployment import folder as folders
     from fastfed.deployment import shell
 
-    pair, process = [str(file) if file else None for file in (cert, key)], folders.opened(folder)
-    authority, log = str(client_ca) if client_ca else None, log_of(process, log_json)
-    log.start(process, **page_of(process, page))
+    cert_path, key_path, authority_path = (
+        str(file) if file else None for file in (cert, key, client_ca)
+    )
+    process = folders.opened(folder)
+    log = make_log(process, log_json)
+    log.start(process, **start_status_page(process, page))
 
     def work(stop: threading.Event) -> None:
         threading.Thread(target=log.watch, args=(process, shell.EVERY, stop), daemon=True).start()
-        shell.serve(process, host, port, pair[0], pair[1], authority, log, stop)
+        shell.serve(process, host, port, cert_path, key_path, authority_path, log, stop)
 
     until_signal(process, work)
 
 
-def log_of(process: Any, as_json: bool) -> Any:
-    """Return the log of a party, which writes to standard error."""
+def make_log(process: Any, as_json: bool) -> Any:
+    """Return the log of a party, which writes lines of text or JSON to standard error."""
     from fastfed.deployment.observe import JsonLog, PlainLog
 
     return (JsonLog if as_json else PlainLog)(sys.stderr, process.party.name)
 
 
-def page_of(process: Any, port: int | None) -> dict[str, str]:
-    """Start the status page of a party, if a port is given; return its address for the log."""
+def start_status_page(process: Any, port: int | None) -> dict[str, str]:
+    """Start the status page of a party; return {"page": its address}, or {} without a port."""
     from fastfed.deployment.status_page import StatusPage
 
     if port is None:
@@ -183,11 +187,11 @@ def page_of(process: Any, port: int | None) -> dict[str, str]:
     return {"page": f"http://127.0.0.1:{port}/"}
 
 
-def dialling(command: Any) -> Any:
-    """Add to a command the options of parties that connect to the hub.
+def with_hub_options(command: Any) -> Any:
+    """Add the options with which a party connects to the hub to a command.
 
-    The command gets a function ``exchange`` in their place. It exchanges a party's messages with
-    the hub until a signal arrives.
+    The command gets one argument ``exchange`` instead: a function that exchanges the messages of a
+    party with the hub until a signal arrives.
     """
 
     @wraps(command)
@@ -201,19 +205,22 @@ def dialling(command: Any) -> Any:
         log_json: bool,
         **others: Any,
     ) -> None:
-        """Run the command with a function that exchanges messages by network or by files."""
+        """Check the options, and run the command with the function ``exchange``."""
         number("every", every, above=0, at_most=86400)
         if (hub is None) == (courier is None):
             raise InputError("exactly one of --hub and --courier must be given")
 
         def exchange(process: Any, **addresses: str) -> None:
-            """Exchange messages with the hub until a signal arrives."""
+            """Exchange messages with the hub or with couriers until a signal arrives.
+
+            ``addresses`` of the party are written to the log.
+            """
             from fastfed.deployment.shell import Dialer
 
-            log = log_of(process, log_json)
+            log = make_log(process, log_json)
             if courier is not None:
                 log.start(process, **addresses, courier=str(courier))
-                carried(process, courier, every, log)
+                serve_couriers(process, courier, every, log)
                 return
             assert hub is not None
             dialer = Dialer(
@@ -253,8 +260,8 @@ def dialling(command: Any) -> Any:
     return with_options
 
 
-def carried(process: Any, courier: Path, every: float, log: Any) -> None:
-    """Serve a party's couriers on a Unix socket until a signal arrives."""
+def serve_couriers(process: Any, courier: Path, every: float, log: Any) -> None:
+    """Exchange messages with couriers of a party on a Unix socket until a signal arrives."""
     from fastfed.deployment.flower import Courier
 
     with Courier(process, courier, log) as server:
@@ -264,8 +271,10 @@ def carried(process: Any, courier: Path, every: float, log: Any) -> None:
 
 @click.command()
 @click.argument("folder", type=FOLDER)
-@dialling
-@click.option("--dataset", help="Dataset that the ledger charges: the one given to join.")
+@with_hub_options
+@click.option(
+    "--dataset", help="Dataset that the ledger charges, as given to `fastfed deploy join`."
+)
 @click.option("--ledger", type=click.Path(dir_okay=False), help="Path of the ledger, if it moved.")
 @click.option("--replay", type=FILE, help="Source (TOML) of past records to rehearse with.")
 @click.option("--metrics", type=PORT, help="Port on this machine for GET /metrics.")
@@ -296,10 +305,10 @@ def silo(
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
-    rehearsal = replay_of(process, replay) if replay else None
+    rehearsal = make_replay(process, replay) if replay else None
     if metrics not in (None, page):
         Metrics(process, metrics).start()
-    addresses = page_of(process, page)
+    addresses = start_status_page(process, page)
     if keep is not None:
         threading.Thread(
             target=process.keep_erasing, args=(86_400.0 * keep, say), daemon=True
@@ -317,8 +326,8 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def replay_of(process: Any, source: Path) -> Any:
-    """Create the replay of a source's rows; raise InputError if a row does not fit the plan."""
+def make_replay(process: Any, source: Path) -> Any:
+    """Return the replay of a source. Raise InputError if one of its rows does not fit the plan."""
     from fastfed.deployment.data import cases, load_source
     from fastfed.deployment.replay import Replay
 
@@ -328,7 +337,7 @@ def replay_of(process: Any, source: Path) -> Any:
 
 @click.command()
 @click.argument("folder", type=FOLDER)
-@dialling
+@with_hub_options
 @party
 def helper(
     folder: Path,
@@ -369,8 +378,8 @@ def keys(folder: Path) -> None:
         click.echo(f'{name} = "{value}"')
 
 
-def compiled(spec: Path, compile_text: Callable[[str], Any]) -> Any:
-    """Read a spec file, and return the plan that ``compile_text`` makes of it; errors name it."""
+def compile_file(spec: Path, compile_text: Callable[[str], Any]) -> Any:
+    """Return the result of ``compile_text`` for the text of a spec file; errors name the file."""
     try:
         return compile_text(spec.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
@@ -379,8 +388,8 @@ def compiled(spec: Path, compile_text: Callable[[str], Any]) -> Any:
         raise InputError(f"{spec}: {error}") from None
 
 
-def say_if_over(plan: Any) -> None:
-    """Print a note if the last period of a plan is over already: it would learn nothing."""
+def warn_if_over(plan: Any) -> None:
+    """Print a note if the last period of a plan has ended, because the plan then learns nothing."""
     last = plan.document.calendar.closes[-1]
     if time.time() >= last:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(last))
@@ -403,8 +412,8 @@ def new(spec: Path, plan: Path) -> None:
 
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced")
-    compiled_plan = compiled(spec, compile_plan)
-    say_if_over(compiled_plan)
+    compiled_plan = compile_file(spec, compile_plan)
+    warn_if_over(compiled_plan)
     compiled_plan.save(plan)
     if compiled_plan.clocks is not None:
         for index, name in enumerate(compiled_plan.silos):
@@ -427,8 +436,10 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced")
     earlier, broadcast = folders.last_broadcast(old)
-    compiled_plan = compiled(spec, lambda text: folders.extended(text, earlier, broadcast, fresh))
-    say_if_over(compiled_plan)
+    compiled_plan = compile_file(
+        spec, lambda text: folders.extended(text, earlier, broadcast, fresh)
+    )
+    warn_if_over(compiled_plan)
     compiled_plan.save(plan)
     extends = compiled_plan.document.extends
     assert extends is not None
@@ -487,7 +498,7 @@ def join(
                 f"note: the ceiling epsilon = {ceiling[0]:g} is below the plan's "
                 f"{plan_epsilon:.6g}: reports that would exceed the ceiling are not sent"
             )
-    say_if_over(joined)
+    warn_if_over(joined)
     # Print notes first, because a program that reads this output may stop after its first line.
     click.echo(f"{name} agrees to plan {joined.digest.hex()}")
     click.echo(str(joined.certificate), nl=False)
@@ -516,7 +527,7 @@ def check(plan: Path, source: Path, silo: str | None) -> None:
 @deploy.command()
 @click.argument("folder", type=FOLDER)
 def recover(folder: Path) -> None:
-    """Restore, for the running silo of FOLDER, reports that were sent but that its state lacks."""
+    """Restore reports that the running silo of FOLDER has sent but that its state lacks."""
     from fastfed.deployment import folder as folders
 
     click.echo(json.dumps(folders.recover(folder), indent=2))
@@ -525,7 +536,7 @@ def recover(folder: Path) -> None:
 @deploy.command()
 @click.argument("folder", type=FOLDER)
 def leave(folder: Path) -> None:
-    """Leave the federation as the silo of FOLDER, running or not. It cannot come back."""
+    """Leave the federation as the silo of FOLDER, running or not. The silo cannot come back."""
     from fastfed.deployment import folder as folders
 
     click.echo(json.dumps(folders.leave(folder), indent=2))
@@ -541,8 +552,8 @@ def leave(folder: Path) -> None:
 def status(where: str, ca: Path | None, cert: Path | None, key: Path | None, as_json: bool) -> None:
     """Print how a party is doing, and what it waits for.
 
-    The party is a HUB (https://..., which answers JSON), or that of a FOLDER, running or not, on
-    this machine. Of a FOLDER no file is changed.
+    Give the address of a HUB (https://...), whose status is printed as JSON, or the FOLDER of a
+    party on this machine, running or not. No file in the FOLDER is changed.
     """
     if "://" in where or not os.path.isdir(where):
         print_hub_status(where, ca, cert, key)
@@ -557,7 +568,7 @@ def status(where: str, ca: Path | None, cert: Path | None, key: Path | None, as_
 
 
 def print_hub_status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    """Print the status that the hub at an address answers, as JSON."""
+    """Print the status of the hub at an address, as JSON."""
     import ssl
 
     from fastfed.deployment.calls import call
@@ -587,7 +598,8 @@ def print_hub_status(hub: str, ca: Path | None, cert: Path | None, key: Path | N
 
 @deploy.command()
 @click.argument("folder", type=FOLDER)
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
+              help="File to write (default: standard output).")  # fmt: skip
 def export(folder: Path, output: Path | None) -> None:
     """Write the last model of the silo of FOLDER, running or not, as JSON."""
     from fastfed.deployment import folder as folders
@@ -604,17 +616,25 @@ def export(folder: Path, output: Path | None) -> None:
 
 @deploy.command()
 @click.option("--folder", type=FOLDER, help="Folder to run in; by default a temporary folder.")
-@click.option("--system", default="private-fedlinucb", help="System; also feducb, robin, ...")
+@click.option(
+    "--system",
+    default="private-fedlinucb",
+    help="System to deploy, such as private-fedlinucb, feducb or robin.",
+)
 @click.option("--protocol", default="silo-ldp", help="Protocol of private-fedlinucb.")
-@click.option("--sum", "hidden", help="For hidden sums: shares (with a helper) or masks.")
-@click.option("--own-clocks", is_flag=True, help="One silo reports half as often; nobody waits.")
+@click.option(
+    "--sum", "hidden", help="Hide the sums from the hub: shares (with a helper) or masks."
+)
+@click.option(
+    "--own-clocks", is_flag=True, help="One silo reports half as often, and the others do not wait."
+)
 def demo(
     folder: Path | None, system: str, protocol: str, hidden: str | None, own_clocks: bool
 ) -> None:
     """Run a hub and three silos as processes, kill them, and compare with an undisturbed run.
 
-    One silo is also restored from an old backup, and one of its messages is replayed. Each party
-    writes the file named log in its folder.
+    One silo is also restored from an old backup, and one of its reports is sent again. Each party
+    writes a file named log in its folder.
     """
     from fastfed.deployment import demo as demonstration
 
@@ -646,7 +666,8 @@ def demo(
 def rehearse(spec: Path, tables: Sequence[str], folder: Path | None, as_json: bool) -> None:
     """Replay tables through all parties of a SPEC on this machine, in simulated time.
 
-    The SPEC needs columns, actions, reward, and system.epsilon and delta. Keys are made here.
+    The SPEC needs columns, actions, reward, system.epsilon and system.delta. This command makes the
+    keys of the parties.
     """
     from fastfed.deployment.plans import tables_of
     from fastfed.deployment.rehearse import rehearse_in
@@ -664,7 +685,7 @@ def rehearse(spec: Path, tables: Sequence[str], folder: Path | None, as_json: bo
                 f"--table must be SILO=FILE, one for each silo, such as north=north.csv, got {text}"
             )
         files[name] = file
-    done = rehearse_in(compiled(spec, tables_of), files, folder, say)
+    done = rehearse_in(compile_file(spec, tables_of), files, folder, say)
     if as_json:
         silos = {name: result._asdict() for name, result in done.silos.items()}
         answer = {"releases": done.releases, "silos": silos}
@@ -711,7 +732,7 @@ def ledger() -> None:
 @ledger.command()
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 def show(path: Path) -> None:
-    """Print the budget spent on each dataset of the ledger at PATH, a file or a silo's folder."""
+    """Print the budget spent on each dataset. PATH is a ledger file or the folder of a silo."""
     import sqlite3
     from contextlib import closing
 
@@ -740,8 +761,8 @@ def verify(folder: Path) -> None:
     if not (folder / folders.STATE).exists():
         click.echo(f"{process.party.name}: no state yet, so nothing to check")
         return
-    # `read_party` has applied the log, by which a hub computes all sums again. `writes` raises an
-    # error if the chain is broken.
+    # `read_party` has applied all entries of the log again, so a hub has computed all sums again.
+    # `writes` raises an error if the chain is broken.
     entries = sum(1 for _ in process.store.writes())
     click.echo(f"{process.party.name}: {entries} entries, chain and sums as they should be")
 

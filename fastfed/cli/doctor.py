@@ -112,19 +112,19 @@ def _build(problems: list[str]) -> dict[str, Any]:
         "threaded": _native.HAS_THREADS,
         "compiler": _native.COMPILER,
         "level": _native.LEVEL,
-        "level_reason": _why(_native),
+        "level_reason": _level_reason(_native),
         "target_clones": _native.HAS_LEVELS,
         "short_sieve": linalg.has_screen_i16(),
         "threads": default_threads(),
     }
 
 
-#: Usual names of the instruction levels.
+#: Names of the instruction levels that users know.
 LEVELS = {"v4": "AVX-512", "v3": "AVX2", "base": "the least that processors of its kind have"}
 
 
-def _why(native: Any) -> str:
-    """Return a text: why the compiled core uses its instruction level."""
+def _level_reason(native: Any) -> str:
+    """Return the reason why the compiled core uses its instruction level, as text."""
     if not native.HAS_LEVELS:
         if platform.machine() in ("x86_64", "AMD64"):
             return "this build has one level: rebuild with gcc or clang, it is several times faster"
@@ -156,7 +156,7 @@ def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
     from fastfed.environments.storage import cache_folder, damaged_arrays
 
     problems += [
-        f"{path} is not what was written: delete {path.parent}, it is made again"
+        f"{path} is not what was written: delete {path.parent}, which the next run makes again"
         for path in damaged_arrays()
     ]
     entries = cached_sources()
@@ -308,7 +308,7 @@ def list_(kind: str | None, as_json: bool) -> None:
         if not any(entry.get("package") for entry in entries):
             headings = [heading for heading in headings if heading != "package"]
         click.secho(name, bold=True)
-        print_table(headings, [[_listed(entry[key]) for key in headings] for entry in entries])
+        print_table(headings, [[_cell_text(entry[key]) for key in headings] for entry in entries])
     for name in kinds:
         for problem in _registry(name).problems().values() if name != "figures" else ():
             click.echo(f"warning: {problem}", err=True)
@@ -322,7 +322,7 @@ def _registry(kind: str) -> Registry[Any]:
 
 
 def _usable(kind: str) -> Iterator[tuple[str, Any, str | None]]:
-    """Yield the name, entry and package of each entry that can be used."""
+    """Yield (name, entry, package) of each entry of a kind that can be used."""
     registry = _registry(kind)
     refused = registry.problems()
     for name in registry:
@@ -378,7 +378,8 @@ def figures() -> list[dict[str, Any]]:
     ]
 
 
-def _listed(value: object) -> str:
+def _cell_text(value: object) -> str:
+    """Format a cell of a table of `list`: yes or no for booleans, "" for None."""
     if value is None:
         return ""
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)

@@ -21,7 +21,7 @@ from fastfed._memory import format_size
 from fastfed._validate import InputError
 from fastfed.cli import RunFailed, Stopped
 from fastfed.cli.output import (
-    KEPT,
+    RESUMABLE,
     OnProgress,
     duration,
     print_results,
@@ -77,7 +77,7 @@ def simulate(
     def on_start(batches: list[RunBatch], threads: int) -> None:
         if resources.scheduler is not None and not resources.scheduler.startswith("tls://"):
             say(OPEN_CLUSTER.format(resources.scheduler))
-        say(announce(experiment, batches, threads, resources.engine))
+        say(work_text(experiment, batches, threads, resources.engine))
 
     simulate_silently(experiment, folder, resources, on_start)
     with failures(folder):
@@ -95,7 +95,7 @@ def simulate(
         say(f"pictures are in {PAGE}; as files: fastfed report {folder}")
     elif not has_plots(written_paths):
         say(NO_MATPLOTLIB)
-    # The folder may have more replicates than this run was asked for.
+    # The folder may hold more replicates than this run requested.
     shown_count = max((len(curve.replicates) for curve in source.results.curves), default=0)
     if stored_count > shown_count:
         say(
@@ -149,17 +149,16 @@ def simulate_silently(
 
 def say_overview(
     folder: Path,
-    not_played: Sequence[Row] | None = None,
+    not_simulated: Sequence[Row] | None = None,
 ) -> list[Row]:
-    """Write the page about all experiments in the subfolders of a folder.
+    """Write the page about all experiments in the subfolders of a folder, and print its path.
 
-    Return the rows of their claims, for `print_claims`. ``not_played`` are rows about figures that
-    were not simulated. Without experiments in subfolders, nothing is written, and the result is
-    empty.
+    ``not_simulated`` are the rows about figures that were not simulated. Return the rows of the
+    claims, for `print_claims`. Without experiments, nothing is written, and there are no rows.
     """
     if not any(folder.glob(f"*/{FILE}")):
         return []
-    overview = write_overview(folder, not_played)
+    overview = write_overview(folder, not_simulated)
     if overview is None:
         return []
     path, rows = overview
@@ -167,10 +166,10 @@ def say_overview(
     return rows
 
 
-def announce(
+def work_text(
     experiment: Experiment, batches: list[RunBatch], threads: int, engine: str = "local"
 ) -> str:
-    """Return a text about the remaining work of an experiment and the time that it will take."""
+    """Return a text about the remaining work of an experiment, with the predicted time."""
     total_count = len(experiment.curves) * len(experiment.replicate_numbers)
     missing_count = sum(len(b.positions) for b in batches)
     if not missing_count:
@@ -196,29 +195,29 @@ def announce(
 
 @contextmanager
 def failures(folder: Path) -> Iterator[None]:
-    """Convert the exceptions of a run in a block to RunFailed or Stopped, each one sentence."""
+    """Convert exceptions of a run in a block to RunFailed or Stopped, each with one sentence."""
     try:
         yield
     except KeyboardInterrupt as error:
         _signals.announce_end()
-        raise Stopped(f"interrupted: {KEPT}", _signals.exit_code(error)) from None
+        raise Stopped(f"interrupted: {RESUMABLE}", _signals.exit_code(error)) from None
     except environments.SimulationError as error:
-        raise RunFailed(f"{error}; {KEPT}") from None
+        raise RunFailed(f"{error}; {RESUMABLE}") from None
     except StoreLocked as error:
         raise RunFailed(str(error)) from None
     except sqlite3.Error as error:
-        raise RunFailed(f"{folder / FILE} cannot be written ({error}); {KEPT}") from None
+        raise RunFailed(f"{folder / FILE} cannot be written ({error}); {RESUMABLE}") from None
     except OSError as error:
         if error.errno not in FULL:
             raise
         path = error.filename or folder
-        raise RunFailed(f"{path} cannot be written ({error.strerror}); {KEPT}") from None
+        raise RunFailed(f"{path} cannot be written ({error.strerror}); {RESUMABLE}") from None
     except EngineError as error:
-        raise RunFailed(f"{error}; {KEPT}") from None
+        raise RunFailed(f"{error}; {RESUMABLE}") from None
     except MemoryError as error:
         has_message = isinstance(error, OutOfMemory)
         reason = str(error) if has_message else "out of memory: fewer threads or silos need less"
-        raise RunFailed(f"{reason}; {KEPT}" if (folder / FILE).exists() else reason) from None
+        raise RunFailed(f"{reason}; {RESUMABLE}" if (folder / FILE).exists() else reason) from None
     except BaseException as error:  # even SystemExit, which a function of the user may raise
         notes = [
             n for n in getattr(error, "__notes__", ()) if n.startswith(environments.IN_FUNCTION)
@@ -227,14 +226,14 @@ def failures(folder: Path) -> Iterator[None]:
             raise
         if isinstance(error, InputError):
             raise InputError(f"{notes[0]}: {error}") from None
-        raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {KEPT}") from None
+        raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {RESUMABLE}") from None
 
 
 # ---- Figures one after another for `fastfed reproduce`: predictions, progress, claims ------------
 
 
 HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted", "memory")
-STOPPED = "stopped before it was run; the same command continues"
+STOPPED_BEFORE = "stopped before it was run; the same command continues"
 #: Width of text in characters if the width of the terminal is unknown.
 WIDTH = 100
 
@@ -305,9 +304,9 @@ def simulate_several(
             _signals.announce_end()
             say(f"interrupted: writing the report on finished figures into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
-            say_overview(folder, [*left_out, *_rows(waiting, STOPPED)])
+            say_overview(folder, [*left_out, *_rows_not_simulated(waiting, STOPPED_BEFORE)])
             code = error.code if isinstance(error, Stopped) else _signals.exit_code(error)
-            raise Stopped(f"interrupted: {KEPT}", code) from None
+            raise Stopped(f"interrupted: {RESUMABLE}", code) from None
         except RunFailed as error:
             # The other figures are still simulated.
             failed[name] = error.message
@@ -318,14 +317,16 @@ def simulate_several(
         )
         say(f"{name}: {time_text}; {counts(rows_of(name, source))}")
         if number + 1 < len(plan):
-            say(how_far(plan, number + 1, time.monotonic() - began))
+            say(elapsed_and_left(plan, number + 1, time.monotonic() - began))
     without_results = [
         p for p in plan if p.figure.id in failed and not (folder / p.figure.id).exists()
     ]
-    failed_rows = [row for p in without_results for row in _rows([p], failed[p.figure.id])]
+    failed_rows = [
+        row for p in without_results for row in _rows_not_simulated([p], failed[p.figure.id])
+    ]
     print_claims(say_overview(folder, [*left_out, *failed_rows]))
     effort = f"{duration(time.monotonic() - began)}, processor time {duration(time.process_time())}"
-    say(f"ran in {effort}{_memory()}")
+    say(f"ran in {effort}{_peak_memory_text()}")
     if not has_matplotlib():
         say(NO_MATPLOTLIB)
     if failed:
@@ -346,8 +347,8 @@ def simulate_figure(planned_figure: PlannedFigure, folder: Path, resources: Reso
     return source
 
 
-def how_far(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:
-    """Return a text: the number of finished figures, the elapsed time and the remaining time."""
+def elapsed_and_left(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:
+    """Return a text: the number of finished figures, the elapsed time and the time left."""
     predicted_so_far = sum(p.seconds for p in plan[:done])
     remaining = sum(p.seconds for p in plan[done:])
     # If the figures took longer than predicted, the extra time was mostly for charts, and is about
@@ -374,13 +375,13 @@ def print_claims(rows: Sequence[Row]) -> None:
             )
 
 
-def _rows(plan: Iterable[PlannedFigure], reason: str) -> list[Row]:
+def _rows_not_simulated(plan: Iterable[PlannedFigure], reason: str) -> list[Row]:
     """Return rows for the table of claims about figures that were not simulated."""
     return [row for p in plan for row in rows_left_out(p.figure.id, p.experiment.figure, reason)]
 
 
-def _memory() -> str:
-    """Return a text with the peak memory of this process; empty if the system does not tell it."""
+def _peak_memory_text() -> str:
+    """Return the peak memory of this process as text, or "" if the system does not report it."""
     try:
         import resource
     except ImportError:
@@ -408,7 +409,7 @@ def simulate_each(
 
 
 def claims_of(paper: str, source: Source) -> list[str]:
-    """Return a line for each claim of a paper about a figure, with the verdict."""
+    """Return a line with the verdict for each claim that a paper makes about a figure."""
     lines = [f"{paper}: {s.says} ({s.verdict})" for s in source.claims]
     says = source.results.figure.get("says")
     if says is not None and says not in [s.says for s in source.claims]:

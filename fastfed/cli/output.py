@@ -58,7 +58,7 @@ def print_table(
 
     from fastfed.reporting.text import ruled
 
-    # The width that columns were chosen for; rich takes 80 on terminals that it does not know.
+    # Columns were chosen for this width; rich would assume 80 on terminals that it does not know.
     console = Console(width=shutil.get_terminal_size().columns, height=25)
     console.print(ruled(headings, rows, right, wrapped=wrapped))
 
@@ -181,8 +181,8 @@ ENGINES = ("local", "processes", "dask")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 
-#: Text of messages about an interrupted run.
-KEPT = "finished replicates are stored, and the same command continues"
+#: End of messages about a run that stopped: what it has stored, and how to continue.
+RESUMABLE = "finished replicates are stored, and the same command continues"
 
 
 def stoppable(command: F, kept: str = "") -> F:
@@ -203,12 +203,12 @@ def stoppable(command: F, kept: str = "") -> F:
 
 
 class Replicates(click.ParamType):
-    """A number of replicates, or a range such as 5:10."""
+    """Type of an option: a number of replicates, or a range such as 5:10."""
 
     name = "replicates"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int | tuple[int, int]:
-        """Convert the text of an option."""
+        """Return a number, or a range (first, end). Raise BadParameter for any other text."""
         texts = str(value).split(":")
         if len(texts) > 2 or not all(text.isdecimal() for text in texts):
             self.fail(f"{value!r} must be a number >=1, or a range such as 5:10", param, ctx)
@@ -237,7 +237,7 @@ def run_options(command: F) -> F:
         settings: tuple[str, ...],
         **others: Any,
     ) -> Any:
-        """Run the command with one object of resources, and with ``--set`` options parsed."""
+        """Run the command with ``resources`` and ``changes`` in place of the options."""
         if memory is not None:
             from fastfed._memory import parse_size
 
@@ -252,7 +252,7 @@ def run_options(command: F) -> F:
         resources = Resources(threads, engine, scheduler, memory)
         return command(resources=resources, changes=changes, **others)
 
-    with_options = stoppable(cast(F, packed), f"; {KEPT}")
+    with_options = stoppable(cast(F, packed), f"; {RESUMABLE}")
     for option in reversed(
         [
             click.option(

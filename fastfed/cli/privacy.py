@@ -97,7 +97,7 @@ def _list_audits(as_json: bool) -> None:
 
 # ---- `fastfed calibrate` -------------------------------------------------------------------------
 
-#: Mechanisms that take both --users and --dimension.
+#: Mechanisms that take --users and --dimension.
 SIZED = ("vector-sum", "vector-batches", "secure-sum")
 
 
@@ -276,7 +276,8 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
               help="Factor on all confidence radii; below 1 no regret bound is proven.",
               )  # fmt: skip
 @click.option("--seconds", type=float, default=3.0, show_default=True, metavar="S",
-              help="Time on one core, in seconds; more for accounts that are not cached yet.",
+              help="Work in seconds of one core. Accounts that are not cached take some "
+              "seconds more.",
               )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N",
               help="Seed of all randomness.")  # fmt: skip
@@ -303,7 +304,9 @@ def plan(
 
     for name in ("actions", "intercept"):
         if spec is not None and arguments[name] is not None:
-            raise click.UsageError(f"--{name} belongs to the sphere, --environment has its own")
+            raise click.UsageError(
+                f"--{name} belongs to the sphere; with --environment, the spec sets it"
+            )
     if write is not None and not os.path.isdir(write.parent):
         raise InputError(f"--write must be in an existing folder, got {str(write)!r}")
     if write is not None and os.path.lexists(write):
@@ -369,7 +372,7 @@ def _print(advice: Advice) -> None:
             candidate.label.partition(f", {candidate.batches}")[0] for candidate in unsimulated
         )
         if kinds:
-            click.echo(f"noisier at the same rounds, so not played: {'; '.join(kinds)}")
+            click.echo(f"more noise with the same batches, so not simulated: {'; '.join(kinds)}")
         if any(", sieve" in c.label for c in advice.candidates if c.trust == verdict.trust):
             click.echo("sieve below 0.3: less exploration, with the same bound")
     click.echo()
@@ -386,7 +389,7 @@ def _print(advice: Advice) -> None:
 
 
 def _row(candidate: Candidate) -> tuple[str, ...]:
-    """Return the cells of a candidate in the table of `_print`."""
+    """Return the cells of a candidate's row in the table of `_print`."""
     from fastfed.advice.answer import regret_text
     from fastfed.privacy.certificate import rounded_up
     from fastfed.reporting.table import sent
@@ -398,7 +401,7 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
         if candidate.vacuous
         else f"{candidate.bound:.3g}"
     )
-    regret = regret_text(candidate.regret) if candidate.regret else "not played"
+    regret = regret_text(candidate.regret) if candidate.regret else "not simulated"
     stage = candidate.regret.stage if candidate.regret else ""
     return (
         candidate.label,

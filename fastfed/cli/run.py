@@ -75,7 +75,9 @@ def run(
     help="Learning-to-rank file or folder, for figures that need one.",
 )  # fmt: skip
 @click.option(
-    "--full", is_flag=True, help="Simulate the sizes of the papers, also where ours are smaller."
+    "--full",
+    is_flag=True,
+    help="Simulate the sizes of the papers, also if the default sizes are smaller.",
 )
 @click.option(
     "--dry-run", is_flag=True,
@@ -232,7 +234,7 @@ def _print(comparison: Comparison) -> None:
     a, b = comparison.a, comparison.b
     click.secho(comparison.name, bold=True)
     click.echo(f"A: {a.setting}, {a.replicates}\nB: {b.setting}, {b.replicates}")
-    click.echo(_how(comparison))
+    click.echo(_pairing_text(comparison))
     if comparison.curves:
         click.echo()
         print_table(
@@ -249,7 +251,7 @@ def _print(comparison: Comparison) -> None:
             ],
             right=(1, 2, 3),
         )
-    _listed(
+    _print_if_any(
         ("privacy", "A", "B"),
         [
             (p.label, privacy_text(p.a.certificate).short, privacy_text(p.b.certificate).short)
@@ -257,7 +259,7 @@ def _print(comparison: Comparison) -> None:
             if not p.same_privacy
         ],
     )
-    _listed(
+    _print_if_any(
         ("synchronised", "A", "B"),
         [
             (p.label, times(p.a.synchronisations), times(p.b.synchronisations))
@@ -265,7 +267,7 @@ def _print(comparison: Comparison) -> None:
             if p.a.synchronisations != p.b.synchronisations
         ],
     )
-    _listed(
+    _print_if_any(
         ("sent", "A", "B"),
         [
             (p.label, sent(p.a.bytes_sent), sent(p.b.bytes_sent))
@@ -273,21 +275,21 @@ def _print(comparison: Comparison) -> None:
             if p.a.bytes_sent != p.b.bytes_sent
         ],
     )
-    _listed(("key", "A", "B"), [(d.key, shown(d.a), shown(d.b)) for d in comparison.spec])
+    _print_if_any(("key", "A", "B"), [(d.key, shown(d.a), shown(d.b)) for d in comparison.spec])
     for side, labels in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if labels:
             click.echo(f"\nonly in {side}: {'; '.join(labels)}")
 
 
-def _how(comparison: Comparison) -> str:
-    """Return a text: the differences are paired by replicate, or why they are not."""
+def _pairing_text(comparison: Comparison) -> str:
+    """Return a text that says whether differences are paired by replicate, and why not."""
     if comparison.paired:
         return "paired, replicate by replicate: same environment, seed, silos and horizon"
     return f"not paired, because A and B differ in {', '.join(comparison.unequal)}"
 
 
-def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None:
-    """Print an empty line and a table, unless there are no rows."""
+def _print_if_any(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None:
+    """Print an empty line and a table; print nothing if there are no rows."""
     if rows:
         click.echo()
         print_table(headings, rows)
@@ -307,9 +309,9 @@ def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None
 def merge(parts: tuple[Path, ...], folder: Path) -> None:
     """Put together the results of jobs that simulated parts of one experiment.
 
-    Each PART is an output folder, such as those of `fastfed run spec.toml -o part3 --replicates
-    15:20`. Their replicates are copied into DIR, which also gets the report. The parts stay as they
-    are. Whether a replicate was simulated in a part or in DIR makes no difference to its results.
+    Each PART is an output folder, such as part3 of `fastfed run spec.toml -o part3 --replicates
+    15:20`. The replicates of all parts are copied into DIR, which also gets the report. The parts
+    are not changed. The results are the same as if all replicates had been simulated in DIR.
     """
     from fastfed.reporting import page
     from fastfed.reporting.figure import read_source

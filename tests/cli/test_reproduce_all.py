@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from fastfed import experiments
 from fastfed.cli import RunFailed, cli, execution
-from fastfed.cli.execution import how_far
+from fastfed.cli.execution import elapsed_and_left
 from fastfed.experiments.reproduction import PlannedFigure
 from fastfed.reporting.figure import SIZES
 
@@ -289,10 +289,12 @@ def plan(*seconds: float) -> list[PlannedFigure]:
 
 def test_the_running_total_learns_from_what_was_played() -> None:
     # 4 s beyond the prediction of 6 are 2 s for each figure, and so for the one that is left.
-    assert how_far(plan(1.0, 5.0, 30.0), 2, 10.0) == "2 of 3 figures in 10 s, about 32 s left"
+    assert (
+        elapsed_and_left(plan(1.0, 5.0, 30.0), 2, 10.0) == "2 of 3 figures in 10 s, about 32 s left"
+    )
     # Twice as fast as predicted.
-    assert how_far(plan(10.0, 30.0), 1, 5.0) == "1 of 2 figures in 5 s, about 15 s left"
-    assert how_far(plan(0.0, 3.0), 1, 1.0) == "1 of 2 figures in 1 s, about 4 s left"
+    assert elapsed_and_left(plan(10.0, 30.0), 1, 5.0) == "1 of 2 figures in 5 s, about 15 s left"
+    assert elapsed_and_left(plan(0.0, 3.0), 1, 1.0) == "1 of 2 figures in 1 s, about 4 s left"
 
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
