@@ -26,6 +26,7 @@ from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     NO_PRIVACY,
     Algorithm,
+    CompiledRule,
     Decider,
     ExpertChoice,
     ProblemSpec,
@@ -97,7 +98,7 @@ class Leader(OneExpert):
     def decide_rounds(self, rounds: Rounds, last: int) -> int:
         """Run rounds up to ``last`` with their decisions, and return the last chosen expert."""
         self._expert, self._release, changes = rounds.run(
-            "leader", self._expert, self._release, last=last
+            CompiledRule("leader"), self._expert, self._release, last=last
         )
         self.switches += changes
         self._total = (rounds.lost - rounds.latest).astype(np.float64)
@@ -245,9 +246,8 @@ class Hedge:
             # Few losses differ by more units than `alone`.
             more = min(2 * len(self._table), alone + alone // 8, MOST_EXPONENTIALS)
             self._extend_table(max(units, more), 1.0)
-            _, self._release, _ = rounds.run(
-                "hedge", 0, self._release, last=last, table=self._table, alone=alone
-            )
+            rule = CompiledRule("hedge", table=self._table, alone=alone)
+            _, self._release, _ = rounds.run(rule, 0, self._release, last=last)
         before = lost - rounds.latest
         self._total = before.astype(np.float64)
         weights = np.empty((1, plan.experts))

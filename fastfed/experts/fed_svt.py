@@ -48,6 +48,7 @@ from fastfed.experts.plan import (
     SPARSE_SWITCHING,
     Algorithm,
     BudgetConfig,
+    CompiledRule,
     Decider,
     ExpertChoice,
     ProblemSpec,
@@ -197,16 +198,15 @@ class SparseVector(SeldomChooser):
         """Run rounds up to ``last`` with their decisions, and return the last chosen expert."""
         asks = True
         while rounds.done < last:
-            _, self._release, _ = rounds.run(
+            rule = CompiledRule(
                 "sparse",
-                self._expert,
-                self._release,
-                last=last,
-                asks=asks,
                 spent=self.switches >= self.plan.noise.switches,
                 before=self._before,
                 limit=self._limit,
                 query_scale=self.plan.noise.query_scale,
+            )
+            _, self._release, _ = rounds.run(
+                rule, self._expert, self._release, last=last, asks=asks
             )
             if rounds.done < last:
                 self._switch(rounds.lost.astype(np.float64))

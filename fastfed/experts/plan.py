@@ -262,6 +262,37 @@ class Stretches(NamedTuple):
     lost: np.ndarray
 
 
+class CompiledRule(NamedTuple):
+    """A rule of decisions that compiled code can apply, with the numbers that it needs.
+
+    Attributes
+    ----------
+    name : {"leader", "hedge", "sparse"}
+        Name of the rule. The other attributes are for "sparse" or "hedge" only.
+    spent : bool
+        "sparse": True if no switch remains, so that no query is compared with the threshold.
+    before : float
+        "sparse": cumulative loss of the current expert when it was chosen.
+    limit : float
+        "sparse": the threshold with its noise.
+    query_scale : float
+        "sparse": scale of the Laplace noise of a query.
+    table : ndarray, shape (n,)
+        "hedge": unnormalised weights of experts that have lost 0, ..., n - 1 units more than the
+        best expert.
+    alone : int
+        "hedge": if all other experts have lost this many units more than the best, its weight is 1.
+    """
+
+    name: str
+    spent: bool = True
+    before: float = 0.0
+    limit: float = 0.0
+    query_scale: float = 0.0
+    table: np.ndarray = np.zeros(0)
+    alone: int = 0
+
+
 class Rounds(Interface):
     """Rounds whose losses are coins, with an exchange before each but the first.
 
@@ -280,26 +311,13 @@ class Rounds(Interface):
     latest: np.ndarray
 
     def run(
-        self,
-        decides: str,
-        expert: int,
-        release: int,
-        *,
-        last: int,
-        asks: bool = True,
-        spent: bool = True,
-        before: float = 0.0,
-        limit: float = 0.0,
-        query_scale: float = 0.0,
-        table: np.ndarray = ...,
-        alone: int = 0,
+        self, rule: CompiledRule, expert: int, release: int, *, last: int, asks: bool = True
     ) -> tuple[int, int, int]:
         """Run rounds up to ``last``, or up to a decision that compiled code cannot make.
 
-        ``decides`` names the rule of decisions, ``expert`` is the current expert, and ``release``
-        the number of exchanges so far. ``asks`` is False if the next exchange has taken place. The
-        other arguments are those of ``ff_course`` in src/ff_course.h. Return the expert, the number
-        of exchanges and the number of changes of the leader.
+        ``expert`` is the current expert, and ``release`` the number of exchanges so far. ``asks``
+        is False if the next exchange has already taken place. Return the expert, the number of
+        exchanges, and how often the leader has changed.
         """
         ...
 

@@ -27,6 +27,7 @@ from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan, NoisyLeast, Phase, Walk
 from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.experts.plan import (
+    CompiledRule,
     ExpertChoice,
     ExpertPlan,
     Gradient,
@@ -43,8 +44,6 @@ MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
 MOST_SUMS_TOGETHER = 2**16
 #: Largest number of coins in a round for `run_coins`. With more, sums by blocks are faster.
 MOST_COINS = 2**12
-#: Table of exponentials of systems without one.
-NO_TABLE = np.zeros(0)
 
 
 class Ledger:
@@ -351,19 +350,7 @@ class CoinRounds:
         self.latest = np.zeros_like(lost)  # losses of the last round
 
     def run(
-        self,
-        decides: str,
-        expert: int,
-        release: int,
-        *,
-        last: int,
-        asks: bool = True,
-        spent: bool = True,
-        before: float = 0.0,
-        limit: float = 0.0,
-        query_scale: float = 0.0,
-        table: np.ndarray = NO_TABLE,
-        alone: int = 0,
+        self, rule: CompiledRule, expert: int, release: int, *, last: int, asks: bool = True
     ) -> tuple[int, int, int]:
         """Run rounds up to ``last``, or up to a decision that compiled code cannot make.
 
@@ -372,15 +359,15 @@ class CoinRounds:
         ledger, coins = self.ledger, self.ledger.adversary.losses
         assert isinstance(coins, loss_kernels.Coins)
         self.done, expert, release, changes, ledger._lost, ledger._at = coins.course(
-            decides,
+            rule.name,
             self.done,
             last,
             asks and self.done > 0,
             self.lost,
             self.latest,
-            (expert, release, 0, spent, before, limit, query_scale),
-            table,
-            alone,
+            (expert, release, 0, rule.spent, rule.before, rule.limit, rule.query_scale),
+            rule.table,
+            rule.alone,
             ledger.regret,
             ledger._lost,
             ledger._at,
