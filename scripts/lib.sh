@@ -1,9 +1,9 @@
-# Shared by the scripts: find a Python, check what a build needs, make .venv.
+# Functions of all scripts: find a Python, check the tools for a build, create .venv.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() { printf '%s\n' "$1" >&2; exit 1; }
 
-# Says all that is missing at once, with one line to copy.
+# Check the tools for a build. Print all missing tools at once, with one command that installs them.
 need_tools() {
     PYTHON="${PYTHON:-python3}"
     local missing="" packages=""
@@ -23,10 +23,10 @@ need_tools() {
     [ -z "$missing" ] || fail "Needed, and not found here:${missing%,}. On Debian or Ubuntu: sudo apt-get install$packages"
 }
 
-# The environment that is installed into and tested.
+# Folder of the environment into which `install` installs, and which `run_tests` tests.
 VENV=.venv
 
-# install EXTRAS: the project with these extras into it.
+# install EXTRAS: install the project with these extras into $VENV.
 install() {
     need_tools
     [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
@@ -34,13 +34,13 @@ install() {
         || fail "The installation failed; the lines above say why."
 }
 
-# run_tests ARGUMENT...: pytest, with these arguments.
+# run_tests ARGUMENT...: run pytest with these arguments.
 run_tests() {
     # The installed package is tested, not the checkout, in child processes too.
     export PYTHONSAFEPATH=1
-    # Compiling the tests takes longer than importing them: what was compiled stays beside the packages.
+    # Compiling the tests takes longer than importing them, so cache their bytecode in the environment.
     unset PYTHONDONTWRITEBYTECODE
     export PYTHONPYCACHEPREFIX="$PWD/$VENV/bytecode"
-    # A file's tests stay in one process, for they share what its fixtures made.
+    # All tests of a file run in one process, because they share its fixtures.
     "$VENV/bin/python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
 }

@@ -507,7 +507,7 @@ def neighbours(question: Question, best: Choice) -> list[Recipe]:
             if first != batches.first and 4 * first <= (variant.until or horizon)
         ]
         other_batches.append(Growing(batches.first, ratio))
-    # "buffered" stands for "toeplitz" with many releases; decide anew for each number of batches.
+    # "buffered" stands for "toeplitz" with many releases; decide again for each number of batches.
     release = {"buffered": "toeplitz"}.get(best.release, best.release)
     to_try: list[Recipe] = [
         (best.protocol, buffered_if_long(release, horizon, b), b, variant) for b in other_batches

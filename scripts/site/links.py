@@ -1,4 +1,4 @@
-"""Every link, picture and anchor of a site leads somewhere in it; nothing is loaded from elsewhere.
+"""Check that links, images and anchors of a site exist, and that it loads nothing from elsewhere.
 
 python scripts/site/links.py build/site
 """
@@ -10,11 +10,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-#: What a page loads by itself. Links that a reader follows may lead anywhere.
+#: Elements and attributes by which a page loads files. Links may lead to other sites.
 LOADS = {"img": "src", "script": "src", "link": "href", "source": "src", "iframe": "src"}
 
 
 class Page(HTMLParser):
+    """The anchors of a page, and its targets: (address, True if the page loads it)."""
+
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.anchors: set[str] = set()
@@ -22,16 +24,16 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.anchors |= {given[name] for name in ("id", "name") if name in given}
-        if tag == "a" and "href" in given:
-            self.targets.append((given["href"], False))
-        if tag in LOADS and LOADS[tag] in given and given.get("rel") != "canonical":
-            self.targets.append((given[LOADS[tag]], True))
+        attributes = {name: value or "" for name, value in attrs}
+        self.anchors |= {attributes[name] for name in ("id", "name") if name in attributes}
+        if tag == "a" and "href" in attributes:
+            self.targets.append((attributes["href"], False))
+        if tag in LOADS and LOADS[tag] in attributes and attributes.get("rel") != "canonical":
+            self.targets.append((attributes[LOADS[tag]], True))
 
 
 def broken(site: Path) -> tuple[int, list[str]]:
-    """The number of pages, and a line for every target that is not there."""
+    """Return the number of pages, and a line for each missing or external target."""
     pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
     lines = []
     for path, page in pages.items():
@@ -41,18 +43,18 @@ def broken(site: Path) -> tuple[int, list[str]]:
                 if loaded and url.scheme != "data":
                     lines.append(f"{path.relative_to(site.resolve())}: loads {target}")
                 continue
-            # Only the page of what is not found has links from the site's top.
+            # Only the page 404.html has links from the root of the site.
             start = site.resolve() if url.path.startswith("/") else path.parent
-            found = (start / unquote(url.path).lstrip("/")).resolve() if url.path else path
-            if found.is_dir():
-                found /= "index.html"
-            if not found.exists():
+            file = (start / unquote(url.path).lstrip("/")).resolve() if url.path else path
+            if file.is_dir():
+                file /= "index.html"
+            if not file.exists():
                 lines.append(f"{path.relative_to(site.resolve())}: no file for {target}")
             elif (
                 url.fragment
                 and not loaded
-                and found in pages
-                and (unquote(url.fragment) not in pages[found].anchors)
+                and file in pages
+                and (unquote(url.fragment) not in pages[file].anchors)
             ):
                 lines.append(f"{path.relative_to(site.resolve())}: no anchor for {target}")
     return len(pages), lines

@@ -1,4 +1,4 @@
-"""Pages of the reference, generated: Python names, commands, keys of a spec."""
+"""Generate the pages of the reference: Python names, commands, keys of a spec."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 import click
 import msgspec
 
-#: Public modules after `fastfed` itself, with a line each.
+#: Public modules except `fastfed`, each with a description.
 MODULES = {
     "environments": "where contexts, rewards and losses come from",
     "privacy": "budgets, certificates, mechanisms, audits",
-    "protocols": "what is sent to whom, and what it releases",
+    "protocols": "messages between parties, and the statistics that they release",
     "parties": "silo, server, shuffler, user: the parties of a deployment",
-    "results": "what a run leaves behind",
+    "results": "stored results of runs",
     "simulation": "experiments of specs",
     "experiments": "the papers' figures",
-    "advice": "which system to take, and whether to share",
-    "kernels": "the compiled kernels, validated",
-    "off_policy": "what another policy would have earned",
+    "advice": "recommendation of a system, and whether to share",
+    "kernels": "compiled kernels that check their arguments",
+    "off_policy": "estimates of the value of a policy from a log",
     "counter_rng": "keyed random numbers for plug-ins",
 }
-#: Modules that list nothing: what is public of them, by module.
+#: Public names of modules without ``__all__``: (module, name).
 UNLISTED = {
     "protocols": [("protocols", "make_randomizer"), ("protocols.plan", "Plan")],
     "results": [("results.results", "Results"), ("results.results", "CurveResult")],
@@ -35,6 +35,7 @@ UNLISTED = {
 
 
 def nav() -> list[Any]:
+    """Return the entries of the reference in the navigation."""
     python = [{"fastfed": "reference/fastfed.md"}]
     python += [{f"fastfed.{name}": f"reference/{name}.md"} for name in MODULES]
     return [
@@ -46,7 +47,7 @@ def nav() -> list[Any]:
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """Paths under docs/ and their Markdown."""
+    """Yield (path under docs/, Markdown) of each page of the reference."""
     yield "reference/index.md", _index()
     yield "reference/cli.md", _commands()
     yield "reference/keys.md", _keys()
@@ -56,8 +57,8 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "reference/fastfed.md", _page("fastfed", listed, "the names of `import fastfed`")
     for name, summary in MODULES.items():
         module = importlib.import_module(f"fastfed.{name}")
-        found = [(name, listed) for listed in getattr(module, "__all__", ())] or UNLISTED[name]
-        yield f"reference/{name}.md", _page(f"fastfed.{name}", found, summary)
+        names = [(name, listed) for listed in getattr(module, "__all__", ())] or UNLISTED[name]
+        yield f"reference/{name}.md", _page(f"fastfed.{name}", names, summary)
 
 
 def _index() -> str:
@@ -66,13 +67,13 @@ def _index() -> str:
         [
             "# Reference",
             "",
-            "All of it is generated from the package that this site was built with.",
+            "These pages are generated from the package with which this site was built.",
             "",
             "- [Commands](cli.md): every command and option of `fastfed`.",
             "- [Keys of a spec](keys.md): every key of a TOML spec, its type and default.",
             "- [`fastfed`](fastfed.md): the names that most scripts need.",
             "",
-            "| module | what it has |",
+            "| module | content |",
             "|---|---|",
             *rows,
             "",
@@ -84,29 +85,32 @@ def _index() -> str:
 
 
 def _page(title: str, names: list[tuple[str, str]], summary: str) -> str:
-    """A page of public names, each by the place where it is defined."""
+    """Return a page that documents public names, each given as (module, name)."""
     lines = [f"# `{title}`", "", _sentence(summary), ""]
-    above = set(importlib.import_module("fastfed.api").__all__) if title != "fastfed" else set()
+    names_of_fastfed = (
+        set(importlib.import_module("fastfed.api").__all__) if title != "fastfed" else set()
+    )
     constants = []
     for module, name in names:
         full = f"fastfed.{module}".rstrip(".")
-        found = getattr(importlib.import_module(full), name)
-        home = getattr(found, "__module__", None) or ""
-        if name in above:
-            lines += [f"`{name}` stands among [the names of fastfed](fastfed.md).", ""]
-        elif (inspect.isclass(found) or inspect.isfunction(found)) and home.startswith("fastfed"):
-            lines += [f"::: {home}.{found.__name__}", ""]
-        elif hasattr(found, "py_func"):  # compiled by numba
+        value = getattr(importlib.import_module(full), name)
+        home = getattr(value, "__module__", None) or ""
+        if name in names_of_fastfed:
+            lines += [f"`{name}` is documented with [the names of fastfed](fastfed.md).", ""]
+        elif (inspect.isclass(value) or inspect.isfunction(value)) and home.startswith("fastfed"):
+            lines += [f"::: {home}.{value.__name__}", ""]
+        elif hasattr(value, "py_func"):  # compiled by numba
             lines += [f"::: {full}.{name}", ""]
         else:
-            constants.append((name, found))
+            constants.append((name, value))
     if constants:
-        lines += ["## Constants", "", "| name | what it is |", "|---|---|"]
+        lines += ["## Constants", "", "| name | value |", "|---|---|"]
         lines += [f"| `{name}` | {_constant(value)} |" for name, value in constants]
     return "\n".join(lines) + "\n"
 
 
 def _constant(value: Any) -> str:
+    """Return the cell of a constant: the names that it lists, or its value."""
     try:
         names = list(value)
     except TypeError:
@@ -119,6 +123,7 @@ def _constant(value: Any) -> str:
 
 
 def _commands() -> str:
+    """Return the page of all commands."""
     from fastfed.cli import COMMANDS, cli
 
     lines = ["# Commands", "", "Exit codes: 0 done, 1 the run failed, 2 bad input.", ""]
@@ -129,24 +134,26 @@ def _commands() -> str:
 
 
 def _command(name: str, command: click.Command, level: int) -> list[str]:
+    """Return the lines of a command and its subcommands, under a heading of this level."""
     usage = " ".join(command.collect_usage_pieces(click.Context(command, info_name=name)))
     lines = ["#" * level + f" `{name}`", "", f"```text\n{name} {usage}\n```", ""]
     lines += [inspect.cleandoc(command.help or "").replace("\b", ""), ""]
     rows = []
     for parameter in command.params:
         if isinstance(parameter, click.Option) and not parameter.hidden:
-            spelled = ", ".join([*parameter.opts, *parameter.secondary_opts])
-            takes = "" if parameter.is_flag else _takes(parameter)
-            rows.append(f"| `{spelled}{takes}` | {_cell(parameter.help or '')} |")
+            names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+            value = "" if parameter.is_flag else _value_of(parameter)
+            rows.append(f"| `{names}{value}` | {_cell(parameter.help or '')} |")
     if rows:
-        lines += ["| option | what it does |", "|---|---|", *rows, ""]
+        lines += ["| option | effect |", "|---|---|", *rows, ""]
     if isinstance(command, click.Group):
-        for own, below in command.commands.items():
-            lines += _command(f"{name} {own}", below, level + 1)
+        for subname, subcommand in command.commands.items():
+            lines += _command(f"{name} {subname}", subcommand, level + 1)
     return lines
 
 
-def _takes(option: click.Option) -> str:
+def _value_of(option: click.Option) -> str:
+    """Return the text for the value of an option: its choices, or a placeholder."""
     if isinstance(option.type, click.Choice):
         return " " + "|".join(str(choice) for choice in option.type.choices)
     return f" {option.metavar or option.type.name.upper()}"
@@ -156,14 +163,15 @@ def _takes(option: click.Option) -> str:
 
 
 def _keys() -> str:
+    """Return the page of all keys of a spec, with types and defaults."""
     from fastfed.environments import ENVIRONMENTS
     from fastfed.simulation.systems import ALGORITHMS
 
     lines = [
         "# Keys of a spec",
         "",
-        "Types and defaults of all keys, as the package reads them. What they mean stands on the",
-        "page [spec](../spec.md), with an example.",
+        "Types and defaults of all keys. The page [spec](../spec.md) explains the keys, with an",
+        "example.",
         "",
         "## Environments",
         "",
@@ -205,25 +213,28 @@ def _sentence(summary: str) -> str:
 
 
 def _table(rows: list[tuple[str, Any, str]]) -> list[str]:
-    made = [f"| `{name}` | {_type(kind)} | {default} |" for name, kind, default in rows]
-    return ["| key | type | default |", "|---|---|---|", *made, ""]
+    """Return the lines of a table with a row (key, type, default) for each key."""
+    lines = [f"| `{name}` | {_type(kind)} | {default} |" for name, kind, default in rows]
+    return ["| key | type | default |", "|---|---|---|", *lines, ""]
 
 
 def _type(kind: Any) -> str:
+    """Return the text of the type of a key, without module names and with choices spelled out."""
     text = kind if isinstance(kind, str) else str(kind)
     if isinstance(kind, type):
         text = kind.__name__
     text = re.sub(r"\b(typing|builtins|fastfed(\.\w+)+)\.", "", text)
     literals = re.findall(r"Literal\[(.*?)\]", text)
-    for found in literals:
+    for literal in literals:
         choices = " or ".join(
-            f'"{v}"' if isinstance(v, str) else str(v) for v in ast.literal_eval(f"[{found}]")
+            f'"{v}"' if isinstance(v, str) else str(v) for v in ast.literal_eval(f"[{literal}]")
         )
-        text = text.replace(f"Literal[{found}]", choices)
+        text = text.replace(f"Literal[{literal}]", choices)
     return "`" + text.replace("|", "or").replace("NoneType", "None") + "`"
 
 
 def _default(value: Any, factory: Any) -> str:
+    """Return the text of a default value, or "required" if there is none."""
     missing = (dataclasses.MISSING, msgspec.NODEFAULT, msgspec.UNSET)
     if any(value is m for m in missing):
         if any(factory is m for m in missing):
