@@ -1,4 +1,4 @@
-"""Scores that draw a value for each arm. All are for a diagonal V."""
+"""Compiled scores that draw a random value for each arm. They need a diagonal V."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from fastfed.counter_rng import normal, uniform
 from fastfed.protocols.score import score_signature
 
-#: Draws of a key for one gamma variable: an attempt fails with a chance below 0.05.
+#: Attempts reserved for one gamma variable. An attempt fails with probability below 0.05.
 _ATTEMPTS = np.uint64(256)
 
 
@@ -18,7 +18,7 @@ _ATTEMPTS = np.uint64(256)
 def gamma_draw(key, first, shape):  # type: ignore[no-untyped-def]
     """Return a gamma variable of a shape >= 1 and scale 1 (Marsaglia and Tsang 2000).
 
-    It uses draws of the key from number 4 ``first`` on, four for each attempt.
+    ``first`` is the number of the first attempt. Attempt i uses draws 4 i to 4 i + 2 of the key.
     """
     d = shape - 1.0 / 3.0
     c = 1.0 / math.sqrt(9.0 * d)
@@ -36,7 +36,7 @@ def gamma_draw(key, first, shape):  # type: ignore[no-untyped-def]
 
 @numba.cfunc(score_signature())
 def beta_draws(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):  # type: ignore[no-untyped-def]
-    """Thompson sampling: each arm's score is a draw from the posterior of its mean.
+    """Set the score of each arm to a draw from the posterior of its mean: Thompson sampling.
 
     With a regularizer of 1, an arm with n rewards of sum s has the entry 1 + n of V and the
     estimate s / (1 + n). The posterior under a uniform prior is Beta(1 + s, 1 + n - s).
@@ -56,9 +56,9 @@ def beta_draws(state, key, round, actions, dimension, x, w, theta, beta, gamma, 
 
 @numba.cfunc(score_signature())
 def normal_draws(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):  # type: ignore[no-untyped-def]
-    """Draws on arms: each arm's score is normal around its estimate, with its bonus as std.
+    """Set the score of each arm to a normal draw with the estimate as mean and the bonus as std.
 
-    With a sieve, both radii come multiplied by m'.
+    With a sieve, ``beta`` and ``gamma`` are already multiplied by m'.
     """
     roots, estimates = numba.carray(w, (dimension,)), numba.carray(theta, (dimension,))
     out = numba.carray(scores, (actions,))

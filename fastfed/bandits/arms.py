@@ -1,17 +1,18 @@
-"""Arms without contexts: what algorithms need there, and Thompson sampling.
+"""Arms without contexts: which keys a curve may set, ranking by random draws, Thompson sampling.
 
 Action a is the unit vector e_a in every round, so the sums of x x' are diagonal: they count how
 often each arm was chosen. The direct radius then consists of K confidence sets of one coordinate
 each (docs/arms.md), and a private release adds noise to K counts and K sums.
 
 Between two synchronisations, all users of a lazy federation would get the same arm, because all
-are offered the same actions and nothing is learned. So with a sieve the arms that pass it are
-ranked by a draw in each round: the estimate plus m' times the bonus times a standard normal. Every
-arm that passes may be chosen under the proven regret bound.
+have the same actions and nothing is learned. So with a sieve, arms that pass it are ranked by a
+random draw in each round: the estimate plus m' times the bonus times a standard normal. The proven
+regret bound holds whichever of these arms is chosen.
 
 ``thompson`` (Thompson 1933; Agrawal and Goyal 2012, Algorithm 1) draws a mean for each arm from its
 posterior, a beta distribution with a uniform prior, and chooses the arm with the largest draw. It
-is not private. Its silos synchronise in batches, and by default learn from their own users at once.
+is not private. Its silos synchronise in batches. By default, each silo also learns from its users
+at once.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.score import Score
 
-#: Algorithms that take arms without contexts.
+#: Algorithms that may be used on arms without contexts.
 ARMS_ALGORITHMS = (
     *("linucb", "local-linucb", "fedlinucb", "private-fedlinucb"),
     *("thompson", "random"),
 )
-#: Keys that a curve on arms leaves at these values, and why.
+#: The only value that a key may have on arms (None: it must not be set), and the reason.
 FIXED_KEYS = {
     "radius": ("direct", "no other radius is proven for arms"),
     "calibration": ("exact", "no paper states constants for arms"),
@@ -64,10 +65,10 @@ def check_arms(algorithm: str, config: Any) -> None:
             f"{algorithm} needs contexts, and arms have none: use one of "
             f"{', '.join(ARMS_ALGORITHMS)}"
         )
-    for key, (usual, reason) in FIXED_KEYS.items():
-        if (value := getattr(config, key, usual)) != usual:
-            needed = f"must be {json.dumps(usual)}" if usual else "must be left out"
-            raise InputError(f"{key} {needed} for arms, got {show(value)}: {reason}")
+    for key, (only_value, reason) in FIXED_KEYS.items():
+        if (value := getattr(config, key, only_value)) != only_value:
+            rule = f"must be {json.dumps(only_value)}" if only_value else "must be left out"
+            raise InputError(f"{key} {rule} for arms, got {show(value)}: {reason}")
     if config.regularizer not in (None, "from-noise") and isinstance(config.regularizer, str):
         raise InputError(
             f'regularizer must be "from-noise" or a number for arms, got "{config.regularizer}"'
@@ -82,7 +83,11 @@ def check_arms(algorithm: str, config: Any) -> None:
 
 
 def with_draws(system: System, problem: ProblemSpec) -> System:
-    """Return the system with draws in place of the ranking, if it is lazy and has a sieve."""
+    """Return the system with random draws instead of the ranking.
+
+    A system that is not lazy, has no sieve, or has a score or a different policy is returned as it
+    is.
+    """
     plan: Plan = system.plan
     if not (plan.lazy and plan.sieve_growth and plan.score is None and plan.policy == "ucb"):
         return system
@@ -111,20 +116,21 @@ class ThompsonConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settled = Config(sieve=1.0, bonus=1.0, tie_bonus=1.0)
+        # These three keys are set while keys are completed, so their completed values are allowed.
+        completed = Config(sieve=1.0, bonus=1.0, tie_bonus=1.0)
         for key in Config.__struct_fields__:
-            usual = getattr(Config(), key), getattr(settled, key)
-            if key not in BATCHES and getattr(self, key) not in usual:
+            allowed = getattr(Config(), key), getattr(completed, key)
+            if key not in BATCHES and getattr(self, key) not in allowed:
                 raise InputError(f"{key} has no meaning for thompson: it has no confidence bound")
 
     @property
     def sieve_proven(self) -> bool:
-        """False: there is no confidence bound that a sieve could use."""
+        """False, because Thompson sampling has no confidence bound for a sieve."""
         return False
 
 
 def build_thompson(config: ThompsonConfig, problem: ProblemSpec) -> System:
-    """Build the system of one thompson curve: its plan and certificate."""
+    """Return the system of one thompson curve: its plan and certificate."""
     if not problem.arms:
         raise InputError(
             "thompson needs arms without contexts, whose rewards are 0 or 1 (environment "

@@ -1,6 +1,6 @@
-"""Every argument of the public API that takes an array refuses what is no array, by its name.
+"""Every array argument of the public API refuses other values, and the message names the argument.
 
-The arguments are found in the docstrings. An argument that is not listed here fails the test.
+Array arguments are those that a docstring calls array_like. A test fails if one is not listed here.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def system(algorithm: str) -> Any:
 
 
 def silo(chosen: bool = False) -> Any:
+    """Return a silo; with ``chosen``, it has chosen actions for two users."""
     party = parties.Silo(system("private-fedlinucb"), 0)
     if chosen:
         party.select_many([EYE, EYE])
@@ -58,6 +59,7 @@ def silo(chosen: bool = False) -> Any:
 
 
 def agent(chosen: bool = False) -> Any:
+    """Return an agent; with ``chosen``, it has chosen actions for two users."""
     bandit = fastfed.LinUCB(2)
     if chosen:
         bandit.select_many(np.stack([EYE, EYE]))
@@ -84,7 +86,7 @@ def vectors() -> Any:
     return parties.VectorSum(dimension=2, users=3, epsilon=1.0, delta=1e-3)
 
 
-#: "module.name:argument" -> (a function of the argument, a value that it takes).
+#: "module.name:argument" -> (function that passes a value as this argument, a valid value).
 DOORS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "bandits.linucb.check_actions:actions": (lambda v: check_actions(v, 2), EYE),
     "bandits.policy.LinUCB.scores:actions": (lambda v: agent().scores(v), EYE),
@@ -276,25 +278,25 @@ DOORS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     ),
 }
 
-#: Arguments of one type only, which their functions check themselves, and objects of the package.
-OTHERS = {
-    "deployment.client.Client.decide:actions",  # checked by the silo; its text quotes no value
-    "deployment.silo.SiloParty.decide:actions",  # tests/deployment, where no value is quoted
+#: Array arguments that are not tested here, because they take one type only.
+NOT_TESTED_HERE = {
+    "deployment.client.Client.decide:actions",  # checked by the silo; the message has no value
+    "deployment.silo.SiloParty.decide:actions",  # tested in tests/deployment
     "environments.losses.GradientLosses:state",  # anything
     "environments.losses.ObliviousLosses:state",
     "environments.python.Python:state",
     "protocols.score.Score:state",
-    "privacy.mechanisms.secure_sum.calibrate_secure_sum:factor",  # a Factor too
+    "privacy.mechanisms.secure_sum.calibrate_secure_sum:factor",  # may be a Factor
     "privacy.releases.prefix_sums.Factor:matrix",
     "protocols.serverless.Model:values",
-    "protocols.vector_sum.VectorSum.shuffle:bits",  # uint8 alone
+    "protocols.vector_sum.VectorSum.shuffle:bits",  # uint8 only
     "protocols.vector_sum.VectorSum.analyze:bits",
 }
 
 
-def public_doors() -> set[str]:
+def array_arguments() -> set[str]:
     """Return "module.name:argument" of each argument that docstrings call array_like."""
-    doors = set()
+    arguments = set()
     for info in pkgutil.walk_packages(fastfed.__path__, "fastfed."):
         if any(part.startswith("_") for part in info.name.split(".")[1:]):
             continue
@@ -305,58 +307,58 @@ def public_doors() -> set[str]:
         for name, value in vars(module).items():
             if name.startswith("_") or getattr(value, "__module__", None) != info.name:
                 continue
-            actual = {name: value}
+            functions = {name: value}
             if inspect.isclass(value):
-                methods = {key: getattr(value, key) for key in vars(value) if key[0] != "_"}
-                actual |= {f"{name}.{key}": each for key, each in methods.items() if callable(each)}
-            for qualified, function in actual.items():
+                members = {key: getattr(value, key) for key in vars(value) if key[0] != "_"}
+                functions |= {f"{name}.{key}": m for key, m in members.items() if callable(m)}
+            for qualified, function in functions.items():
                 text = inspect.getdoc(function) or ""
                 for names in re.findall(r"^(\w[\w, ]*) : .*array_like", text, re.M):
                     path = f"{info.name}.{qualified}".removeprefix("fastfed.")
-                    doors |= {f"{path}:{argument}" for argument in names.split(", ")}
-    return doors
+                    arguments |= {f"{path}:{name}" for name in names.split(", ")}
+    return arguments
 
 
-def test_every_door_is_listed():
-    # ucb_argmax refers to ucb_scores for its arguments.
-    listed = {door for door in DOORS if "ucb_argmax" not in door}
-    assert public_doors() == listed | OTHERS
+def test_every_array_argument_is_listed():
+    # The docstring of ucb_argmax refers to ucb_scores for its arguments.
+    listed = {argument for argument in DOORS if "ucb_argmax" not in argument}
+    assert array_arguments() == listed | NOT_TESTED_HERE
 
 
 def no_arrays(good: np.ndarray) -> dict[str, Any]:
-    """Return values that are no arrays of numbers, of the size of a good one."""
+    """Return values that are not arrays of numbers, by kind; made from a valid array."""
     mask = np.zeros(good.shape, bool)
     mask.flat[0] = True
-    unequal = good.tolist()
-    unequal[-1] = [unequal[-1], unequal[-1]] if good.ndim == 1 else unequal[-1][:-1]
-    absent = good.astype(object)
-    absent.flat[0] = None
-    words = good.astype(object)
-    words.flat[0] = "many"
+    ragged = good.tolist()
+    ragged[-1] = [ragged[-1], ragged[-1]] if good.ndim == 1 else ragged[-1][:-1]
+    with_none = good.astype(object)
+    with_none.flat[0] = None
+    with_word = good.astype(object)
+    with_word.flat[0] = "many"
     return {
         "masked": np.ma.masked_array(good, mask),
-        "ragged": unequal,
+        "ragged": ragged,
         "mapping": {"a": good, "b": good},
-        "None": absent,
-        "word": words,
+        "None": with_none,
+        "word": with_word,
         "complex": good + 1j,
         "set": {1.0, 2.0},
         "object": object(),
     }
 
 
-#: Arguments for which a value of this kind is right.
-RIGHT = {
+#: (argument, kind) of values that are valid although they are not arrays of numbers.
+VALID = {
     ("environments.classification.Classification.from_arrays:silo", "word"),
     ("environments.classification.Classification.from_arrays:silo", "complex"),
     # Users may have different numbers of actions.
     ("bandits.policy.LinUCB.select_many:actions", "ragged"),
     ("bandits.silo.Silo.select_many:actions", "ragged"),
     ("bandits.policy.LinUCB.replay:contexts", "ragged"),
-    # Fewer rounds are an array of another shape.
+    # The result is an array of a different shape, with fewer rounds.
     ("environments.replay.Replay:contexts", "ragged"),
     ("environments.replay.Replay.from_arrays:contexts", "ragged"),
-    # Values that are not finite count as 0, whoever sends them.
+    # Values that are not finite count as 0.
     ("privacy.mechanisms.laplace.private_range:values", "None"),
     ("privacy.mechanisms.laplace.winsorized_mean_1d:values", "None"),
     ("privacy.mechanisms.winsorized.winsorized_mean:vectors", "None"),
@@ -365,20 +367,20 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("kind", no_arrays(EYE))
-@pytest.mark.parametrize("door", DOORS)
-def test_what_is_no_array_is_refused_by_name(door, kind):
-    if (door, kind) in RIGHT:
+@pytest.mark.parametrize("argument", DOORS)
+def test_values_that_are_not_arrays_are_refused_with_the_name_of_the_argument(argument, kind):
+    if (argument, kind) in VALID:
         return
-    function, good = DOORS[door]
+    function, good = DOORS[argument]
     with pytest.raises(InputError) as error:
         function(no_arrays(good)[kind])
-    assert door.split(":")[1] in str(error.value)
+    assert argument.split(":")[1] in str(error.value)
     assert str(error.value).isprintable()
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_arrays_of_other_types_are_taken(door):
-    function, good = DOORS[door]
+@pytest.mark.parametrize("argument", DOORS)
+def test_arrays_of_other_types_are_accepted(argument):
+    function, good = DOORS[argument]
     function(good)
     if good.dtype.kind == "i":
         others = [good.astype(np.uint8), good.tolist()]

@@ -1,4 +1,4 @@
-"""examples/applied: each script on small files written here, and on the real rows if present."""
+"""The scripts of examples/applied run on small files, and on real rows if these are present."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
 def script(name):
-    """Return the example as a module; it is no part of the package."""
+    """Import a script of the examples as a module."""
     spec = importlib.util.spec_from_file_location(f"applied_{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses need it
     spec.loader.exec_module(module)
     return module
 
@@ -32,8 +32,8 @@ def script(name):
 hospitals, warfarin, open_bandit = (script(n) for n in ("hospitals", "warfarin", "open_bandit"))
 
 
-def play(module, data, plot, *options):
-    """Return what the script prints; its plot is replaced by a picture."""
+def run(module, data, plot, *options):
+    """Run a script on ``data``; check that it writes its plot as PNG, and return its output."""
     result = CliRunner().invoke(module.main, ["--data", str(data), "-o", str(plot), *options])
     assert result.exit_code == 0, result.output
     assert plot.read_bytes()[:4] == b"\x89PNG"
@@ -41,15 +41,16 @@ def play(module, data, plot, *options):
 
 
 def shares(output):
-    """Label -> first percentage of every row of a table."""
+    """Return the first percentage of each row of a printed table as a share, by label."""
     rows = re.findall(r"^(\S.{0,38}?) +(\d+\.\d)%", output, re.MULTILINE)
     return {label.strip(): float(value) / 100 for label, value in rows}
 
 
 def write(path, rows):
+    """Write rows as CSV, compressed if the suffix is .gz, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "wt", newline="", encoding="utf-8-sig") as file:
+    open_file = gzip.open if path.suffix == ".gz" else open
+    with open_file(path, "wt", newline="", encoding="utf-8-sig") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
@@ -57,9 +58,12 @@ def write(path, rows):
 
 
 def real(*parts):
+    """Return the path of real rows; skip the test if they are not present."""
     path = DATA.joinpath(*parts)
     if not path.exists():
-        pytest.skip(f"../shared/data/{'/'.join(parts)} is not here: real rows are not shipped")
+        pytest.skip(
+            f"../shared/data/{'/'.join(parts)} is missing: real rows are not part of the repository"
+        )
     return path
 
 
@@ -67,6 +71,7 @@ def real(*parts):
 
 
 def patient(draw, site, ill):
+    """Return the row of a patient, whose chest pain shows whether the patient is ill."""
     return {
         "age": f"{draw.integers(30, 75)}", "sex": "1.0", "cp": "4.0" if ill else "2.0",
         "trestbps": "", "chol": "0.0", "fbs": "?",
@@ -87,25 +92,25 @@ def hearts(tmp_path):
     return write(tmp_path / "hearts.csv", rows)
 
 
-def test_hospitals_learn_what_the_file_says(hearts, tmp_path):
+def test_hospitals_learn_the_diagnosis_from_chest_pain(hearts, tmp_path):
     options = ["--replicates", "3", "--epsilon", "2", "--epsilon", "8"]
-    output = play(hospitals, hearts, tmp_path / "plot.png", *options)
+    output = run(hospitals, hearts, tmp_path / "plot.png", *options)
     assert "4 hospitals, 40 patients of each, 3 random orders" in output
-    # Rarer answers: 0.5, 14/45, 0.1, 0.4.
+    # Shares of the rarer diagnosis in the four hospitals.
     assert f"{(0.5 + 14 / 45 + 0.1 + 0.4) / 4:.1%} wrong" in output
     wrong = shares(output)
     assert len(wrong) == 2 * 2 + 1 + 2 * (1 + 3 * 2)
-    # Chest pain says it all: whoever learns without noise errs in the first rounds only.
+    # Chest pain determines the diagnosis, so learners without noise err in the first rounds only.
     assert wrong["alone"] < 0.15 and wrong["not private"] < 0.2
     assert wrong["silo-level, epsilon = 2.0"] > wrong["alone"]
     assert wrong["silo-level + own, epsilon = 2.0"] < wrong["silo-level, epsilon = 2.0"]
     assert output.count("(8, 1e-05)") == 8 and output.count("(2, 1e-05)") == 8
-    assert "epsilon 0, delta 0" in output  # users of own rounds, towards outsiders
+    assert "epsilon 0, delta 0" in output  # users of local rounds, against outsiders
     assert "status      proven" in output and "unit        user" in output
     assert "known without the data" in output  # no scale is read from the rows
 
 
-def test_a_patient_s_features_depend_on_nobody_else(hearts):
+def test_features_of_a_patient_do_not_depend_on_other_patients(hearts):
     features, ill, site = hospitals.read(hearts)
     assert features.shape == (195, 6 + 4)
     assert np.abs(features).max() <= 1.0
@@ -118,11 +123,11 @@ def test_a_patient_s_features_depend_on_nobody_else(hearts):
 
 
 def test_hospitals_on_real_rows(heart, tmp_path):
-    output = play(hospitals, heart, tmp_path / "plot.png", "--replicates", "8")
+    output = run(hospitals, heart, tmp_path / "plot.png", "--replicates", "8")
     wrong = shares(output)
     assert "4 hospitals, 123 patients of each" in output and "28.5% wrong" in output
     assert 0.17 < wrong["alone"] < 0.23
-    # What docs/applied.md concludes: no private sharing beats the hospital on its own rows, ...
+    # Conclusions of docs/applied.md: every private system is worse than each hospital alone.
     private = {label: value for label, value in wrong.items() if "epsilon" in label}
     assert len(private) == 24 and all(value > wrong["alone"] for value in private.values())
     for epsilon in ("1.0", "3.0", "10.0"):
@@ -134,7 +139,8 @@ def test_hospitals_on_real_rows(heart, tmp_path):
                 ("silo-level", ("", " + own", ", before")),
             )
         )
-        # ... but what is new loses less, own rounds least, and a secure sum is near the server.
+        # New releases are better than older ones ("before"), and local rounds ("own") are best. A
+        # secure sum is nearly as good as a trusted server.
         assert server[" + own"] < server[""] < server[", before"]
         assert silo[" + own"] < silo[""] < silo[", before"]
         assert server[""] <= secure[""] < silo[""]
@@ -144,7 +150,7 @@ def test_hospitals_on_real_rows(heart, tmp_path):
 # ---- warfarin ---------------------------------------------------------------------------------
 
 
-def dosed(race, dose, vkorc1="G/G", cyp2c9="*1/*1", age="60 - 69", **other):
+def patient_with_dose(race, dose, vkorc1="G/G", cyp2c9="*1/*1", age="60 - 69", **other):
     return {
         "PharmGKB Subject ID": "PA1", "Race": race, "Age": age, "Height (cm)": "170.0",
         "Weight (kg)": "NA", "Therapeutic Dose of Warfarin": dose,
@@ -158,11 +164,15 @@ def doses(tmp_path):
     draw = np.random.default_rng(1)
     of_gene = {"A/A": "14.00", "A/G": "35.00", "G/G": "63.00"}
     rows = [
-        dosed(race, of_gene[gene], gene)
+        patient_with_dose(race, of_gene[gene], gene)
         for race, count in (("White", 90), ("Asian", 70), ("Unknown", 60))
         for gene in draw.choice(list(of_gene), p=[0.2, 0.5, 0.3], size=count)
     ]
-    bad = [dosed("White", "NA"), dosed("White", "35.00", age="NA"), dosed("", "35.00")]
+    bad = [
+        patient_with_dose("White", "NA"),
+        patient_with_dose("White", "35.00", age="NA"),
+        patient_with_dose("", "35.00"),
+    ]
     return write(tmp_path / "doses.csv.gz", rows[:100] + bad + rows[100:])
 
 
@@ -172,10 +182,10 @@ def test_dose_classes_have_the_limits_inside_the_middle():
 
 
 def test_features_of_one_patient():
-    row = dosed("White", "35", "A/G", "*2/*3", "90+", **{warfarin.INDUCERS[1]: "1"})
+    row = patient_with_dose("White", "35", "A/G", "*2/*3", "90+", **{warfarin.INDUCERS[1]: "1"})
     row["Height (cm)"], row[warfarin.AMIODARONE] = "300", "1"
     assert warfarin.features(row) == [1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.0, 1.0, 1.0]
-    row = dosed("White", "35", "NA", "NA", "10 - 19")
+    row = patient_with_dose("White", "35", "NA", "NA", "10 - 19")
     assert warfarin.features(row) == [-1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
 
 
@@ -188,7 +198,7 @@ def test_warfarin_learns_the_gene(doses, tmp_path, by):
         "5",
         *(["--blocks", "5"] if by == "blocks" else []),
     ]
-    output = play(warfarin, doses, tmp_path / "plot.png", *options)
+    output = run(warfarin, doses, tmp_path / "plot.png", *options)
     patients = warfarin.read(doses)
     assert len(patients) == 220  # without dose, age or race: left out
     assert "220 patients with a known dose" in output
@@ -204,14 +214,14 @@ def test_warfarin_learns_the_gene(doses, tmp_path, by):
 
 
 def test_warfarin_on_real_rows(tmp_path):
-    output = play(warfarin, real("warfarin.csv.gz"), tmp_path / "plot.png", "--replicates", "5")
+    output = run(warfarin, real("warfarin.csv.gz"), tmp_path / "plot.png", "--replicates", "5")
     wrong = shares(output)
     assert "5489 patients with a known dose" in output
     assert (wrong["medium for everybody"], wrong["linear model of all doses"]) == (0.382, 0.320)
     medium = wrong["medium for everybody"]
     assert wrong["linear model of all doses"] < wrong["not private"] < medium
-    # What docs/applied.md concludes: in 462 patients of each silo noise costs more than is learnt
-    # where all rounds are shared; with own rounds it costs little.
+    # Conclusions of docs/applied.md, with 462 patients of each silo: if all rounds are shared,
+    # noise costs more than sharing gains; with local rounds ("own") it costs little.
     for label, value in wrong.items():
         if "epsilon" in label:
             assert (value < medium) == ("own" in label), label
@@ -228,7 +238,7 @@ def test_warfarin_on_real_rows(tmp_path):
 
 @pytest.fixture
 def clicks(tmp_path):
-    """Return three campaigns of few items; dear items are clicked."""
+    """Write logs of three campaigns with few items, of which users click the expensive ones."""
     draw = np.random.default_rng(2)
     for campaign, items in (("all", 6), ("men", 4), ("women", 5)):
         price = np.linspace(-1.5, 2.5, items)
@@ -252,7 +262,7 @@ def clicks(tmp_path):
 
 
 def test_open_bandit_prints_estimates_with_their_certificate(clicks, tmp_path):
-    output = play(open_bandit, clicks, tmp_path / "plot.png", "--epsilon", "20")
+    output = run(open_bandit, clicks, tmp_path / "plot.png", "--epsilon", "20")
     assert re.search(r"^men +4 +150, 150", output, re.MULTILINE)
     table = re.findall(
         r"(inverse propensity|self-normalised|doubly robust) +(\S+) +(\S+)  ", output
@@ -261,21 +271,23 @@ def test_open_bandit_prints_estimates_with_their_certificate(clicks, tmp_path):
         "inverse propensity", "self-normalised", "doubly robust",
     ] * 5  # fmt: skip
     value = {i: float(v) for i, (_, v, _) in enumerate(table)}
-    alike = re.findall(
+    agreements = re.findall(
         r"^(trusted server|secure sum|silo-level), epsilon = 20 +(\S+)%$", output, re.M
     )
-    assert [name for name, _ in alike] == list(open_bandit.SERVERS)
-    assert float(alike[0][1]) > 100 * open_bandit.SHARE
-    late = [open_bandit.read(clicks, c).part(slice(150, None)) for c in open_bandit.CAMPAIGNS]
-    seen = 1000 * np.mean(np.concatenate([log.clicks for log in late]))
-    assert value[0] == pytest.approx(seen, abs=0.006)
-    # Dear items are found, in private too.
-    assert value[3] > seen and value[6] > seen and value[9] > seen
+    assert [name for name, _ in agreements] == list(open_bandit.SERVERS)
+    assert float(agreements[0][1]) > 100 * open_bandit.SHARE
+    evaluation_logs = [
+        open_bandit.read(clicks, c).part(slice(150, None)) for c in open_bandit.CAMPAIGNS
+    ]
+    logged_rate = 1000 * np.mean(np.concatenate([log.clicks for log in evaluation_logs]))
+    assert value[0] == pytest.approx(logged_rate, abs=0.006)
+    # Policies learn to show expensive items, also with privacy.
+    assert all(value[i] > logged_rate for i in (3, 6, 9))
     assert "exact       epsilon 20, delta 1e-06" in output and "status      proven" in output
     assert "the certificate does not cover them" in output
 
 
-def test_training_on_a_log_is_ridge_regression_on_what_was_shown(clicks):
+def test_training_on_a_log_is_ridge_regression_on_the_shown_items(clicks):
     logs = [open_bandit.read(clicks, campaign) for campaign in open_bandit.CAMPAIGNS]
     theta, certificate = open_bandit.train(logs, None, 0)
     assert certificate.status == "none"
@@ -287,7 +299,7 @@ def test_training_on_a_log_is_ridge_regression_on_what_was_shown(clicks):
     np.testing.assert_allclose(theta, np.linalg.solve(gram, x.T @ y), rtol=1e-9)
 
 
-def test_noise_follows_the_seed_and_a_deployment_has_none(clicks):
+def test_simulated_noise_depends_on_the_seed_and_deployed_noise_has_no_seed(clicks):
     logs = [open_bandit.read(clicks, campaign) for campaign in open_bandit.CAMPAIGNS]
     first, certificate = open_bandit.train(logs, 5.0, 3)
     again, _ = open_bandit.train(logs, 5.0, 3)
@@ -304,18 +316,20 @@ def test_noise_follows_the_seed_and_a_deployment_has_none(clicks):
 @pytest.mark.parametrize("protocol", open_bandit.SERVERS.values())
 def test_less_noise_makes_policies_more_alike(clicks, protocol):
     logs = [open_bandit.read(clicks, campaign) for campaign in open_bandit.CAMPAIGNS]
-    given = logs, logs, 0.34
-    little, much = (open_bandit.agreement(*given, e, protocol, draws=20) for e in (200.0, 1.0))
-    assert little > 0.9 and 0.3 < much < little
+    with_little_noise, with_much_noise = (
+        open_bandit.agreement(logs, logs, 0.34, epsilon, protocol, draws=20)
+        for epsilon in (200.0, 1.0)
+    )
+    assert with_little_noise > 0.9 and 0.3 < with_much_noise < with_little_noise
     theta, certificate = open_bandit.train(logs, 200.0, None, protocol)
     assert np.isfinite(theta).all() and certificate.status == "proven"
     assert certificate.exact.epsilon <= 200.0 * (1 + 1e-9)
 
 
-def test_policies_show_the_best_items_alike(clicks):
+def test_policies_show_the_best_items_with_equal_probability(clicks):
     log = open_bandit.read(clicks, "all")
     theta = np.zeros(15)
-    theta[1] = 1.0  # price, whoever visits
+    theta[1] = 1.0  # the score is the price, for every user
     policy = open_bandit.best_of(log, theta, 0.34)
     assert (policy == [0, 0, 0, 0, 0.5, 0.5]).all()
     assert open_bandit.best_of(log, theta, 0.0).sum(axis=1).tolist() == [1.0] * 300
@@ -325,11 +339,11 @@ def test_policies_show_the_best_items_alike(clicks):
 
 @pytest.mark.slow
 def test_open_bandit_on_real_rows(tmp_path):
-    output = play(open_bandit, real("obd"), tmp_path / "plot.png", "--epsilon", "10")
+    output = run(open_bandit, real("obd"), tmp_path / "plot.png", "--epsilon", "10")
     assert re.search(r"^women +46 +5000, 5000 +15, 31$", output, re.MULTILINE)
     uniform, free, *private = re.findall(r"inverse propensity +(\S+) +\S+  (\S+) to (\S+)", output)
     assert uniform[0] == "5.07"  # 76 clicks of 15 000
-    # What docs/applied.md concludes: nobody can tell these policies apart.
+    # Conclusion of docs/applied.md: the intervals do not distinguish these policies.
     assert len(private) == 3
     for value, low, high in (free, *private):
         assert float(low) < 5.07 < float(high) and float(low) < float(value)

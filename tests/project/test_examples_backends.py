@@ -1,4 +1,4 @@
-"""examples/backends: fastfed as a part of coba and of a class like mabwiser's."""
+"""The examples of examples/backends use fastfed in coba, and in a class with mabwiser's methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "backends"
 
 @pytest.fixture
 def example(monkeypatch):
-    """Return the example's module by name."""
+    """Return a function that imports a module of the examples by name."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module
 
@@ -35,50 +35,52 @@ def mabwiser():
 
 # ---- coba ---------------------------------------------------------------------------------------
 
+#: (terms of features, keys of the environment) of streams for coba.
 STREAMS = [
     (["a"], {"n_context_features": 0, "n_action_features": 5}),
     ([1, "a", "ax"], {"n_context_features": 4, "n_action_features": 3}),
     ([1, "a", "ax"], {"n_context_features": 0, "n_action_features": 3}),
-    # Actions as unit vectors: whatever was not played yet ties with the rest.
+    # Actions are unit vectors: all actions that were not chosen yet have equal scores.
     ([1, "a", "ax"], {"n_context_features": 3, "n_action_features": 0}),
     ([0.5, "xa", "x", 2], {"n_context_features": 3, "n_action_features": 0}),
     ([1, "x", "xxa", "a"], {"n_context_features": 3, "n_action_features": 2}),
 ]
 
 
-def offers(coba, rounds, seed=1, actions=8, **keys):
+def interactions_of(coba, rounds, seed=1, actions=8, **keys):
+    """Return the interactions of a synthetic linear environment of coba."""
     environment = coba.Environments.from_linear_synthetic(
         rounds, n_actions=actions, seed=seed, **keys
     )
     return list(environment[0].read())
 
 
-def play(learner, interactions):
-    """Return (action, its probability) of every round."""
+def run(learner, interactions):
+    """Run a learner, and return (action, probability of the action) for every round."""
     collected = []
     for i in interactions:
-        action, chance = learner.predict(i["context"], i["actions"])
-        learner.learn(i["context"], action, i["rewards"](action), chance)
-        collected.append((action, chance))
+        action, probability = learner.predict(i["context"], i["actions"])
+        learner.learn(i["context"], action, i["rewards"](action), probability)
+        collected.append((action, probability))
     return collected
 
 
 @pytest.mark.parametrize(("terms", "keys"), STREAMS, ids=lambda v: str(v)[:40])
 @pytest.mark.parametrize("alpha", [*(pytest.param(a, marks=pytest.mark.slow) for a in (0, 2)), 0.3])
-def test_decisions_are_those_of_cobas_own_learner(coba, example, terms, keys, alpha):
+def test_decisions_equal_those_of_the_learner_in_coba(coba, example, terms, keys, alpha):
     ours = example("coba_linucb").LinUCBLearner(alpha, terms, seed=7)
     theirs = coba.LinUCBLearner(alpha, terms, seed=7)
-    stream = offers(coba, 200, **keys)
-    chosen = play(ours, stream)
-    assert chosen == play(theirs, stream)
+    stream = interactions_of(coba, 200, **keys)
+    chosen = run(ours, stream)
+    assert chosen == run(theirs, stream)
     assert len({tuple(action) for action, _ in chosen}) > 2
     last = stream[-1]
     for action in last["actions"]:
-        given = last["context"], last["actions"], action
-        assert ours.score(*given) == theirs.score(*given)
+        arguments = last["context"], last["actions"], action
+        assert ours.score(*arguments) == theirs.score(*arguments)
 
 
-def test_features_are_cobas(coba, example):
+def test_features_equal_those_of_coba(coba, example):
     from coba.encodings import InteractionsEncoder
 
     features = example("coba_linucb").Features
@@ -89,7 +91,7 @@ def test_features_are_cobas(coba, example):
     assert features(["a"], None).rows(None, [3, 4]).tolist() == [[3.0], [4.0]]
 
 
-def test_what_coba_refuses_is_refused(coba, example):
+def test_data_that_coba_refuses_are_refused(coba, example):
     from coba.exceptions import CobaException
 
     for context, actions in (
@@ -123,14 +125,14 @@ def test_both_learners_run_in_an_experiment(coba, example):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))])
-def test_a_copied_learner_goes_on_alike(coba, example, copied):
-    stream = offers(coba, 60, n_context_features=2, n_action_features=2)
+def test_a_copy_of_a_learner_makes_the_same_decisions(coba, example, copied):
+    stream = interactions_of(coba, 60, n_context_features=2, n_action_features=2)
     learner = example("coba_linucb").LinUCBLearner()
-    play(learner, stream[:30])
-    assert play(copied(learner), stream[30:]) == play(learner, stream[30:])
+    run(learner, stream[:30])
+    assert run(copied(learner), stream[30:]) == run(learner, stream[30:])
 
 
-def test_the_private_learner_keeps_its_budget_and_its_rules(coba, example):
+def test_the_private_learner_respects_its_budget_and_refuses_other_actions(coba, example):
     from coba.exceptions import CobaException
 
     private = example("coba_linucb").PrivateLinUCBLearner
@@ -139,9 +141,9 @@ def test_the_private_learner_keeps_its_budget_and_its_rules(coba, example):
     certificate = learner.certificate
     assert certificate.status == "proven" and certificate.unit == "user"
     assert certificate.exact.epsilon <= 2.0 and certificate.exact.delta == 1e-5
-    stream = offers(coba, 41, n_context_features=0, n_action_features=5)
-    # Deployed noise comes from the operating system: two runs do not play alike.
-    assert play(learner, stream[:40]) != play(private(40, 5, **keys), stream[:40])
+    stream = interactions_of(coba, 41, n_context_features=0, n_action_features=5)
+    # Deployed noise comes from the operating system, so two runs differ.
+    assert run(learner, stream[:40]) != run(private(40, 5, **keys), stream[:40])
     with pytest.raises(InputError, match="the plan ends after round 40"):
         learner.predict(None, stream[40]["actions"])
     other = private(40, 5, **keys)
@@ -151,33 +153,36 @@ def test_the_private_learner_keeps_its_budget_and_its_rules(coba, example):
         other.learn(None, wrong, 1.0, 1.0)
 
 
-def test_the_private_learner_learns_where_the_budget_is_generous(coba, example):
+def test_the_private_learner_learns_with_a_large_budget(coba, example):
     private = example("coba_linucb").PrivateLinUCBLearner
-    stream = offers(coba, 1500, actions=10, n_context_features=0, n_action_features=5, seed=3)
+    stream = interactions_of(
+        coba, 1500, actions=10, n_context_features=0, n_action_features=5, seed=3
+    )
     learner = private(
         1500, 5, 50.0, 1e-3, batch_size=10, norm=5**0.5, features=["a"], radius_multiplier=0.1
     )
-    earned = [
-        i["rewards"](action) for i, (action, _) in zip(stream, play(learner, stream), strict=True)
+    rewards = [
+        i["rewards"](action) for i, (action, _) in zip(stream, run(learner, stream), strict=True)
     ]
-    by_chance = [np.mean([i["rewards"](action) for action in i["actions"]]) for i in stream]
-    assert np.mean(earned[750:]) > np.mean(by_chance[750:]) + 0.1
+    mean_rewards = [np.mean([i["rewards"](action) for action in i["actions"]]) for i in stream]
+    assert np.mean(rewards[750:]) > np.mean(mean_rewards[750:]) + 0.1
 
 
 # ---- mabwiser -----------------------------------------------------------------------------------
 
 
-def rows(draw, arms, n, d):
+def random_rows(draw, arms, n, d):
+    """Return n random (arms, rewards, contexts) with d features."""
     return (
         [arms[i] for i in draw.integers(0, len(arms), n)],
         draw.uniform(size=n).tolist(),
-        (draw.normal(size=(n, d))),
+        draw.normal(size=(n, d)),
     )
 
 
 @pytest.mark.parametrize(("alpha", "l2_lambda"), [(1.0, 1.0), (0.25, 3.5), (2, 0.01), (0, 1)])
 @pytest.mark.parametrize("d", [1, 6, 40])
-def test_predictions_are_those_of_mabwiser(mabwiser, example, alpha, l2_lambda, d):
+def test_predictions_equal_those_of_mabwiser(mabwiser, example, alpha, l2_lambda, d):
     draw, arms = np.random.default_rng(d), ["red", "green", "blue", "white", "grey"]
     policy = mabwiser.LearningPolicy.LinUCB(alpha=alpha, l2_lambda=l2_lambda)
     pair = (
@@ -186,7 +191,8 @@ def test_predictions_are_those_of_mabwiser(mabwiser, example, alpha, l2_lambda, 
     )
     contexts = draw.normal(size=(30, d))
 
-    def agree():
+    def check_agreement():
+        """Check that both bandits give equal expectations and predictions."""
         theirs, ours = (bandit.predict_expectations(contexts) for bandit in pair)
         assert [list(row) for row in ours] == [list(row) for row in theirs] and len(ours) == 30
         for mine, other in zip(ours, theirs, strict=True):
@@ -198,28 +204,28 @@ def test_predictions_are_those_of_mabwiser(mabwiser, example, alpha, l2_lambda, 
     def both(method, *arguments):
         for bandit in pair:
             getattr(bandit, method)(*arguments)
-        agree()
+        check_agreement()
 
-    both("partial_fit", *rows(draw, arms[:3], 12, d))  # "white" and "grey" have seen nothing
+    both("partial_fit", *random_rows(draw, arms[:3], 12, d))  # "white" and "grey" have no rows
     for _ in range(20):
-        both("partial_fit", *rows(draw, arms[:4], 1, d))
+        both("partial_fit", *random_rows(draw, arms[:4], 1, d))
     both("add_arm", "black")
-    both("partial_fit", *rows(draw, ["black", "grey"], 7, d))
+    both("partial_fit", *random_rows(draw, ["black", "grey"], 7, d))
     both("remove_arm", "green")
-    both("partial_fit", *rows(draw, ["black", "red"], 3, d))
-    both("fit", *rows(draw, arms[2:], 50, d))  # what came before is forgotten
+    both("partial_fit", *random_rows(draw, ["black", "red"], 3, d))
+    both("fit", *random_rows(draw, arms[2:], 50, d))  # earlier rows are forgotten
 
 
-def test_an_arm_without_rows_is_mabwisers_or_ridge_regressions(mabwiser, example):
+def test_an_arm_without_rows_is_estimated_as_by_mabwiser_or_by_ridge_regression(mabwiser, example):
     linucb, x = example("mabwiser_linucb").LinUCB, [[3.0, 4.0]]
-    given = ["a"], [1.0], [[1.0, 0.0]]
+    row = ["a"], [1.0], [[1.0, 0.0]]
     policy = mabwiser.LearningPolicy.LinUCB(alpha=1.0, l2_lambda=4.0)
     theirs = mabwiser.MAB(["a", "b"], policy)
-    theirs.fit(*given)
+    theirs.fit(*row)
     assert theirs.predict_expectations(x)["b"] == pytest.approx(10.0)
     for untrained, expected in (("mabwiser", 10.0), ("ridge", 2.5)):
         ours = linucb(["a", "b"], 1.0, 4.0, untrained=untrained)
-        ours.fit(*given)
+        ours.fit(*row)
         assert ours.predict_expectations(x)["b"] == pytest.approx(expected)
         ours.partial_fit(["b"], [0.0], [[0.0, 1.0]])
         theirs.partial_fit(["b"], [0.0], [[0.0, 1.0]])
@@ -227,7 +233,7 @@ def test_an_arm_without_rows_is_mabwisers_or_ridge_regressions(mabwiser, example
     assert theirs.predict_expectations(x)["b"] == pytest.approx(np.sqrt(9 / 4 + 16 / 6))
 
 
-def test_the_class_like_mabwisers_needs_no_mabwiser(example):
+def test_the_class_with_the_methods_of_mabwiser_does_not_need_mabwiser(example):
     draw, linucb = np.random.default_rng(0), example("mabwiser_linucb").LinUCB
     bandit, x, y = linucb([0, 1], 0.5, 2.0), draw.normal(size=(9, 3)), draw.normal(size=9)
     bandit.partial_fit([0] * 9, y, x)
@@ -238,7 +244,7 @@ def test_the_class_like_mabwisers_needs_no_mabwiser(example):
     assert bandit.predict(x[:1]) in (0, 1) and bandit.predict(x)[0] == bandit.predict(x[:1])
 
 
-def test_bad_rows_are_refused_and_nothing_is_learnt(example):
+def test_invalid_rows_are_refused_and_nothing_is_learned(example):
     linucb = example("mabwiser_linucb").LinUCB
     for arguments, message in (
         (([],), "arms must be distinct, and at least one"),
@@ -269,16 +275,16 @@ def test_bad_rows_are_refused_and_nothing_is_learnt(example):
     assert bandit.predict_expectations([[1.0, 1.0]]) == before
 
 
-# ---- what they print ----------------------------------------------------------------------------
+# ---- output of the examples ----------------------------------------------------------------------
 
 
 def test_the_examples_run(coba, example, capsys):
     example("mabwiser_linucb").main()
     assert capsys.readouterr().out.startswith("Arm2 ")
     example("coba_linucb").main(rounds=200)
-    shown = capsys.readouterr().out
-    theirs, ours = (line.split()[-1] for line in shown.splitlines()[1:3])
-    assert theirs == ours and "status      proven" in shown
+    output = capsys.readouterr().out
+    theirs, ours = (line.split()[-1] for line in output.splitlines()[1:3])
+    assert theirs == ours and "status      proven" in output
 
 
 def test_the_benchmark_runs(coba, mabwiser, example, capsys):
@@ -298,16 +304,16 @@ def test_the_benchmark_of_kernels_runs(example, capsys):
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_all_players_runs(coba, mabwiser, example, capsys, monkeypatch):
+def test_the_benchmark_of_all_implementations_runs(coba, mabwiser, example, capsys, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     example("benchmark").main(
         ["--all", "--blocks", "1", "--seconds", "0.01", "--sizes", "4x3", "5x2"]
     )
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    actual = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in rows}
-    assert {"NumPy", "`kernels`", "`LinUCB`", "coba", "mabwiser"} < set(actual)
+    agreement = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in rows}
+    assert {"NumPy", "`kernels`", "`LinUCB`", "coba", "mabwiser"} < set(agreement)
     for name in ("the same under numba.njit", "`kernels`, trusted", "coba"):
-        same, compared = actual[name].split(" of ")
+        same, compared = agreement[name].split(" of ")
         assert same == compared and int(compared) > 50, name
 
 

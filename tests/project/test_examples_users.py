@@ -1,4 +1,4 @@
-"""The scripts of examples/users, written for four kinds of newcomers, run and print results."""
+"""The scripts of examples/users, for four kinds of users, run and print results."""
 
 from __future__ import annotations
 

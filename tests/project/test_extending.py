@@ -1,4 +1,4 @@
-"""The example packages of docs/extending.md run next to fastfed and keep their promises."""
+"""The example packages of docs/extending.md work with fastfed, and their privacy claims hold."""
 
 import json
 import math

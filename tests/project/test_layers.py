@@ -1,4 +1,4 @@
-"""Modules import only modules of lower layers; the source of every module is checked."""
+"""Modules import only modules of the layers in ALLOWED; every source file is checked."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from fastfed import _display
 
 ROOT = Path(fastfed.__file__).parent
 SHARED = {"_validate", "_random", "_kernels", "kernels", "__init__"}
-# Layers that each layer may import besides itself. The CLI may import all layers.
+#: For each layer, the other layers that it may import. The CLI may import all layers.
 ALLOWED = {
     "_kernels": set(),
     "_validate": set(),
@@ -128,7 +128,7 @@ def layers_named(path: Path):
 
 
 def test_no_layer_reaches_a_higher_one_by_name():
-    """Neither a string for `import_module` nor a lazy name of the package leads to one."""
+    """Modules name higher layers neither as strings nor as attributes of fastfed."""
     for layer, relative, path in modules():
         if layer in ALLOWED:
             entry_points = {"algorithms", "environments", "mechanisms", "scores"}

@@ -1,4 +1,4 @@
-"""The pages use no phrase that the house bans, and the script finds planted ones."""
+"""The pages use no phrase that tests/prose.py bans, and `scripts/prose` finds planted phrases."""
 
 import prose
 import pytest

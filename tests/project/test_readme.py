@@ -196,11 +196,11 @@ def test_the_readme_shows_the_output_of_its_command(tmp_path):
     assert "undecided for silo-level LDP" in " ".join(README.split())
     alone, server = (results[c].final()["mean"] for c in ("each silo alone", "trusted server"))
     assert "about a ninth" in " ".join(README.split()) and 8 < alone / server < 10
-    tried = tmp_path / "tried.toml"
-    tried.write_text(
+    changed_spec = tmp_path / "changed.toml"
+    changed_spec.write_text(
         re.sub(r'(protocol = "silo-ldp"\n)', r"\1intercept = 8.0\nsieve = 0.1\n", spec.read_text())
     )
-    _, results = run(tried, "tried")
+    _, results = run(changed_spec, "changed")
     final = results["silo-level LDP"].final()
     shown = f"LDP has {final['mean']:,.0f} ± {final['stderr']:.0f}.".replace(",", " ")
     assert shown in " ".join(README.split())

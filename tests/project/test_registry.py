@@ -1,4 +1,4 @@
-"""Packages add names by entry points, which are loaded when needed and refused if broken."""
+"""Packages add names by entry points, which are loaded on use and refused if broken."""
 
 import json
 import re
@@ -32,10 +32,10 @@ def values(*given):
 """
 
 
-def check(name, found):
-    if not isinstance(found, int):
-        raise must_be("a whole number", found)
-    return found
+def check(name, entry):
+    if not isinstance(entry, int):
+        raise must_be("a whole number", entry)
+    return entry
 
 
 @pytest.fixture
@@ -311,8 +311,8 @@ def test_an_exception_in_a_package_is_reported_with_the_package_name(numbers):
         1 / 0  # noqa: B018
 
 
-def test_each_planted_fault_has_one_place():
-    """`scripts/mutants --list` plants a fault where its text occurs, which changes may move."""
+def test_the_text_of_each_planted_fault_occurs_once():
+    """`scripts/mutants --list` plants a fault in place of this text, which a change may move."""
     root = Path(__file__).resolve().parents[2]
     faults = tomllib.loads((root / "scripts/faults.toml").read_text(encoding="utf-8"))["fault"]
     assert len(faults) == 60
