@@ -276,14 +276,16 @@ def serve_couriers(process: Any, courier: Path, every: float, log: Any) -> None:
     "--dataset", help="Dataset that the ledger charges, as given to `fastfed deploy join`."
 )
 @click.option("--ledger", type=click.Path(dir_okay=False), help="Path of the ledger, if it moved.")
-@click.option("--replay", type=FILE, help="Source (TOML) of past records to rehearse with.")
+@click.option(
+    "--replay", type=FILE, help="Source (TOML) of past records to replay, for a rehearsal."
+)
 @click.option("--metrics", type=PORT, help="Port on this machine for GET /metrics.")
 @click.option("--page", type=PORT, help="Port on this machine for a status page and GET /metrics.")
 @click.option(
     "--keep",
     metavar="DAYS",
     type=Days(min=0.0, max=36500.0),
-    help="Erase records that many days after they are released. By default none is erased.",
+    help="Erase records this number of days after their release. By default none is erased.",
 )
 @party
 def silo(

@@ -35,8 +35,8 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
     fault (fault-...), or "all". "list" lists all audits, and what each of them attacks. An audit
     runs the implementation on two neighbouring datasets. Its result is a lower bound on the true
     epsilon with 95 % confidence. "caught" means that the bound is above the claim. "pass" means
-    that these runs did not refute the claim; this does not prove privacy. A few trials cannot
-    refute any claim: the largest bound that they can give is then shown.
+    that these runs did not refute the claim; this does not prove privacy. If the trials are too few
+    to refute any claim, the largest bound that they can give is shown.
     """
     from fastfed.simulation.audit import AUDITS, FAULTY, run_audit
 
@@ -115,8 +115,8 @@ SIZED = ("vector-sum", "vector-batches", "secure-sum")
               "silos.")  # fmt: skip
 @click.option("--dimension", type=int, metavar="D", help="Dimension of the features.")
 @click.option("--sensitivity", type=float, metavar="S",
-              help="Largest change of one release between neighbouring datasets (default: that "
-              "of the mechanism's statistic).")  # fmt: skip
+              help="Largest change of one release between neighbouring datasets (default: for the "
+              "statistic of the mechanism).")  # fmt: skip
 @json_option
 def calibrate(
     mechanism: str,
@@ -143,7 +143,7 @@ def calibrate(
 
     For other data: gaussian (sums of unit vectors, with a record in every release), laplace (any
     statistic, L1 sensitivity), exponential (a choice, by Gumbel noise on costs), noisy-argmin
-    (experts: noise on scores of which only the index of the least is released).
+    (experts: noise on scores; only the index of the least score is released).
 
     "list" lists all mechanisms, with their units and the quantity that noise_std refers to.
     --sensitivity is for gaussian, noisy-argmin, laplace and exponential.
@@ -362,7 +362,7 @@ def _print(advice: Advice) -> None:
             rows,
             right=(1, 2, 3, 4, 5),
         )
-        # Candidates with a remark were dropped before the simulations; name each kind only once.
+        # Candidates with a remark were not simulated; print each protocol and release only once.
         unsimulated = [
             candidate
             for candidate in advice.candidates
@@ -372,7 +372,7 @@ def _print(advice: Advice) -> None:
             candidate.label.partition(f", {candidate.batches}")[0] for candidate in unsimulated
         )
         if kinds:
-            click.echo(f"more noise with the same batches, so not simulated: {'; '.join(kinds)}")
+            click.echo(f"not simulated because of more noise: {'; '.join(kinds)}")
         if any(", sieve" in c.label for c in advice.candidates if c.trust == verdict.trust):
             click.echo("sieve below 0.3: less exploration, with the same bound")
     click.echo()
