@@ -338,59 +338,53 @@ class SuccessiveHalving:
         first_replicate, self.replicate = self.replicate, self.replicate + size.replicates
         marks = self.marks
         last_mark = int(np.searchsorted(marks, size.rounds))
-        # Groups of contenders run in parallel, because threads inside one simulation would wait for
-        # each other at every release. Results do not depend on the grouping.
-        kinds = list(dict.fromkeys(e.kind for e in contenders))
-        groups = [[i for i, e in enumerate(contenders) if e.kind == kind] for kind in kinds]
-        parts = [
-            (kind, part)
-            for kind, group in enumerate(groups)
-            for part in _parts(group, self.threads // size.replicates)
-        ]
         times = self.silos / size.silos
-        environments = [
-            contenders[group[0]].environment(self.environment, times) for group in groups
-        ]
         plans = [
             scaled_plan(e.plan, e.node, size.silos, bits=bits)
             if e.federated
             else replace(e.plan, silos=size.silos)  # independent silos: a sample of all
             for e in contenders
         ]
+        # Contenders of one kind share an environment. They are split into parts that run in
+        # parallel, because threads inside one simulation would wait for each other at every
+        # release. Results do not depend on the split.
+        parts: list[tuple[Environment, list[int]]] = []
+        for kind in dict.fromkeys(e.kind for e in contenders):
+            group = [i for i, e in enumerate(contenders) if e.kind == kind]
+            environment = contenders[group[0]].environment(self.environment, times)
+            for part in _parts(group, self.threads // size.replicates):
+                parts.append((environment, part))
 
-        def job(work: tuple[int, int]) -> tuple[int, int, list[float]]:
-            """Simulate one group of contenders on one replicate, and return their regrets."""
-            replicate, part = work
-            kind, group = parts[part]
-            opened_environment = environments[kind].open(
-                self.seed, first_replicate + replicate, size.silos
-            )
-            assert isinstance(opened_environment, native_environments.Environment)
-            group_plans = [plans[i] for i in group]
+        def simulate(job: tuple[int, int]) -> list[float]:
+            """Simulate one part of the contenders on one replicate, and return their regrets."""
+            replicate, number = job
+            environment, part = parts[number]
+            opened = environment.open(self.seed, first_replicate + replicate, size.silos)
+            assert isinstance(opened, native_environments.Environment)
+            part_plans = [plans[i] for i in part]
             outcomes = dispatch.run(
-                opened_environment, group_plans, marks, threads=inner_threads, last=size.rounds
+                opened, part_plans, marks, threads=inner_threads, last=size.rounds
             )
             curves = [o.group_regret / size.silos for o in outcomes]
-            final_regrets = [
+            return [
                 _extended(curve, marks, last_mark, self.horizon, self.learns_since(plan))
-                for curve, plan in zip(curves, group_plans, strict=True)
+                for curve, plan in zip(curves, part_plans, strict=True)
             ]
-            return replicate, part, final_regrets
 
-        jobs = [(r, part) for r in range(size.replicates) for part in range(len(parts))]
+        jobs = [(r, number) for r in range(size.replicates) for number in range(len(parts))]
         inner_threads = max(1, self.threads // len(jobs))
-        finals = np.zeros((size.replicates, len(contenders)))
         facts = self.environment.facts(size.silos, self.horizon)
         memory_terms = [
             dispatch.of_pass(
-                environments[kind], facts, [plans[i] for i in group], len(marks), inner_threads
+                environment, facts, [plans[i] for i in part], len(marks), inner_threads
             )
-            for kind, group in parts
+            for environment, part in parts
         ]
         workers = that_fit(max(memory_terms, key=total), min(self.threads, len(jobs)))
+        finals = np.zeros((size.replicates, len(contenders)))
         with ThreadPoolExecutor(workers) as pool:
-            for replicate, part, final_regrets in pool.map(job, jobs):
-                finals[replicate, parts[part][1]] = final_regrets
+            for (replicate, number), regrets in zip(jobs, pool.map(simulate, jobs), strict=True):
+                finals[replicate, parts[number][1]] = regrets
         return finals
 
     def difference(self, a: str, b: str) -> tuple[float, float]:
