@@ -64,7 +64,7 @@ class Displayed:
 
 
 class Located:
-    """Mixin whose error for an attribute that does not exist says where its value is.
+    """Mixin whose error for an attribute or key that does not exist says where its value is.
 
     A class that has it implements `where_is`.
     """
@@ -86,3 +86,10 @@ class Located:
             where = "" if name.startswith("_") else self.where_is(name)
             message = f"{type(self).__name__} has no attribute {name!r}"
             raise AttributeError(f"{message}: write {where}" if where else message)
+
+        def __getitem__(self, key: Any) -> Any:
+            """Raise TypeError for a key, with the expression to write instead."""
+            name = str(key)
+            where = f".{name}" if hasattr(type(self), name) else self.where_is(name)
+            hint = f": write {where}" if where else ""
+            raise TypeError(f"{type(self).__name__} has attributes, no keys, got {key!r}{hint}")

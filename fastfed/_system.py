@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import numpy as np
 
-from fastfed._display import Displayed
+from fastfed._display import Displayed, Located
 from fastfed._validate import InputError, listed, nearest, plain, show, unquoted
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
@@ -49,7 +49,7 @@ def account(plan: Any, problem: Any) -> Certificate:
 
 
 @dataclass(frozen=True, repr=False)
-class System(Displayed):
+class System(Displayed, Located):
     """One curve of an experiment: its plan and the certificate of that plan.
 
     Parameters
@@ -79,6 +79,12 @@ class System(Displayed):
     def __post_init__(self) -> None:
         """Check that the certificate agrees with the plan's numbers."""
         object.__setattr__(self, "certificate", agreed(self.plan, self.certificate))
+
+    def where_is(self, name: str) -> str:
+        """Return the expression that reads ``name`` from the certificate; "" if it has none."""
+        if name in Certificate.__struct_fields__ or hasattr(Certificate, name):
+            return f"system.certificate.{name}"
+        return self.certificate.where_is(name).replace("certificate.", "system.certificate.")
 
     def __repr__(self) -> str:
         """Return algorithm, protocol, sizes and privacy status."""

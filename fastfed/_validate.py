@@ -7,6 +7,7 @@ of objects that release private data and must not be duplicated.
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import os
 import re
@@ -16,7 +17,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 from unicodedata import category
 
 import numpy as np
@@ -110,6 +111,35 @@ def unknown_argument(word: str, options: Iterable[str]) -> str:
     names = list(options)
     hint = f"; here it is called {ours}" if ours in names else listed(word, names, "there are")
     return f'unknown argument "{word}"{hint}'
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def with_example(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a public function: a call that does not fit its signature is answered by an example.
+
+    Python's TypeError is raised again, with the argument that an unknown keyword may mean, or else
+    with ``example``.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*arguments: P.args, **keys: P.kwargs) -> R:
+            try:
+                return function(*arguments, **keys)
+            except TypeError as error:
+                if not str(error).startswith(f"{function.__qualname__}() "):
+                    raise
+                signature = inspect.signature(function)
+                unknown = next((key for key in keys if key not in signature.parameters), "")
+                hint = unknown and nearest(unknown, signature.parameters)
+                raise TypeError(f"{error}{hint or f': write {example}'}") from None
+
+        return call
+
+    return decorate
 
 
 #: Words for parties and protocols, and the values that they may mean, the first that is an option.

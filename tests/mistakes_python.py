@@ -11,6 +11,7 @@ from mistakes import Mistake
 from mistakes_specs import SPEC
 
 from fastfed import Budget
+from fastfed.privacy import winsorized_mean
 
 Make = Callable[[Path], Any]
 WORLD = {"kind": "sphere", "dimension": 3, "actions": 5}
@@ -401,8 +402,91 @@ PRIVACY = [
     Mistake(
         "calibrate by epsilon and delta",
         fastfed("calibrate", "gaussian", epsilon=1.0, delta=1e-5),
-        ("'epsilon'",),
+        ("'epsilon'", "fastfed.Budget(1.0, 1e-6)"),
         error=TypeError,
+    ),
+    Mistake(
+        "calibrate by two numbers and releases",
+        fastfed("calibrate", "gaussian-tree", 1.0, 1e-6, releases=400),
+        ("'releases'", "fastfed.Budget(1.0, 1e-6)"),
+        error=TypeError,
+    ),
+    Mistake(
+        "calibrate for release=",
+        fastfed("calibrate", "gaussian-tree", BUDGET, release=4),
+        ("'release'", 'mean "releases"'),
+        error=TypeError,
+    ),
+    Mistake(
+        "plan(10, 500, 5)",
+        fastfed("plan", 10, 500, 5),
+        ("positional", "fastfed.plan(silos=50"),
+        error=TypeError,
+    ),
+    Mistake(
+        "make_system of a table",
+        fastfed("make_system", {"algorithm": "fedlinucb"}),
+        ("'horizon'", 'fastfed.make_system("private-fedlinucb"'),
+        error=TypeError,
+    ),
+    Mistake(
+        "a winsorized mean by position",
+        lambda folder: winsorized_mean(np.zeros((9, 3)), 1.0),
+        ("positional", "epsilon=1.0, delta=1e-6, radius="),
+        error=TypeError,
+    ),
+    Mistake(
+        "an epsilon as a key of a system's certificate",
+        lambda folder: system().certificate["epsilon"],
+        ("'epsilon'", "certificate.exact.epsilon"),
+        error=TypeError,
+    ),
+    Mistake(
+        "an epsilon as a key of a guarantee",
+        lambda folder: system().certificate.exact["epsilon"],
+        ("'epsilon'", "write .epsilon"),
+        error=TypeError,
+    ),
+    Mistake(
+        "the epsilon of a system",
+        lambda folder: system().epsilon,
+        ("'epsilon'", "system.certificate.exact.epsilon"),
+        error=AttributeError,
+    ),
+    Mistake(
+        "an event of a certificate",
+        lambda folder: system().certificate.to_dp_event(),
+        ("'to_dp_event'", "certificate.exact.to_dp_event()"),
+        error=AttributeError,
+    ),
+    Mistake(
+        "an event of a stored certificate",
+        results(lambda r: r["LDP"].certificate.to_dp_event()),
+        ("'to_dp_event'", "Certificate.from_builtins(certificate).exact"),
+        error=AttributeError,
+    ),
+    Mistake(
+        "results.df",
+        results(lambda r: r.df),
+        ("'df'", "results.to_frame()"),
+        error=AttributeError,
+    ),
+    Mistake(
+        "the regret of a curve",
+        results(lambda r: r["LDP"].regret),
+        ("'regret'", 'curve.final()["mean"]'),
+        error=AttributeError,
+    ),
+    Mistake(
+        "the epsilon of a curve",
+        results(lambda r: r["LDP"].epsilon),
+        ("'epsilon'", 'curve.parameters["epsilon"]'),
+        error=AttributeError,
+    ),
+    Mistake(
+        "select a batch size where none is set",
+        results(lambda r: r.select(label="alone").select(batch_size=9)),
+        ("batch_size = 9", "there are unset"),
     ),
     Mistake(
         "calibrate a shuffle without users",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._random import check_seed
-from fastfed._validate import InputError, choice, integer, number, show
+from fastfed._validate import InputError, choice, integer, number, show, with_example
 from fastfed.advice.answer import (
     FAILS_FOR_ALL,
     ONE_ACTION,
@@ -97,6 +97,7 @@ REPLICATES = {"screened": (2, 1), "refined": (3, 2), "final": (6, 4)}
 REPLICATES_IF_SILOS_DIFFER = {"screened": 1, "refined": 1, "final": 3}
 
 
+@with_example("fastfed.plan(silos=50, horizon=400, dimension=3, epsilon=1.0, delta=1e-5)")
 def plan(
     *,
     silos: int | None = None,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, with_example
 from fastfed.experiments import Figure, figure_ids, with_panels
 from fastfed.experiments.specs import sized_experiment
 from fastfed.reporting.figure import read_source
@@ -27,6 +27,7 @@ from fastfed.simulation.run import layout_for, left_to_run, run
 ALL = "all"
 
 
+@with_example('fastfed.reproduce(["zc24-fig3a"], "out")')
 def reproduce(
     figures: str | Iterable[str],
     output: str | Path,

@@ -156,7 +156,7 @@ def noise_claim(
     return ClaimCondition(f"{text} ({note})" if note else text, False)
 
 
-class Guarantee(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
+class Guarantee(Located, msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """The pair (epsilon, delta) of a claim or of an exact account.
 
     Parameters
@@ -188,6 +188,10 @@ class Guarantee(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defau
         msgspec.structs.force_setattr(self, "epsilon", epsilon)
         msgspec.structs.force_setattr(self, "delta", delta)
         msgspec.structs.force_setattr(self, "mu", mu)
+
+    def where_is(self, name: str) -> str:
+        """Return an empty text: a guarantee has no values inside of other objects."""
+        return ""
 
     @property
     def rho(self) -> float | None:
@@ -342,6 +346,8 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
 
     def where_is(self, name: str) -> str:
         """Return where to find attribute ``name`` of a guarantee; empty for other attributes."""
+        if name == "to_dp_event":
+            return "certificate.exact.to_dp_event()"
         if name not in (*Guarantee.__struct_fields__, "rho"):
             return ""
         return f"certificate.exact.{name} (what holds) or certificate.claimed.{name}"

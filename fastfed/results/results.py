@@ -46,6 +46,15 @@ def means(counts: np.ndarray) -> list[float]:
 # ---- Curves and results --------------------------------------------------------------------------
 
 
+#: Names that other libraries use for tables of results -> what to write here.
+TABLES = {
+    **dict.fromkeys(("df", "frame", "dataframe", "to_pandas", "to_df"), "results.to_frame()"),
+    "summary": 'results.to_frame("summary")',
+    "to_csv": "results.to_frame().to_csv(path)",
+    "to_dict": "results.to_records()",
+}
+
+
 class UnknownKey(InputError, KeyError):
     """Raised if a certificate or results have no such key."""
 
@@ -63,6 +72,8 @@ class StoredCertificate(dict[str, Any], Displayed, Located):
         """Return the expression that reads a key of a certificate; empty for unknown keys."""
         if name in self:
             return f'certificate["{name}"]'
+        if name in ("to_dp_event", "epsilon_at", "delta_at"):
+            return f"fastfed.privacy.Certificate.from_builtins(certificate).exact.{name}(...)"
         if name not in ("epsilon", "delta", "mu"):
             return ""
         return f'certificate["exact"]["{name}"] (what holds) or certificate["claimed"]["{name}"]'
@@ -79,7 +90,7 @@ class StoredCertificate(dict[str, Any], Displayed, Located):
 
 
 @dataclass(frozen=True, repr=False)
-class CurveResult(Displayed):
+class CurveResult(Displayed, Located):
     """One curve of an experiment: regret and messages at the checkpoints, and its certificate.
 
     R is the number of replicates, and C the number of checkpoints. Properties such as ``bits_up``
@@ -236,6 +247,14 @@ class CurveResult(Displayed):
             "bytes_down": whole_bytes(self.bits_down_counts),
         }
 
+    def where_is(self, name: str) -> str:
+        """Return the expression that reads ``name`` of a curve; empty for unknown names."""
+        if name in ("regret", "final_regret"):
+            return 'curve.final()["mean"] or, at all checkpoints, curve.mean'
+        if name == "status":
+            return 'curve.certificate["status"]'
+        return f'curve.parameters["{name}"]' if name in vars(self).get("parameters", ()) else ""
+
     def final(self, divisor: float = 1.0) -> dict[str, float]:
         """Return the mean and standard error of the final group regret, divided by ``divisor``.
 
@@ -378,6 +397,8 @@ class Results(Displayed, Located):
 
     def where_is(self, name: str) -> str:
         """Return the expression that reads an attribute of a curve; empty for unknown ones."""
+        if name in TABLES:
+            return TABLES[name]
         known = hasattr(CurveResult, name) or name in (f.name for f in fields(CurveResult))
         return f"results.curves[0].{name} or results[label].{name}" if known else ""
 
@@ -825,10 +846,11 @@ def _nothing_selected(curves: Sequence[CurveResult], wanted: dict[str, Any]) -> 
         existing = [facts[name] for curve in curves if name in (facts := _facts(curve))]
         if not any(value in existing for value in values):
             distinct = [value for i, value in enumerate(existing) if value not in existing[:i]]
+            shown = ["unset" if value is None else show(value) for value in distinct[:SHOWN]]
             more = f" and {len(distinct) - SHOWN} more" if len(distinct) > SHOWN else ""
             return (
                 f"no curve has {name} = {' or '.join(map(show, values)) or '(an empty list)'}; "
-                f"there are {', '.join(map(show, distinct[:SHOWN]))}{more}"
+                f"there are {', '.join(shown)}{more}"
             )
     pairs = ", ".join(f"{name} = {' or '.join(map(show, v))}" for name, v in wanted.items())
     return f"no curve has all of {pairs}; each of these values occurs in some curve"

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastfed import _system, bandits, experts
 from fastfed._registry import Registry, must_be
-from fastfed._validate import InputError, integer
+from fastfed._validate import InputError, integer, with_example
 from fastfed.bandits.clocks import refuse_clock
 from fastfed.bandits.delays import refuse_delay
 from fastfed.environments import (
@@ -131,6 +131,10 @@ def check_keys(entry: _system.Algorithm, keys: Iterable[str]) -> None:
             raise InputError(f'unknown key "{key}" for {entry.id}; it is one of {system_names}')
 
 
+@with_example(
+    'fastfed.make_system("private-fedlinucb", silos=2, horizon=100, dimension=3, epsilon=1.0, '
+    "delta=1e-6)"
+)
 def make_system(
     algorithm: str,
     *,

@@ -10,7 +10,7 @@ import msgspec
 
 from fastfed._display import Displayed
 from fastfed._registry import Registry, first_line, must_be
-from fastfed._validate import InputError, choice, integer, number, show
+from fastfed._validate import InputError, choice, integer, number, show, with_example
 from fastfed.privacy.accounting.gdp import mu_of
 from fastfed.privacy.accounting.privacy_loss import largest_share
 from fastfed.privacy.certificate import rounded_up
@@ -395,6 +395,7 @@ MECHANISMS: Registry[Mechanism] = Registry(
 )
 
 
+@with_example('fastfed.calibrate("gaussian-tree", fastfed.Budget(1.0, 1e-6), releases=400)')
 def calibrate(
     mechanism: str,
     budget: Budget,

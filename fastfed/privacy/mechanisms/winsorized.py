@@ -19,7 +19,7 @@ from fastfed._kernels import rng
 from fastfed._random import BIAS_NOISE, check_seed
 from fastfed._roots import brentq
 from fastfed._sampling import Laplaces, Uniforms
-from fastfed._validate import InputError, array, choice, integer, number, show
+from fastfed._validate import InputError, array, choice, integer, number, show, with_example
 from fastfed.privacy.accounting.gdp import advanced
 from fastfed.privacy.accounting.privacy_loss import Part, composed_epsilon
 from fastfed.privacy.certificate import (
@@ -424,6 +424,7 @@ def _largest_epsilon_coordinate(budget: Budget, coordinates: int) -> float:
 # ---- the public function -------------------------------------------------------------------------
 
 
+@with_example("winsorized_mean(vectors, epsilon=1.0, delta=1e-6, radius=0.1)")
 def winsorized_mean(
     vectors: object,
     *,
