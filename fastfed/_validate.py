@@ -435,7 +435,9 @@ def array(
         if not fits:
             wanted = ", ".join("any" if s is None else str(s) for s in shape)
             wanted = f"({wanted},)" if len(shape) == 1 else f"({wanted})"
-            raise InputError(f"{name} must have shape {wanted}, got {result.shape}")
+            one_row = result.ndim == 1 and len(shape) == 2 and shape[1] in (None, len(result))
+            remedy = f": a single row is [{name}], in brackets" if one_row else ""
+            raise InputError(f"{name} must have shape {wanted}, got {result.shape}{remedy}")
     if finite and result.dtype.kind == "f" and not np.isfinite(result).all():
         index = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
         raise InputError(f"{name} must be finite, got {result[index]} at index {index}")

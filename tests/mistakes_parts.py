@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from mistakes import Mistake
 
+from fastfed import LinUCB
+
 Make = Callable[[Path], Any]
 
 
@@ -136,7 +138,23 @@ AGENTS = [
     Mistake(
         "one action as a vector",
         agent(lambda a: a.select([1.0, 0.0, 0.0])),
-        ("actions", "(any, 3)", "(3,)"),
+        ("actions", "(any, 3)", "(3,)", "[actions]"),
+    ),
+    Mistake(
+        "LinUCB(n_features=3)",
+        lambda folder: LinUCB(n_features=3),
+        ("'dimension'", "LinUCB(dimension=3)"),
+        error=TypeError,
+    ),
+    Mistake(
+        "replay of one set of actions",
+        agent(lambda a: a.replay(np.eye(3), np.zeros(10, int), np.zeros(10))),
+        ("contexts", "(n, K, d)", "[actions] * n"),
+    ),
+    Mistake(
+        "replay of actions counted from 1",
+        agent(lambda a: a.replay(np.zeros((9, 4, 3)), np.full(9, 4), np.zeros(9))),
+        ("actions", "K - 1 = 3", "got 4", "counted from 0"),
     ),
     Mistake(
         "no actions",

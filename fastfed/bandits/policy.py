@@ -33,6 +33,7 @@ from fastfed._validate import (
     show,
     unknown_argument,
     unmasked,
+    with_example,
 )
 from fastfed.bandits.linucb import Estimate, check_actions
 
@@ -114,6 +115,7 @@ class LinUCB:
     >>> agent.observe(reward=1.0)
     """
 
+    @with_example("LinUCB(dimension=3)")
     def __init__(
         self,
         dimension: int,
@@ -205,6 +207,22 @@ class LinUCB:
         # A constructor's call checks all values before anything changes.
         self.__dict__.update(LinUCB(**{**self.get_params(), **parameters}).__dict__)
         return self
+
+    def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's description of an estimator: a regressor that accepts sparse X."""
+        from sklearn.utils import InputTags, RegressorTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="regressor",
+            target_tags=TargetTags(required=True),
+            regressor_tags=RegressorTags(),
+            input_tags=InputTags(sparse=True),
+            requires_fit=False,
+        )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Return True: before the first reward, the agent predicts 0."""
+        return True
 
     # ---- the model -------------------------------------------------------------------------------
 
@@ -554,6 +572,36 @@ class LinUCB:
             return np.concatenate([np.empty(0), *(block @ theta for block in blocks)])
         return array("X", X, shape=(None, self.dimension)) @ theta
 
+    def score(self, X: object, y: object) -> float:
+        """Return the coefficient of determination R^2 of ``predict(X)``, as regressors of
+        scikit-learn do.
+
+        Parameters
+        ----------
+        X : array_like or sparse, shape (n, d)
+            Features, n >= 1.
+        y : array_like, shape (n,)
+            Rewards.
+
+        Returns
+        -------
+        float
+            1 - sum (y - predict(X))^2 / sum (y - mean(y))^2. If all rewards are equal: 1 if the
+            predictions are exact, else 0.
+
+        Raises
+        ------
+        InputError
+            If the shapes do not agree, there are no rows, or a value is not finite.
+        """
+        predicted = self.predict(X)
+        rewards = array("y", y, shape=predicted.shape)
+        if not len(rewards):
+            raise InputError("X must have at least one row, got none")
+        residual = float(((rewards - predicted) ** 2).sum())
+        total = float(((rewards - rewards.mean()) ** 2).sum())
+        return 1.0 - residual / total if total > 0.0 else float(residual == 0.0)
+
     # ---- offline evaluation ----------------------------------------------------------------------
 
     def replay(
@@ -617,6 +665,12 @@ class LinUCB:
             )
         actions_by_round: Any = contexts
         n = len(actions_by_round)
+        if n and axes("contexts", actions_by_round[0]) == 1:
+            raise InputError(
+                "contexts must have shape (n, K, d), the actions of each round, got rows "
+                f"{np.shape(actions_by_round[0])}: if all rounds have the same actions, write "
+                "[actions] * n"
+            )
         if n < 2:
             raise InputError(f"contexts must hold at least 2 rounds, got {n}")
         logged = array("actions", actions, shape=(n,))
@@ -627,8 +681,8 @@ class LinUCB:
         if not ((logged == np.floor(logged)) & (logged >= 0) & (logged < counts)).all():
             i = int(np.argmax((logged != np.floor(logged)) | (logged < 0) | (logged >= counts)))
             raise InputError(
-                f"actions must be integers from 0 to K - 1, got {logged[i]:g} of {counts[i]} "
-                f"at index {i}"
+                f"actions must be integers from 0 to K - 1 = {counts[i] - 1}, got {logged[i]:g} at "
+                f"index {i}: they are indices of actions, counted from 0"
             )
         if propensities is None:
             logged_probabilities = 1.0 / counts

@@ -120,6 +120,35 @@ def test_an_agent_is_cloned_by_its_parameters():
     assert repr(agent).endswith("# 1 round") and "#" not in repr(copied)
 
 
+def test_an_agent_works_in_searches_and_pipelines_of_scikit_learn():
+    pytest.importorskip("sklearn")
+    from sklearn.metrics import r2_score
+    from sklearn.model_selection import GridSearchCV, cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(60, 3))
+    y = X @ [0.5, -0.2, 0.1] + 0.1 * rng.normal(size=60)
+    agent = LinUCB(3).fit(X, y)
+    assert agent.score(X, y) == pytest.approx(r2_score(y, agent.predict(X)), rel=1e-12)
+    search = GridSearchCV(LinUCB(3), {"regularizer": [1.0, 1e4]}, cv=3).fit(X, y)
+    assert search.best_params_ == {"regularizer": 1.0} and search.best_score_ > 0.8
+    pipeline = make_pipeline(StandardScaler(), LinUCB(3))
+    assert cross_val_score(pipeline, X, y, cv=3).min() > 0.7
+    assert "LinUCB(dimension=3" in repr(pipeline)
+    assert pipeline.fit(X, y).predict(X[:2]).shape == (2,)
+
+
+def test_a_score_of_equal_rewards_is_1_or_0():
+    agent = LinUCB(2)
+    assert agent.score(np.eye(2), [0.0, 0.0]) == 1.0 and agent.score(np.eye(2), [1.0, 1.0]) == 0.0
+    with pytest.raises(InputError, match="at least one row"):
+        agent.score(np.empty((0, 2)), [])
+    with pytest.raises(InputError, match=r"y must have shape \(2,\), got \(3,\)"):
+        agent.score(np.eye(2), [1.0, 2.0, 3.0])
+
+
 def test_parameters_change_together_or_not_at_all():
     agent = LinUCB(2)
     assert agent.set_params(dimension=3, regularizer=0.5) is agent
