@@ -197,6 +197,11 @@ def other_kind(data: bytes, name: str) -> str | None:
             return "an Excel file: save the table as CSV (UTF-8)"
         if b"opendocument" in data[:200]:
             return "an OpenDocument file: save the table as CSV (UTF-8)"
+    beginning = data[:200].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if beginning.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "HTML or XML: save the table as CSV (UTF-8)"
+    if beginning.startswith((b"[{", b'{"')):
+        return "JSON: save the table as CSV (UTF-8)"
     return next((kind for start, kind in _OTHERS.items() if data.startswith(start)), None)
 
 

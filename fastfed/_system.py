@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from fastfed._display import Displayed, Located
-from fastfed._validate import InputError, listed, nearest, plain, show, unquoted
+from fastfed._validate import InputError, listed, misplaced, plain, show, unquoted
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 
@@ -226,7 +226,7 @@ class Algorithm:
                     "discounting; fastfed.LinUCB has discounting, but is not private"
                 )
             if key not in known:
-                hint = nearest(key, known) or f"; it takes {', '.join(known)}"
+                hint = misplaced(key) or listed(key, known, "it takes")
                 raise InputError(f'unknown key "{key[:60]}" for {self.id}{hint}')
         try:
             return msgspec.convert(plain(keys), self.config)
@@ -237,6 +237,13 @@ class Algorithm:
                 raise cause from None
             raise InputError(_type_error(error, keys, self.config)) from None
 
+
+#: Examples of keys whose values are tables.
+TABLES = {
+    "delay": '{ kind = "constant", rounds = 10 }',
+    "clock": "{ rates = [0.05] }",
+    "share": "{ until = 100 }",
+}
 
 #: The words that error messages use for msgspec's names of types.
 _TYPES = {
@@ -293,5 +300,10 @@ def _type_error(
         )
     types = [t for t in type_match[1].split(" | ") if t != "null"]
     expected = " or ".join(_TYPES.get(t, t) for t in types)
-    remedy = unquoted(value) if {"float", "int"} & set(types) else ""
+    is_number = bool({"float", "int"} & set(types))
+    remedy = unquoted(value) if is_number else ""
+    if is_number and isinstance(value, dict):
+        remedy = ": a list of numbers, [1.0, 2.0], makes one curve for each"
+    elif "object" in types and key in TABLES:
+        remedy = f": write {key} = {TABLES[key]}"
     return f"{key} must be {expected}{type_match[2]}, got {show(value)}{remedy}"

@@ -113,6 +113,24 @@ def unknown_argument(word: str, options: Iterable[str]) -> str:
     return f'unknown argument "{word}"{hint}'
 
 
+#: Keys of a spec by the place where they belong.
+_PLACES = {
+    "a key of the experiment, above [environment]": (
+        *("horizon", "replicates", "seed", "silos", "checkpoints", "checkpoint_spacing"),
+    ),
+    "a key of [environment]": ("kind", "dimension", "actions", "intercept", "gap", "reward"),
+    "a key of [[curve]]": (
+        *("algorithm", "protocol", "epsilon", "delta", "batch_size", "radius", "sieve", "release"),
+        *("lazy", "clip", "label"),
+    ),
+}
+
+
+def misplaced(key: str) -> str:
+    """Return where a spec has this key, as the end of a message that refuses it; "" if nowhere."""
+    return next((f": it is {place}" for place, keys in _PLACES.items() if key in keys), "")
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -142,11 +160,13 @@ def with_example(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-#: Words for parties and protocols, and the values that they may mean, the first that is an option.
+#: Words for parties, protocols and tables, and the values that they may mean: the first that is an
+#: option.
 _MEANT = {
     **dict.fromkeys(("server", "trusted", "trusted-server", "trusted-curator"), ("central",)),
     **dict.fromkeys(("local", "silo", "ldp"), ("silo-ldp",)),
     **dict.fromkeys(("shuffle", "shuffler"), ("shuffle-vector", "shuffle")),
+    **dict.fromkeys(("csv", "table", "excel", "parquet", "dataframe"), ("classification",)),
     **dict.fromkeys(("mask", "masks", "masking", "secagg"), ("secure-sum",)),
 }
 
@@ -169,13 +189,16 @@ def nearest(word: str, options: Iterable[str]) -> str:
     return f'; did you mean "{named[(meant + close)[0]]}"?' if meant or close else ""
 
 
-def choice(name: str, value: object, options: Sequence[str]) -> str:
-    """Return value if it is one of ``options``; raise InputError if not."""
+def choice(name: str, value: object, options: Sequence[str], also: str = "") -> str:
+    """Return value if it is one of ``options``; raise InputError if not.
+
+    ``also`` names other valid values in the message, such as "an integer or ".
+    """
     if isinstance(value, str) and value in options:
         return value
     listed = ", ".join(f'"{o}"' for o in options)
     raise InputError(
-        f"{name} must be one of {listed}, got {show(value)}{nearest(str(value), options)}"
+        f"{name} must be {also}one of {listed}, got {show(value)}{nearest(str(value), options)}"
     )
 
 
@@ -187,10 +210,12 @@ def boolean(name: str, value: object) -> bool:
 
 
 def unquoted(value: object) -> str:
-    """Return ": write it without quotes" for a text that is a number, else "".
+    """Return how to write a number that was given as a text, else "".
 
     It is the end of an error message for a value that must be a number.
     """
+    if isinstance(value, str) and re.fullmatch(r"[0-9.e+-]+(\s*,\s*[0-9.e+-]+)+", value):
+        return f": a list has brackets, [{value}], and a number has a decimal point"
     try:
         float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,48 @@ def joined(*arguments: object) -> Make:
     return planned(lambda folder: command("deploy", "join", *arguments))
 
 
+def agent(**settings: Any) -> Make:
+    """Make an agent in the folder "shop"."""
+
+    def make(folder: Path) -> None:
+        from fastfed.deployment import PrivateLinUCB
+
+        budget = {"epsilon": 1.0, "delta": 1e-6, "releases": 3, "batch_size": 9}
+        PrivateLinUCB("shop", **{**budget, **settings})
+
+    return make
+
+
 CALENDAR = HEAD[HEAD.index("[calendar]") : HEAD.index("[[columns]]")]
 UNTIL_PERIOD = HEAD[HEAD.index("epsilon") : HEAD.index("grace")]
 PLANS = [
+    Mistake(
+        "join a spec",
+        lambda folder: (
+            (folder / "s.toml").write_text(spec(folder)),
+            command("deploy", "join", "north", "s.toml", "--epsilon", 1, "--delta", "1e-6"),
+        ),
+        ("s.toml", "fastfed deploy new SPEC.toml PLAN"),
+        DEPLOY,
+    ),
+    Mistake(
+        "an agent with a period of a day",
+        agent(period="1 day"),
+        ("period", "seconds", "86_400", "'1 day'"),
+        DEPLOY,
+    ),
+    Mistake(
+        "an agent with a timedelta",
+        agent(period=timedelta(days=1)),
+        ("period", "seconds", "86_400", "timedelta"),
+        DEPLOY,
+    ),
+    Mistake(
+        "an agent of no dimension",
+        agent(),
+        ("period", "dimension or columns"),
+        DEPLOY,
+    ),
     Mistake(
         "a protocol that is not deployed",
         new('"silo-ldp"', '"shuffle-amplified"'),

@@ -130,6 +130,13 @@ def system() -> Any:
     return fastfed.make_system(**PRIVATE, silos=2, horizon=20, dimension=3)
 
 
+def system_of(**keys: Any) -> Any:
+    """Make a private system with further keys."""
+    import fastfed
+
+    return fastfed.make_system(**PRIVATE, silos=2, horizon=20, dimension=3, **keys)
+
+
 def policy(given: Any, **keys: Any) -> Make:
     return simulate(curves=[{"algorithm": "policy", "policy": given, **keys}])
 
@@ -148,6 +155,21 @@ def sized(**keys: Any) -> Make:
 
 
 RUNS = [
+    Mistake(
+        "changes as a text",
+        written(lambda ff, s: ff.run(s, s.parent / "out", changes="horizon=50")),
+        ("changes", '{"horizon": 500}', "'horizon=50'"),
+    ),
+    Mistake(
+        "a range of replicates as a list",
+        written(lambda ff, s: ff.run(s, s.parent / "out", replicates=[0, 1])),
+        ("replicates", "[0, 1]", "write (0, 1)"),
+    ),
+    Mistake(
+        "load a database",
+        written(lambda ff, s: (ff.run(s, "kept"), ff.load("kept/results.sqlite"))),
+        ("results.sqlite", "output folder", "kept"),
+    ),
     Mistake(
         "a dict in place of a spec file",
         fastfed("run", {"name": "x"}, "out"),
@@ -416,6 +438,11 @@ PRIVACY = [
         fastfed("calibrate", "gaussian-tree", BUDGET, release=4),
         ("'release'", 'mean "releases"'),
         error=TypeError,
+    ),
+    Mistake(
+        "an environment's key for make_system",
+        lambda folder: system_of(actions=10),
+        ("actions", "a key of [environment]"),
     ),
     Mistake(
         "plan(10, 500, 5)",

@@ -131,6 +131,51 @@ KEYS = [
         spec("delta = 1e-5", "delta = 1,5"),
         ("TOML", "line 22", "decimal point"),
     ),
+    Mistake(
+        "horizon = 10,000",
+        spec("horizon = 60", "horizon = 10,000"),
+        ("TOML", "line 3", "10_000"),
+    ),
+    Mistake(
+        "typographic quotes",
+        spec('"sphere"', "\u201csphere\u201d"),
+        ("TOML", "line 9", "straight quotes"),
+    ),
+    Mistake(
+        "delta = 1/200", spec("delta = 1e-5", "delta = 1/200"), ("line 22", "1 and 200", "number")
+    ),
+    Mistake(
+        "a table as a spec",
+        spec(text="age,state\n1,ill\n2,well\n"),
+        ("TOML", "looks like a table", "data"),
+    ),
+    Mistake("epsilon = []", spec("epsilon = 1.0", "epsilon = []"), ("epsilon", '"LDP"', "a list")),
+    Mistake(
+        "epsilon as a range",
+        spec("epsilon = 1.0", "epsilon = { from = 0.1, to = 2.0 }"),
+        ("epsilon", "from", "a list of numbers"),
+    ),
+    Mistake(
+        "delay = 20",
+        spec("batch_size = 10", "batch_size = 10\ndelay = 20"),
+        ("delay", "got 20", "delay = { kind"),
+    ),
+    Mistake(
+        'kind = "csv"',
+        spec('"sphere"', '"csv"'),
+        ("csv", 'mean "classification"'),
+    ),
+    Mistake(
+        "epsilon in the environment",
+        spec("actions = 5", "actions = 5\nepsilon = 1.0"),
+        ("epsilon", "environment", "a key of [[curve]]"),
+    ),
+    Mistake(
+        "horizon in a curve",
+        spec("batch_size = 10", "batch_size = 10\nhorizon = 5"),
+        ("horizon", "above [environment]"),
+    ),
+    Mistake("no curve", spec(SPEC[SPEC.index("[[curve]]") :], ""), ("curve", "[[curve]] above")),
     Mistake("epsilom", spec("epsilon = 1.0", "epsilom = 1.0"), ("epsilom", 'mean "epsilon"')),
     Mistake("Epsilon", spec("epsilon = 1.0", "Epsilon = 1.0"), ("Epsilon", 'mean "epsilon"')),
     Mistake(
@@ -186,7 +231,7 @@ KEYS = [
     Mistake(
         'batch_size = "auto"',
         private(BUDGET + 'batch_size = "auto"\n'),
-        ("batch_size", "'auto'", "theorem", "growing"),
+        ("batch_size", "an integer", "'auto'", "theorem", "growing"),
     ),
     Mistake(
         "horizon = 1e3", spec("horizon = 60", "horizon = 1e3"), ("horizon", "1000.0", "write 1000")
@@ -551,6 +596,41 @@ COMMANDS = [
         ("releases", ">= 1", "got 0"),
     ),
     Mistake("a spec without silos", spec("silos = 4", ""), ("silos is required", "silos = 1")),
-    Mistake("an unknown command", call("simulate", "s.toml"), ("simulate", "--help")),
+    Mistake("an unknown command", call("foo", "s.toml"), ("foo", "--help")),
+    Mistake("a command of another name", call("simulate", "s.toml"), ("simulate", 'mean "run"')),
+    Mistake("a spec for plan", call("plan", "s.toml", "--epsilon", 1), ("--environment s.toml",)),
+    Mistake(
+        "a decimal comma at the command line",
+        call("calibrate", "gaussian", "--epsilon", "1,5", "--delta", "1e-5"),
+        ("--epsilon", "'1,5'", "decimal point"),
+    ),
+    Mistake(
+        "pure privacy without delta",
+        call("calibrate", "laplace", "--epsilon", 1),
+        ("--delta", "0 is pure"),
+    ),
+    Mistake(
+        "the results of a database",
+        stored("results", "kept/results.sqlite"),
+        ("kept/results.sqlite", "its folder is kept"),
+    ),
+    Mistake(
+        "reproduce a spec",
+        call("reproduce", "s.toml", "-o", "out"),
+        ("s.toml", "fastfed run s.toml -o DIR"),
+    ),
+    Mistake(
+        "--set with a list without brackets",
+        spec("", "", "--set", "curve.epsilon=1,2"),
+        ("epsilon", "'1,2'", "[1,2]"),
+    ),
+    Mistake(
+        "certificates with an unknown key changed",
+        lambda f: (
+            (f / "s.toml").write_text(SPEC),
+            command("privacy", f / "s.toml", "--set", "epsilon=2"),
+        ),
+        ("--set", "curve.epsilon=2"),
+    ),
 ]
 MISTAKES = KEYS + COMMANDS

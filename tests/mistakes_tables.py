@@ -164,6 +164,12 @@ WIDE = "\n".join(
 )
 FILES = [
     Mistake(
+        "a page in place of a table",
+        table("<!DOCTYPE html>\n<html><body>Not found</body></html>\n"),
+        ("patients.csv", "HTML", "CSV"),
+    ),
+    Mistake("JSON as a table", table('[{"age": 1}]'), ("patients.csv", "JSON", "CSV")),
+    Mistake(
         "decimal commas between commas",
         table(COMMAS),
         ("patients.csv:2", "4 cells", "got 5", "decimal", "semicolons"),

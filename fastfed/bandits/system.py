@@ -490,7 +490,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(f"batch_first must be <= horizon ({horizon}), got {first}")
             return Schedule.growing(horizon, first, self.batch_ratio or BATCH_RATIO)
         if isinstance(self.batch_size, str):
-            choice("batch_size", self.batch_size, ["theorem", GROWING])
+            choice("batch_size", self.batch_size, ["theorem", GROWING], "an integer or ")
             if theorem is not None:
                 return Schedule(horizon, theorem())
             return Schedule(horizon, batch_size_corollary_5_2(horizon, problem.silos))

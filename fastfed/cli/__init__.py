@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 try:
     import rich_click as click
@@ -119,6 +120,8 @@ class Group(click.RichGroup):
 
     #: Text that is added to the error message about an unknown command.
     otherwise = ""
+    #: Words of other programs, and what they are called here.
+    meant: ClassVar[dict[str, str]] = {}
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -128,6 +131,10 @@ class Group(click.RichGroup):
         if unknown and not ctx.resilient_parsing:
             from fastfed._validate import nearest
 
+            if args[0] in self.meant:
+                raise click.UsageError(
+                    f'unknown command "{args[0]}"; did you mean "{self.meant[args[0]]}"?'
+                )
             raise click.UsageError(
                 f'unknown command "{args[0]}"{nearest(args[0], self.commands)} '
                 f"(`{ctx.command_path} --help` names all{self.otherwise})"
@@ -137,6 +144,13 @@ class Group(click.RichGroup):
 
 class LazyGroup(Group):
     """A group of lazy commands. Its ``main`` prints errors in one line and sets the exit code."""
+
+    meant: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("simulate", "experiment", "start", "train"), "run"),
+        **dict.fromkeys(("version", "-V"), "--version"),
+        **dict.fromkeys(("show", "table", "view"), "results"),
+        "help": "--help",
+    }
 
     def __init__(self, *args: Any, commands_by_module: dict[str, tuple[str, str]], **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -233,6 +247,8 @@ def _print_error(message: str, code: int) -> int:
     # click's messages are whole sentences; in this package they begin in lower case after "error:".
     if line[:1].isupper() and line[1:2].islower():
         line = line[0].lower() + line[1:].rstrip(".")
+    if re.search(r"'[0-9]+,[0-9]+' is not a valid", line):
+        line += ": write it with a decimal point, and without commas"
     click.echo(f"error: {line}", err=True)
     return code
 

@@ -208,7 +208,10 @@ def with_hub_options(command: Any) -> Any:
         """Check the options, and run the command with the function ``exchange``."""
         number("every", every, above=0, at_most=86400)
         if (hub is None) == (courier is None):
-            raise InputError("exactly one of --hub and --courier must be given")
+            raise InputError(
+                "exactly one of --hub and --courier must be given, such as --hub "
+                "https://hub.example.org:8443"
+            )
 
         def exchange(process: Any, **addresses: str) -> None:
             """Exchange messages with the hub or with couriers until a signal arrives.
@@ -306,7 +309,10 @@ def silo(
 
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
-        raise InputError(f"{folder} is not the folder of a silo")
+        raise InputError(
+            f"{folder} is not the folder of a silo: the hub runs by `fastfed serve`, the helper by "
+            "`fastfed helper`"
+        )
     rehearsal = make_replay(process, replay) if replay else None
     if metrics not in (None, page):
         Metrics(process, metrics).start()
@@ -493,12 +499,18 @@ def join(
     name, joined = folders.join(folder, plan, ceiling, dataset, ledger, extends, second_ledger)
     exact = joined.certificate.exact
     if ceiling is not None and exact is not None and name in joined.silos:
-        # Because of rounding, the plan's exact epsilon may be slightly below the requested one.
-        below_plan, plan_epsilon = ceiling[0] < exact.epsilon * (1.0 - 1e-6), exact.epsilon
-        if below_plan and ceiling[1] <= exact.delta:
+        # The plan's epsilon at the delta of the ceiling; without a mu it holds at its own delta and
+        # at larger ones only. Because of rounding, the plan's exact epsilon may be slightly below
+        # the requested one.
+        below_delta = exact.mu is None and ceiling[1] < exact.delta
+        plan_epsilon = exact.epsilon if below_delta else exact.epsilon_at(ceiling[1])
+        if below_delta or ceiling[0] < plan_epsilon * (1.0 - 1e-6):
+            at = f" at delta {ceiling[1]:g}" if ceiling[1] != exact.delta else ""
+            what = f"delta = {ceiling[1]:g}" if below_delta else f"epsilon = {ceiling[0]:g}{at}"
+            plans = f"{exact.delta:g}" if below_delta else f"{plan_epsilon:.6g}"
             say(
-                f"note: the ceiling epsilon = {ceiling[0]:g} is below the plan's "
-                f"{plan_epsilon:.6g}: reports that would exceed the ceiling are not sent"
+                f"note: the ceiling {what} is below the plan's {plans}: reports that would exceed "
+                "the ceiling are not sent"
             )
     warn_if_over(joined)
     # Print notes first, because a program that reads this output may stop after its first line.

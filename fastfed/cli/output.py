@@ -221,6 +221,13 @@ class Replicates(click.ParamType):
         return self.fail(f"{value!r} {problem}: write 10, or a range such as 5:10", param, ctx)
 
 
+set_option = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE",
+    help="Change a key: horizon=500, environment.dimension=5, curve.epsilon=2.0 "
+    "(every curve with this key), curve.LABEL.epsilon=2.0. May be repeated.",
+)  # fmt: skip
+
+
 def run_options(command: F) -> F:
     """Add to a command the options of all commands that simulate.
 
@@ -289,11 +296,7 @@ def run_options(command: F) -> F:
                 "--seed", type=int, metavar="N",
                 help="Seed, instead of the spec's.",
             ),
-            click.option(
-                "--set", "settings", multiple=True, metavar="KEY=VALUE",
-                help="Change a key: horizon=500, environment.dimension=5, curve.epsilon=2.0 "
-                "(every curve with this key), curve.LABEL.epsilon=2.0. May be repeated.",
-            ),
+            set_option,
             click.option(
                 "--quick", is_flag=True,
                 help="A first look: two replicates, a tenth of the horizon.",

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from fastfed.cli.output import json_option, print_json, print_table, say, stoppable
+from fastfed.cli.output import (
+    json_option,
+    print_json,
+    print_table,
+    say,
+    set_option,
+    stoppable,
+)
 
 if TYPE_CHECKING:
     from fastfed.advice import Advice, Candidate
@@ -104,7 +111,8 @@ SIZED = ("vector-sum", "vector-batches", "secure-sum")
 @click.command()
 @click.argument("mechanism", metavar="MECHANISM")
 @click.option("--epsilon", type=float, metavar="E", help="Above 0.  [required]")
-@click.option("--delta", type=float, metavar="D", help="Between 0 and 1.  [required]")
+@click.option("--delta", type=float, metavar="D",
+              help="Between 0 and 1; 0 for laplace and exponential.  [required]")  # fmt: skip
 @click.option("--releases", type=int, default=1, show_default=True, metavar="K",
               help="Total number of releases; for a single agent, the releases with data of "
               "one user.")  # fmt: skip
@@ -159,7 +167,14 @@ def calibrate(
         return
     for option, value in (("--epsilon", epsilon), ("--delta", delta)):
         if value is None:
-            raise click.UsageError(f"Missing option '{option}'.")
+            pure = (
+                ": 0 is pure differential privacy"
+                if mechanism in ("laplace", "exponential")
+                else ""
+            )
+            raise click.UsageError(
+                f"missing option '{option}'{pure if option == '--delta' else ''}"
+            )
     assert epsilon is not None and delta is not None
     ours = mechanism in BUILTIN
     if ours and dimension is not None and mechanism not in SIZED:
@@ -212,21 +227,22 @@ def _list_mechanisms(as_json: bool) -> None:
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
 @click.option("--curve", metavar="LABEL", help="Print only the curve with this label.")
+@set_option
 @json_option
 @stoppable
-def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
+def privacy(spec: Path, curve: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Print the privacy certificates of a spec, without running it.
 
     The certificate of a curve states the claim, the exact guarantee, its conditions, and what the
     guarantee does not cover.
     """
     from fastfed._validate import choice
-    from fastfed.experiments.specs import load_spec
+    from fastfed.experiments.specs import load_spec, parse_changes
     from fastfed.reporting.sections import certificates_text
     from fastfed.results.store import made_now
     from fastfed.simulation.run import about_records
 
-    experiment = load_spec(spec)
+    experiment = load_spec(spec, changes=parse_changes(settings))
     if curve is not None:
         choice("--curve", curve, [c.label for c in experiment.curves])
     date = made_now(experiment.identity())
@@ -246,7 +262,20 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
 # ---- `fastfed plan` ------------------------------------------------------------------------------
 
 
-@click.command()
+class SpecAsOption(click.RichCommand):
+    """A command whose error about a spec file as an argument names the option for it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; raise UsageError if the first is the name of a TOML file."""
+        if args and args[0].endswith(".toml"):
+            raise click.UsageError(
+                f"{args[0]} must follow an option: write --environment {args[0]} --horizon T; "
+                "plan simulates the environment of this spec, and reads no other keys of it"
+            )
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=SpecAsOption)
 @click.option("--silos", type=int, metavar="M",
               help="Number of silos (default: from the data, if they define it).")  # fmt: skip
 @click.option("--horizon", type=int, required=True, metavar="T",

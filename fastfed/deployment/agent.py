@@ -26,7 +26,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from fastfed._files import write_whole
-from fastfed._validate import InputError, array, choice, integer, number, show
+from fastfed._validate import InputError, array, choice, integer, number, plain, show
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import failure
 from fastfed.deployment.ledger import Ledger, spent_lines
@@ -163,6 +163,7 @@ class PrivateLinUCB:
             raise
         self._processes: dict[str, Process] = {SILO: self._silo, HUB: self._hub}
         self._release_lock = threading.Lock()
+        self._closed = False
         #: Why the last release could not be made; empty if nothing failed.
         self._problem = ""
         #: Monotonic time before which a release that failed is not tried again.
@@ -240,6 +241,7 @@ class PrivateLinUCB:
 
     def cancel(self, decision: str | Decision) -> None:
         """End a decision that will never have a reward."""
+        self._check_open()
         self._silo.cancel(decision.id if isinstance(decision, Decision) else decision)
 
     # ---- releases --------------------------------------------------------------------------------
@@ -266,8 +268,16 @@ class PrivateLinUCB:
             self._problem = ""
             return self.releases
 
+    def _check_open(self) -> None:
+        """Raise InputError after `close`."""
+        if self._closed:
+            raise InputError(
+                f"this agent is closed: open it again with PrivateLinUCB({str(self.folder)!r})"
+            )
+
     def _advance_if_due(self) -> None:
         """Make the next release if its period is over. If it fails, decisions continue."""
+        self._check_open()
         releases = self.releases
         if releases == len(self._closes) or self._silo.now() < self._closes[releases]:
             return
@@ -317,12 +327,27 @@ class PrivateLinUCB:
 
         If the last release could not be made, ``problem`` says why.
         """
-        return self._silo.status() | ({"problem": self._problem} if self._problem else {})
+        status = self._silo.status()
+        waits = cast(dict[str, Any], status["waits"])
+        if waits["state"] == "hub":  # the hub is in this process, and answers when a period ends
+            status["waits"] = waits | {
+                "state": "open",
+                "for": "the end of the period",
+                "who": [],
+                "do": "nothing is due",
+            }
+        return status | ({"problem": self._problem} if self._problem else {})
 
     def close(self) -> None:
         """Close the agent's files. An agent that opens the folder again continues from them."""
+        self._closed = True
         self._silo.close()
         self._hub.close()
+
+    def __repr__(self) -> str:
+        """Return the call that opens the agent, and its number of releases."""
+        state = "closed" if self._closed else f"{self.releases} of {len(self._closes)} releases"
+        return f"PrivateLinUCB({str(self.folder)!r})  # {state}"
 
     def __enter__(self) -> Self:
         return self
@@ -341,6 +366,11 @@ class PrivateLinUCB:
 
 def _plain(key: str, value: Any) -> Any:
     """Return a setting as plain data; raise InputError if JSON cannot hold it."""
+    value = plain(value)
+    if key in ("period", "reward_deadline") and type(value) is not int:
+        raise InputError(
+            f"{key} must be a number of whole seconds, such as 86_400 for a day, got {show(value)}"
+        )
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):
@@ -369,6 +399,8 @@ def _create(folder: Path, settings: Mapping[str, Any]) -> None:
     has_bits = choice("protocol", settings.get("protocol", PROTOCOLS[0]), PROTOCOLS) == "user-bit"
     required = [key for key in REQUIRED if not (has_bits and key == "delta")]
     if missing := [key for key in required if key not in settings]:
+        if "dimension" not in settings and "columns" not in settings:
+            missing.append("dimension or columns")
         raise InputError(f"{folder} has no agent, and a new one needs {', '.join(missing)}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-new-"))

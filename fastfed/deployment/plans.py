@@ -201,7 +201,8 @@ def _decoded(data: bytes, expected_type: Any) -> Any:
                 "spec with `fastfed deploy new`"
             ) from None
         raise InputError(
-            f"this is no plan file, as `fastfed deploy new` writes one, or a damaged one ({error})"
+            "this is no plan file, which `fastfed deploy new SPEC.toml PLAN` makes of a spec, or a "
+            f"damaged one ({error})"
         ) from None
 
 

@@ -193,9 +193,14 @@ def listening(
 ) -> Any:
     """Create the configuration of the web server uvicorn for a hub; see `serve`."""
     if not isinstance(process.party, Hub):
-        raise InputError(f"{process.party.name} is not the hub of its plan")
+        raise InputError(
+            f"{process.party.name} is not the hub of its plan: `fastfed serve` takes the hub's "
+            "folder; silos run by `fastfed silo`, the helper by `fastfed helper`"
+        )
     if cert is None and not local(host):
-        raise InputError(f"host {host} needs a certificate and its key: cert, key")
+        raise InputError(
+            f"host {host} needs TLS: give the hub's certificate and its key by --cert and --key"
+        )
     if cert is None and client_ca is not None:
         raise InputError("client_ca needs a certificate of the hub and its key: cert, key")
     try:

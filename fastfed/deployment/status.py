@@ -292,7 +292,10 @@ def text_of(facts: Mapping[str, Any]) -> str:
         rows += [("note", note) for note in facts["notes"]]
     rows += [("trouble", trouble) for trouble in facts["troubles"]]
     if facts["waits"] is None:
-        rows.append(("to do", f"start it: {START[kind].format(folder=facts['folder'])}"))
+        start = f"start it: {START[kind].format(folder=facts['folder'])}"
+        if kind == "silo" and facts["released"] == facts["releases"]:
+            start = f"all releases are out; for decisions with the last model, {start}"
+        rows.append(("to do", start))
     else:
         rows += [("waits for", wait_text(facts["waits"], now)), ("to do", facts["waits"]["do"])]
     lines = []

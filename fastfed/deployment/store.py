@@ -653,7 +653,9 @@ def _locked(path: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise InputError(f"{path} is in use by another process") from None
+        raise InputError(
+            f"{path} is in use by another process, or by an object of this one that is not closed"
+        ) from None
     return descriptor
 
 

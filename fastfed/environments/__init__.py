@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from fastfed._registry import Registry, first_line, must_be
-from fastfed._validate import InputError, listed, show
+from fastfed._validate import InputError, listed, misplaced, show
 from fastfed.environments.arms import Arms
 from fastfed.environments.base import (
     Adversary,
@@ -118,7 +118,7 @@ def environment_from_spec(spec: Any) -> Environment:
     keys = {key: value for key, value in spec.items() if key != "kind"}
     for key in keys:
         if key not in fields:
-            hint = listed(key, fields, "it takes")
+            hint = misplaced(key) or listed(key, fields, "it takes")
             raise InputError(f'unknown key "{key}" for environment "{kind}"{hint}')
         numbers = fields[key].type in ("int", "float", int, float)
         if numbers and isinstance(keys[key], list):

@@ -7,6 +7,7 @@ category, and a column that has missing cells gets a further 0/1 column that mar
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,9 @@ def from_table(
     silos = None if silo is None else silo_numbers(table, silo)
     feature_names = feature_columns(table, {"label": label, "silo": silo}, columns)
     features, notes = features_of(table, feature_names, known or {})
+    for name in dict.fromkeys([label, *feature_names]):
+        if name not in (known or {}) and not table.numbers(name) and not (bins and name == label):
+            _warn_about_texts(table, name)
     for note in label_notes:
         # Certificates of curves that send nothing have no notes, so this is a warning too.
         warnings.warn(f"{table.path}: {note}", stacklevel=2)
@@ -230,6 +234,35 @@ def features_of(
     if empty:
         notes.append(f"columns without any value are left out: {', '.join(empty)}")
     return np.hstack(parts), tuple(notes)
+
+
+def _warn_about_texts(table: Table, name: str) -> None:
+    """Warn if a column of texts has dates, or texts that differ in upper and lower case only.
+
+    Each different text is a class or a category. This is a warning and no note, since a certificate
+    must not depend on cells.
+    """
+    texts = {cell for cell in table.column(name) if cell not in MISSING}
+    by_case: dict[str, list[str]] = {}
+    for text in sorted(texts):
+        by_case.setdefault(text.casefold(), []).append(text)
+    variants = [" and ".join(map(show, same)) for same in by_case.values() if len(same) > 1]
+    if variants:
+        warnings.warn(
+            f"{table.path}: column {show(name)} has {variants[0]}, which count as different: write "
+            "them in the same way if they mean the same",
+            stacklevel=3,
+        )
+    elif texts and all(_DATE.match(text) for text in texts):
+        warnings.warn(
+            f"{table.path}: column {show(name)} has dates, and each date is a category: leave it "
+            "out by listing the others in columns, or write a number, such as days",
+            stacklevel=3,
+        )
+
+
+#: How a date begins: year, month and day, or the reverse.
+_DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b")
 
 
 def _scaled_column(table: Table, name: str, cells: list[str], absent: np.ndarray) -> np.ndarray:

@@ -105,8 +105,10 @@ def figure(name: str) -> Figure:
     """
     known = figure_ids()
     if name not in known:
+        spec_hint = f"; for a spec, `fastfed run {name} -o DIR`" if name.endswith(".toml") else ""
         raise InputError(
-            f'unknown figure "{name}"{nearest(name, known)} (`fastfed list figures` names all)'
+            f'unknown figure "{name}"{nearest(name, known)}{spec_hint} (`fastfed list figures` '
+            "names all)"
         )
     spec = read_toml(FOLDER / f"{name}.toml")
     table = spec.get("figure", {})

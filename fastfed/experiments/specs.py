@@ -130,8 +130,12 @@ def apply_changes(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
     Raises
     ------
     InputError
-        If no table has the key.
+        If no table has the key, or ``changes`` is not a mapping.
     """
+    if not isinstance(changes, Mapping):
+        raise InputError(
+            f'changes must be a mapping such as {{"horizon": 500}}, got {show(changes)}'
+        )
     for key, value in changes.items():
         table_name, _, inner_key = key.partition(".")
         if table_name not in TOP_KEYS:

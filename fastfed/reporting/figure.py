@@ -416,7 +416,8 @@ def _output(folder: str | Path) -> Path:
     """Return the path of an output folder; raise InputError if it is no folder."""
     path = path_of(folder)
     if not os.path.isdir(path):
-        raise InputError(f"{path} is not a folder, such as fastfed run writes")
+        hint = f": its folder is {path.parent}" if path.name == "results.sqlite" else ""
+        raise InputError(f"{path} is not a folder, such as fastfed run writes{hint}")
     return path
 
 

@@ -303,6 +303,11 @@ def replicate_range(value: Any) -> tuple[int, int | None]:
             f"replicates must be a number or a range (first, end), got {show(value)}: write "
             f"({ends[1]}, {ends[2]})"
         )
+    if isinstance(value, list) and len(value) == 2:
+        raise InputError(
+            f"replicates must be a number or a range (first, end), got {show(value)}: write "
+            f"({show(value[0])}, {show(value[1])})"
+        )
     if not isinstance(value, tuple):
         return 0, integer("replicates", value, at_least=1, at_most=2**31)
     if len(value) != 2:
@@ -361,7 +366,10 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     lists = {k: v for k, v in curve.items() if isinstance(v, list) and sweeps(k, v)}
     for key, values in lists.items():
         if not values:
-            raise InputError(f"{key} must not be an empty list")
+            raise InputError(
+                f"{key} must not be an empty list: write a value, or a list of values, which makes "
+                f'one curve for each (curve "{curve["label"]}")'
+            )
     if (combinations := math.prod(map(len, lists.values()))) > MOST_CURVES:
         raise InputError(
             f"{', '.join(lists)} must give at most {MOST_CURVES} combinations, got "
@@ -627,7 +635,11 @@ def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
             raise InputError(f'unknown key "{key}"{listed(key, TOP_KEYS, "a spec may have")}')
     for key in ("name", "horizon", "environment", "curve"):
         if key not in spec:
-            raise InputError(f"{key} is required")
+            example = {
+                "environment": ': write a table [environment], such as kind = "sphere"',
+                "curve": ": write [[curve]] above the keys of each system",
+            }.get(key, "")
+            raise InputError(f"{key} is required{example}")
     check_plain("spec", spec)
     curves = spec["curve"]
     if not isinstance(curves, list):
@@ -677,7 +689,13 @@ def _remedy(text: str, error: str) -> str:
     if re.search(r'"[^"]*\\[^"]*"', line):
         return ": write a path with \\ in single quotes"
     if re.search(r"=\s*[+-]?[0-9]+,[0-9]", line):
-        return ": write a number with a decimal point"
+        return ": numbers have a decimal point and no commas (1.5, 10_000); a list has brackets"
+    if re.search("[\u2018-\u201f\u00ab\u00bb]", line):
+        return ': write straight quotes, "..."'
+    if fraction := re.search(r"=\s*([0-9.]+)\s*/\s*([0-9.]+)\s*(#.*)?$", line):
+        return (
+            f": write the quotient of {fraction[1]} and {fraction[2]} as one number, such as 1e-3"
+        )
     if re.search(r"Cannot declare \('curve',\)", error) or (
         "Cannot mutate" in error and re.match(r"\s*\[\[?curve\]", line)
     ):
@@ -693,6 +711,10 @@ def _remedy(text: str, error: str) -> str:
         return f": {other} instead of {word[1]}"
     if word := re.search(r"=\s*([A-Za-z][\w-]*)\s*(#.*)?$", line):
         return f': write a text in quotes, "{word[1]}"'
+    if len(lines) > 1 and re.match(r"[\w \"]+[,;\t]", lines[0]) and "=" not in lines[0]:
+        return (
+            ": it looks like a table; a spec names it by key data of its environment (docs/spec.md)"
+        )
     if text.lstrip().startswith("{") or re.match(r"\s*[A-Za-z_]+:\s", text):
         return ": write key = value, as in the output of `fastfed spec show zc24-fig3a`"
     return ""

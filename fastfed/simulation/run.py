@@ -230,7 +230,10 @@ def load(folder: str | Path) -> Results:
     """
     path = path_of(folder)
     if not os.path.isdir(path):
-        raise InputError(f"{path} is not a folder: load needs an output folder of fastfed.run")
+        hint = f", {path.parent}" if path.name == "results.sqlite" else ""
+        raise InputError(
+            f"{path} is not a folder: load needs an output folder of fastfed.run{hint}"
+        )
     with Store.open_existing(path) as store:
         return store.results()
 

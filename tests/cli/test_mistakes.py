@@ -59,4 +59,8 @@ def test_a_ceiling_below_the_plan_is_noted(tmp_path: Path) -> None:
     assert low.exit_code == enough.exit_code == 0
     assert low.stderr.startswith("note: the ceiling epsilon = 0.5 is below the plan's 1:")
     assert enough.stderr == ""
+    # The same epsilon at a smaller delta is less than the plan spends.
+    small = run(cli, [*join[:-1], "1e-9", "--epsilon", "1"])
+    assert small.exit_code == 0
+    assert small.stderr.startswith("note: the ceiling epsilon = 1 at delta 1e-09 is below the plan")
     assert contents(tmp_path / "north")

@@ -286,3 +286,25 @@ def test_no_answered_decision_or_reward_is_lost_by_kills(tmp_path: Path) -> None
     agent.close()
     settings_text = (tmp_path / "shop" / "agent.json").read_text()
     assert json.loads(settings_text) == settings
+
+
+def test_an_agent_says_what_it_is_and_waits_for_its_own_period(
+    tmp_path: Path, clock: Clock
+) -> None:
+    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    assert repr(agent) == f"PrivateLinUCB({str(tmp_path / 'shop')!r})  # 0 of 4 releases"
+    waits = cast(dict[str, Any], agent.status()["waits"])
+    assert waits["state"] == "open" and waits["who"] == [] and "hub" not in waits["do"]
+    with pytest.raises(InputError, match="in use by another process, or by an object of this one"):
+        PrivateLinUCB(tmp_path / "shop")
+    agent.close()
+    assert repr(agent).endswith("# closed")
+    for use in (lambda: agent.select(np.eye(3)), lambda: agent.cancel("00")):
+        with pytest.raises(InputError, match="closed: open it again with PrivateLinUCB"):
+            use()
+
+
+def test_numbers_of_numpy_are_settings(tmp_path: Path) -> None:
+    numbers = {"period": np.int64(100), "releases": np.int32(4), "epsilon": np.float64(1.0)}
+    PrivateLinUCB(tmp_path / "shop", **{**SETTINGS, **numbers}).close()
+    PrivateLinUCB(tmp_path / "shop", **SETTINGS).close()

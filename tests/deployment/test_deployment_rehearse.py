@@ -181,3 +181,13 @@ def test_silos_on_their_own_clocks(tables, tmp_path):
     assert sum(counts["periods"]) == 100 and counts["caps"] == [16] * 5
     unknown = run("deploy", "check", home / "plan", source, "--silo", "west")
     assert unknown.exit_code == 2 and "west" in unknown.output
+
+
+def test_values_outside_their_range_are_noted(tmp_path, tables):
+    rows = tables["east"].read_text().splitlines()
+    months = [f"{12 * float(row.split(',')[0])}," + row.split(",", 1)[1] for row in rows[1:]]
+    tables["east"].write_text("\n".join([rows[0], *months]) + "\n")
+    said = []
+    rehearse(spec(), tables, tmp_path / "out", said.append)
+    (note,) = [line for line in said if "compare the units" in line]
+    assert note.startswith('east: column "age": 120 of 120 values are outside the range')
