@@ -139,33 +139,23 @@ def rehearse(
             process.close()
     for name in tables:
         counts = survey(plan, sources[name], records[name], plan.index(name))
-<<<<<<< HEAD
         for key, remark in _REMARKS.items():
             if counts[key]:
                 say(f"{name}: {counts[key]} of {counts['rows']} rows are {remark}")
-    return Rehearsal(plan, releases, results)
-
-
-#: Count of `survey` -> what a line says about rows that are counted there.
-_REMARKS = {
-=======
-        for what in ("too_late", "repeated", "beyond_cap"):
-            if counts[what]:
-                say(f"{name}: {counts[what]} of {counts['rows']} rows are {_WHY[what]}")
-        for what, reason in _WHY_CELLS.items():
-            for column, count in counts[what].items():
+        for key, remark in _REMARKS_ON_COLUMNS.items():
+            for column, count in counts[key].items():
                 if 10 * count >= counts["rows"]:
-                    say(f'{name}: column "{column}": {count} of {counts["rows"]} values {reason}')
+                    say(f'{name}: column "{column}": {count} of {counts["rows"]} values {remark}')
     return Rehearsal(plan, releases, results)
 
 
-_WHY_CELLS = {
+#: Count of `survey` by column -> what a line says about values that are counted there.
+_REMARKS_ON_COLUMNS = {
     "clipped": "are outside the range of the plan, and are clipped: compare the units",
     "missing": "are missing",
 }
-
-_WHY = {
->>>>>>> 951027de (Specs, command line, tables and agents: more messages say what to write; privacy takes --set; alike texts, dates and clipped columns are noted)
+#: Count of `survey` -> what a line says about rows that are counted there.
+_REMARKS = {
     "too_late": "not learned from, because their outcome is known too late",
     "repeated": "not learned from, because their person came before",
     "beyond_cap": "beyond batch_size of their period: confidence radii assume no more",
