@@ -384,8 +384,8 @@ class _Search:
     def stage(self, name: str, contenders: Sequence[Contender], share: float) -> None:
         """Simulate one stage of the search, with ``share`` of the time budget.
 
-        If the time does not suffice for all rounds, the stage has two parts: all contenders over
-        few rounds, then the best of each trust model over more rounds.
+        If silos are alike and the time does not suffice for all rounds, a stage before the last has
+        two parts: all contenders over few rounds, then the best of each trust model over more.
         """
         halving = self.halving
         replicates, fewest = REPLICATES[name]

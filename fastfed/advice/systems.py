@@ -400,15 +400,9 @@ class Question:
         self.check(system, problem)
         return Choice(trust, protocol, release, batches, variant, keys, system)
 
-    def rebuild(self, candidate: Choice) -> Choice:
+    def rebuild(self, other: Choice) -> Choice:
         """Return a candidate with the same settings for this question. May raise InputError."""
-        return self.make(
-            candidate.trust,
-            candidate.protocol,
-            candidate.release,
-            candidate.batches,
-            candidate.variant,
-        )
+        return self.make(other.trust, other.protocol, other.release, other.batches, other.variant)
 
     def check(self, system: System, problem: ProblemSpec) -> None:
         """Raise InputError unless the system gives the requested guarantee for the problem."""
@@ -485,10 +479,7 @@ def buffered_if_long(release: str, horizon: int, batches: Batches) -> str:
 
 
 def neighbours(question: Question, best: Choice) -> list[Recipe]:
-    """Return recipes that differ from the best candidate in one setting.
-
-    The setting is the batches, the sieve, the number of shared rounds or the release.
-    """
+    """Return variations of the best candidate: batches, sieve, shared rounds or release differ."""
     horizon, batches, variant = question.problem.horizon, best.batches, best.variant
     other_batches: list[Batches]
     if isinstance(batches, int):
@@ -523,19 +514,17 @@ def neighbours(question: Question, best: Choice) -> list[Recipe]:
 
 
 def greedier_recipes(
-    question: Question, candidate: Choice, sieves: tuple[float, ...] = SIEVES
+    question: Question, choice: Choice, sieves: tuple[float, ...] = SIEVES
 ) -> list[Recipe]:
     """Return variants of a candidate with a smaller m' and the intercept `KAPPA`.
 
     There are none if rewards are not centred, or if the intercept is at least `KAPPA` already.
     """
     kappa = question.problem.intercept
-    if not (candidate.variant.centred and question.sieves and kappa is not None and kappa < KAPPA):
+    if not (choice.variant.centred and question.sieves and kappa is not None and kappa < KAPPA):
         return []
-    variants = [replace(candidate.variant, sieve=sieve, intercept=KAPPA) for sieve in sieves]
-    return [
-        (candidate.protocol, candidate.release, candidate.batches, variant) for variant in variants
-    ]
+    variants = [replace(choice.variant, sieve=sieve, intercept=KAPPA) for sieve in sieves]
+    return [(choice.protocol, choice.release, choice.batches, variant) for variant in variants]
 
 
 def build_candidates(

@@ -88,10 +88,7 @@ class Stopped(RunFailed):
 
 
 class LazyCommand(click.RichCommand):
-    """A command whose module is imported when it is called, for a fast `fastfed --help`.
-
-    Before the import, the command has only a line of help.
-    """
+    """A command whose module is imported when it is called; before, it has only a line of help."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name=name, help=summary)

@@ -74,8 +74,7 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
     threading.Thread(target=run, daemon=True).start()
     with _signals.noted() as signals:
         while not (signals or work_result.done()):
-            # Wait only for short intervals, because a signal that another thread receives does not
-            # end a wait.
+            # Wait for short intervals: a signal that another thread receives does not end a wait.
             wait([work_result], SIGNAL_INTERVAL)
         if not signals:
             work_result.result()
@@ -109,7 +108,7 @@ def party(command: F) -> F:
             command(*args, **others)
         except BaseException as error:
             # If a signal arrives while a lock of `threading` is taken, its exception may be
-            # replaced by a different error, whose context it is.
+            # replaced by a different error, with the exception as its context.
             if not any(isinstance(e, KeyboardInterrupt) for e in (error, error.__context__)):
                 raise
             _signals.announce_end()
@@ -214,10 +213,7 @@ def with_hub_options(command: Any) -> Any:
             )
 
         def exchange(process: Any, **addresses: str) -> None:
-            """Exchange messages with the hub or with couriers until a signal arrives.
-
-            ``addresses`` of the party are written to the log.
-            """
+            """Exchange messages until a signal arrives; log the party's ``addresses``."""
             from fastfed.deployment.shell import Dialer
 
             log = make_log(process, log_json)
@@ -275,13 +271,9 @@ def serve_couriers(process: Any, courier: Path, every: float, log: Any) -> None:
 @click.command()
 @click.argument("folder", type=FOLDER)
 @with_hub_options
-@click.option(
-    "--dataset", help="Dataset that the ledger charges, as given to `fastfed deploy join`."
-)
+@click.option("--dataset", help="Dataset that the ledger charges, as given to `deploy join`.")
 @click.option("--ledger", type=click.Path(dir_okay=False), help="Path of the ledger, if it moved.")
-@click.option(
-    "--replay", type=FILE, help="Source (TOML) of past records to replay, for a rehearsal."
-)
+@click.option("--replay", type=FILE, help="Source (TOML) of past records to replay.")
 @click.option("--metrics", type=PORT, help="Port on this machine for GET /metrics.")
 @click.option("--page", type=PORT, help="Port on this machine for a status page and GET /metrics.")
 @click.option(
@@ -630,18 +622,10 @@ def export(folder: Path, output: Path | None) -> None:
 
 @deploy.command()
 @click.option("--folder", type=FOLDER, help="Folder to run in; by default a temporary folder.")
-@click.option(
-    "--system",
-    default="private-fedlinucb",
-    help="System to deploy, such as private-fedlinucb, feducb or robin.",
-)
+@click.option("--system", default="private-fedlinucb", help="System, such as feducb or robin.")
 @click.option("--protocol", default="silo-ldp", help="Protocol of private-fedlinucb.")
-@click.option(
-    "--sum", "hidden", help="Hide the sums from the hub: shares (with a helper) or masks."
-)
-@click.option(
-    "--own-clocks", is_flag=True, help="One silo reports half as often, and the others do not wait."
-)
+@click.option("--sum", "hidden", help="Hide the sums: shares (with a helper) or masks.")
+@click.option("--own-clocks", is_flag=True, help="One silo reports half as often; nobody waits.")
 def demo(
     folder: Path | None, system: str, protocol: str, hidden: str | None, own_clocks: bool
 ) -> None:
