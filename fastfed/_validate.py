@@ -133,6 +133,7 @@ def misplaced(key: str) -> str:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 def with_example(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -156,6 +157,16 @@ def with_example(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 raise TypeError(f"{error}{hint or f': write {example}'}") from None
 
         return call
+
+    return decorate
+
+
+def constructed(example: str) -> Callable[[type[T]], type[T]]:
+    """Decorate a class: a call of it that does not fit its fields is answered by an example."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        cls.__init__ = with_example(example)(cls.__init__)  # type: ignore[method-assign]
+        return cls
 
     return decorate
 

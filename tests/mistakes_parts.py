@@ -141,6 +141,12 @@ AGENTS = [
         ("actions", "(any, 3)", "(3,)", "[actions]"),
     ),
     Mistake(
+        "update of an agent",
+        agent(lambda a: a.update(1.0)),
+        ("'update'", "agent.observe(reward)"),
+        error=AttributeError,
+    ),
+    Mistake(
         "LinUCB(n_features=3)",
         lambda folder: LinUCB(n_features=3),
         ("'dimension'", "LinUCB(dimension=3)"),

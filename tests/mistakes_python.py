@@ -10,8 +10,8 @@ import numpy as np
 from mistakes import Mistake
 from mistakes_specs import SPEC
 
-from fastfed import Budget
-from fastfed.privacy import winsorized_mean
+from fastfed import Budget, environments
+from fastfed.privacy import Certificate, winsorized_mean
 
 Make = Callable[[Path], Any]
 WORLD = {"kind": "sphere", "dimension": 3, "actions": 5}
@@ -443,6 +443,23 @@ PRIVACY = [
         "an environment's key for make_system",
         lambda folder: system_of(actions=10),
         ("actions", "a key of [environment]"),
+    ),
+    Mistake(
+        "records by position",
+        lambda folder: environments.Classification(np.zeros((4, 2)), np.zeros(4)),
+        ("positional", "Classification.from_arrays("),
+        error=TypeError,
+    ),
+    Mistake(
+        "an environment without its function",
+        lambda folder: environments.Python(dimension=3, actions=2),
+        ("'function'", "Python(function=draw"),
+        error=TypeError,
+    ),
+    Mistake(
+        "a certificate by the name of its file",
+        lambda folder: Certificate.from_builtins("certificate.json"),
+        ("'certificate.json'", "read the file first"),
     ),
     Mistake(
         "plan(10, 500, 5)",

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed import off_policy
+from fastfed._display import Located
 from fastfed._files import write_whole
 from fastfed._kernels import checked, linalg
 from fastfed._memory import available, format_size
@@ -76,7 +77,7 @@ def _bytes_of(dimension: int) -> int:
     return 12 * dimension**2
 
 
-class LinUCB:
+class LinUCB(Located):
     """A LinUCB agent (Abbasi-Yadkori et al. 2011) without privacy, for use in other tools.
 
     Every call passes the features of the actions, so the number of actions may change from round to
@@ -162,6 +163,15 @@ class LinUCB:
         self._row = np.empty(d)
         self._row_2d = self._row[None]
         self._chosen: np.ndarray | None = None
+
+    def where_is(self, name: str) -> str:
+        """Return the call that other libraries give this name; empty for other names."""
+        ours = {
+            **dict.fromkeys(("choose", "act", "recommend", "pull"), "agent.select(actions)"),
+            **dict.fromkeys(("update", "learn"), "agent.observe(reward)"),
+            **dict.fromkeys(("predict_expectations", "predict_proba"), "agent.scores(actions)"),
+        }
+        return ours.get(name, "")
 
     # ---- parameters, by the protocol of scikit-learn ---------------------------------------------
 

@@ -244,6 +244,8 @@ def _print_error(message: str, code: int) -> int:
     # click's messages are whole sentences; in this package they begin in lower case after "error:".
     if line[:1].isupper() and line[1:2].islower():
         line = line[0].lower() + line[1:].rstrip(".")
+    if re.search(r"unexpected extra arguments? \(= ", line):
+        line += ": write KEY=VALUE without spaces"
     if re.search(r"'[0-9]+,[0-9]+' is not a valid", line):
         line += ": write it with a decimal point, and without commas"
     click.echo(f"error: {line}", err=True)

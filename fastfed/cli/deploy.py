@@ -411,7 +411,7 @@ def new(spec: Path, plan: Path) -> None:
     from fastfed.deployment.plans import compile_plan
 
     if plan.exists():
-        raise InputError(f"{plan} exists; a plan file is never replaced")
+        raise InputError(f"{plan} exists; a plan file is never replaced: choose another name")
     compiled_plan = compile_file(spec, compile_plan)
     warn_if_over(compiled_plan)
     compiled_plan.save(plan)
@@ -434,7 +434,7 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
     from fastfed.deployment.model import REASONS
 
     if plan.exists():
-        raise InputError(f"{plan} exists; a plan file is never replaced")
+        raise InputError(f"{plan} exists; a plan file is never replaced: choose another name")
     earlier, broadcast = folders.last_broadcast(old)
     compiled_plan = compile_file(
         spec, lambda text: folders.extended(text, earlier, broadcast, fresh)

@@ -413,5 +413,5 @@ def claims_of(paper: str, source: Source) -> list[str]:
     lines = [f"{paper}: {s.says} ({s.verdict})" for s in source.claims]
     says = source.results.figure.get("says")
     if says is not None and says not in [s.says for s in source.claims]:
-        lines.append(f"{paper}: {says} (in short; not judged by itself)")
+        lines.append(f"{paper}: {says} (a summary; not judged separately)")
     return lines

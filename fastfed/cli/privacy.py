@@ -233,15 +233,19 @@ def _list_mechanisms(as_json: bool) -> None:
 def privacy(spec: Path, curve: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Print the privacy certificates of a spec, without running it.
 
-    The certificate of a curve states the claim, the exact guarantee, its conditions, and what the
+    SPEC.toml may be the id of a figure, as `fastfed list figures` names it. The certificate of a
+    curve states the claim, the exact guarantee, its conditions, and what the
     guarantee does not cover.
     """
     from fastfed._validate import choice
+    from fastfed.experiments import FOLDER, figure_ids
     from fastfed.experiments.specs import load_spec, parse_changes
     from fastfed.reporting.sections import certificates_text
     from fastfed.results.store import made_now
     from fastfed.simulation.run import about_records
 
+    if not spec.exists() and str(spec) in figure_ids():
+        spec = FOLDER / f"{spec}.toml"
     experiment = load_spec(spec, changes=parse_changes(settings))
     if curve is not None:
         choice("--curve", curve, [c.label for c in experiment.curves])
@@ -401,7 +405,7 @@ def _print(advice: Advice) -> None:
             candidate.label.partition(f", {candidate.batches}")[0] for candidate in unsimulated
         )
         if kinds:
-            click.echo(f"not simulated because of more noise: {'; '.join(kinds)}")
+            click.echo(f"not simulated, because they have more noise: {'; '.join(kinds)}")
         if any(", sieve" in c.label for c in advice.candidates if c.trust == verdict.trust):
             click.echo("sieve below 0.3: less exploration, with the same bound")
     click.echo()

@@ -109,7 +109,10 @@ def rehearse(
         raise InputError("name at least one silo and its table, such as north=north.csv")
     spec_tables = tables_of(spec)
     if "actions" not in spec_tables:
-        raise InputError("rehearse needs a plan of records: columns with a kind, actions, reward")
+        raise InputError(
+            "rehearse needs a plan of records: columns with a kind, actions, reward "
+            "(docs/records.md)"
+        )
     sources = {name: table_of(path) for name, path in tables.items()}
     schema = schema_of(spec_tables)
     records = {}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastfed._random import MAX_DIMENSION
-from fastfed._validate import InputError, choice, integer, nearest, number, show
+from fastfed._validate import InputError, choice, constructed, integer, nearest, number, show
 from fastfed.environments.coding import feature_columns, from_table
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment
 from fastfed.environments.replay import CODINGS, DIMENSION, Records, records_pool
@@ -136,6 +136,10 @@ def check_left_out(data: object, **options: object) -> None:
 _PREPARATIONS = ("where", "bins", "missing", "sheet", "table")
 
 
+@constructed(
+    'Classification(data=frame, label="state"), or for arrays '
+    "Classification.from_arrays(features, classes, silo)"
+)
 @dataclass(kw_only=True)
 class Classification(PoolEnvironment):
     """Classification as a bandit: a record is a user, reward 1 for its class and 0 for others.

@@ -15,7 +15,7 @@ import numpy as np
 
 from fastfed._kernels import environments
 from fastfed._random import MAX_DIMENSION
-from fastfed._validate import InputError, array, boolean, integer, show
+from fastfed._validate import InputError, array, boolean, constructed, integer, show
 from fastfed.environments.base import (
     INDEPENDENT,
     MAX_ACTIONS,
@@ -50,6 +50,7 @@ def environment_signature() -> Signature:
     )
 
 
+@constructed("Python(function=draw, dimension=3, actions=5)")
 @dataclass(kw_only=True)
 class Python:
     """An environment that you write as a function.

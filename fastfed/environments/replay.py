@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from fastfed._cells import code, is_missing, plain_name
 from fastfed._random import MAX_DIMENSION
-from fastfed._validate import InputError, array, axes, number, rising, show, unmasked
+from fastfed._validate import InputError, array, axes, constructed, number, rising, show, unmasked
 from fastfed.environments.base import DECLARED_RANGES, RewardDistribution
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
 
@@ -300,6 +300,7 @@ def _block_features(z: np.ndarray, actions: int) -> np.ndarray:
 ARRAYS = ("contexts", "rewards", "rounds", "mask")
 
 
+@constructed("Replay.from_arrays(contexts, rewards)")
 @dataclass(kw_only=True)
 class Replay(PoolEnvironment):
     """Recorded rounds, with the features and the reward of every action.

@@ -531,7 +531,9 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
         try:
             plain = msgspec.json.decode(data) if isinstance(data, (str, bytes)) else data
         except msgspec.MsgspecError as error:
-            raise InputError(f"this is no certificate as fastfed writes it ({error})") from None
+            is_name = isinstance(data, str) and "{" not in data and len(data) < 256
+            hint = f": {show(data)} is no JSON; read the file first" if is_name else f" ({error})"
+            raise InputError(f"this is no certificate as fastfed writes it{hint}") from None
         if not isinstance(plain, Mapping) or "claimed" not in plain:
             raise InputError(_misplaced(plain))
         try:

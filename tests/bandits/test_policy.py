@@ -343,12 +343,18 @@ def test_a_refused_log_does_not_change_the_agent():
     nan_in_last_round[-1] = np.nan
     for arguments, message in (
         ((contexts, actions[:3], rewards), r"actions must have shape \(20,\), got \(3,\)"),
-        ((contexts, actions + 4, rewards), "actions must be integers from 0 to K - 1, got"),
-        ((contexts, actions + 0.5, rewards), "actions must be integers from 0 to K - 1, got"),
+        (
+            (contexts, actions + 4, rewards),
+            "actions must be integers from 0 to K - 1 = [0-9]+, got",
+        ),
+        (
+            (contexts, actions + 0.5, rewards),
+            "actions must be integers from 0 to K - 1 = [0-9]+, got",
+        ),
         ((contexts, actions, rewards[:-1]), r"rewards must have shape \(20,\)"),
         ((contexts, actions, rewards, np.zeros(20)), "propensities must be > 0 and <= 1, got 0"),
         ((contexts[:1], actions, rewards), "contexts must hold at least 2 rounds"),
-        ((contexts[0], actions[:4], rewards[:4]), r"contexts must hold actions \(K, d\)"),
+        ((contexts[0], actions[:4], rewards[:4]), r"contexts must have shape \(n, K, d\)"),
         ((3, actions, rewards), r"contexts must have shape \(n, K, d\), or be a sequence"),
         ((nan_in_last_round, actions, rewards), "actions must be finite, got nan"),
     ):

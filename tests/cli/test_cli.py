@@ -288,6 +288,14 @@ def test_privacy_plays_nothing_and_has_certificates(spec: Path) -> None:
     assert sorted(spec.parent.iterdir()) == before
 
 
+def test_privacy_of_a_changed_spec_and_of_a_figure(spec: Path) -> None:
+    changed = fastfed("privacy", spec, "--json", "--set", "curve.epsilon=2.0").stdout
+    (claim,) = [c["certificate"]["claimed"] for c in json.loads(changed)["curves"][1:]]
+    assert claim == {"epsilon": 2.0, "delta": 1e-5}
+    figure = json.loads(fastfed("privacy", "zc24-fig3a", "--json").stdout)["curves"]
+    assert [c["label"] for c in figure][:2] == ["FedLinUCB", "LDP, epsilon = 0.2"]
+
+
 def test_doctor_tells_a_flipped_bit_of_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -508,7 +508,7 @@ def test_reproduce_says_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     out = run("reproduce", "free", "-o", tmp_path / "out").stdout
     assert out.endswith(
         "p: Privacy costs. (holds)\np: Privacy is free. (fails)\n"
-        "p: In one sentence. (in short; not judged by itself)\n"
+        "p: In one sentence. (a summary; not judged separately)\n"
     )
     (tmp_path / "figures" / "free.toml").write_text(text.replace('"open", "LDP', '"opne", "LDP'))
     refused = run("reproduce", "free", "-o", tmp_path / "other")
