@@ -23,14 +23,16 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import msgspec
 import numpy as np
-from federation import BITS, MASKS, Federation, deployed, rewarded, secret
+from federation import BITS, MASKS, Federation, clocked, deployed, rewarded, secret
 
 from fastfed import InputError
 from fastfed.deployment import wire
 from fastfed.deployment.seal import Identity, encrypted_to
 from fastfed.deployment.sums import TO_HUB, share_context
 
-PROTOCOLS = ("silo-ldp", "central", "secure-sum", MASKS, BITS)
+#: Silos report on their own clocks; the hub sends views.
+CLOCKS = "silo-ldp on own clocks"
+PROTOCOLS = ("silo-ldp", "central", "secure-sum", MASKS, BITS, CLOCKS)
 #: Largest CPU time in seconds of one message, and memory in bytes besides the message.
 SECONDS, BYTES = 0.05, 1 << 20
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
@@ -44,8 +46,8 @@ class Target:
     """One federation in the middle of its second release, and all messages that it has sent."""
 
     def __init__(self, protocol: str) -> None:
-        self.protocol, self.plan = protocol, deployed(protocol)
-        self.others = played(deployed(protocol, dimension=2, batch=6))[1]
+        self.protocol, self.plan = protocol, plan_of(protocol)
+        self.others = played(plan_of(protocol, batch=6))[1]
         self.made, self.sent = played(self.plan)
         self.known = set(self.sent)
         self.keys = {p.name: Identity(secret(p.name)) for p in self.plan.parties}
@@ -71,6 +73,11 @@ class Target:
         return known
 
 
+def plan_of(protocol: str, **keys: Any) -> Any:
+    """Return the compiled plan of one of `PROTOCOLS`; keywords replace tables of its spec."""
+    return clocked({}, **keys) if protocol == CLOCKS else deployed(protocol, **keys)
+
+
 def played(plan) -> tuple[Federation, list[bytes]]:
     """Return a federation and its messages after release 1 and one silo's report of release 2."""
     deployment, sent = Federation(plan), []
@@ -83,7 +90,8 @@ def played(plan) -> tuple[Federation, list[bytes]]:
 
         process.handle = handle
     deployment.settle()
-    for close, names in [(1100.0, plan.silos), (1200.0, plan.silos[:1])]:
+    first, second = plan.document.calendar.closes[:2]
+    for close, names in [(first, plan.silos), (second, plan.silos[:1])]:
         deployment.now = close - 10.0
         away = {n: deployment.processes.pop(n) for n in plan.silos if n not in names}
         for name in names:
