@@ -45,12 +45,15 @@ class Uniforms:
     """
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
-        """Draw the first 64 bits of ``count`` uniforms."""
+        """Draw the first 64 bits of ``count`` uniforms; more bits are drawn when needed."""
         self.random_u64 = np.frombuffer(entropy(8 * count), dtype=np.uint64)
-        self._further: Callable[[int, int, int], bytes] = getattr(
-            entropy, "further", lambda index, start, count: entropy(count)
+        # Returns ``size`` more random bytes of uniform ``index``, which has ``start`` bits by now.
+        # A seeded source computes them from these numbers; `os.urandom` returns fresh bytes.
+        self._draw_more: Callable[[int, int, int], bytes] = getattr(
+            entropy, "further", lambda index, start, size: entropy(size)
         )
-        self._longer: dict[int, tuple[int, int]] = {}
+        #: Index -> (the first n bits as an integer, n), for uniforms with more than 64 bits.
+        self._extended: dict[int, tuple[int, int]] = {}
 
     def prefix(self, index: int, bits: int) -> tuple[int, int]:
         """Return the first n >= bits bits of uniform number ``index`` as an integer a, and n.
@@ -58,12 +61,12 @@ class Uniforms:
         So this uniform is in [a, a + 1] / 2^n. Missing bits are drawn, and bits that were drawn
         never change.
         """
-        a, n = self._longer.get(index, (int(self.random_u64[index]), _WORD))
+        a, n = self._extended.get(index, (int(self.random_u64[index]), _WORD))
         if n < bits:
             more = -(-(bits - n) // _WORD) * _WORD
-            a = a << more | int.from_bytes(self._further(index, n, more // 8), "big")
+            a = a << more | int.from_bytes(self._draw_more(index, n, more // 8), "big")
             n += more
-            self._longer[index] = a, n
+            self._extended[index] = a, n
         return a, n
 
     def interval(self, index: int, bits: int) -> Interval:

@@ -24,10 +24,11 @@ UNVERIFIED = Condition(
 
 @singledispatch
 def account(plan: Any, problem: Any) -> Certificate:
-    """Return the certificate of a plan on a problem. All certificates are made by this function.
+    """Return the certificate of a plan on a problem. Every certificate comes from this function.
 
-    Every number in the certificate is computed from numbers that drivers and parties execute, see
-    `fastfed.privacy.account`. ``account.register`` adds a kind of plan.
+    Each kind of plan registers a function (``account.register``) that computes the certificate from
+    the same data that drivers and parties use when they run (see `fastfed.privacy.account`). This
+    body runs for objects of other kinds only.
 
     Parameters
     ----------

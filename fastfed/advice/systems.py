@@ -407,19 +407,13 @@ class Question:
     def check(self, system: System, problem: ProblemSpec) -> None:
         """Raise InputError unless the system gives the requested guarantee for the problem."""
         certificate = system.certificate
+        failed = [c for c in certificate.conditions if not c.holds]
         # A condition that the environment violates fails for all candidates, so one note reports it
-        # and no candidate is refused for it.
-        environment_conditions = problem.conditions
-        failed_conditions = [
-            c.text
-            for c in certificate.conditions
-            if not c.holds and c not in environment_conditions
-        ]
-        if certificate.exact is None or (certificate.status != "proven" and failed_conditions):
-            failed_conditions = [c.text for c in certificate.conditions if not c.holds]
-            raise InputError(
-                f"its privacy is {certificate.status} here: {'; '.join(failed_conditions)}"
-            )
+        # and no candidate is refused for it alone.
+        failed_by_system = [c for c in failed if c not in problem.conditions]
+        if certificate.exact is None or (certificate.status != "proven" and failed_by_system):
+            reasons = "; ".join(c.text for c in failed)
+            raise InputError(f"its privacy is {certificate.status} here: {reasons}")
         within_epsilon = certificate.exact.epsilon <= self.epsilon * (1.0 + 1e-9)
         if not within_epsilon or certificate.exact.delta > self.delta:
             raise InputError(
@@ -427,7 +421,10 @@ class Question:
                 "beyond the budget"
             )
         if (certificate.unit, certificate.relation) != (self.protects, self.relation):
-            raise InputError(f"it protects a different unit or relation: {certificate.unit}")
+            raise InputError(
+                f"it protects {certificate.unit} ({certificate.relation}), not {self.protects} "
+                f"({self.relation})"
+            )
 
 
 Recipe = tuple[str, str, Batches, Variant]

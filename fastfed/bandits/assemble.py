@@ -709,7 +709,8 @@ def assemble(
     protocol : Protocol
         The protocol: randomizer, server, and which parties are trusted.
     schedule : Schedule or int
-        The rounds of synchronisation, or B of equal batches. With 0 silos never synchronise.
+        The rounds of synchronisation, or the size B of equal batches. If it is 0, silos never
+        synchronise.
     clip : Clip or None
         Bounds that features and rewards are clipped to.
     noise : Noise, optional
@@ -723,7 +724,8 @@ def assemble(
     ordered : bool, default True
         True if the rounds of synchronisation are known in advance.
     clocks : Clocks, optional
-        The clocks of silos. The theory is then about their views.
+        The silos' own clocks. The radius then holds for each view, the sum of the silos' latest
+        reports, which may end at different times.
 
     Returns
     -------

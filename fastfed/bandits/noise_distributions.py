@@ -243,13 +243,15 @@ class NoiseDistribution:
         return bound
 
     def _split_probability(self, probability: float) -> tuple[float, float]:
-        """Split a failure probability over releases, and over Gaussian noise and rounding errors.
+        """Return the failure probabilities of the Gaussian part and of the rounding of one release.
 
-        Return the share of the Gaussian part of one release, and that of its rounding error.
+        Gaussian noise is not rounded, so each release gets an equal share of ``probability``. For
+        noise made of random bits, the bound on the coupling error fails for any release with
+        ``remainder.probability``. The releases share the rest, and a part `ROUNDING` of each share
+        is for the rounding error.
         """
         if self.remainder is None:
             return probability / max(self.releases, self.counted), 0.0
-        # One event covers the coupling of all releases.
         per_release = (probability - self.remainder.probability) / self.releases
         if per_release <= 0.0:
             raise ValueError("the coupling of bits takes the whole failure probability")

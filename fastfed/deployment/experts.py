@@ -464,6 +464,7 @@ class ExpertHub(Hub):
     """
 
     def _limits(self) -> LossRange:
+        """Return the largest losses that a message may have, one loss for each expert."""
         return LossRange(self.wire.size)
 
     def _make_server(self, noise: NoiseSource | None) -> Decider:

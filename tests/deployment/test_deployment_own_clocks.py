@@ -404,16 +404,23 @@ def test_a_silo_refuses_a_view_that_cannot_be(change, message):
         lies(change)
 
 
-def test_the_alarm_tests_each_silo_by_the_number_of_its_report():
+def test_the_alarm_allows_each_silo_noise_for_the_batches_that_it_has_reported():
     plan = clocked({"rates": [0.5]}).plan
     alarm, rng = Alarm(plan), np.random.default_rng(4)
     rows = {i: rng.uniform(0.0, 1.0, plan.statistic_size) for i in range(3)}
     same = list(alarm.fits_of_view(2, {i: (2, row) for i, row in rows.items()}))
     assert same == list(alarm.fits(2, {2: rows}))
-    # A report of fewer batches has less data, so less may be explained by the noise of rewards.
+    # Silo 0 has reported one batch, the others two. Its sums have less noise of rewards, so the
+    # alarm sees smaller deviations.
     (fewer, *_) = alarm.fits_of_view(2, {0: (1, rows[0]), 1: (2, rows[1]), 2: (2, rows[2])})
     assert fewer.moves == same[0].moves and fewer.sees < same[0].sees
-    assert Alarm(clocked({"rates": [0.9]}).plan).threshold > Alarm(clocked({}).plan).threshold
+
+
+def test_clocks_that_differ_raise_the_threshold_of_the_alarm():
+    """Each silo is tested in each view, and there are more views than with equal clocks."""
+    plan, equal = (clocked(clock).plan for clock in ({"rates": [0.9]}, {}))
+    assert len(plan.clocks.ticks) > len(equal.clocks.ticks)
+    assert Alarm(plan).threshold > Alarm(equal).threshold
 
 
 def test_a_silo_that_does_not_fit_the_others_is_named():

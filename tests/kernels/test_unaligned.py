@@ -163,8 +163,8 @@ def test_step_objects_copy_unaligned_arrays(recorded_alignments):
                 silo.observe(0.5)
             if silos[0].due:
                 reports = [silo.report() for silo in silos]
-                reports = [with_changed_values(report, change) for report in reports]
-                broadcast = with_changed_values(server.combine(reports), change)
+                reports = [with_copied_values(report, change) for report in reports]
+                broadcast = with_copied_values(server.combine(reports), change)
                 for silo in silos:
                     silo.receive(broadcast)
                 results.append(broadcast.values.tobytes())
@@ -174,7 +174,7 @@ def test_step_objects_copy_unaligned_arrays(recorded_alignments):
             client.receive(leader.start())
         for vectors in losses:
             if clients[0].due:
-                reports = [with_changed_values(client.report(), change) for client in clients]
+                reports = [with_copied_values(client.report(), change) for client in clients]
                 choice = leader.combine(reports)
                 for client in clients:
                     client.receive(choice)
@@ -187,6 +187,6 @@ def test_step_objects_copy_unaligned_arrays(recorded_alignments):
     assert recorded_alignments and all(recorded_alignments)
 
 
-def with_changed_values(message, change):
-    """Return a message with its array at another address."""
-    return dataclasses.replace(message, values=change(message.values))
+def with_copied_values(message, copy):
+    """Return the message with the array ``copy(values)``, which has the same values elsewhere."""
+    return dataclasses.replace(message, values=copy(message.values))

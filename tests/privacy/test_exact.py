@@ -574,7 +574,7 @@ def test_a_choice_next_to_a_threshold_is_exact():
         a = start + step
         words = [a >> 256]
         draw = Uniforms(1, Stream(0, words))
-        draw._longer[0] = a, 320
+        draw._extended[0] = a, 320
         assert exact.choose(np.array([1.0, 0.0]), 1.0, np.ones(2, np.int64), draw)[0] == expected
 
 

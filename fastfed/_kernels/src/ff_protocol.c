@@ -202,8 +202,11 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
         }
     }
     memset(batch, 0, (size_t)s * sizeof(double));
-    /* Remember the silo's contribution to the total, which begin_own (ff_driver.c) subtracts: its
-     * message if the total is a sum of messages, otherwise its raw sums. */
+    /* Local rounds start from the total without the silo's contribution, which begin_own
+     * (ff_driver.c) subtracts. Store the contribution: the message if the total is the sum of the
+     * last messages (FF_REPLACE), otherwise the silo's raw sums. If local rounds alternate with
+     * shared ones (ff_mixed), local rounds follow every release, otherwise the last one only. The
+     * rule own_least subtracts nothing. */
     if (c->share_until && !c->own_least && (ff_mixed(c) || k == c->releases)) {
         const double *raw = (ff_mixed(c) ? c->own_shared : c->own_sums) + silo * s;
         memcpy(c->own_rest + silo * s, c->analyzer == FF_REPLACE ? message : raw,

@@ -307,7 +307,7 @@ static int is_shared(const ff_pace *pace, double all)
     return ff_least_shared < 0.0 || (pace->hold == 0 && pace->alone * all >= ff_least_shared);
 }
 
-/* Record the seconds that a unit took on one thread. */
+/* Record the seconds that a unit took on one thread, and count the piece if one thread holds. */
 static void record_alone(ff_pace *pace, double seconds)
 {
     pace->alone = updated_mean(pace->alone, pace->lone++, seconds);

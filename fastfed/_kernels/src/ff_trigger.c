@@ -163,8 +163,13 @@ static double trace_bound_of(const double *inverse, const double *v, int64_t d)
     return sum + 0x1p-52 * (double)(d * (d * d + 4 * d + 64)) * diagonal;
 }
 
-/* Compute the bound of the private rule, and A = W'W into trigger->inverse, after a
- * synchronisation. */
+/* After a synchronisation, compute the bound of tr(S^-1 V) that spares most determinants under the
+ * private rule (ff_trace_bound), and A = S^-1 = W'W, packed, from trigger->inverse + d on.
+ * - base bounds tr(A S), and slope the eigenvalues of A, so slope times the sum of ||x||^2 bounds
+ *   the growth by new rows.
+ * - noise bounds what one tree node adds, whose normals are at most NORMAL.
+ * - rounding and size bound the rounding errors, see the beginning of this file.
+ * Factors of 1.0001 cover the rounding errors of these numbers. */
 static void set_trace_bound(ff_trigger *trigger, const double *total, const double *w,
                             int64_t silos, int64_t d, const parts *p)
 {
