@@ -98,6 +98,8 @@ DOORS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "bandits.policy.LinUCB.partial_fit:X": (lambda v: agent().partial_fit(v, ONES), EYE),
     "bandits.policy.LinUCB.partial_fit:y": (lambda v: agent().partial_fit(EYE, v), ONES),
     "bandits.policy.LinUCB.predict:X": (lambda v: agent().predict(v), EYE),
+    "bandits.policy.LinUCB.score:X": (lambda v: agent().score(v, ONES), EYE),
+    "bandits.policy.LinUCB.score:y": (lambda v: agent().score(EYE, v), ONES),
     "bandits.policy.LinUCB.replay:contexts": (
         lambda v: agent().replay(v, LOGGED, LOGGED),
         CONTEXTS,

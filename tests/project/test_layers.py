@@ -41,7 +41,7 @@ ALLOWED = {
     "_system": {"_validate", "_display", "privacy"},
     "bandits": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
-        "off_policy", "_roots", "_files", "_cache", "counter_rng", "_memory",
+        "off_policy", "_roots", "_files", "_cache", "counter_rng", "_memory", "_display",
     },
     "experts": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
