@@ -237,7 +237,7 @@ def features_of(
 
 
 def _warn_about_texts(table: Table, name: str) -> None:
-    """Warn if a column of texts has dates, or texts that differ in upper and lower case only.
+    """Warn if a column of texts has dates, numbers with units, or texts that differ in case only.
 
     Each different text is a class or a category. This is a warning and no note, since a certificate
     must not depend on cells.
@@ -259,8 +259,16 @@ def _warn_about_texts(table: Table, name: str) -> None:
             "out by listing the others in columns, or write a number, such as days",
             stacklevel=3,
         )
+    elif texts and all(_DRESSED.match(text) for text in texts):
+        warnings.warn(
+            f"{table.path}: column {show(name)} has numbers with units or separators of thousands, "
+            "and each is a category: write plain numbers",
+            stacklevel=3,
+        )
 
 
+#: A number that is not plain: with a unit, a percent sign, or separators of thousands.
+_DRESSED = re.compile(r"[-+]?\d[\d.,' ]*(\s[^\W\d]{1,6}|\s?%)?$")
 #: How a date begins: year, month and day, or the reverse.
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b")
 
