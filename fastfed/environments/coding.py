@@ -60,7 +60,7 @@ def from_table(
     features, notes = features_of(table, feature_names, known or {})
     for name in dict.fromkeys([label, *feature_names]):
         if name not in (known or {}) and not table.numbers(name) and not (bins and name == label):
-            _warn_about_texts(table, name)
+            _warn_about_texts(table, name, quoted=name == label)
     for note in label_notes:
         # Certificates of curves that send nothing have no notes, so this is a warning too.
         warnings.warn(f"{table.path}: {note}", stacklevel=2)
@@ -236,11 +236,11 @@ def features_of(
     return np.hstack(parts), tuple(notes)
 
 
-def _warn_about_texts(table: Table, name: str) -> None:
+def _warn_about_texts(table: Table, name: str, quoted: bool) -> None:
     """Warn if a column of texts has dates, numbers with units, or texts that differ in case only.
 
     Each different text is a class or a category. This is a warning and no note, since a certificate
-    must not depend on cells.
+    must not depend on cells. Only texts of labels are quoted: their classes are public actions.
     """
     texts = {cell for cell in table.column(name) if cell not in MISSING}
     by_case: dict[str, list[str]] = {}
@@ -248,8 +248,9 @@ def _warn_about_texts(table: Table, name: str) -> None:
         by_case.setdefault(text.casefold(), []).append(text)
     variants = [" and ".join(map(show, same)) for same in by_case.values() if len(same) > 1]
     if variants:
+        which = variants[0] if quoted else "texts that differ in upper and lower case only"
         warnings.warn(
-            f"{table.path}: column {show(name)} has {variants[0]}, which count as different: write "
+            f"{table.path}: column {show(name)} has {which}, which count as different: write "
             "them in the same way if they mean the same",
             stacklevel=3,
         )

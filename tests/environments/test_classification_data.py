@@ -265,6 +265,7 @@ def test_decimal_points_and_commas_in_one_column_are_refused(tmp_path):
     [
         ("1,yes 1,Yes 2,no 2,no", "column 'y' has 'Yes' and 'yes', which count as different"),
         ("2020-01-30,a 2020-02-01,b 2020-02-01,a", "column 'x' has dates, and each date is a"),
+        ("F,a f,b M,b M,a", "column 'x' has texts that differ in upper and lower case only"),
         ("70%,a 71%,b 70%,b", "column 'x' has numbers with units"),
         ("1'200,a 1'300,b 1'200,b", "column 'x' has numbers with units or separators"),
         ("30.1.2020,a 1.2.2020,b 1.2.2020,a", "column 'x' has dates, and each date is a"),
