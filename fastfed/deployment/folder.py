@@ -355,7 +355,9 @@ def in_use(folder: str | Path) -> bool | None:
 def _party_in(folder: Path) -> tuple[str, DeployedPlan, bytes]:
     """Return the name of a folder's party, its plan and its secret."""
     if not (folder / PLAN).exists():
-        raise InputError(f"{folder} holds no plan; join one first: fastfed deploy join")
+        inside = sorted(plan.parent.name for plan in folder.glob(f"*/{PLAN}"))
+        hint = f" (folders of parties in it: {', '.join(inside[:6])})" if inside else ""
+        raise InputError(f"{folder} holds no plan; join one first: fastfed deploy join{hint}")
     secret, plan = read_secret(folder / SECRET), load(folder / PLAN)
     return party_of(plan, secret, folder), plan, secret
 

@@ -525,6 +525,10 @@ def test_status_of_damaged_folders(tmp_path):
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(cli, ["deploy", "status", str(tmp_path / "empty")])
     assert result.exit_code == 2 and "holds no plan; join one first" in result.output
+    (tmp_path / "all" / "north").mkdir(parents=True)
+    (tmp_path / "all" / "north" / "plan").touch()
+    result = CliRunner().invoke(cli, ["deploy", "status", str(tmp_path / "all")])
+    assert result.exit_code == 2 and "(folders of parties in it: north)" in result.output
     result = CliRunner().invoke(cli, ["deploy", "status", str(tmp_path / "nothing")])
     assert result.exit_code == 2 and "there is no folder" in result.output
 
