@@ -7,7 +7,7 @@ Other packages register algorithms by an entry point (docs/extending.md).
 from __future__ import annotations
 
 from fastfed._system import account
-from fastfed.bandits import agents, arms, fedlinucb, feducb, robin
+from fastfed.bandits import agents, fedlinucb, feducb, robin, thompson
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
 
@@ -24,7 +24,7 @@ ALGORITHMS = {
         agents.AGENT_AMP,
         agents.AGENT_VEC,
         robin.ALGORITHM,
-        arms.THOMPSON,
+        thompson.THOMPSON,
         fedlinucb.LOCAL_LINUCB,
         fedlinucb.RANDOM,
     )

@@ -1,4 +1,4 @@
-"""Arms without contexts: which keys a curve may set, ranking by random draws, Thompson sampling.
+"""Arms without contexts: which keys a curve may set, and ranking by random draws.
 
 Action a is the unit vector e_a in every round, so the sums of x x' are diagonal: they count how
 often each arm was chosen. The direct radius then consists of K confidence sets of one coordinate
@@ -8,29 +8,23 @@ Between two synchronisations, all users of a lazy federation would get the same 
 have the same actions and nothing is learned. So with a sieve, arms that pass it are ranked by a
 random draw in each round: the estimate plus m' times the bonus times a standard normal. The proven
 regret bound holds whichever of these arms is chosen.
-
-``thompson`` (Thompson 1933; Agrawal and Goyal 2012, Algorithm 1) draws a mean for each arm from its
-posterior, a beta distribution with a uniform prior, and chooses the arm with the largest draw. It
-is not private. Its silos synchronise in batches. By default, each silo also learns from its users
-at once.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastfed._system import account
 from fastfed._validate import InputError, show
-from fastfed.bandits.assemble import assemble
-from fastfed.bandits.certify import certify
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.protocols.account import FOR_ARMS
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.score import Score
+
+if TYPE_CHECKING:
+    from fastfed.bandits.system import System
 
 #: Algorithms that may be used on arms without contexts.
 ARMS_ALGORITHMS = (
@@ -95,61 +89,3 @@ def with_draws(system: System, problem: ProblemSpec) -> System:
 
     plan = replace(plan, score=Score(normal_draws, diagonal=True))
     return replace(system, plan=plan, certificate=account(plan, problem))
-
-
-# ---- Thompson sampling ---------------------------------------------------------------------------
-
-#: Keys of a thompson curve that may be set.
-BATCHES = ("batch_size", "batch_first", "batch_ratio", "release_rounds", "lazy")
-
-
-class ThompsonConfig(Config, frozen=True, kw_only=True):
-    """Keys of a thompson curve: the batch keys of `Config`, and ``lazy``.
-
-    Parameters
-    ----------
-    lazy : bool, default False
-        True if the posterior changes at synchronisations only.
-    """
-
-    lazy: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # These three keys are set while keys are completed, so their completed values are allowed.
-        completed = Config(sieve=1.0, bonus=1.0, tie_bonus=1.0)
-        for key in Config.__struct_fields__:
-            allowed = getattr(Config(), key), getattr(completed, key)
-            if key not in BATCHES and getattr(self, key) not in allowed:
-                raise InputError(f"{key} has no meaning for thompson: it has no confidence bound")
-
-    @property
-    def sieve_proven(self) -> bool:
-        """False, because Thompson sampling has no confidence bound for a sieve."""
-        return False
-
-
-def build_thompson(config: ThompsonConfig, problem: ProblemSpec) -> System:
-    """Return the system of one thompson curve: its plan and certificate."""
-    if not problem.arms:
-        raise InputError(
-            "thompson needs arms without contexts, whose rewards are 0 or 1 (environment "
-            '"arms"): use linucb or fedlinucb with contexts'
-        )
-    from fastfed.bandits.arm_scores import beta_draws  # loads numba
-
-    clip = config.bounds(published=False)
-    plan, theory = assemble(config, problem, PROTOCOLS["none"], config.batches(problem), clip)
-    plan = replace(plan, score=Score(beta_draws, diagonal=True))
-    source = "Agrawal and Goyal 2012, Algorithm 1"
-    plan, certificate = certify(plan, problem, theory, None, source)
-    return System("thompson", plan, certificate, theory=theory)
-
-
-THOMPSON = Algorithm(
-    id="thompson",
-    paper="none",
-    summary="Thompson sampling on arms with rewards 0 and 1, federated, not private",
-    config=ThompsonConfig,
-    build=build_thompson,
-)

@@ -12,6 +12,7 @@ import msgspec
 
 from fastfed import _system
 from fastfed._validate import InputError, choice, integer, number
+from fastfed.bandits.arms import check_arms, with_draws
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.bandits.problem import CentredNorm, ProblemSpec, centred_norm
 from fastfed.bandits.radius import RADII, REGULARIZERS, Theory
@@ -85,11 +86,9 @@ class Algorithm(_system.Algorithm):
             If ``build`` refuses the config or does not return a System, or if the score is unknown.
         """
         system: System = super().make_checked(config, problem)
-        if getattr(system.plan, "arms", False):
-            from fastfed.bandits.arms import with_draws  # imported here, since it imports this file
-
-            if (drawn := with_draws(system, problem)) is not system:
-                return drawn
+        is_arms = getattr(system.plan, "arms", False)
+        if is_arms and (drawn := with_draws(system, problem)) is not system:
+            return drawn
         score = getattr(config, "score", UCB)
         plan_score = getattr(system.plan, "score", None)
         # The algorithm may have put a score function into the plan without the key `score`.
@@ -106,8 +105,6 @@ class Algorithm(_system.Algorithm):
     def settled(self, config: Any, problem: ProblemSpec) -> Any:
         """Return the config with all defaults that depend on the problem's sizes filled in."""
         if getattr(problem, "arms", False):
-            from fastfed.bandits.arms import check_arms  # it imports this module
-
             check_arms(self.id, config)
         return config.settled(problem) if isinstance(config, Config) else config
 
