@@ -32,7 +32,7 @@ from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import ADDED_UP, SUPPORTED, SYSTEMS, hub_of, silo_of
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import DeployedPlan, compile_plan
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.process import Process, SiloProcess, settle
 from fastfed.deployment.seal import read_secret
 from fastfed.deployment.shell import PATH
 from fastfed.deployment.silo import SiloParty
@@ -476,12 +476,3 @@ def theta_without_failures(
     assert isinstance(first, SiloParty)
     theta: list[float] = first.model.theta.tolist()
     return theta
-
-
-def settle(processes: dict[str, Process]) -> None:
-    """Pass messages between processes on one machine until no new messages are sent."""
-    for _ in range(4):
-        mail = [message for process in processes.values() for message in process.tick()]
-        while mail:
-            message = mail.pop(0)
-            mail += processes[message.to].handle(message.data)[1]

@@ -432,8 +432,8 @@ class Process:
         if not self.clock_off:
             return ""
         return (
-            "this machine's clock is not that of the other parties, or has jumped; the earlier "
-            "time counts: set it, see clock_off in the status"
+            "this machine's clock is ignored: it differs from the other parties' clocks, or has "
+            "jumped; set it, see clock_off in the status"
         )
 
     def _run_due_steps(self) -> tuple[tuple[Message, ...], Step]:
@@ -565,16 +565,21 @@ class SiloProcess(Process):
 
 
 def settle(processes: Mapping[str, Process]) -> None:
-    """Let all parties do what is due, and carry their messages, until nobody stores anything more.
+    """Run all parties on one machine, and carry their messages, until no party stores a write.
+
+    Parameters
+    ----------
+    processes : dict of str to Process
+        Name of a party -> its process.
 
     Raises
     ------
     InputError
-        If a party finds a contradiction between messages, or cannot do what is due.
+        If messages contradict each other, or a party cannot do what is due.
     """
-    idle, before = 0, [process.store.position for process in processes.values()]
+    idle_rounds, before = 0, [process.store.position for process in processes.values()]
     # After a start, parties first prove to each other that they run, which stores nothing.
-    while idle < 3:
+    while idle_rounds < 3:
         messages = [message for process in processes.values() for message in process.tick()]
         while messages:
             message = messages.pop(0)
@@ -583,6 +588,6 @@ def settle(processes: Mapping[str, Process]) -> None:
                 raise InputError(step.problem)
             messages += answers
         after = [process.store.position for process in processes.values()]
-        idle, before = (idle + 1 if after == before else 0), after
+        idle_rounds, before = (idle_rounds + 1 if after == before else 0), after
     if problem := next((p.problem for p in processes.values() if p.problem), ""):
         raise InputError(problem)

@@ -20,11 +20,11 @@ from fastfed._random import SeededNoise, SystemNoise
 from fastfed.deployment import experts, plans, wire
 from fastfed.deployment import folder as folders
 from fastfed.deployment.application import answers
-from fastfed.deployment.demo import settle
 from fastfed.deployment.experts import ExpertHub, ExpertSilo, check_experts
 from fastfed.deployment.kinds import SAME_PEOPLE, hub_of
 from fastfed.deployment.ledger import Charge, Ledger, epsilon_of_charges
 from fastfed.deployment.model import model_of
+from fastfed.deployment.process import settle
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.wire import Refused, Report
 from fastfed.experts.parties import ExpertClient, ExpertServer

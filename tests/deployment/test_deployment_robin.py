@@ -22,12 +22,12 @@ from fastfed.bandits.silo import Client
 from fastfed.deployment import charges, phases, plans, wire
 from fastfed.deployment import folder as folders
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.demo import settle
 from fastfed.deployment.kinds import SAME_SILOS, hub_of
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.model import model_of
 from fastfed.deployment.observe import hub_numbers, silo_numbers
 from fastfed.deployment.phases import PhaseHub, PhaseSilo
+from fastfed.deployment.process import settle
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.wire import Broadcast, Refused, Report
 from fastfed.privacy.account import released

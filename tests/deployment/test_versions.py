@@ -18,6 +18,7 @@ from fastfed.deployment import demo, plans
 from fastfed.deployment import folder as folders
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.model import model_of
+from fastfed.deployment.process import settle
 
 #: Written by the state of 2026-11-20, before plan files held choices and ledgers had a chain.
 FILES = Path(__file__).parents[1] / "versions" / "unreleased"
@@ -158,7 +159,7 @@ def test_a_federation_of_an_earlier_version_goes_on(running):
                 decision = parties[name].decide(demo.rows_of(i, 7))
                 parties[name].reward(decision.id, 0.25)
             now[0] = float(close)
-            demo.settle(parties)
+            settle(parties)
         thetas = [parties[name].party.model.theta.tolist() for name in demo.SILOS]
         assert parties["hub"].party.status()["released"] == 4
         assert thetas[0] == thetas[1] == thetas[2] and any(thetas[0])
