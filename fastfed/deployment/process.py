@@ -1,10 +1,10 @@
 """The process that runs a party: it makes the party's writes durable, many in one sync.
 
-A sync takes milliseconds on many disks, so writes of different calls share one (group commit), and
-a few syncs run at a time: a *batch* of calls is appended to the log, and its sync begins at once,
-even if that of an earlier batch still runs. The party's lock is not held during a sync. A call
-returns after a sync that began when its writes were in the log, and the party's state changes only
-then and in the order of the log, so a call that fails has changed nothing.
+A sync takes milliseconds on many disks, so the writes of several calls share one sync (group
+commit), and a few syncs run at a time. A *batch* of calls is appended to the log, and its sync
+begins at once, even if the sync of an earlier batch still runs. The party's lock is not held during
+a sync. A call returns after a sync that began when its writes were in the log. The party's state
+changes only then, and in the order of the log, so a call that fails has changed nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ T = TypeVar("T")
 SYNCS = 6
 #: Number of writes between two snapshots: a restart applies at most about this many.
 SNAPSHOT_EVERY = 10_000
-#: Number of records that are erased while calls wait.
+#: Maximum number of records that are erased while calls wait.
 ERASE_AT_ONCE = 500
-#: Seconds between two looks for records to erase.
+#: Seconds between two calls of `SiloProcess.erase`.
 ERASE_EVERY = 60.0
 
 
@@ -49,7 +49,7 @@ class Call(Generic[T]):
     def __init__(self, work: Callable[[], tuple[Step, T]]) -> None:
         self.work = work
         self.writes: tuple[Write, ...] = ()
-        #: What the call must have for itself: the keys of its writes, and `Step.touches`.
+        #: (kind, key) of the call's writes, and `Step.touches`: no two calls in flight share one.
         self.keys: set[tuple[str, str]] = set()
         self.result: T | None = None
         self.error: BaseException | None = None
@@ -74,10 +74,12 @@ class Call(Generic[T]):
 
 
 class Batch(NamedTuple):
-    """Calls whose writes are in the log, for each call which writes are new, and the log's end."""
+    """Calls whose writes are appended to the log, to be made durable by one sync."""
 
     calls: list[Call[Any]]
+    #: For each call: for each of its writes, True if the log did not have the write before.
     is_new: list[list[bool]]
+    #: The place of the last write in the log.
     position: Position
 
 
@@ -95,13 +97,14 @@ def restored(party: Party, store: Store) -> Covered:
         raise InputError("records were erased, and the snapshot is damaged: restore a backup")
     if covered == NOTHING:
         return covered
-    others, (number, chain) = bytes(32), covered.position
-    for write in store.writes(until=number, but=party.summarised):
+    # The snapshot holds the effect of the kinds `summarised`; writes of other kinds are applied.
+    others_hash, (last, chain) = bytes(32), covered.position
+    for write in store.writes(until=last, except_kinds=party.summarised):
         party.fold(write)
-        others = chained(others, write)
+        others_hash = chained(others_hash, write)
     end = store.position
-    is_shorter = end.number < number or (end.number == number and end.chain != chain)
-    if others != covered.others or is_shorter:
+    log_differs = end.number < last or (end.number == last and end.chain != chain)
+    if others_hash != covered.others or log_differs:
         raise InputError("the log differs from its snapshot; restore the newest backup")
     return covered
 
@@ -137,29 +140,30 @@ class Process:
         self.clock: Clock = SteadyClock() if clock is None else clock
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        #: Calls whose writes wait for the next sync, and calls that wait for the writes of others.
+        #: Computed calls whose writes will be appended by the next sync.
         self._waiting: list[Call[Any]] = []
+        #: Calls that wait for calls in flight or for `_claimed`, and are then submitted again.
         self._blocked: list[Call[Any]] = []
-        #: (kind, key) of all writes that are computed and not durable yet.
+        #: The `Call.keys` of all calls that are computed and not durable yet.
         self._in_flight: set[tuple[str, str]] = set()
-        #: Appended batches that are not durable yet, in the order of the log; number of syncs that
-        #: run; seconds that the last syncs took, smoothed.
+        #: Appended batches that are not durable yet, in the order of the log.
         self._batches: deque[Batch] = deque()
+        #: Number of syncs that run, and a moving average of the seconds that a sync takes.
         self._syncs, self.pace = 0, 1.0
         #: Number of threads in `_claimed`.
         self._claims = 0
         self._is_closed = False
-        #: Is called with calls that are done. Others may wait for a `sync` then.
+        #: Is called with calls that are done. Blocked calls may wait for a `sync` then.
         self.on_done: Callable[[list[Call[Any]]], None] = lambda calls: None
         #: What the last tick could not do, such as charge more than the ceiling; empty if nothing.
         self.problem = ""
         digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
         store.write(Write("plan", "", digest + party.name.encode()))
-        #: The place of the last write that was applied, and of repeated ones after it.
+        #: The place in the log up to which all writes are applied to the party's state.
         self._end = store.position
-        #: What the last snapshot covers, and the hash of all writes that no snapshot covers.
         self._covered = restored(party, store)
-        self._others = self._covered.others
+        #: See `Covered.others`, for a snapshot that would be saved now.
+        self._others_hash = self._covered.others
         for write in store.writes(after=self._covered.position):
             self._fold(write)
         self._store(party.upgrade())
@@ -167,7 +171,7 @@ class Process:
     def _fold(self, write: Write) -> None:
         """Apply a durable write to the party's state."""
         if write.kind not in self.party.summarised:
-            self._others = chained(self._others, write)
+            self._others_hash = chained(self._others_hash, write)
         self.party.fold(write)
 
     def _store(self, writes: Sequence[Write]) -> None:
@@ -176,7 +180,7 @@ class Process:
         self._end = self.store.position
 
     def _fold_new(self, writes: Sequence[Write], is_new: Sequence[bool]) -> None:
-        """Apply those durable writes that were not stored before."""
+        """Apply the durable writes that the log did not have before."""
         for write, new in zip(writes, is_new, strict=False):
             if new:
                 self._fold(write)
@@ -216,8 +220,8 @@ class Process:
     def submit(self, call: Call[Any]) -> None:
         """Compute a call; its writes are stored by the next `sync`.
 
-        A call whose writes another call in flight also makes (such as two rewards of one decision)
-        is computed again after that call.
+        If a call in flight has a write of the same key (such as the reward of the same decision),
+        this call is computed again after the call in flight is done.
         """
         with self._lock:
             if self._claims:
@@ -266,7 +270,7 @@ class Process:
 
         `end_sync` must follow, or a sync of the store by the caller and `finish_sync`.
 
-        Return None if there is nothing to do now; see `sync`.
+        Return None if no call waits, or too many syncs run; see `sync`.
         """
         with self._lock:
             if not self.has_waiting:
@@ -305,13 +309,14 @@ class Process:
         """Finish the calls of a batch whose sync has ended, and those of earlier batches.
 
         ``failed`` is the error of a sync that has failed, and ``seconds`` the time that it took.
-        After a failed sync, the calls of all batches in the log fail that are not done, because a
-        later sync could succeed although the disk lacks a part of the log.
+        After a failed sync, the calls of all batches fail that are not durable yet, because a later
+        sync could succeed although the disk lacks a part of the log.
         """
         with self._lock:
             self._syncs -= 1
             self.pace += 0.2 * (seconds - self.pace)
             done: list[Call[Any]] = []
+            # A sync covers all batches before its own. A later sync may have finished this batch.
             while batch in self._batches or (failed is not None and self._batches):
                 done += self._finish_batch(self._batches.popleft(), failed)
             self.party.in_flight = len(self._in_flight)
@@ -342,7 +347,7 @@ class Process:
         return call.returned()
 
     def finish(self, call: Call[Any]) -> None:
-        """Wait until a submitted call is done. A thread that waits syncs for all."""
+        """Wait until a submitted call is done; meanwhile, sync the writes of all threads."""
         while not call.is_done:
             if not self.sync():
                 with self._changed:
@@ -376,7 +381,7 @@ class Process:
             # Even if the block has failed: the blocked calls wait for a sync now.
             self.on_done(done)
 
-    # ---- steps that need the party for themselves ------------------------------------------------
+    # ---- steps while no call is in flight --------------------------------------------------------
 
     def make_durable(self, step: Step) -> tuple[Message, ...]:
         """Store the writes of a step; return its messages, which may then be sent."""
@@ -396,9 +401,9 @@ class Process:
         step : Step
             The party's step for this message.
         messages : tuple of Message
-            The messages to send: those of the step, and of the due steps that it made possible.
-            Messages that repeat earlier ones wait for the next `tick`; otherwise two parties would
-            answer each other for ever.
+            The messages to send: the messages of the step, and of the due steps that it made
+            possible. Messages that repeat earlier messages wait for the next `tick`; otherwise two
+            parties would answer each other for ever.
         """
         with self._claimed():
             try:
@@ -448,18 +453,22 @@ class Process:
                 return messages, step
             messages += self.make_durable(step)
 
-    def _save_snapshot(self, after: int = 1) -> None:
-        """Save the party's state, if ``after`` or more writes follow the last snapshot.
+    def _save_snapshot(self, min_writes: int = 1) -> None:
+        """Save the party's state, if ``min_writes`` or more writes follow the last snapshot.
 
-        If the disk is full, a restart applies more writes, and the next call tries again.
+        If the disk is full, the next call tries again; a restart until then applies more writes.
         """
-        covers = Covered(self._end, self._others)
-        if covers.position.number >= self._covered.position.number + after:
+        if self._end.number >= self._covered.position.number + min_writes:
             with suppress(*FULL):
-                if parts := self.party.snapshot(covers):
-                    self.store.save_snapshot(parts)
-                    self.party.snapshot_saved()
-                    self._covered = covers
+                self._store_snapshot()
+
+    def _store_snapshot(self, erase: Sequence[str] = ()) -> None:
+        """Save the party's state, and erase the records of the decisions with ids ``erase``."""
+        covers = Covered(self._end, self._others_hash)
+        if parts := self.party.snapshot(covers):
+            self.store.save_snapshot(parts, erase)
+            self.party.snapshot_saved()
+            self._covered = covers
 
 
 class SiloProcess(Process):
@@ -514,9 +523,9 @@ class SiloProcess(Process):
         OSError
             If the disk is full. The next call tries again.
         """
-        count, last_count = 0, -1
-        while count != last_count:
-            last_count, count = count, count + self._erase_some(keep)
+        count = 0
+        while erased := self._erase_some(keep):
+            count += erased
         if count:
             # Not during a sync, whose commit would fail.
             with self._claimed():
@@ -524,23 +533,24 @@ class SiloProcess(Process):
         return count
 
     def _erase_some(self, keep: float) -> int:
-        """Erase some of the records as `erase` does, so that calls wait only for a short time."""
+        """Erase up to `ERASE_AT_ONCE` records as `erase` does; return how many.
+
+        Calls wait while this runs, so it must be short.
+        """
         with self._claimed():
-            before, up_to = self.now() - keep, dict(self.party.erased_up_to)
+            before, erased_up_to = self.now() - keep, dict(self.party.erased_up_to)
             try:
                 self._store(self.party.expire(before, ERASE_AT_ONCE))
                 if ids := self.party.erasable(before, ERASE_AT_ONCE):
-                    covers = Covered(self._end, self._others)
-                    self.store.save_snapshot(self.party.snapshot(covers), ids)
-                    self.party.snapshot_saved()
-                    self._covered = covers
+                    self._store_snapshot(ids)
             except BaseException:
-                self.party.erased_up_to = up_to
+                # `expire` and `erasable` have advanced these numbers, but nothing was erased.
+                self.party.erased_up_to = erased_up_to
                 raise
             return len(ids)
 
     def keep_erasing(self, keep: float, say: Callable[[str], None]) -> None:
-        """Erase records older than ``keep`` seconds for ever; ``say`` gets each new problem."""
+        """Call `erase` every `ERASE_EVERY` seconds, for ever; ``say`` receives each new problem."""
         last_problem, pause = "", threading.Event()
         while True:
             try:

@@ -56,13 +56,15 @@ class Conflict(InputError):
 
 
 class SyncFailed(OSError):
-    """Raised after a sync has failed: what it was to make durable may be lost at a restart."""
+    """Raised after a sync has failed: a restart may lose the writes that it was to make durable."""
 
 
 class Syncing(NamedTuple):
-    """A sync that runs: the descriptor of its file, and the number of the last write it covers."""
+    """A sync that runs."""
 
+    #: Descriptor of the file that is synced.
     file: int
+    #: Number of the last write that the sync makes durable.
     number: int
 
 
@@ -91,8 +93,8 @@ class Store(Protocol):
     def append(self, writes: Sequence[Write]) -> list[bool]:
         """Append writes, all or none; return for each whether it is new.
 
-        They are durable, and can be read, after a `sync` that begins later. One thread at a time
-        may append.
+        Appended writes are durable, and can be read, after a `sync` that begins later. Only one
+        thread at a time may append.
 
         Raises
         ------
@@ -102,7 +104,7 @@ class Store(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make all writes durable that were appended before. Several threads may sync at a time.
+        """Make all writes durable that were appended before. Several threads may call this at once.
 
         Raises
         ------
@@ -114,7 +116,7 @@ class Store(Protocol):
     def begin_sync(self) -> Syncing | None:
         """Return a sync whose file the caller syncs; None if no file needs to be synced.
 
-        `end_sync` must follow. With it, this does the same as `sync`.
+        The caller must call `end_sync` after the sync. The two calls together replace `sync`.
 
         Raises
         ------
@@ -135,11 +137,11 @@ class Store(Protocol):
 
     @property
     def is_untidy(self) -> bool:
-        """True if work is due that `tidy` does."""
+        """True if `tidy` has something to do."""
         ...
 
     def tidy(self) -> None:
-        """Do work that is due now and then; other threads may append and sync meanwhile."""
+        """Do maintenance that is due; other threads may append and sync meanwhile."""
         ...
 
     def value(self, kind: str, key: str) -> bytes | None:
@@ -147,7 +149,7 @@ class Store(Protocol):
         ...
 
     def writes(
-        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+        self, after: Position = START, until: int | None = None, except_kinds: Sequence[str] = ()
     ) -> Iterator[Write]:
         """Iterate over writes in order.
 
@@ -157,7 +159,7 @@ class Store(Protocol):
             The place before the first write.
         until : int, optional
             Number of the last write. By default all later writes.
-        but : sequence of str
+        except_kinds : sequence of str
             Kinds of writes that are left out. The chain of hashes is not checked then.
         """
         ...
@@ -176,10 +178,10 @@ class Store(Protocol):
         ...
 
     def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
-        """Store parts of a snapshot in place of their last values, and erase records.
+        """Replace the stored values of the given parts of the snapshot, and erase records.
 
-        Of the decisions with the ids ``erase``, the writes of the decision and of its end are
-        deleted. The last write of the log must not be one of them.
+        ``erase`` holds the ids of decisions: the write of each decision and the write of its end
+        are deleted. The last write of the log must not be one of these writes.
         """
         ...
 
@@ -189,7 +191,7 @@ class Store(Protocol):
         ...
 
     def forget(self) -> None:
-        """Remove what was erased from all files."""
+        """Remove erased records from all files."""
         ...
 
     def close(self) -> None:
@@ -197,11 +199,14 @@ class Store(Protocol):
         ...
 
 
-#: Pages of SQLite's write-ahead log at which a transaction copies them to the database file, and
-#: number of writes, up to two or three pages each, after which `Store.tidy` does so meanwhile. The
-#: first transaction after a copy syncs the log's new header, so calls then wait for two syncs.
-PAGES, TIDY_PAGES = 16_000, 4_000
-#: Syncs a file's content, but not its times if the system can leave them out.
+#: When SQLite's write-ahead log has this many pages, the next transaction copies them to the
+#: database file, while calls wait.
+PAGES = 16_000
+#: After this many writes, of one to three pages each, `Store.tidy` copies the pages while calls
+#: continue. Not more often: the first transaction after a copy syncs the log's new header, so calls
+#: then wait for two syncs.
+TIDY_WRITES = 4_000
+#: Syncs a file's content and, only if the system has no ``fdatasync``, also the file's times.
 _sync_content = getattr(os, "fdatasync", os.fsync)
 
 #: Kinds of writes that hold one person's record.
@@ -269,7 +274,10 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def check_tables(db: sqlite3.Connection, path: str, tables: set[str]) -> None:
-    """Raise InputError if a file has other tables than a party's log (or than a ledger)."""
+    """Raise InputError if a file is not empty and lacks one of ``tables``.
+
+    A ledger has the table of a log as well, but is not accepted as a log.
+    """
     try:
         table_names = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
     except sqlite3.OperationalError:
@@ -335,7 +343,7 @@ class Chain:
         self,
         after: Position = START,
         until: int | None = None,
-        but: Sequence[str] = (),
+        except_kinds: Sequence[str] = (),
         erased: int = 0,
     ) -> Iterator[Write]:
         """Iterate over writes in order; raise InputError where the chain of hashes breaks.
@@ -347,16 +355,17 @@ class Chain:
         last = LAST if until is None else until
         query = f"SELECT {_COLUMNS} FROM writes WHERE number > ? AND number <= ? ORDER BY number"
         rows: Iterable[Any] = self._db.execute(query, (after.number, last))
-        if but:
-            # Each range of kinds is read from the index, so the other rows are not read at all.
-            ranges = pairwise(["", *sorted(but), "\U0010ffff"])
+        if except_kinds:
+            # Read the ranges of kinds between the left-out kinds from the index on (kind, key), so
+            # that SQLite reads no row of a left-out kind.
+            ranges = pairwise(["", *sorted(except_kinds), "\U0010ffff"])
             query = f"SELECT {_COLUMNS} FROM writes WHERE kind > ? AND kind < ?"
-            found = (row for edges in ranges for row in self._db.execute(query, edges))
-            rows = sorted(row for row in found if after.number < row[0] <= last)
+            all_rows = (row for edges in ranges for row in self._db.execute(query, edges))
+            rows = sorted(row for row in all_rows if after.number < row[0] <= last)
         try:
             for number, kind, key, value, chain in rows:
                 write, is_next = Write(kind, key, value), number == last_number + 1
-                is_checked = not but and (is_next or number > erased)
+                is_checked = not except_kinds and (is_next or number > erased)
                 if is_checked and not (is_next and chained(head, write) == chain):
                     raise InputError(f"the log of {self._name} is broken at entry {number}")
                 head, last_number = chain, number
@@ -392,6 +401,7 @@ class SqliteStore:
     """
 
     def __init__(self, path: str) -> None:
+        #: Descriptor that locks the file for this process; None for a store in memory.
         self._lock: int | None = None
         self._attach(opened(path, LOG + SNAPSHOTS, {"writes"}), path)
         if path == ":memory:":
@@ -438,19 +448,23 @@ class SqliteStore:
 
     def _attach(self, db: sqlite3.Connection, path: str) -> None:
         """Set the attributes for an open connection."""
-        self._db, self._reads, self._copier, self.path = db, db, db, path
+        self._db, self.path = db, path
+        #: Connections for reads, and for `tidy`; `__init__` opens new connections for a file.
+        self._reads = self._copier = db
         self._chain = self._read_chain = Chain(db, path)
         with damage_named(path):
             self._position = self._chain.position
         #: Number of the last write that is durable.
         self._durable = self._position.number
-        #: Descriptors of the write-ahead log that no `sync` uses. Each sync has a descriptor to
-        #: itself: the system reports a failure once to each.
+        #: Descriptors of the write-ahead log that no sync uses now. No two syncs share a descriptor
+        #: at a time, because the system reports a failure only once for each descriptor.
         self._descriptors: list[int] = []
+        #: The error of the first sync that has failed.
         self._failure: OSError | None = None
-        #: Number of pages that were appended since the last `tidy`, about.
-        self._untidy = 0
-        self._tidying, self._marking = threading.Lock(), threading.Lock()
+        #: Number of writes since the last `tidy`; a large one counts once more for each 4096 bytes.
+        self._untidy_writes = 0
+        #: Locks: one thread at a time copies the write-ahead log, and one updates `_durable`.
+        self._copy_lock, self._durable_lock = threading.Lock(), threading.Lock()
 
     @property
     def position(self) -> Position:
@@ -497,7 +511,7 @@ class SqliteStore:
                 if place is None and self._chain.value(write.kind, write.key) != write.value:
                     raise Conflict(f"{write.kind} {write.key} is there with another content")
         self._position = last
-        self._untidy += sum(1 + len(write.value) // 4096 for write in writes)
+        self._untidy_writes += sum(1 + len(write.value) // 4096 for write in writes)
         return is_new
 
     def sync(self) -> None:
@@ -528,19 +542,18 @@ class SqliteStore:
         if self._lock is None:
             self._durable = number
             return None
-        return Syncing(self._descriptors.pop() if self._descriptors else self._log_opened(), number)
+        if self._descriptors:
+            return Syncing(self._descriptors.pop(), number)
+        # The write-ahead log exists while a connection is open.
+        return Syncing(os.open(f"{self.path}-wal", os.O_RDWR), number)
 
     def end_sync(self, syncing: Syncing, failure: OSError | None) -> None:
         """Note that a sync has ended; see `Store.end_sync`."""
         self._descriptors.append(syncing.file)
         self._failure = self._failure or failure
         self._check_disk()
-        with self._marking:
+        with self._durable_lock:
             self._durable = max(self._durable, syncing.number)
-
-    def _log_opened(self) -> int:
-        """Open the write-ahead log, which exists while a connection is open."""
-        return os.open(f"{self.path}-wal", os.O_RDWR)
 
     def _check_disk(self) -> None:
         """Raise OSError if a sync has failed."""
@@ -553,30 +566,30 @@ class SqliteStore:
 
     @property
     def is_untidy(self) -> bool:
-        """True if much was appended since the last `tidy`."""
-        return self._untidy >= TIDY_PAGES
+        """True if `TIDY_WRITES` writes were appended since the last `tidy`."""
+        return self._untidy_writes >= TIDY_WRITES
 
     def tidy(self) -> None:
-        """Copy the write-ahead log to the file, if much was appended; see `Store.tidy`.
+        """Copy the write-ahead log to the database file, if `is_untidy`; see `Store.tidy`.
 
-        So the copy in a transaction, during which calls wait, is rare and short.
+        Copies in a transaction, during which calls wait, are then rare and short.
         """
-        if not self.is_untidy or not self._tidying.acquire(blocking=False):
+        if not self.is_untidy or not self._copy_lock.acquire(blocking=False):
             return
         try:
-            self._untidy = 0
+            self._untidy_writes = 0
             with suppress(sqlite3.OperationalError):
                 # A disk that is full or fails is reported when something is appended.
                 self._copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         finally:
-            self._tidying.release()
+            self._copy_lock.release()
 
     def value(self, kind: str, key: str) -> bytes | None:
         """Return the durable value stored under a (kind, key); None if there is none."""
         return self._read_chain.value(kind, key, self._durable)
 
     def writes(
-        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+        self, after: Position = START, until: int | None = None, except_kinds: Sequence[str] = ()
     ) -> Iterator[Write]:
         """Iterate over writes in order; see `Store.writes`.
 
@@ -586,11 +599,11 @@ class SqliteStore:
             If the chain of hashes is broken, because a write was changed or removed.
         """
         last = self._durable if until is None else min(until, self._durable)
-        return self._read_chain.writes(after, last, but, self.erased)
+        return self._read_chain.writes(after, last, except_kinds, self.erased)
 
     def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
         """List writes of one kind with their numbers; see `Store.records`."""
-        # The index is over (kind, key); "+kind" makes SQLite go through the rows in order instead.
+        # "+kind" keeps SQLite from using the index on (kind, key): it reads the rows by number.
         rows = self._reads.execute(
             "SELECT number, kind, key, value FROM writes "
             "WHERE number > ? AND number <= ? AND +kind = ? ORDER BY number LIMIT ?",
@@ -605,8 +618,8 @@ class SqliteStore:
     def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
         """Store parts of a snapshot, and erase records; see `Store.save_snapshot`.
 
-        This is not synced: a snapshot that is lost is replaced by the next one. SQLite overwrites
-        what was erased with zeros. Its write-ahead log may hold it until `forget`.
+        This is not synced: if the snapshot is lost, the next one replaces it. SQLite overwrites
+        erased records with zeros, but its write-ahead log may hold them until `forget`.
         """
         self._check_disk()
         erased = {"erased": str(self._position.number).encode()} if erase else {}
@@ -627,14 +640,14 @@ class SqliteStore:
         return 0 if row is None else int(row[0])
 
     def forget(self) -> None:
-        """Empty SQLite's write-ahead log, which may hold what was erased.
+        """Empty SQLite's write-ahead log, which may hold erased records.
 
         Raises
         ------
         OSError
             If a different program reads the file at this moment.
         """
-        with self._tidying:
+        with self._copy_lock:
             is_busy = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if is_busy:
             raise OSError(errno.EBUSY, "erased records are still in the log's -wal file", self.path)
@@ -663,7 +676,7 @@ class MemoryStore:
     """Store writes in memory, for tests and demonstrations."""
 
     def __init__(self, writes: Sequence[Write] = ()) -> None:
-        #: All writes in order; None for an erased one.
+        #: All writes in order; None in place of an erased write.
         self._writes: list[Write | None] = list(writes)
         self._values = {write[:2]: write.value for write in writes}
         self._snapshot, self.erased = dict[str, bytes](), 0
@@ -720,10 +733,14 @@ class MemoryStore:
         return self._values.get((kind, key))
 
     def writes(
-        self, after: Position = START, until: int | None = None, but: Sequence[str] = ()
+        self, after: Position = START, until: int | None = None, except_kinds: Sequence[str] = ()
     ) -> Iterator[Write]:
         """Iterate over writes in order; see `Store.writes`."""
-        return (w for w in self._writes[after.number : until] if w and w.kind not in but)
+        return (
+            write
+            for write in self._writes[after.number : until]
+            if write and write.kind not in except_kinds
+        )
 
     def records(self, kind: str, after: int, count: int) -> list[tuple[int, Write]]:
         """List writes of one kind with their numbers; see `Store.records`."""
@@ -767,7 +784,7 @@ class StoredValues(Mapping[str, T]):
 
     def __init__(self, kind: str, decode: Callable[[bytes], T]) -> None:
         self.store: Store = MemoryStore()
-        #: Number of values, which the owner counts.
+        #: Number of values; the owner of this object sets it.
         self.count = 0
         self._kind, self._decode = kind, decode
 

@@ -245,7 +245,7 @@ def test_a_snapshot_covers_only_what_is_durable(silo, monkeypatch):
 
 
 def test_the_log_is_copied_to_the_file_while_calls_go_on(silo, monkeypatch):
-    monkeypatch.setattr(store_module, "TIDY_PAGES", 20)
+    monkeypatch.setattr(store_module, "TIDY_WRITES", 20)
     path = silo.store.path
     size = os.path.getsize(path)
     for k in range(60):
@@ -354,7 +354,7 @@ ssize_t send(int fd, const void *data, size_t size, int flags) {
 #: Runs a silo whose log is short, so that it starts again and again; argument 2 breaks it.
 RUN = """
 import sys, fastfed.deployment.application as application, fastfed.deployment.store as store
-store.TIDY_PAGES, store.PAGES = 60, 150
+store.TIDY_WRITES, store.PAGES = 60, 150
 if sys.argv[2] in ("unsynced", "joined"):
     sys.path.append(sys.argv[3])
     from python_syncs import PythonSyncThreads
