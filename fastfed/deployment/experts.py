@@ -249,7 +249,7 @@ class ExpertSilo(SiloParty):
 
     model: Weights  # type: ignore[assignment]
     starts = staticmethod(_even_weights)
-    kept = ("_learning_by_period", "_old_places")
+    snapshot_attributes = ("_learning_by_period", "_old_places")
 
     def __init__(self, deployed: DeployedPlan, *given: Any, **more: Any) -> None:
         # State saved in the store: survives a restart.

@@ -220,7 +220,7 @@ class PhaseSilo(SiloParty):
     """
 
     model: PhaseModel  # type: ignore[assignment]
-    kept = ("_record_count",)
+    snapshot_attributes = ("_record_count",)
     #: Number of records before the first release.
     _record_count = 0
 

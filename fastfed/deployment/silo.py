@@ -105,46 +105,56 @@ class SiloParty(SiloRecords):
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         super().__init__(deployed, name, secret)
-        self.index, self._chain_summary = deployed.index(name), summary(deployed)
+        # ---- Set once.
+        #: The silo's place among the plan's silos, from 0.
+        self.index = deployed.index(name)
+        #: What `status` says about the plan that this plan continues.
+        self._chain_summary = summary(deployed)
         #: The periods of this silo's leaves.
         self.calendar = deployed.calendar_of(self.index)
-        self.ledger, self.dataset = ledger, dataset
-        self._entropy = entropy
+        self.ledger, self.dataset, self._entropy = ledger, dataset, entropy
+        #: Derives the seeds of noise, sessions and encryption from the secret and the hidden sums.
         self._sealing = SealedNoise(secret, deployed.digest, name)
+        #: The noise of reports: from `_sealing`, except in a simulation.
         self._noise: NoiseSource = self._sealing.source if noise is None else noise
+        #: The largest values that reports and broadcasts may have.
         self._range = self._limits()
+        #: Computes the statistic of a record.
         self._statistics = self._randomizer()
         # ---- State saved in the store: survives a restart.
+        #: The model of the last broadcast that this silo uses.
         self.model: Model = self.starts(deployed)
-        #: Release -> the bytes of this silo's report of it.
+        #: Release -> the bytes of this silo's signed report.
         self.sealed: dict[int, bytes] = {}
-        #: Sessions of all silos: 32 bytes for each release, on which pairwise masks depend.
+        #: Release -> 32 bytes of each silo, on which the pairwise masks of reports depend.
         self.sessions = Sessions(deployed, self.index)
-        #: Release that this silo will never report -> the reason.
+        #: Release -> why this silo will never report it.
         self.unreported: dict[int, str] = {}
-        #: Release -> the bytes of the hub's broadcast.
+        #: Release -> the bytes of the hub's signed broadcast.
         self.broadcasts: dict[int, bytes] = {}
-        #: Contradictions in the hub's messages. After the first, this silo sends nothing.
+        #: Texts of contradictions in the hub's messages. After the first, this silo sends nothing.
         self.alarms: list[str] = []
         #: Why the silo has left the federation; empty while it takes part.
         self.leave_reason = ""
         # ---- State of this process: empty after a restart.
-        #: This process sends the nonce to the hub. A receipt that repeats it is no old message.
+        #: Random bytes that this process sends to the hub. A receipt that repeats them is new.
         self._nonce = entropy(16)
         #: True once the hub has answered with this process's nonce.
         self._hub_answered = False
-        #: Releases of which the hub has this silo's report.
+        #: Releases whose report of this silo the hub has confirmed.
         self._hub_has: set[int] = set()
-        #: Number of releases that the hub has broadcast; None before its first answer.
+        #: Number of releases that the hub has broadcast; None before the hub's first answer.
         self._hub_released: int | None = None
-        #: The hub's nonce, which the next `Join` repeats, and the clock time in its last receipt.
-        self._hub_nonce, self._hub_time = b"", 0.0
+        #: The hub's nonce, which the next `Join` repeats; empty if there is none to repeat.
+        self._hub_nonce = b""
+        #: The hub's clock in its last receipt, in seconds since 1970; 0 before.
+        self._hub_time = 0.0
         #: Release -> digest of a report that this silo sent before its state was restored from a
         #: backup, and that the restored state does not have.
         self.lost: dict[int, bytes] = {}
-        #: Why the hub takes no more reports of this silo; empty while it does.
+        #: Why the hub takes no more reports of this silo; empty while it takes them.
         self.hub_refusal = ""
-        #: The randomizer after its last report, and the digest of the leaf sums that it was given.
+        #: The randomizer after its last report, and the digest of the leaf sums up to this report.
         self._last_randomizer: tuple[SumRandomizer, bytes] | None = None
 
     def _statistic(self, x: np.ndarray, y: float) -> np.ndarray:
@@ -220,12 +230,11 @@ class SiloParty(SiloRecords):
         if id is not None and (earlier := self._repeated(id, offer, subject_digest)) is not None:
             return Step(), earlier
         explore = self.deployed.document.explore
-        chosen_row, x_chosen = self.model.select(features)
-        count = len(features)
+        model_row, x_chosen = self.model.select(features)
+        chosen_row, count = model_row, len(features)
         # Explore: with probability `explore` take a uniformly random row instead of the model's.
-        draw = int.from_bytes(self._entropy(8), "big") >> 11
-        model_row = chosen_row
-        if draw * 2.0**-53 < explore:
+        uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
+        if uniform < explore:
             chosen_row = uniform_below(count, self._entropy)
             x_chosen = features[chosen_row]
         propensity = explore / count + (1.0 - explore) * (chosen_row == model_row)
@@ -253,8 +262,9 @@ class SiloParty(SiloRecords):
         name = self._entropy(ID // 2).hex() if id is None else id
         writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
         if stored.subject and (stored.learns or is_known):
-            # A person who is not learned from now, such as before the calendar's start, may be
-            # later. Of a known person, an earlier version may have stored another digest.
+            # A new person who is not learned from now, such as before the calendar's start, stays
+            # unknown: a later decision may be learned from. For a known person, an earlier version
+            # may have stored a different digest.
             writes = (Write("subject", stored.subject.hex(), b""), *writes)
         return Step(writes, touches=touches), self._public(name, stored)
 
@@ -268,7 +278,7 @@ class SiloParty(SiloRecords):
         return self.deployed.document.schema.action(action)
 
     def _repeated(self, name: str, offer: bytes, subject: bytes) -> Decision | None:
-        """Return the decision with an id that the application has chosen; None if it is new."""
+        """Return the decision with this id; None if the id, which the application chose, is new."""
         if not isinstance(name, str) or len(name) != ID or set(name) - set("0123456789abcdef"):
             raise InputError(
                 f"id must be {ID} random digits of 0-9a-f, such as secrets.token_hex({ID // 2}), "
@@ -286,8 +296,8 @@ class SiloParty(SiloRecords):
 
         Up to a limit, the answer depends on the calendar only. If it depended on the number of
         earlier decisions, one person's arrival would decide whether later persons are learned from,
-        which the privacy account does not cover. The limit is `ROOM` times the horizon: with more
-        records, floating-point sums would no longer be exact.
+        which the privacy account does not cover. The limit is `kinds.ROOM` times the horizon: with
+        more records, floating-point sums would no longer be exact.
         """
         start, end = self.calendar.start, self.calendar.closes[-1]
         # This machine's clock and the other parties' clocks may differ: accept the time of either.
@@ -350,8 +360,8 @@ class SiloParty(SiloRecords):
     def bit(self, name: str, bit: object, now: float) -> Step:
         """Record the bit that a user's device has sent in place of a reward (`bit_to_send`).
 
-        It enters the sums as the unbiased estimate of the reward, ``plan.bit_values[bit]``.
-        Otherwise as `reward`.
+        The sums take the unbiased estimate of the reward, ``plan.bit_values[bit]``. In all else
+        this is like `reward`.
 
         Parameters
         ----------
@@ -364,7 +374,7 @@ class SiloParty(SiloRecords):
         Raises
         ------
         InputError
-            As `reward`, and if the plan takes rewards.
+            In the cases of `reward`, and if the plan takes rewards.
         """
         if not self.plan.flips:
             raise InputError('bit is for protocol "user-bit": call reward or outcome')
@@ -379,9 +389,9 @@ class SiloParty(SiloRecords):
     def _open_leaf(self, now: float) -> int:
         """Return the number of the leaf that a reward enters if it becomes known now.
 
-        It is the leaf of the current period or, if that is closed, the first open leaf after it. A
-        leaf is closed as soon as the ledger has its charge. The charge holds the digest of the
-        leaf's report, so a silo that is killed after charging must be able to make that report.
+        It is the leaf of the current period or, if this leaf is closed, the first open leaf. A leaf
+        is closed as soon as the ledger has its charge: the charge holds the digest of the leaf's
+        report, so a silo that is killed after charging must be able to make the same report.
         """
         last_closed = max(self.closed_leaves, self.sessions.last)
         while self._recorded_charge(last_closed + 1) is not None:
@@ -550,7 +560,7 @@ class SiloParty(SiloRecords):
     def tick(self, now: float) -> Step:
         """Seal the reports of periods that are over, and send what the hub has not confirmed.
 
-        A hub that was restored from a backup thus receives again the messages that it lost. No
+        So a hub that was restored from a backup receives the messages that it lost once more. No
         report is sealed before the hub has answered this process, or while reports are `lost`.
         """
         if self.leave_reason and not self.hub_refusal:
@@ -569,28 +579,27 @@ class SiloParty(SiloRecords):
             if step.writes:
                 return step
             if self.lost:
+                # The leaf's charge has shown that this state was restored from a backup.
                 return Step((), self._join_messages(now))
         # Even if this leaf cannot be closed yet, repeat what the hub does not have.
         return Step((), self._unconfirmed(now), step.problem)
 
     def _unconfirmed(self, now: float) -> tuple[Message, ...]:
-        """Make the messages that the hub may not have, and a `Join`, which asks what it has."""
+        """Make the messages that the hub may not have, and a `Join`.
+
+        The hub answers the `Join` with a list of the reports that it has.
+        """
         hub = self.deployed.document.hub.name
         hub_released = self.released if self._hub_released is None else self._hub_released
-        # A restored hub may have lost sessions that other silos are waiting for.
-        unanswered = [k for k in self.sessions.sent if k > hub_released or self.sessions.missing(k)]
-        messages = [
-            message for k in sorted(unanswered) for message in self._send_session(k).messages
-        ]
+        messages: list[Message] = []
+        for k in sorted(self.sessions.sent):
+            # A restored hub may have lost sessions that other silos are waiting for.
+            if k > hub_released or self.sessions.missing(k):
+                messages += self._send_session(k).messages
         released_by_both = self._leaves_in(min(hub_released, self.released))
-        unconfirmed = [
-            item
-            for item in sorted(self.sealed.items())
-            if item[0] > released_by_both and item[0] not in self._hub_has
-        ]
-        messages += [
-            message for k, data in unconfirmed for message in self._report_messages(k, data)
-        ]
+        for k, report in sorted(self.sealed.items()):
+            if k > released_by_both and k not in self._hub_has:
+                messages += self._report_messages(k, report)
         # A restored hub learns from its later broadcasts which sets it has opened.
         messages += [
             Message(hub, self.broadcasts[k]) for k in range(hub_released + 1, self.released + 1)
@@ -631,7 +640,7 @@ class SiloParty(SiloRecords):
         )
 
     def _is_too_late(self, release: int) -> bool:
-        """Return True if the hub adds up no report of a leaf any more."""
+        """Return True if the hub would not add up a report of this release any more."""
         return release <= self.model.release
 
     def _report_messages(self, release: int, report: bytes) -> tuple[Message, ...]:
@@ -650,18 +659,17 @@ class SiloParty(SiloRecords):
 
     def _missing_charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
         """Return a tuple with the charge of a release, or an empty tuple if it is in the ledger."""
-        recorded = self._recorded_charge(release)
-        charge = charge_of(
-            self.deployed.executed, self.deployed.digest, self.dataset, release, report
-        )
-        return () if recorded is not None else (charge,)
+        if self._recorded_charge(release) is not None:
+            return ()
+        plan, executed = self.deployed.digest, self.deployed.executed
+        return (charge_of(executed, plan, self.dataset, release, report),)
 
     def _recorded_charge(self, release: int) -> Charge | None:
         """Return the charge of a release from the ledger; None if there is none."""
         return self.ledger.charged(self.dataset, self.deployed.digest, release)
 
     def _lost_report_digest(self, release: int) -> bytes | None:
-        """Return the digest of a charged report that this silo cannot make any more; else None.
+        """Return the digest of a charged report that this silo cannot make again; else None.
 
         A silo that is killed after charging and before sealing makes the same report again. If the
         report has different bytes now, the state was restored from a backup, and the charged report
@@ -704,9 +712,10 @@ class SiloParty(SiloRecords):
         return self._secure_report(release, randomizer.row(leaf_sums))
 
     def _randomized(self, release: int, randomizer: SumRandomizer) -> np.ndarray:
-        """Return the values (s,) of a report, for which a randomizer makes all reports up to it.
+        """Compute the values (s,) of a report with a new randomizer.
 
-        If the sums of all earlier leaves are those of the last call, it continues from there.
+        The randomizer's state depends on all earlier reports, so these are computed first. If the
+        last call has computed them from the same sums, a copy of its randomizer is used instead.
         """
         earlier = digest(self._leaf_sums[: release - 1].tobytes())
         last = self._last_randomizer
@@ -733,9 +742,9 @@ class SiloParty(SiloRecords):
         return self.signed(release, wire.Report(encrypted_values, share))
 
     def _set_hidden_sums(self, release: int) -> list[Record]:
-        """Tell the noise source which sums the noise of a release hides: noise depends on them.
+        """Set the sums on which the noise of a release depends: those that the noise hides.
 
-        Return the records whose bits a release counts; none if a plan has no bits.
+        Return the records whose bits the release counts; none if the plan has no bits.
         """
         if self.plan.protocol.bits:
             records = self._records(leaves_of_node(self.plan, release))
@@ -746,15 +755,15 @@ class SiloParty(SiloRecords):
                 self._sealing.set_hidden_sums(node, sums)
         return []
 
-    def _secure_report(self, release: int, row: np.ndarray) -> bytes:
-        """Make a report whose values no party may see: split into two shares, or masked."""
+    def _secure_report(self, release: int, values: np.ndarray) -> bytes:
+        """Make a report whose values (s,) no party may see: split into two shares, or masked."""
         if not self.deployed.masked:
             return self.encrypt_report(
-                release, *in_shares(self, self.index, release, row, self._sealing)
+                release, *in_shares(self, self.index, release, values, self._sealing)
             )
         masks = PairMasks(self.deployed, self.index, self.identity)
-        mask = masks.at(release, len(row), self.sessions.lists[release])
-        return self.encrypt_report(release, row + mask)
+        mask = masks.at(release, len(values), self.sessions.lists[release])
+        return self.encrypt_report(release, values + mask)
 
     def _session_changed(self, release: int) -> bool:
         """Return True if records changed after this silo's session of a release was sent.
@@ -785,7 +794,10 @@ class SiloParty(SiloRecords):
         return Step(writes, (self._to_hub(release, wire.Sessions((session,))),))
 
     def _take_sessions(self, release: int, body: wire.Sessions) -> Step:
-        """Check and store a list of all silos' sessions, sent by the hub."""
+        """Check and store a list of all silos' sessions, sent by the hub.
+
+        The list is ignored, unless this silo has sent its session or must recover a lost report.
+        """
         if release not in self.sessions.sent and not (
             release in self.lost and self.sessions.missing(release)
         ):
@@ -817,7 +829,7 @@ class SiloParty(SiloRecords):
     def _check_closed(self, release: int, what: str, now: float) -> None:
         """Refuse a message about a release whose period is still open.
 
-        Records still enter that leaf, so nobody can have a report, set or session of this silo.
+        Records still enter this leaf, so no party can have this silo's report or session of it.
         """
         if release > self._last_closed(what, now):
             raise Refused(
@@ -844,16 +856,14 @@ class SiloParty(SiloRecords):
         broadcast = self.wire.body(envelope, Broadcast)
         for data in body.seen:
             seen_envelope = self.wire.read(data, ("seen",))
-            silo, seen = (
-                self.deployed.index(seen_envelope.sender),
-                self.wire.body(seen_envelope, wire.Seen),
-            )
-            this_broadcast = self.broadcasts.get(seen.last)
+            seen = self.wire.body(seen_envelope, wire.Seen)
+            silo = self.deployed.index(seen_envelope.sender)
+            own_copy = self.broadcasts.get(seen.last)
             if seen_envelope.release != self._number_in(release, broadcast, silo):
                 raise Refused(
                     f"the news of release {release} is about release {seen_envelope.release}"
                 )
-            if this_broadcast is not None and digest(this_broadcast) != seen.head:
+            if own_copy is not None and digest(own_copy) != seen.head:
                 return self._alarm(
                     f"the hub sent {seen_envelope.sender} another broadcast of release "
                     f"{seen.last} than this silo"
@@ -873,8 +883,8 @@ class SiloParty(SiloRecords):
             self._hub_time = body.time
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
         if is_new:
-            # The receipt lists the reports that the hub has now, of releases that not both have.
-            # `tick` repeats the others.
+            # Start a new list: a hub that was restored from a backup has fewer reports. `tick`
+            # sends the reports again that the receipt does not list.
             self._hub_answered, self._hub_has, self._hub_released = True, set(), released
             self._hub_nonce = b""
         elif len(body.nonce) == len(self._nonce):
@@ -910,7 +920,7 @@ class SiloParty(SiloRecords):
                 return self._alarm(f"the hub sent two broadcasts of release {release}")
             return Step()
         if release != last + 1 or release > self.deployed.exchanges:
-            # The hub sends it again, in order, in its answer to the next `Join`.
+            # Too early: the hub sends it again, in order, in its answer to the next `Join`.
             return Step()
         body = self.wire.body(envelope, Broadcast)
         expected_before = digest(self.broadcasts[last]) if last else b""
@@ -995,11 +1005,11 @@ class SiloParty(SiloRecords):
     def recover(self) -> Step:
         """Recover from reports that were sent but are not in this silo's restored state.
 
-        If the state still has the records of a lost report, the report is made again with the same
-        bytes. If not, the release stays without a report of this silo. A record may then be in two
+        If the state still has the records of a lost report, the same bytes of the report are made
+        again. If not, the release stays without a report of this silo. A record may then be in two
         leaves, so the whole plan is charged a second time, under the release number -k, where k is
         the last lost release. If reports are lost again later, the plan is charged again. A report
-        that the hub does not have, but that the ledger was charged for, is lost as well.
+        that was charged to the ledger counts as lost even if the hub does not have it.
 
         Raises
         ------

@@ -2,8 +2,8 @@
 
 A decision and its end are writes in the silo's log. In memory are the sums of each leaf, a few
 counts, and the last decisions without a reward; everything else is read from the store when it is
-needed. A snapshot holds what the records lead to, so a restart does not read them again. Records
-whose leaf is released can be erased.
+needed. A snapshot holds these sums and counts, so a restart does not read the records again.
+Records whose leaf is released can be erased.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from fastfed.deployment.store import RECORDS, MemoryStore, Position, Store, Stor
 from fastfed.deployment.sums import Record
 
 _SUBJECT, _SNAPSHOT = b"fastfed subject", b"fastfed snapshot"
-#: Why a decision has ended that had no reward when its record was to be erased.
+#: `Ended.why` of a decision whose reward was overdue when its record was to be erased.
 EXPIRED = "expired"
-#: Number of decisions without a reward that stay in memory, and of writes that are read at once.
-CACHED, AT_ONCE = 10_000, 10_000
+#: Maximum number of decisions without a reward that stay in memory.
+CACHED = 10_000
+#: Number of writes that one query reads from the store.
+AT_ONCE = 10_000
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a snapshot, without the sums of leaves.
+    """The part of a snapshot that is not the sums of leaves; ``leaves`` holds their digests.
 
-    Snapshots of earlier versions have no ``more``.
+    For the other fields see the attributes of `SiloRecords`. Snapshots of earlier versions have no
+    ``more``.
     """
 
     position: Position
@@ -49,7 +52,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     clipped_features: int
     clipped_rewards: int
     has_subjects: bool
-    #: Name -> value of the attributes `SiloRecords.kept`.
+    #: Name -> value of `SiloRecords.snapshot_attributes`.
     more: dict[str, Any] = {}
 
 
@@ -64,8 +67,9 @@ class SiloRecords(Speaker):
     """
 
     summarised: ClassVar[tuple[str, ...]] = (*RECORDS, "subject", "subjects")
-    #: Names of a subclass's attributes that decisions and rewards change: plain data.
-    kept: ClassVar[tuple[str, ...]] = ()
+    #: Names of a subclass's attributes that a snapshot must hold: plain data that decisions and
+    #: rewards change.
+    snapshot_attributes: ClassVar[tuple[str, ...]] = ()
     model: Model
 
     def __init__(self, deployed: DeployedPlan, name: str, secret: bytes) -> None:
@@ -73,24 +77,30 @@ class SiloRecords(Speaker):
         self._secret = secret
         self._store: Store = MemoryStore()
         # ---- State saved in the store: survives a restart.
-        #: Decision id -> the stored decision. Both mappings are read from the store when needed.
+        #: Decision id -> the stored decision, read from the store at each access.
         self.decisions: StoredValues[Any] = StoredValues("decision", self._decode_decision)
-        #: Decision id -> its reward, or why it has none.
+        #: Decision id -> the decision's reward, or why it has none; also read at each access.
         self.ended: StoredValues[Any] = StoredValues("ended", self._decode_end)
-        #: Decision id -> decision, of the last `CACHED` decisions that have not ended.
+        #: Decision id -> the decision, for the last `CACHED` decisions that have not ended.
         self._open: dict[str, Any] = {}
         #: Exact sums of each leaf, (releases, s), where s is the length of one record's statistic.
         self._leaf_sums = np.zeros((self.plan.releases, self._statistic_size))
-        #: Numbers of decisions that may be learned from, of clipped features and clipped rewards.
-        self._learning_count = self.clipped_features = self.clipped_rewards = 0
-        #: True if each person's keyed digest is the key of a write. Logs of earlier versions lack
-        #: these writes until `upgrade`; `_old_subjects` are the digests in such a log.
-        self._has_subjects, self._old_subjects = False, set[bytes]()
-        #: Numbers of the last writes whose records were looked at, by kind: decisions whose reward
-        #: is overdue have ended up to here, and records are erased up to here.
+        #: Number of decisions that are learned from once they have a reward.
+        self._learning_count = 0
+        #: Numbers of records whose features, or whose reward, were clipped.
+        self.clipped_features = self.clipped_rewards = 0
+        #: True if the log has a write for each person, whose key is the person's keyed digest. Logs
+        #: of earlier versions lack these writes until `upgrade`.
+        self._has_subjects = False
+        #: The keyed digests of all persons, in a log that lacks these writes.
+        self._old_subjects = set[bytes]()
+        #: Kind of write -> number of the last write that `expire` (for "decision") or `erasable`
+        #: (for "ended") has processed.
         self.erased_up_to: dict[str, int] = dict.fromkeys(RECORDS, 0)
-        #: Leaf -> digest of its sums, in the last snapshot and in the one that is being stored.
-        self._saved_leaves = self._unsaved_leaves = dict[int, bytes]()
+        #: Leaf -> digest of the leaf's sums in the last stored snapshot.
+        self._saved_leaves = dict[int, bytes]()
+        #: Leaf -> digest of the leaf's sums in the snapshot that is being stored.
+        self._unsaved_leaves = dict[int, bytes]()
 
     #: Release -> digest of a report that was sent and that this restored state does not have.
     lost: dict[int, bytes]
@@ -102,7 +112,7 @@ class SiloRecords(Speaker):
 
     @property
     def released_leaves(self) -> int:
-        """Number of leaves 1, 2, ... of which no broadcast is expected any more."""
+        """Number of leaves 1, 2, ... for which no broadcast is expected any more."""
         return int(self.model.release)
 
     @property
@@ -131,10 +141,10 @@ class SiloRecords(Speaker):
     def _is_known(self, subject_digest: bytes, subject: str | int) -> bool:
         """Return True if an earlier decision was made for this person."""
         # Earlier versions of fastfed stored the digest of the text without normalising spaces.
-        as_written = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
+        old_digest = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
         return any(
-            self._store.value("subject", one.hex()) is not None
-            for one in {subject_digest, as_written}
+            self._store.value("subject", key.hex()) is not None
+            for key in {subject_digest, old_digest}
         )
 
     def _subject_text(self, subject: str | int) -> str:
@@ -194,13 +204,16 @@ class SiloRecords(Speaker):
 
     def _fold_record(self, name: str, ended: Any) -> None:
         """Add the record of a decision that has ended to its leaf."""
-        x_and_y = self._clipped(name, ended)
-        aggregation.add(self._leaf_sums[ended.leaf - 1], self._statistic(*x_and_y[:2]))
-        self.clipped_features += x_and_y[2]
-        self.clipped_rewards += x_and_y[3]
+        x, y, features_clipped, reward_clipped = self._clipped(name, ended)
+        aggregation.add(self._leaf_sums[ended.leaf - 1], self._statistic(x, y))
+        self.clipped_features += features_clipped
+        self.clipped_rewards += reward_clipped
 
     def _clipped(self, name: str, ended: Ended) -> tuple[np.ndarray, float, bool, bool]:
-        """Return the clipped features (d,) and reward of a decision, and which were clipped."""
+        """Clip the features (d,) and the reward of a record; return also which were clipped.
+
+        A plan whose users send bits takes the estimate of the reward and does not clip features.
+        """
         x = np.frombuffer(self._decision(name).x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
         assert clip is not None and ended.reward is not None
@@ -211,23 +224,24 @@ class SiloRecords(Speaker):
         return x, y, features_clipped, reward_clipped
 
     def _records(self, leaves: range) -> list[Record]:
-        """Return the records that entered some leaves, numbered by their decisions.
+        """Return the records that entered the given leaves.
 
-        Of the other records, only the leaf is looked at.
+        A record's number is the place of its decision among all decisions. Records of other leaves
+        are numbered too, but their statistics are not computed.
         """
-        ends = ((write.key, self._decode_end(write.value)) for write in self._each("ended"))
+        ends = ((write.key, self._decode_end(write.value)) for write in self._writes_of("ended"))
         ended = {name: end for name, end in ends if end.leaf in leaves}
         return [
             Record(n, ended[name].leaf, self._statistic(*self._clipped(name, ended[name])[:2]))
-            for n, (_, name, _) in enumerate(self._each("decision"), 1)
+            for n, (_, name, _) in enumerate(self._writes_of("decision"), 1)
             if name in ended
         ]
 
-    def _each(self, kind: str) -> Iterator[Write]:
+    def _writes_of(self, kind: str) -> Iterator[Write]:
         """Iterate over the writes of a kind in order."""
-        number = 0
-        while writes := self._store.records(kind, number, AT_ONCE):
-            number = writes[-1][0]
+        last_number = 0
+        while writes := self._store.records(kind, last_number, AT_ONCE):
+            last_number = writes[-1][0]
             yield from (write for _, write in writes)
 
     # ---- the store, snapshots, erasing -----------------------------------------------------------
@@ -237,14 +251,14 @@ class SiloRecords(Speaker):
         self._store = self.decisions.store = self.ended.store = store
 
     def upgrade(self) -> tuple[Write, ...]:
-        """Return the writes that hold the persons' digests, in a log that lacks them."""
+        """Return the writes of all persons' digests, if the log lacks them; else no writes."""
         if self._has_subjects:
             return ()
-        known = (Write("subject", one.hex(), b"") for one in sorted(self._old_subjects))
-        return (*known, Write("subjects", "", b"written"))
+        subjects = (Write("subject", key.hex(), b"") for key in sorted(self._old_subjects))
+        return (*subjects, Write("subjects", "", b"written"))
 
     def snapshot(self, covers: Covered) -> dict[str, bytes]:
-        """Return the state that decisions and rewards lead to, sealed by the silo's secret."""
+        """Return the state, sealed by the silo's secret, and the leaf sums that have changed."""
         leaves = {k: digest(sums.tobytes()) for k, sums in enumerate(self._leaf_sums) if sums.any()}
         changed = [k for k in leaves if self._saved_leaves.get(k) != leaves[k]]
         saved = Saved(
@@ -257,7 +271,7 @@ class SiloRecords(Speaker):
             clipped_features=self.clipped_features,
             clipped_rewards=self.clipped_rewards,
             has_subjects=self._has_subjects,
-            more={name: getattr(self, name) for name in self.kept},
+            more={name: getattr(self, name) for name in self.snapshot_attributes},
         )
         state = msgspec.msgpack.encode(saved)
         seal = keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state)
@@ -267,16 +281,17 @@ class SiloRecords(Speaker):
         }
 
     def snapshot_saved(self) -> None:
-        """Note that the last snapshot is stored: the next one holds only what changes from now."""
+        """Note that the last snapshot is stored; the next one holds only the later changes."""
         self._saved_leaves = self._unsaved_leaves
 
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
-        """Set the state to that of a snapshot; return what it covers, or `NOTHING` if invalid."""
+        """Set the state from a snapshot; return what it covers, or `NOTHING` if it is invalid."""
         seal, state = parts["state"][:KEY], parts["state"][KEY:]
         if seal != keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state):
             return NOTHING
         saved = msgspec.msgpack.decode(state, type=Saved)
-        if any(digest(parts.get(f"leaf {k}", b"")) != one for k, one in saved.leaves.items()):
+        leaves = saved.leaves.items()
+        if any(digest(parts.get(f"leaf {k}", b"")) != leaf_digest for k, leaf_digest in leaves):
             return NOTHING
         for k in saved.leaves:
             self._leaf_sums[k] = np.frombuffer(parts[f"leaf {k}"])
@@ -284,14 +299,14 @@ class SiloRecords(Speaker):
         self.decisions.count, self.ended.count = saved.decisions, saved.ended
         self._learning_count, self._has_subjects = saved.learning, saved.has_subjects
         self.clipped_features, self.clipped_rewards = saved.clipped_features, saved.clipped_rewards
-        for name in self.kept:
+        for name in self.snapshot_attributes:
             setattr(self, name, saved.more[name])
         return Covered(saved.position, saved.others)
 
     def expire(self, before: float, count: int) -> tuple[Write, ...]:
         """Return the writes that end open decisions whose reward was due before a time.
 
-        ``count`` decisions are looked at, from where the last call stopped.
+        A call processes up to ``count`` decisions, and begins where the last call stopped.
         """
         deadline = self.deployed.document.calendar.reward_deadline
         writes = []
@@ -308,8 +323,9 @@ class SiloRecords(Speaker):
     def erasable(self, before: float, count: int) -> list[str]:
         """Return the ids of decisions whose records are older than a time and not needed any more.
 
-        They ended before the time, and the sums of their leaf are released, so no report is made
-        from them again. ``count`` records are looked at, from where the last call stopped.
+        These decisions ended before the time, and the sums of their leaf are released, so no
+        further report needs the records. A call processes up to ``count`` records, and begins where
+        the last call stopped.
         """
         released = min(self.released_leaves, self.closed_leaves)
         if self.plan.protocol.bits and (self.lost or released < self.plan.releases):
@@ -319,6 +335,7 @@ class SiloRecords(Speaker):
         ids = []
         for number, write in self._store.records("ended", self.erased_up_to["ended"], count):
             ended = self._decode_end(write.value)
+            # The log's last write must stay: the hash of the next write depends on it.
             is_last = number >= self._store.position.number
             if is_last or ended.time >= before or ended.leaf > released:
                 break
