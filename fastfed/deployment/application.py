@@ -3,8 +3,8 @@
 One thread reads requests, computes them, appends their writes to the log and writes answers; a few
 others sync to disk, without Python's lock (`SyncThreads`). While all of these sync, the requests
 that arrive are computed, and the next sync stores them together (`Process.sync`). An answer is sent
-when what it says is durable. Connections stay open, and a request may hold many decisions or
-rewards.
+when the writes of its request are durable. Connections stay open, and a request may hold many
+decisions or rewards.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from fastfed.deployment.process import SYNCS, Batch, Call, SiloProcess
 from fastfed.deployment.store import SyncFailed, Syncing
 from fastfed.deployment.syncs import SyncThreads
 
-#: Maximum number of bytes of a request's body and of its head, and of decisions in one request.
-REQUEST, HEAD, MANY = 1 << 24, 1 << 16, 10_000
+#: Maximum numbers of bytes of a request's body and of its head.
+REQUEST, HEAD = 1 << 24, 1 << 16
+#: Maximum number of decisions or rewards in one request.
+MANY = 10_000
 #: Answer to bytes that are no request.
 BAD = f"send an HTTP request whose body has at most {REQUEST} bytes"
-#: Path of a request -> the keys that its JSON object may have. "id" is required if it is listed,
-#: except for a decision.
+#: Path of a request -> the keys that its JSON object may have. If "id" is one of them, it is
+#: required, except for a decision.
 KEYS = {
     "/decide": ("actions", "subject", "record", "among", "id"),
     "/reward": ("id", "reward"),
@@ -53,18 +55,18 @@ KEYS = {
 }
 #: Paths whose requests store something about one decision.
 CALLS = ("/decide", "/reward", "/outcome", "/losses", "/bit", "/cancel")
-#: Path with many -> path of one.
+#: Path of a request with many items -> path of a request with one item.
 ONE = {"/decide_many": "/decide", "/reward_many": "/reward"}
 
-# ---- what a request asks for ---------------------------------------------------------------------
+# ---- the calls of a request, and its answer ------------------------------------------------------
 
 
 def _checked(path: str, given: object) -> dict[str, Any]:
-    """Return the object of a request; raise InputError for an unknown path or a wrong key."""
+    """Return the JSON object of a request; raise InputError for an unknown path or a wrong key."""
     keys = KEYS.get(path)
     if keys is None:
-        near = nearest(path, KEYS)
-        raise InputError(f"there is no {path[:40]}{near or '; there are ' + ', '.join(KEYS)}")
+        hint = nearest(path, KEYS) or f"; there are {', '.join(KEYS)}"
+        raise InputError(f"there is no {path[:40]}{hint}")
     if not isinstance(given, dict):
         raise InputError("a request must be a JSON object")
     # Refuse unknown keys: if a misspelled "subject" were ignored, a person could be learned from
@@ -72,20 +74,20 @@ def _checked(path: str, given: object) -> dict[str, Any]:
     for key in given:
         if key not in keys:
             takes = f"takes {', '.join(keys)}" if keys else "takes no keys"
-            near = nearest(key, keys) if keys else ""
-            raise InputError(f'unknown key "{key[:40]}"{near}: {path} {takes}')
+            hint = nearest(key, keys) if keys else ""
+            raise InputError(f'unknown key "{key[:40]}"{hint}: {path} {takes}')
     if "id" in keys and path != "/decide" and not isinstance(given.get("id"), str):
         raise InputError(f"{path} needs id, the text that decide answered")
     return given
 
 
 def _call_of(silo: SiloProcess, path: str, given: object) -> Call[Any]:
-    """Return the call that answers a request of the paths from "/decide" to "/cancel"."""
+    """Return the call of a request whose path is one of `CALLS`."""
     party, now = silo.party, silo.now
     request = _checked(path, given)
     if path == "/decide":
-        rest = {key: request[key] for key in request if key != "actions"}
-        return Call(lambda: party.decide(request.get("actions"), now(), **rest))
+        other_keys = {key: request[key] for key in request if key != "actions"}
+        return Call(lambda: party.decide(request.get("actions"), now(), **other_keys))
     name = request["id"]
     if path == "/reward":
         return Call(lambda: (party.reward(name, request.get("reward"), now()), None))  # type: ignore[arg-type]
@@ -99,12 +101,12 @@ def _call_of(silo: SiloProcess, path: str, given: object) -> Call[Any]:
 
 
 def calls_of(silo: SiloProcess, path: str, given: object) -> list[Call[Any]]:
-    """Return the calls that a request asks for; empty if it asks for no decision and no reward.
+    """Return the calls of a request; an empty list if its path is neither in `CALLS` nor in `ONE`.
 
     Raises
     ------
     InputError
-        If the path or a key is unknown. A wrong item of many makes a call that fails.
+        If the path or a key is unknown. A wrong item of many becomes a call that has failed.
     """
     if path in CALLS:
         return [_call_of(silo, path, given)]
@@ -115,13 +117,13 @@ def calls_of(silo: SiloProcess, path: str, given: object) -> list[Call[Any]]:
     items = request.get(key)
     if not isinstance(items, list) or len(items) > MANY:
         raise InputError(f"{path} needs {key}, a list of at most {MANY} objects as {ONE[path]} has")
-    many = []
+    item_calls = []
     for item in items:
         try:
-            many.append(_call_of(silo, ONE[path], item))
+            item_calls.append(_call_of(silo, ONE[path], item))
         except InputError as error:
-            many.append(Call.failed(error))
-    return many
+            item_calls.append(Call.failed(error))
+    return item_calls
 
 
 def _decision(decision: Decision) -> dict[str, Any]:
@@ -154,10 +156,11 @@ def answer_of(status: Callable[[], Any], path: str, done: Sequence[Call[Any]]) -
 
 
 def _text(error: BaseException) -> str:
-    """Return an error as the answer to a request says it."""
+    """Return the text of an error for the answer to a request."""
     status, text = failure(error)  # type: ignore[arg-type]
-    is_gone = status == 503 and not isinstance(error, SyncFailed)
-    return f"nothing was kept: {text}" if is_gone else text
+    # After a failed sync, a restart may find that the writes are stored.
+    nothing_stored = status == 503 and not isinstance(error, SyncFailed)
+    return f"nothing was kept: {text}" if nothing_stored else text
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -182,13 +185,13 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
     InputError
         If the path or a key is unknown, or the silo refuses.
     """
-    if asked := calls_of(silo, path, given):
-        for call in asked:
+    if request_calls := calls_of(silo, path, given):
+        for call in request_calls:
             if not call.is_done:
                 silo.submit(call)
-        for call in asked:
+        for call in request_calls:
             silo.finish(call)
-        return answer_of(silo.status, path, asked)
+        return answer_of(silo.status, path, request_calls)
     _checked(path, given)
     if path in ONE:
         return answer_of(silo.status, path, [])
@@ -228,11 +231,12 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 class _Request:
-    """One request: its connection, its path, and its calls that are not done."""
+    """A request that is being answered; ``keep`` is True if its connection stays open."""
 
     def __init__(self, connection: _Connection, path: str, keep: bool) -> None:
         self.connection, self.path, self.keep = connection, path, keep
         self.calls: list[Call[Any]] = []
+        #: Number of calls that are not done.
         self.missing = 0
 
 
@@ -244,9 +248,12 @@ class _Connection(asyncio.Protocol):
     def __init__(self, application: Application) -> None:
         self._application = application
         self._parser = httptools.HttpRequestParser(self)
-        #: Requests that have arrived, as (method, path, body, keep the connection).
+        #: Complete requests that are not answered yet, as (method, path, body, keep).
         self._arrived: deque[tuple[bytes, str, bytes, bool]] = deque()
+        #: The request that is being read: its path, the parts of its body, and the numbers of bytes
+        #: of its body and of its head.
         self._path, self._body, self._size, self._head = b"", list[bytes](), 0, 0
+        #: True if the client waits for "100 Continue" before it sends the body.
         self._expects = False
         #: True while a request is being answered.
         self.busy = False
@@ -254,16 +261,16 @@ class _Connection(asyncio.Protocol):
         self.idle_since = time.monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection."""
+        """Add the connection to the application's connections."""
         self.transport = transport  # type: ignore[assignment]
         self._application.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting the connection."""
+        """Remove the connection from the application's connections."""
         self._application.connections.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
-        """Parse data; refuse what is no HTTP, or too long."""
+        """Parse data; refuse data that is not HTTP, or a request that is too long."""
         try:
             self._parser.feed_data(data)
         except InputError as error:
@@ -287,18 +294,19 @@ class _Connection(asyncio.Protocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count the head's bytes, and refuse a body that is too long before it arrives."""
+        """Count the header's bytes; refuse a body that is too long before it arrives."""
         self._count(len(name) + len(value))
         self._expects |= name.lower() == b"expect"
         if name.lower() == b"content-length" and (len(value) > 19 or int(value) > REQUEST):
             raise InputError(f"a request must be at most {REQUEST} bytes long")
 
     def on_headers_complete(self) -> None:
-        """Ask for the body, if the client waits for that."""
+        """Request the body, if the client waits for that."""
         if self._expects:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _count(self, size: int) -> None:
+        """Count bytes of the head; raise InputError if the head is too long."""
         self._head += size
         if self._head > HEAD:
             raise InputError(f"the head of a request must be at most {HEAD} bytes long")
@@ -333,7 +341,7 @@ class _Connection(asyncio.Protocol):
             self._application.begin(request, body)
 
     def reply(self, request: _Request, status: int, answer: Any) -> None:
-        """Send an answer, plain data or JSON; then answer the next request."""
+        """Send an answer (plain data, or encoded JSON), and begin the next request."""
         body, end = msgspec.json.encode(answer), b"" if request.keep else b"connection: close\r\n"
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n"
         self.busy, self.idle_since = False, time.monotonic()
@@ -377,10 +385,10 @@ class Application:
         If the path is too long for a socket on this system.
     """
 
-    #: A sync that took less than this many seconds is run by the thread that answers: to hand it
-    #: over would take longer.
+    #: If syncs take less than this many seconds, the thread that answers runs them: to hand a sync
+    #: over to a different thread would take longer.
     fast = 0.0005
-    #: See `_plan_sync`.
+    #: Minimum number of waiting calls for a slow sync to begin at once; see `_plan_sync`.
     few = 5
 
     def __init__(self, silo: SiloProcess, path: str | Path) -> None:
@@ -397,12 +405,16 @@ class Application:
         #: The open connections, oldest first; a dict is used as an ordered set.
         self.connections: dict[_Connection, None] = {}
         self._max_connections = files_for(4, 256)
+        #: ``id`` of a call that is not done -> the request of the call.
         self._requests: dict[int, _Request] = {}
+        #: True if the event loop will call `_planned`.
         self._is_planned = False
-        #: Descriptor -> the batch and the sync that run in one of the threads that sync.
+        #: Descriptor of a file that one of `_sync_threads` syncs -> the batch, and the sync.
         self._running_syncs: dict[int, tuple[Batch, Syncing]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: Orders the start of `serve_forever` and a request to stop.
         self._starting = threading.Lock()
+        #: `_stop`: `serve_forever` must end. `_ended`: `serve_forever` does not run.
         self._stop, self._ended = threading.Event(), threading.Event()
         self._ended.set()
 
@@ -420,7 +432,7 @@ class Application:
     # ---- life --------------------------------------------------------------------------------
 
     def serve_forever(self) -> None:
-        """Answer requests until `shutdown` or `server_close`; return at once after one of them."""
+        """Answer requests until `shutdown` or `server_close`, which may have been called before."""
         with self._starting:
             if self._stop.is_set():
                 return
@@ -456,12 +468,12 @@ class Application:
             self._blocking.shutdown(wait=False)
 
     def soon(self, what: Callable[[], None]) -> None:
-        """Call a function after all that is ready now; only in the thread that answers."""
+        """Schedule a function after all that is ready now; call this in the thread that answers."""
         assert self._loop is not None
         self._loop.call_soon(what)
 
     def _from_thread(self, what: Callable[..., None], *arguments: Any) -> None:
-        """Call a method of this object in the thread that answers, from a different thread."""
+        """Schedule a function in the thread that answers, from a different thread."""
         assert self._loop is not None
         with suppress(RuntimeError):
             # The loop may have ended: its connections are closed.
@@ -478,8 +490,8 @@ class Application:
         with self._starting:
             self._stop.set()
         # Without waiting for the event: a signal may not interrupt that (`until_signal`).
-        last = time.monotonic() + 1.0
-        while not self._ended.is_set() and time.monotonic() < last:
+        deadline = time.monotonic() + 1.0
+        while not self._ended.is_set() and time.monotonic() < deadline:
             time.sleep(0.01)
         if self._ended.is_set():
             self._socket.close()
@@ -487,15 +499,15 @@ class Application:
     # ---- connections -------------------------------------------------------------------------
 
     def admit(self, connection: _Connection) -> None:
-        """Count a new connection; if there are too many, close the one that is idle longest."""
+        """Add a new connection; if there are too many, close the longest idle connection."""
         if len(self.connections) >= self._max_connections:
-            idle = [one for one in self.connections if not one.busy]
+            idle = [candidate for candidate in self.connections if not candidate.busy]
             if not idle:
                 connection.transport.abort()
                 return
-            oldest = min(idle, key=lambda one: one.idle_since)
-            self.connections.pop(oldest)
-            oldest.transport.abort()
+            longest_idle = min(idle, key=lambda candidate: candidate.idle_since)
+            self.connections.pop(longest_idle)
+            longest_idle.transport.abort()
         self.connections[connection] = None
 
     def _cut_idle(self) -> None:
@@ -508,7 +520,7 @@ class Application:
     # ---- requests ----------------------------------------------------------------------------
 
     def begin(self, request: _Request, body: bytes) -> None:
-        """Start the calls that a request asks for. It is answered when their writes are durable."""
+        """Start the calls of a request, which is answered when their writes are durable."""
         try:
             given = _object(body)
             request.calls = calls_of(self._silo, request.path, given)
@@ -527,7 +539,7 @@ class Application:
                 self._silo.submit(call)
         self._deliver([call for call in request.calls if call.is_done])
         if self._running_syncs:
-            # Before the next request: an answer that is ready must not wait for all that arrive.
+            # An answer that is ready must not wait until all requests that arrive are computed.
             self._finish_syncs()
 
     def _finish_task(self, request: _Request, task: Any) -> None:
@@ -542,11 +554,11 @@ class Application:
         request.connection.reply(request, failure(error)[0], {"error": _text(error)})
 
     def _deliver(self, done: Sequence[Call[Any]]) -> None:
-        """Answer the requests whose calls are all done; plan the next sync."""
+        """Answer the requests whose last calls are now done; plan the next sync."""
         encoded: list[Any] = []
 
         def status() -> Any:
-            # All answers of now have the same status, which is encoded once.
+            # Encoded once: all answers that are sent now have the same status.
             if not encoded:
                 encoded.append(msgspec.Raw(msgspec.json.encode(self._silo.status())))
             return encoded[0]
@@ -567,19 +579,19 @@ class Application:
             self._plan_sync()
 
     def _done(self, done: list[Call[Any]]) -> None:
-        """Deliver calls that are done, in the thread that answers; called by the silo's process."""
+        """Call `_deliver` in the thread that answers; any thread of the process may call this."""
         if threading.get_ident() == self._thread:
             self._deliver(done)
         else:
             self._from_thread(self._deliver, done)
 
     def _plan_sync(self) -> None:
-        """Plan a sync to disk of the calls that are computed.
+        """Plan a sync to disk of the computed calls.
 
-        It runs after the requests that have arrived by now are computed, so that they share it. If
-        syncs are slow and at least `few` calls wait, it runs now instead. Otherwise clients whose
-        calls share a sync would send their next calls at the same time, and share every later sync
-        while the other threads that sync are idle.
+        The sync begins after all requests that have arrived are computed, so that they share it. If
+        syncs are slow and at least `few` calls wait, the sync begins now instead. Otherwise clients
+        whose calls share a sync would send their next calls at the same time, and would share every
+        later sync while the other threads that sync are idle.
         """
         if self._silo.pace >= self.fast and self._silo.waiting >= self.few:
             self._sync()
@@ -594,7 +606,7 @@ class Application:
         self._sync()
 
     def _sync(self) -> None:
-        """Store what is computed: here if that is fast, else sync in a different thread."""
+        """Store the computed calls; if syncs are slow, sync in a different thread."""
         silo = self._silo
         if silo.pace < self.fast:
             silo.sync()
@@ -618,11 +630,13 @@ class Application:
         silo = self._silo
         for file, error, seconds in self._sync_threads.ended():
             batch, syncing = self._running_syncs.pop(file)
-            failure, failed = OSError(error, os.strerror(error)) if error else None, None
+            disk_error = OSError(error, os.strerror(error)) if error else None
+            # The store also fails if an earlier sync has failed.
+            store_error: OSError | None = None
             try:
-                silo.store.end_sync(syncing, failure)
-            except OSError as sync_error:
-                failed = sync_error
-            silo.finish_sync(batch, failed, seconds)
+                silo.store.end_sync(syncing, disk_error)
+            except OSError as raised:
+                store_error = raised
+            silo.finish_sync(batch, store_error, seconds)
         if silo.store.is_untidy:
             self._blocking.submit(silo.store.tidy)

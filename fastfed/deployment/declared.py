@@ -113,7 +113,7 @@ def _table_of(variable: Variable) -> dict[str, Any]:
     entries = {key: getattr(variable, key) for key in fields if getattr(variable, key) is not None}
     if variable.kind == "flag":
         entries |= {"yes": variable.codes[: variable.yes], "no": variable.codes[variable.yes :]}
-    return entries | {"missing_flag": variable.marked}
+    return entries | {"missing_flag": variable.missing_flag}
 
 
 def _table(where: str, value: Any) -> Mapping[str, Any]:

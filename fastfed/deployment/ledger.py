@@ -2,9 +2,9 @@
 
 It records, for each dataset of the silo, a ceiling (epsilon, delta) and all charges: the privacy
 costs of releases, over all plans. A release is charged before its report is made. The cost
-of a release is a squared GDP parameter mu^2, since these add up over releases and plans. A plan
-with binomial noise is charged as a Gaussian mechanism whose guarantee it has except with a small
-failure probability, which is charged as well. All charges are for the relation *replace*.
+of a release is a squared GDP parameter mu^2, since these add up over releases and plans. Binomial
+noise has the guarantee of a Gaussian mechanism except with a small failure probability: both are
+charged. All charges are for the relation *replace*.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS charges (
     PRIMARY KEY (dataset, plan, release));
 """
 #: Adds the column that ledgers of earlier versions lack.
-_LATER = "ALTER TABLE charges ADD COLUMN pure REAL NOT NULL DEFAULT 0"
+_ADD_PURE = "ALTER TABLE charges ADD COLUMN pure REAL NOT NULL DEFAULT 0"
 TABLES = {"ceilings", "charges"}
 
 
@@ -139,10 +139,10 @@ class Ledger:
         """Set the attributes for an open connection; add the column that earlier versions lack."""
         self._db, self.path, self._chain = db, path, Chain(db, path)
         if "pure" not in {row[1] for row in db.execute("PRAGMA table_info(charges)")}:
-            db.execute(_LATER)
+            db.execute(_ADD_PURE)
 
     def _start_chain(self) -> None:
-        """Start the chain with a new identity and, in an old ledger, with the entries it has."""
+        """Start the chain: add a new identity and, in an old ledger, all ceilings and charges."""
         self._chain.add(Write(_IDENTITY, "", os.urandom(16)))
         for row in self._db.execute("SELECT * FROM ceilings ORDER BY dataset").fetchall():
             self._append("ceiling", row)
@@ -275,7 +275,7 @@ class Ledger:
         delta : float, optional
             The delta at which epsilon is computed. By default the ceiling's delta.
         more : Charge, optional
-            A further charge that is counted, too.
+            A further charge, which is counted unless its release is in the ledger.
         """
         if delta is None:
             ceiling = self.ceiling(dataset)
@@ -292,6 +292,7 @@ class Ledger:
         ceiling = self.ceiling(charge.dataset)
         if ceiling is None:
             return False
+        # A charge that reaches the ceiling exactly must fit, despite rounding errors.
         return self.epsilon(charge.dataset, more=charge) <= ceiling[0] * (1.0 + 1e-9)
 
     def _over_budget_text(self, charge: Charge) -> str:
@@ -338,15 +339,15 @@ def epsilon_of_charges(charges: Iterable[Charge], delta: float) -> float:
     """
     all_charges = list(charges)
     not_pure = [c for c in all_charges if not c.pure]
-    epsilon_of_squares = _gaussian(all_charges, delta)
+    epsilon_by_mu2 = _epsilon_by_mu2(all_charges, delta)
     if len(not_pure) == len(all_charges):
-        return epsilon_of_squares
+        return epsilon_by_mu2
     pure = math.fsum(c.pure for c in all_charges) * _UP
-    return min(epsilon_of_squares, pure + _gaussian(not_pure, delta))
+    return min(epsilon_by_mu2, pure + _epsilon_by_mu2(not_pure, delta))
 
 
-def _gaussian(charges: list[Charge], delta: float) -> float:
-    """Compute the epsilon of charges by the sum of their ``mu2``, at delta.
+def _epsilon_by_mu2(charges: list[Charge], delta: float) -> float:
+    """Compute the epsilon of a composition of charges at delta, by the sum of their ``mu2``.
 
     It is infinite if delta does not exceed the sum of the failure probabilities.
     """
@@ -354,11 +355,11 @@ def _gaussian(charges: list[Charge], delta: float) -> float:
         return 0.0
     mu2 = math.fsum(c.mu2 for c in charges) * _UP
     delta_remaining = delta - math.fsum(c.failure for c in charges) * _UP
-    return _epsilon(math.sqrt(mu2), delta_remaining) if delta_remaining > 0.0 else math.inf
+    return _cached_epsilon(math.sqrt(mu2), delta_remaining) if delta_remaining > 0.0 else math.inf
 
 
-#: Epsilon of a mu-GDP mechanism at delta. Cached: a silo at its ceiling asks at every tick.
-_epsilon = lru_cache(maxsize=256)(gaussian_epsilon)
+#: Epsilon of a mu-GDP mechanism at delta. Cached: a silo at its ceiling needs it at every tick.
+_cached_epsilon = lru_cache(maxsize=256)(gaussian_epsilon)
 
 
 def spent_lines(ledger: Ledger) -> list[dict[str, Any]]:

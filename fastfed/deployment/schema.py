@@ -34,8 +34,10 @@ from fastfed._validate import (
 KINDS = ("number", "category", "flag")
 #: Codes that mean yes and no by default.
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
-#: Maximum number of codes of a column, and of actions; maximum number of features of a row.
-MOST, WIDEST = 1000, 100_000
+#: Maximum number of codes of a column, and of actions.
+MAX_NAMES = 1000
+#: Maximum number of features of a row.
+MAX_WIDTH = 100_000
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -72,7 +74,7 @@ def private_array(name: str, value: object, shape: tuple[int | None, ...]) -> np
 
 
 class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A declared column of records, and the features that its values become.
+    """A declared column of records, and how its values become features.
 
     Parameters
     ----------
@@ -95,10 +97,10 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         What to do with a value outside the range, or with an unknown code.
     fill : float, str or None
         Replaces a missing value: a number in ``unit``, or a code.
-    marked : bool
+    missing_flag : bool
         True for an additional feature that is 1 if the value is missing, else 0. If a value is
         missing and there is no ``fill``, the other features are then 0. A column without
-        ``marked`` and ``fill`` refuses missing values.
+        ``missing_flag`` and ``fill`` refuses missing values.
     """
 
     name: str
@@ -111,30 +113,32 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     to: tuple[float, float]
     outside: str
     fill: float | str | None
-    marked: bool
+    missing_flag: bool
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of the features that this column becomes."""
+        """The columns of a row that hold the features of this column's values."""
         if self.kind == "category":
             columns = [Column(f"{self.name}={code}", 0.0, 1.0) for code in self.codes]
         else:
-            zero_if_missing = [0.0] if self.marked and self.fill is None else []
+            zero_if_missing = [0.0] if self.missing_flag and self.fill is None else []
             columns = [
                 Column(self.name, min(*self.to, *zero_if_missing), max(*self.to, *zero_if_missing))
             ]
-        return (*columns, *([Column(f"{self.name} missing", 0.0, 1.0)] if self.marked else []))
+        if self.missing_flag:
+            columns.append(Column(f"{self.name} missing", 0.0, 1.0))
+        return tuple(columns)
 
     @property
     def largest_squared_norm(self) -> float:
-        """Largest squared norm that this column's features can have together."""
+        """Largest squared norm of the vector of this column's features."""
         largest_known = 1.0 if self.kind == "category" else max(end * end for end in self.to)
-        if not self.marked:
+        if not self.missing_flag:
             return largest_known
         largest_filled = (
-            0.0 if self.fill is None else sum(v * v for v in self._known(self.fill) or ())
+            0.0 if self.fill is None else sum(v * v for v in self._encoded(self.fill) or ())
         )
-        # The feature that marks a missing value is then 1.
+        # For a missing value, the additional feature is 1.
         return max(largest_known, largest_filled + 1.0)
 
     @property
@@ -154,7 +158,7 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             refuses that.
         """
         if not is_missing(value, self.codes):
-            features = self._known(value)
+            features = self._encoded(value)
             if features is None and self.kind == "number" and as_number(value) is None:
                 raise InputError(
                     f'column "{self.name}" must be a number, {self.range}, got something else'
@@ -162,21 +166,21 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             if features is None and self.outside == "refuse":
                 raise InputError(f'column "{self.name}" must be {self.range}, got another value')
             if features is not None:
-                return [*features, *([0.0] if self.marked else [])]
-        if self.fill is None and not self.marked:
+                return [*features, *([0.0] if self.missing_flag else [])]
+        if self.fill is None and not self.missing_flag:
             raise InputError(
                 f'column "{self.name}" is missing; it must be {self.range}, or the plan must '
                 "declare fill or missing_flag"
             )
-        filled = None if self.fill is None else self._known(self.fill)
+        filled = None if self.fill is None else self._encoded(self.fill)
         empty = [0.0] * (len(self.codes) if self.kind == "category" else 1)
-        return [*(empty if filled is None else filled), *([1.0] if self.marked else [])]
+        return [*(empty if filled is None else filled), *([1.0] if self.missing_flag else [])]
 
-    def _known(self, value: object) -> list[float] | None:
+    def _encoded(self, value: object) -> list[float] | None:
         """Compute the features of a value that is not missing, without the missing flag.
 
-        Return None if the value is not a number, or is outside the range and is not clipped, or is
-        an unknown code.
+        Return None for text in place of a number, a number outside the range that is not clipped,
+        or an unknown code.
         """
         if self.kind == "number":
             as_float = as_number(value)
@@ -184,8 +188,9 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
                 self.outside != "clip" and not self.low <= as_float <= self.high
             ):
                 return None
-            share = (min(max(as_float, self.low), self.high) - self.low) / (self.high - self.low)
-            return [self.to[0] + (self.to[1] - self.to[0]) * share]
+            clipped = min(max(as_float, self.low), self.high)
+            fraction = (clipped - self.low) / (self.high - self.low)
+            return [self.to[0] + (self.to[1] - self.to[0]) * fraction]
         index = matched(value, self.codes)
         if index is None:
             return None
@@ -319,12 +324,13 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
                 f'outcome "{self.column}" must be {self.low:g} to {self.high:g}{unit}, '
                 "got something else"
             )
-        share = (min(max(number_value, self.low), self.high) - self.low) / (self.high - self.low)
-        return share if self.better == "high" else 1.0 - share
+        clipped = min(max(number_value, self.low), self.high)
+        fraction = (clipped - self.low) / (self.high - self.low)
+        return fraction if self.better == "high" else 1.0 - fraction
 
 
 class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The part of a schema about records: columns, actions, and the rewards of outcomes."""
+    """The declarations of a plan with records: columns, actions, and rewards of outcomes."""
 
     variables: tuple[Variable, ...]
     actions: Catalogue
@@ -337,9 +343,9 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @property
     def width(self) -> int:
-        """Number of features of a row, computed without listing them."""
+        """Number of features of a row, computed without the list of columns, which may be huge."""
         context = sum(
-            (len(v.codes) if v.kind == "category" else 1) + v.marked for v in self.variables
+            (len(v.codes) if v.kind == "category" else 1) + v.missing_flag for v in self.variables
         )
         parts = len(self.actions.features[0]) if self.actions.features else len(self.actions.names)
         return parts * (context + bool(self.actions.constant)) + bool(self.actions.shared)
@@ -347,9 +353,8 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     @property
     def norm(self) -> float:
         """Largest norm that a row can have."""
-        context_square = (
-            sum(column.largest_squared_norm for column in self.variables) + self.actions.constant**2
-        )
+        context_square = sum(variable.largest_squared_norm for variable in self.variables)
+        context_square += self.actions.constant**2
         action_square = float((self.actions.matrix**2).sum(axis=1).max())
         return math.sqrt(action_square * context_square + self.actions.shared**2)
 
@@ -420,8 +425,8 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         if not len(rows):
             raise InputError("actions must hold at least one row, got none")
         low, high = self._ranges
-        coded: np.ndarray = np.minimum(np.maximum(rows, low), high) / self.norm
-        return coded
+        scaled: np.ndarray = np.minimum(np.maximum(rows, low), high) / self.norm
+        return scaled
 
     def offer(self, actions: object, record: Any, among: object) -> tuple[np.ndarray, list[int]]:
         """Compute the features of the offered actions of one decision.
@@ -450,9 +455,8 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         if actions is not None or record is None:
             raise InputError("this plan has columns of records: decide takes record, not actions")
         offered = self.records.offered(among)
-        return self.features(self.records.actions.rows(self.records.context(record), offered)), (
-            offered
-        )
+        rows = self.records.actions.rows(self.records.context(record), offered)
+        return self.features(rows), offered
 
     def action(self, index: int) -> str:
         """Return the name of an action; empty if the plan has no catalogue."""
@@ -465,8 +469,8 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return self.records.outcome.reward(outcome, self.action(action))
 
 
-#: Largest absolute value of the limits of ranges; its inverse is the smallest norm and width. So
-#: products and squares of features are finite, and no record gives NaN.
+#: Largest absolute value of the ends of a range; its inverse is the smallest norm, and the smallest
+#: width of a range. So products and squares of features are finite, and no record gives NaN.
 FARTHEST = 1e50
 _WITHIN = f"; its ends are at most {FARTHEST:g} in size"
 
@@ -508,17 +512,17 @@ def check_records(records: Records) -> None:
         array("actions.features", actions.features, shape=(len(actions.names), None))
         if not actions.matrix.any(axis=0).all():
             raise InputError("actions.features has a feature that is 0 for every action")
-    if records.width > WIDEST:
+    if records.width > MAX_WIDTH:
         raise InputError(
-            f"columns and actions must make at most {WIDEST} features, got {records.width}"
+            f"columns and actions must make at most {MAX_WIDTH} features, got {records.width}"
         )
     if outcome.column in names:
         raise InputError(f'reward.column "{outcome.column}" must not be a feature as well')
-    # A reward is given by codes, by correct actions or, if by neither, by a range of numbers.
-    ways = [bool(outcome.codes), bool(outcome.correct)]
-    if all(ways):
+    if outcome.codes and outcome.correct:
         raise InputError("reward must have one of codes and correct, got both")
-    if not any(ways) and not is_range(outcome.low, outcome.high):
+    # Without codes and correct actions, the reward is computed from a number in a range.
+    is_number = not outcome.codes and not outcome.correct
+    if is_number and not is_range(outcome.low, outcome.high):
         raise InputError(f"reward needs low < high, got {outcome.low:g} and {outcome.high:g}")
     choice("reward.better", outcome.better, ("high", "low"))
     choice("reward.outside", outcome.outside, ("clip", "refuse"))
@@ -530,8 +534,9 @@ def check_records(records: Records) -> None:
 
 def _check_names(where: str, names: Sequence[str]) -> None:
     """Raise InputError for names that are empty, not distinct, or too many."""
-    if not 1 <= len(names) <= MOST or not all(names) or len(set(names)) < len(names):
-        raise InputError(f"{where} must be 1 to {MOST} different names, got {show(list(names))}")
+    if not 1 <= len(names) <= MAX_NAMES or not all(names) or len(set(names)) < len(names):
+        got = show(list(names))
+        raise InputError(f"{where} must be 1 to {MAX_NAMES} different names, got {got}")
 
 
 def _check_variable(where: str, variable: Variable) -> None:
@@ -552,11 +557,11 @@ def _check_variable(where: str, variable: Variable) -> None:
         _check_names(f"{where}: codes", variable.codes)
         # An unknown code cannot be clipped.
         choice(f"{where}: outside", variable.outside, ("refuse", "missing"))
-    if variable.outside == "missing" and variable.fill is None and not variable.marked:
+    if variable.outside == "missing" and variable.fill is None and not variable.missing_flag:
         raise InputError(f'{where}: outside = "missing" needs fill or missing_flag')
     if variable.kind == "flag" and not 0 < variable.yes < len(variable.codes):
         raise InputError(f"{where} needs codes for yes and codes for no")
-    boolean(f"{where}: missing_flag", variable.marked)
+    boolean(f"{where}: missing_flag", variable.missing_flag)
     fill_is_valid = (
         matched(variable.fill, variable.codes) is not None
         if variable.kind != "number"

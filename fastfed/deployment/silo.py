@@ -1018,8 +1018,9 @@ class SiloParty(SiloRecords):
         """
         writes: list[Write | Charge] = []
         lost_releases = self.lost | self._lost_report_digests()
-        second_charge = -max(lost_releases, default=0)
-        for release in range(1, max(lost_releases, default=0) + 1):
+        last_lost = max(lost_releases, default=0)
+        # Close all leaves up to the last lost release, each with the same report or without one.
+        for release in range(1, last_lost + 1):
             if release in self.sealed or release in self.unreported:
                 continue
             lost_digest = lost_releases.get(release)
@@ -1032,6 +1033,7 @@ class SiloParty(SiloRecords):
             if lost_digest is not None and digest(report) == lost_digest:
                 writes.append(Write("sealed", str(release), report))
             else:
+                second_charge = -last_lost
                 writes += self._missing_charge(second_charge) if lost_digest is not None else []
                 writes.append(Write("without", str(release), LOST.encode()))
         return Step(tuple(writes))

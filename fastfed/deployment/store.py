@@ -84,11 +84,13 @@ class Store(Protocol):
 
     def write(self, write: Write) -> bool:
         """Store one write; see `write_all`. Return False if it was stored before."""
-        ...
+        return self.write_all((write,))[0]
 
     def write_all(self, writes: Sequence[Write]) -> list[bool]:
         """Append writes, and make them durable; see `append`."""
-        ...
+        is_new = self.append(writes)
+        self.sync()
+        return is_new
 
     def append(self, writes: Sequence[Write]) -> list[bool]:
         """Append writes, all or none; return for each whether it is new.
@@ -376,7 +378,7 @@ class Chain:
             ) from None
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """Store writes in an SQLite file, with a chain of SHA-256 hashes that shows changes.
 
     One process at a time can open a file. Reads use a second connection, so that they do not wait
@@ -488,16 +490,6 @@ class SqliteStore:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def write(self, write: Write) -> bool:
-        """Store one write; see `Store.write`."""
-        return self.write_all((write,))[0]
-
-    def write_all(self, writes: Sequence[Write]) -> list[bool]:
-        """Store writes in one transaction; see `Store.write_all`."""
-        is_new = self.append(writes)
-        self.sync()
-        return is_new
 
     def append(self, writes: Sequence[Write]) -> list[bool]:
         """Append writes in one transaction, which is not synced; see `Store.append`."""
@@ -672,14 +664,16 @@ def _locked(path: str) -> int:
     return descriptor
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Store writes in memory, for tests and demonstrations."""
+
+    erased = 0
 
     def __init__(self, writes: Sequence[Write] = ()) -> None:
         #: All writes in order; None in place of an erased write.
         self._writes: list[Write | None] = list(writes)
         self._values = {write[:2]: write.value for write in writes}
-        self._snapshot, self.erased = dict[str, bytes](), 0
+        self._snapshot = dict[str, bytes]()
 
     def write(self, write: Write) -> bool:
         """Store one write; see `Store.write`."""
@@ -691,12 +685,6 @@ class MemoryStore:
         self._values[write[:2]] = write.value
         self._writes.append(write)
         return True
-
-    def write_all(self, writes: Sequence[Write]) -> list[bool]:
-        """Store writes; see `Store.write_all`."""
-        is_new = self.append(writes)
-        self.sync()
-        return is_new
 
     def sync(self) -> None:
         """Do nothing: nothing here is durable."""

@@ -14,15 +14,16 @@ _ENDED = struct.Struct("=iid")
 
 
 class SyncThreads:
-    """Sync files in threads that do not need Python's lock; one thread uses this object.
+    """Sync files in threads that do not need Python's lock. Only one thread uses this object.
 
     Parameters
     ----------
     count : int
-        Number of threads, and so of syncs that run at a time.
+        Number of threads, which is the maximum number of syncs at a time.
     """
 
     def __init__(self, count: int) -> None:
+        # The threads read descriptors of files from one pipe, and write results to the other.
         self._requests_read, self._requests = os.pipe()
         self._answers, self._answers_write = os.pipe()
         os.set_blocking(self._answers, False)
@@ -43,7 +44,7 @@ class SyncThreads:
         return self._answers
 
     def ended(self) -> list[tuple[int, int, float]]:
-        """Return (descriptor, errno or 0, seconds) of the syncs that have ended since last time."""
+        """Return (descriptor, errno or 0, seconds) of the syncs that ended since the last call."""
         try:
             return list(_ENDED.iter_unpack(os.read(self._answers, 64 * _ENDED.size)))
         except BlockingIOError:
