@@ -340,7 +340,7 @@ class Unordered:
 class Forgetful:
     """A planted fault: a silo whose snapshot does not hold the number of places taken."""
 
-    kept = ("_old_places",)
+    snapshot_attributes = ("_old_places",)
 
 
 @pytest.mark.parametrize(

@@ -376,7 +376,7 @@ class Whimsical:
 class Forgetful:
     """A planted fault: a silo whose snapshot does not hold the number of its records."""
 
-    kept = ()
+    snapshot_attributes = ()
 
 
 @pytest.mark.parametrize(
