@@ -187,7 +187,7 @@ def test_addresses_without_tls_are_of_this_machine_alone():
     deployment = federation.Federation(plan)
     with pytest.raises(InputError, match="https://"):
         Dialer(deployment.processes["silo0"], "http://hub.example.org")
-    with pytest.raises(InputError, match="needs a certificate"):
+    with pytest.raises(InputError, match="needs TLS"):
         serve(deployment.processes["hub"], "0.0.0.0", 8443)
     with pytest.raises(InputError, match="not the hub"):
         serve(deployment.processes["silo0"], "127.0.0.1", 8443)
