@@ -93,7 +93,7 @@ HELP = {
     "silos_waited_for": "Silos whose report of a period that is over has not arrived.",
     "silent_silos": "Silos whose report is long overdue, in plans with clocks.",
     "waiting_seconds": "Seconds that the party has waited for what is due; /status names it.",
-    "clock_off_seconds": "Error of the machine's clock while the clock is ignored; else 0.",
+    "clock_off_seconds": "Error of the machine's clock if it jumped or differs from others.",
     "alarms": "Contradictions between messages, and silos that do not fit the others.",
     "ended": "1 if the plan has ended.",
     "capped_reports": "Reports that were scaled down to the allowed influence of one silo.",
@@ -374,7 +374,7 @@ SENTENCES = {
     "alarms": "alarms: {value}; the status has their texts",
     "silent": "reports are long overdue, and nobody waits for them: {value}",
     "stopped": "nothing is sent any more; the status says why",
-    "clock_off": "this machine's clock is ignored: it differs from the other parties' clocks",
+    "clock_off": "this machine's clock differs from the other parties' clocks, or has jumped",
 }
 #: A `PlainLog` writes that the party waits once this has lasted SETTLED seconds, at most once every
 #: PAUSE seconds. It names at most MAX_NAMES of the parties that are waited for.

@@ -199,14 +199,14 @@ class Process:
                     files.close()
 
     def status(self) -> dict[str, object]:
-        """Return the party's status; ``clock_off`` is the error of an ignored clock in seconds."""
+        """Return the party's status, with ``clock_off`` while this machine's clock is wrong."""
         party: Any = self.party
         status: dict[str, object] = party.status(self.now())
         return status | ({"clock_off": self.clock_off} if self.clock_off else {})
 
     @property
     def clock_off(self) -> float:
-        """Error of this machine's clock in seconds while the clock is ignored; else 0."""
+        """Error of this machine's clock in seconds, while it has jumped or differs from others."""
         return float(getattr(self.clock, "off", 0.0))
 
     def now(self) -> float:
@@ -433,12 +433,12 @@ class Process:
             return (*new_messages, *repeated)
 
     def _clock_problem(self) -> str:
-        """Return a warning that this machine's clock is ignored; empty if it is used."""
+        """Return a warning that this machine's clock is wrong; empty if it seems right."""
         if not self.clock_off:
             return ""
         return (
-            "this machine's clock is ignored: it differs from the other parties' clocks, or has "
-            "jumped; set it, see clock_off in the status"
+            "this machine's clock differs from the other parties' clocks, or has jumped; the "
+            "earlier time counts: set it, see clock_off in the status"
         )
 
     def _run_due_steps(self) -> tuple[tuple[Message, ...], Step]:

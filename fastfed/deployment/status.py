@@ -179,7 +179,7 @@ def _troubles(process: Process) -> list[str]:
     if process.problem:
         texts.append(process.problem)
     elif process.clock_off:
-        texts.append("this machine's clock is ignored: it differs from the other parties' clocks")
+        texts.append("this machine's clock differs from the other parties' clocks, or has jumped")
     return texts
 
 

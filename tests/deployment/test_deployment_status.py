@@ -176,7 +176,7 @@ def test_a_page_says_that_a_clock_is_ignored():
     for name in ("hub", "silo1"):
         process = deployment.processes[name]
         process.clock = type("Off", (), {"off": 99.0, "__call__": lambda self: deployment.now})()
-        assert "this machine's clock is ignored" in shown(deployment, name)
+        assert "this machine's clock differs" in shown(deployment, name)
 
 
 def test_when_all_releases_are_out_nothing_is_due():
