@@ -967,13 +967,16 @@ EXCEEDED = "the claimed budget is not met; the exact value is what holds"
 
 
 def texts_of(certificate: Any) -> list[str]:
-    """Return all sentences of a certificate and of those under `also`, but for chains of plans."""
+    """Return all sentences of a certificate and of the certificates under `also`.
+
+    The certificates of several plans together are left out.
+    """
     collected = []
     for each in (certificate, *getattr(certificate, "also", ())):
         if "together with plan" in each.model:
             continue
         collected += [each.unit, each.relation, each.model, each.status, each.source]
-        # Whether the exact epsilon is within the claim is compared with the numbers themselves.
+        # Other conditions hold if the exact epsilon is within the claim: the numbers show that.
         collected += [c.text for c in each.conditions]
         collected += [str(c.holds) for c in each.conditions if type(c) is Condition]
         collected += [*(c for c in each.caveats if c != EXCEEDED), *each.noise_std]

@@ -62,12 +62,12 @@ def bonus_factor(const double[:, ::1] w, double c):
 
 
 def fixed_size(int64_t actions, int64_t d):
-    """Return the doubles of a silo's model of a fixed set of at most ``actions`` actions."""
+    """Return the number of doubles in a silo's model of a fixed set of at most ``actions`` actions."""
     return ff_fixed_size(actions, d)
 
 
 def bonus_cache_size(int64_t d):
-    """Return the doubles of the bounds of a silo that computes its own factor."""
+    """Return the number of doubles in a bonus cache: a factor of V^-1 that bounds all bonuses."""
     return ff_bonus_cache_size(d)
 
 

@@ -205,10 +205,11 @@ folder_type = click.Path(path_type=Path)
 def compare(a: Path, b: Path, as_json: bool) -> None:
     """Compare two output folders, curve by curve.
 
-    Curves are matched by label. The command prints the final group regret, B - A with its standard
-    error, privacy, synchronisations and bytes if they differ, and the keys that differ. Runs over
-    the same rounds are compared replicate by replicate. In folders with several experiments,
-    experiments of the same name are compared.
+    Curves are matched by label. For each curve the command prints the final group regret in A and
+    B, and the difference B - A with its standard error. It also prints what differs of the privacy,
+    the number of synchronisations, the bytes sent and the curve's keys. Runs over the same rounds
+    are compared replicate by replicate. In folders with several experiments, experiments of the
+    same name are compared.
     """
     from fastfed.reporting import comparison
 

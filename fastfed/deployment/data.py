@@ -570,9 +570,10 @@ class _Reader:
         }
 
         def cell(column: str | None, codes: Collection[str] = ()) -> Any:
+            """Return the row's cell in an optional column; None if it or the column is missing."""
             if column is None:
                 return None
-            return self._known(column, cells[self._extra_index[column]], codes)
+            return self._cell_or_none(column, cells[self._extra_index[column]], codes)
 
         subject = cell(source.subject)
         if source.subject is not None and subject is None:
@@ -623,7 +624,7 @@ class _Reader:
                     f'column "{self._source.known}" must not be before "{self._source.time}"'
                 )
 
-    def _known(self, column: str, cell: Any, codes: Collection[str] = ()) -> Any:
+    def _cell_or_none(self, column: str, cell: Any, codes: Collection[str] = ()) -> Any:
         """Return a cell; None if it means a missing value, which no cell in ``codes`` does."""
         if isinstance(cell, _Undecodable):
             raise InputError(f'column "{column}" must be text in UTF-8, got something else')
@@ -632,7 +633,7 @@ class _Reader:
 
     def _value(self, name: str, cell: Any) -> Any:
         """Convert a cell of a column of the plan to the plan's codes and units; None if missing."""
-        value = self._known(name, cell, self._declared.get(name, ()))
+        value = self._cell_or_none(name, cell, self._declared.get(name, ()))
         if value is None:
             return None
         codes = self._source.codes.get(name)

@@ -256,14 +256,14 @@ class Hedge:
         kernels.to_weights(np.exp(weights, out=weights))
         return weights[0]
 
-    def _extend_table(self, units: int, unit: float) -> None:
-        """Extend the table of exponentials exp(-eta loss / m) to losses below ``units`` units.
+    def _extend_table(self, size: int, unit: float) -> None:
+        """Extend the table to exp(-eta k unit / m) for all k < ``size``; m is the number of silos.
 
-        ``unit`` is the loss of one unit.
+        Entry k is the weight of an expert that lost k times ``unit`` more than the best expert.
         """
         known, rate = len(self._table), -self.plan.learning_rate
-        if units > known:
-            fresh = np.empty(units - known)
+        if size > known:
+            fresh = np.empty(size - known)
             kernels.hedge_exponents(known, fresh, unit, self.plan.silos, rate)
             self._table = np.concatenate([self._table, np.exp(fresh, out=fresh)])
 

@@ -55,8 +55,8 @@ def check_fixed(values: np.ndarray, unit: float, who: str) -> None:
     """
     if not (np.isfinite(values).all() and np.array_equal(values, quantise(values, unit))):
         raise InputError(
-            f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: if the noise "
-            "comes from the operating system, create the parties that report without a seed, too"
+            f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: with noise "
+            "from the operating system, the parties that report must be created without a seed too"
         )
 
 

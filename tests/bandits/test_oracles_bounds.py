@@ -155,7 +155,7 @@ def test_direct_bonuses_by_hand() -> None:
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_direct_radius_in_one_dimension(lazy: bool) -> None:
-    """Use x = +-1, so that V, lambda, beta and gamma of every round are known in advance."""
+    """Compare the direct radius with one computed by hand for x = +-1, where V is known."""
     phi = np.array([[1.0], [-1.0]])
     noises = [0.25, 0.25, -4.5, 0.25, 0.25]  # noise of the node of release k = 1, 2, ...
     rule = direct_rule(
@@ -171,7 +171,8 @@ def test_direct_radius_in_one_dimension(lazy: bool) -> None:
         "lazy": lazy,
         "noise": lambda i, k: (np.zeros(1), np.array([[noises[k - 1]]])),
     }
-    # Totals 2.25, 4.25, 1.75, 8.25, 10.0: V = 4.25, 4.25, 4.75, 8.25, 10.0 above the floor 4.
+    # The noisy sums of x x' at releases 1 to 4 are 2.25, 4.25, 1.75 and 8.25. With lambda, V is
+    # 4.25, 4.25, 4.75 and 8.25, each larger than the floor, which is 4.
     lambdas, totals = [3.0, 2.0, 0.0, 3.0, 0.0, 0.0], [0.0, 2.25, 4.25, 1.75, 8.25]
 
     def bonus(t: int, k: int) -> float:

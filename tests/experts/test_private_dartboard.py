@@ -225,7 +225,7 @@ def test_each_problem_shows_what_its_name_says():
 
 
 def _uncounted_draw(self: Any, total: np.ndarray) -> Any:
-    """Decide without counting the last draw."""
+    """Decide, but keep the count of draws below its limit, as if the last were not counted."""
     choice = DECIDE(self, total)
     self.switches = min(self.switches, self.plan.noise.switches - 1)
     return choice

@@ -780,7 +780,7 @@ def replay(
 
 
 def check_sources(system: str, given: set[str]) -> None:
-    """Refuse random arguments that a system does not need, and missing ones."""
+    """Raise ValueError unless ``given`` are the sources of randomness that the system needs."""
     needed: dict[str, list[list[str]]] = {
         "linucb": [[]],
         "linucb-jdp": [["node_noise"], ["prefix_noise"]],

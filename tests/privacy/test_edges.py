@@ -280,7 +280,7 @@ def test_account_of_a_coin_refuses_parameters_out_of_range() -> None:
 
 
 def test_a_schedule_without_a_release_needs_no_noise() -> None:
-    """Check that no release needs no noise, and that one release has the noise of one node."""
+    """Check that zero releases have noise 0, and that one release uses the whole budget."""
     budget = Budget(1.0, 1e-3)
     assert calibrate_privatizer(budget, 0).noise_std == 0.0
     one_release = calibrate_privatizer(budget, 1)

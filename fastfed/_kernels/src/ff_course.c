@@ -35,7 +35,8 @@ static void draw(const ff_course *c, const ff_stream *s, int64_t at, int64_t n, 
         g->in[l->planned][i] = (int16_t)(l->silos * ff_planned_loses(l, at + i + 1));
 }
 
-/* Four sums in a number; ONES times a number are the sums of its parts up to each part. */
+/* A number of 64 bits holds four of 16 bits. Times ONES, each of them becomes the sum of those up to
+ * it; the last one, in the highest bits, is the sum of all four. */
 #define ONES 0x0001000100010001ull
 
 /* Return four entries of a row. */
@@ -46,7 +47,7 @@ FF_INLINE uint64_t four(const int16_t *row)
     return parts;
 }
 
-/* Find the totals. */
+/* Add up the losses of each expert over all rounds: total[k] is the sum of in[k]. */
 static void find_totals(round_losses *g, int64_t d)
 {
     for (int64_t k = 0; k < d; k++) {
@@ -57,7 +58,7 @@ static void find_totals(round_losses *g, int64_t d)
     }
 }
 
-/* Find the losses before each round. */
+/* Add up the losses of each expert before each round: before[k][i] is the sum of in[k][0..i-1]. */
 static void find_before(round_losses *g, int64_t d)
 {
     for (int64_t k = 0; k < d; k++) {
