@@ -5,10 +5,10 @@
 #include "ff_random.h"
 
 #define ROUNDS FF_COIN_ROUNDS
-/* Laplace numbers of 53 bits are smaller than this. */
+/* Standard Laplace numbers from uniforms of 53 bits are at most 53 ln 2 = 36.74. */
 #define MOST_LAPLACE 37.0
 
-/* Losses of all experts in ROUNDS rounds. */
+/* Losses of all experts in ROUNDS rounds, summed over all clients. */
 typedef struct {
     int16_t in[FF_COLUMNS][ROUNDS];     /* in each round */
     int16_t before[FF_COLUMNS][ROUNDS]; /* in the rounds before it, if find_before was called */
@@ -22,7 +22,8 @@ static void clear_from(round_losses *g, int64_t from, int64_t d)
         memset(g->in[k] + from, 0, (size_t)(ROUNDS - from) * sizeof g->in[k][0]);
 }
 
-/* Draw the losses of n rounds after round `at`. */
+/* Draw the losses of rounds at + 1, .., at + n into g->in, and set those of other rounds to 0. s:
+ * the stream of the coins. */
 static void draw(const ff_course *c, const ff_stream *s, int64_t at, int64_t n, round_losses *g)
 {
     const ff_losses *l = c->losses;
@@ -35,11 +36,12 @@ static void draw(const ff_course *c, const ff_stream *s, int64_t at, int64_t n, 
         g->in[l->planned][i] = (int16_t)(l->silos * ff_planned_loses(l, at + i + 1));
 }
 
-/* A number of 64 bits holds four of 16 bits. Times ONES, each of them becomes the sum of those up to
- * it; the last one, in the highest bits, is the sum of all four. */
+/* Four numbers of 16 bits are added at once as one number of 64 bits. The product with ONES = 1 +
+ * 2^16 + 2^32 + 2^48 replaces each of the four by the sum of those up to it, from the lowest bits
+ * on; the highest 16 bits become the sum of all four. No sum reaches 2^16, so none carries over. */
 #define ONES 0x0001000100010001ull
 
-/* Return four entries of a row. */
+/* Return four entries of a row, packed into 64 bits. */
 FF_INLINE uint64_t four(const int16_t *row)
 {
     uint64_t parts;
@@ -65,6 +67,7 @@ static void find_before(round_losses *g, int64_t d)
         uint64_t sum = 0;
         for (int i = 0; i < ROUNDS; i += 4) {
             const uint64_t parts = four(g->in[k] + i), up_to = parts * ONES;
+            /* Up to each entry, less that entry, plus the sum of all earlier fours. */
             const uint64_t before = up_to - parts + sum * ONES;
             memcpy(g->before[k] + i, &before, sizeof before);
             sum += up_to >> 48;
@@ -72,7 +75,8 @@ static void find_before(round_losses *g, int64_t d)
     }
 }
 
-/* Return the expert with the smallest loss. *gap receives how much less it lost than all others. */
+/* Return the expert with the smallest loss, the first if several tie. *gap receives the second
+ * smallest loss minus the smallest; INT64_MAX if there is one expert. */
 static int64_t find_leader(const int64_t *lost, int64_t d, int64_t *gap)
 {
     int64_t leader = 0, second = INT64_MAX;
@@ -85,14 +89,16 @@ static int64_t find_leader(const int64_t *lost, int64_t d, int64_t *gap)
     return leader;
 }
 
-/* Find the leader before each round, and its loss less that of `best`, the leader before the first. */
+/* Compute g->before and, for the time before each round, the leader (ROUNDS), and in `least`
+ * (ROUNDS) the leader's loss minus c->lost[best]. best: the leader before the first round. */
 static void find_leaders(const ff_course *c, round_losses *g, int64_t best,
                          int16_t *restrict leader, int16_t *restrict least)
 {
     const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos + 1;
     find_before(g, d);
     for (int64_t k = 0; k < d; k++) {
-        /* Experts that have lost `most` more cannot lead in these rounds. */
+        /* `best` loses less than `most` in these rounds, so an expert that has lost `most` more
+         * cannot lead. Larger differences are cut to `most`, so that sums fit 16 bits. */
         const int64_t more = c->lost[k] - c->lost[best];
         const int16_t start = (int16_t)(more < most ? more : most), number = (int16_t)k;
         const int16_t *restrict before = g->before[k];
@@ -111,7 +117,8 @@ static void find_leaders(const ff_course *c, round_losses *g, int64_t best,
     }
 }
 
-/* Sum the columns of d <= 128 rows, in the order of ff_pairwise. */
+/* Compute sum[l], the sum of a[0][l], .., a[d - 1][l], for d <= 128. The order of the additions is
+ * that of ff_pairwise. */
 static void pairwise_columns(double (*restrict a)[ROUNDS], int64_t d, double *restrict sum)
 {
     int64_t k = 0;
@@ -133,7 +140,8 @@ static void pairwise_columns(double (*restrict a)[ROUNDS], int64_t d, double *re
             sum[l] += a[k][l];
 }
 
-/* Compute the losses of Hedge's weights in each round. */
+/* Compute the losses of Hedge's decisions in each round: loss[l] = <weights, g->in[.][l]>. best:
+ * the leader before the first round. */
 static void weigh(const ff_course *c, round_losses *g, int64_t best, double *restrict loss)
 {
     const int64_t d = c->losses->experts;
@@ -153,7 +161,7 @@ static void weigh(const ff_course *c, round_losses *g, int64_t best, double *res
         for (int l = 0; l < ROUNDS; l++)
             e[k][l] = (double)g->in[k][l] * (e[k][l] / whole[l]);
     pairwise_columns(e, d, loss);
-    /* Exactly, if one expert has all the weight. */
+    /* If the leader's weight is 1, the loss is exactly the leader's loss. */
     for (int l = 0; l < ROUNDS; l++)
         if (whole[l] == 1.0)
             loss[l] = (double)g->in[leader[l]][l];
@@ -165,15 +173,18 @@ static int64_t first_above(const ff_course *c, const round_losses *g, int64_t n,
 {
     const ff_sparse *s = c->sparse;
     const double start = (double)c->lost[s->expert], end = start + (double)g->total[s->expert];
-    /* A query after all rounds needs more noise than this; less for rounding. */
+    /* With less than this (standard) noise no query of these rounds exceeds the threshold: losses
+     * grow, so `end` is the largest. 1e-9 of all terms covers rounding error. */
     const double size = fabs(s->limit) + fabs(s->before) + end + s->query_scale;
     const double least = (s->limit - (end - s->before) - 1e-9 * size) / s->query_scale;
     if (least > MOST_LAPLACE)
         return n;
     const ff_stream stream = ff_stream_open(s->seed, FF_QUERY, (uint32_t)s->replicate, 0,
                                             (uint32_t)(s->release + 1));
+    /* A cheap test. It is skipped if about half of all noises or more would pass it. */
     if (least > 1e-3) {
-        /* Noise of at least `least` has a uniform number of 1 - exp(-least) / 2 or more. */
+        /* Noise of at least `least` comes from a uniform number of at least 1 - exp(-least) / 2.
+         * `from` is the least value of its first 32 bits, less 2 for rounding error. */
         const uint32_t from = (uint32_t)(0x1p32 * (1.0 - 0.5 * exp(-least)) - 2.0);
         uint32_t words[4][FF_PHILOX_LANES], any = 0;
         ff_philox_indices(&stream, 0, words);
@@ -192,7 +203,8 @@ static int64_t first_above(const ff_course *c, const round_losses *g, int64_t n,
     return n;
 }
 
-/* Add the losses of n decisions to the regret. */
+/* Add the losses of the decisions in rounds at + 1, .., at + n to c->regret. At checkpoints, store
+ * the sum minus the loss of the best expert so far. loss: (n). */
 static void add_regret(const ff_course *c, const round_losses *g, int64_t at, int64_t n,
                        const double *loss)
 {
@@ -213,7 +225,7 @@ static void add_regret(const ff_course *c, const round_losses *g, int64_t at, in
     }
 }
 
-/* Run rounds. */
+/* Run rounds from + 1, .., to, up to ROUNDS at a time. */
 int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
 {
     const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos;

@@ -5,7 +5,8 @@
 #include "ff_environment.h"
 #include "ff_random.h"
 
-/* Rows that are computed together, so that a row is read long after it was written. */
+/* Number of segments (rows), or of columns, that are computed together. Rows of weights are read
+ * only after all TOGETHER rows are written, see ff_hedge_weights. */
 #define TOGETHER FF_SEGMENTS_TOGETHER
 
 /* ---- Sums ---------------------------------------------------------------------------------- */
@@ -48,7 +49,7 @@ double ff_pairwise(const double *a, int64_t n)
     return ff_pairwise(a, half) + ff_pairwise(a + half, n - half);
 }
 
-/* lost += row. */
+/* lost (d) += row (d). */
 static void add_sums(const int64_t *restrict row, int64_t d, int64_t *restrict lost)
 {
     for (int64_t k = 0; k < d; k++)
@@ -66,7 +67,7 @@ static int64_t least_of(const int64_t *lost, int64_t d)
 
 /* ---- What the server decides ----------------------------------------------------------------- */
 
-/* lost += row; return the smallest entry. */
+/* lost (d) += row (d). Returns the smallest entry of the new `lost`. */
 static int64_t add_and_least(const int64_t *restrict row, int64_t d, int64_t *restrict lost)
 {
     int64_t smallest = INT64_MAX;
@@ -99,7 +100,8 @@ int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int6
     return switches;
 }
 
-/* Compute exponents of Hedge for losses of first, first + 1, .. units. */
+/* Compute the exponents of Hedge for losses of first, .., first + n - 1 units more than the best
+ * expert's. */
 void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, double rate,
                         double *exponents)
 {
@@ -124,8 +126,8 @@ void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t 
     }
 }
 
-/* Return a bound on the exponents of Hedge, in units: the largest loss before the last segment, less
- * the smallest before the first. */
+/* Return an upper bound on any expert's loss minus the best one's, in units: the largest loss
+ * before the last segment minus the smallest loss before the first. */
 int64_t ff_hedge_spread(const int64_t *sums, int64_t n, int64_t d, const int64_t *lost)
 {
     int64_t totals[TOGETHER], largest = 0;
@@ -166,7 +168,8 @@ void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, 
         }
         if (i + 1 < n)
             smallest = add_and_least(sums + i * d, d, lost);
-        /* Later, because loads of a vector that was just stored in parts would stall. */
+        /* Divide by the sums later: a vector load from memory whose entries were just stored one by
+         * one would stall. */
         if (count == TOGETHER || i + 1 == n) {
             ff_to_weights(count, d, rows);
             rows += count * d;
@@ -175,7 +178,7 @@ void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, 
     }
 }
 
-/* Laplace numbers that are drawn together. */
+/* Number of Laplace numbers that are drawn by one call. */
 #define NOISES 64
 
 /* Keep the current expert until the noisy query of an exchange exceeds the threshold, and return
@@ -210,7 +213,8 @@ int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *exchange
 
 /* ---- Regret ---------------------------------------------------------------------------------- */
 
-/* Return <open, x> for weights x (d), exactly if one expert has all the weight. */
+/* Return <open, x> for the losses `open` (d) and weights x (d). If a weight is 1, return the loss
+ * of this expert exactly. products: d doubles of scratch. */
 static double inner(const double *restrict open, const double *restrict x, int64_t d,
                     double *restrict products)
 {
@@ -227,7 +231,7 @@ static double inner(const double *restrict open, const double *restrict x, int64
     return open[best];
 }
 
-/* The arguments of ff_regret_add. */
+/* The arguments of ff_regret_add that describe the segments. */
 typedef struct {
     const int64_t *sums, *edges;
     const uint8_t *settles;
@@ -261,7 +265,8 @@ static int64_t settled_run(const ff_regret *r, const ff_segments *g, int64_t i)
     return run;
 }
 
-/* Add `run` segments from i on to the losses of the decisions and the counts. */
+/* Add segments i..i + run - 1: the losses of all experts to r->counts (d), in units, and the losses
+ * of the decisions to r->lost. */
 static void add_settled(ff_regret *r, const ff_segments *g, int64_t i, int64_t run)
 {
     const int64_t d = g->d, *rows = g->sums + i * d;
@@ -284,12 +289,12 @@ static void add_settled(ff_regret *r, const ff_segments *g, int64_t i, int64_t r
         if (vertices)
             for (best = 0; best < d && x[s * d + best] != 1.0;)
                 best++;
-        /* Exactly, if one expert has all the weight. */
+        /* If a weight is 1, the loss of this expert exactly. */
         r->lost += best < d ? g->unit * (double)rows[s * d + best] : pairwise(products + s * d, d);
     }
 }
 
-/* Move the counts to the totals; both are exact. */
+/* Add unit times the counts (d) to the totals (d), and set the counts to 0. */
 static void add_counts(ff_regret *r, double unit, int64_t d)
 {
     for (int64_t k = 0; k < d; k++)
@@ -343,8 +348,9 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
 
 /* ---- Frank-Wolfe steps ----------------------------------------------------------------------- */
 
-/* Return a bound on the differences between gradients at x and at parent. difference (d) is
- * scratch. */
+/* Return an upper bound on the absolute entries of (gradient at x) - (gradient at parent), for
+ * points x and parent (d): the Lipschitz constant times ||x - parent||_1, or the range of gradients
+ * if that is smaller. difference (d) is scratch. */
 static double gradient_change_bound(const ff_walk *w, const double *x, const double *parent,
                                     int64_t d, double *difference)
 {
@@ -354,8 +360,9 @@ static double gradient_change_bound(const ff_walk *w, const double *x, const dou
     return smooth < range ? smooth : range;
 }
 
-/* Compute the gradient estimates of the next leaf at x for all clients, in w->v from the depth of
- * the leaf on. *v receives their address. Returns FF_OK or a negative status. */
+/* Compute the gradient estimates (m, d) of all clients for a leaf at x (d) into w->v: at depth 0 if
+ * losses are linear, otherwise at the depths from the leaf's to the tree's. *v receives their
+ * address. Returns FF_OK or a negative status. */
 static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t threads,
                              const ff_losses_scratch *scratch, const double *x, const double **v)
 {

@@ -1,6 +1,6 @@
 #include "ff_threads.h"
 
-/* Do all items from `first` on in this thread. */
+/* Do items first..count-1 in this thread, and call `follow`, if not NULL, after each. */
 static void run_alone(int64_t first, int64_t count, ff_item item, ff_item follow, void *work)
 {
     for (int64_t i = first; i < count; i++) {
@@ -46,20 +46,22 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
 #define PAUSE
 #endif
 
-/* Pauses before a thread sleeps: 10 to 50 microseconds, about the time of waking it. */
+/* Number of pauses for which a waiting thread spins before it sleeps: 10 to 50 microseconds, about
+ * the time of waking it. */
 #define SPINS 1000
-/* Pauses during which a part with a `follow` function is left to its own thread. */
+/* Number of pauses for which only the thread of a part may close it, if there is a `follow`
+ * function. */
 #define PATIENCE 64
 _Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to close it");
-/* Pieces of work before several threads are judged against one, and the smallest and largest number
- * that one thread does after a judgement against several. */
+/* Number of pieces of work after which the times of several threads are compared with that of one.
+ * If several are slower, one thread does the next HOLD_MIN to HOLD_MAX pieces alone. */
 #define PIECES_TO_JUDGE 8
-/* A piece that takes this many times as long as on one thread is judged at once: a thread has lost
- * its processor while it held an item, and would lose it again. */
+/* If a piece takes this many times as long as on one thread, the times are compared at once: a
+ * thread has lost its processor while it held an item, and would lose it again. */
 #define STALLED 4.0
 #define HOLD_MIN 16
 #define HOLD_MAX 4096
-/* After this many good pieces, the next judgement against several threads holds half as long. */
+/* After each FORGIVEN pieces on several threads without a hold, the next hold is half as long. */
 #define FORGIVEN 1024
 /* Beside other threads the caller's units take longer, because threads share caches and perhaps a
  * core. If they differ by more than DIFFERS from `alone`, `alone` is measured again by
@@ -70,7 +72,8 @@ _Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to 
 #define BETWEEN 256
 /* From this many seconds on, one piece measures well enough; several would cost too much. */
 #define LONG .0005
-/* Weight of the newest piece of work in the measured times; more while there are few. */
+/* Least weight of the newest piece of work in the measured times; 1 / n if that is more and the
+ * piece is the n-th. */
 #define NEWEST .25
 
 /* The part of a thread, in a separate cache line. */
@@ -105,7 +108,7 @@ struct ff_team {
     _Atomic int64_t next_thread; /* number of the next thread that starts */
 };
 
-/* Return the time in seconds. */
+/* Return the seconds on a clock that never runs backwards. */
 static double time_now(void)
 {
     struct timespec t;
@@ -113,8 +116,8 @@ static double time_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Take an item of a part, from its beginning (from_start) or its end. Returns its index, or -1 if
- * none remains. */
+/* Take one remaining item from a part: the first (from_start) or the last. Returns the index of the
+ * item, or -1 if none remains. */
 static int64_t take_item(part *p, int from_start)
 {
     uint64_t range = atomic_load_explicit(&p->left, memory_order_relaxed);
@@ -129,7 +132,8 @@ static int64_t take_item(part *p, int from_start)
     }
 }
 
-/* Take items and do them until none remains. Returns their number. */
+/* Do remaining items, first those of the thread's own part, then those of the other parts, until
+ * none remains. Returns the number of items that this thread did. */
 static int64_t run_items(ff_team *team, int64_t thread)
 {
     int64_t total = 0;
@@ -153,12 +157,12 @@ static int64_t run_items(ff_team *team, int64_t thread)
     return total;
 }
 
-/* Return the first open part. */
+/* Return the number of the first open part, or the number of parts if all are closed. */
 static int64_t part_of(uint64_t progress) { return (int64_t)((progress & 0xffffffffu) / PART); }
 
-/* Close parts in order as long as one can be closed. A thread closes its own part, and parts that
- * their threads leave. The thread that finished the last item of a part comes here, so every part
- * is closed. */
+/* Close parts in order until all are closed, or until none could be closed for SPINS pauses. With a
+ * `follow` function, a thread closes its own part at once and other parts after PATIENCE pauses.
+ * The thread that finished the last item of a part comes here, so every part is closed. */
 static void close_parts(ff_team *team, int64_t thread)
 {
     uint64_t progress = atomic_load(&team->progress);
@@ -181,7 +185,8 @@ static void close_parts(ff_team *team, int64_t thread)
                 pthread_cond_signal(&team->all_done);
                 pthread_mutex_unlock(&team->lock);
             }
-            /* If one thread is missing, others may be missing too. */
+            /* If the thread of this part did not come, those of the next parts may not come
+             * either: do not wait for PATIENCE pauses again. */
             idle = idle < PATIENCE ? 0 : PATIENCE;
         } else if (idle++ == SPINS) {
             return;
@@ -191,7 +196,8 @@ static void close_parts(ff_team *team, int64_t thread)
     }
 }
 
-/* The main loop of the other threads. */
+/* Run a thread other than the caller: wait for a piece of work and take part in it, until the team
+ * closes. argument: the team. Returns NULL. */
 static void *serve(void *argument)
 {
     ff_team *team = argument;
@@ -227,14 +233,14 @@ static void wake_others(ff_team *team)
     }
 }
 
-/* Return 1 if all parts are closed. */
+/* Return 1 if all parts of the present piece of work are closed. */
 static int all_closed(ff_team *team)
 {
     return part_of(atomic_load(&team->progress)) == team->threads;
 }
 
-/* Do items first..count-1 with all threads. Returns the seconds that the caller took for one
- * item. */
+/* Do items first..count-1 with all threads. Returns the mean number of seconds that the caller took
+ * for one of the items that it did. */
 static double run_together(ff_team *team, int64_t first, int64_t count, ff_item item,
                            ff_item follow, void *work)
 {
@@ -252,6 +258,7 @@ static double run_together(ff_team *team, int64_t first, int64_t count, ff_item 
     }
     const uint64_t piece = (atomic_load(&team->turn) + 1) & 0xffffffffu;
     atomic_store(&team->progress, piece << 32 | (follow ? ORDERED : 0));
+    /* `left` comes last: from then on a thread may take items, and reads all of the above. */
     for (int64_t n = 0; n < team->threads; n++) {
         part *p = &team->parts[n];
         const uint64_t low = (uint64_t)p->next, high = (uint64_t)p->last;
@@ -272,7 +279,7 @@ static double run_together(ff_team *team, int64_t first, int64_t count, ff_item 
     return seconds;
 }
 
-/* Start the other threads, if that has not been done. Returns 0 if there are none. */
+/* Start the other threads, if that has not been done. Returns 1 if there is at least one. */
 static int start_threads(ff_team *team)
 {
     if (team->threads)
@@ -280,7 +287,8 @@ static int start_threads(ff_team *team)
     pthread_mutex_init(&team->lock, NULL);
     pthread_cond_init(&team->more, NULL);
     pthread_cond_init(&team->all_done, NULL);
-    /* Signals are for Python's threads. */
+    /* The new threads inherit the mask and block all signals, so that Python's threads receive
+     * them. */
     sigset_t all_signals, previous_mask;
     sigfillset(&all_signals);
     pthread_sigmask(SIG_SETMASK, &all_signals, &previous_mask);
@@ -294,20 +302,22 @@ static int start_threads(ff_team *team)
     return started > 1;
 }
 
-/* Return the mean of `pieces` earlier measurements updated by the newest one. */
+/* Return the running mean of measured times, updated by the newest one. pieces: number of earlier
+ * measurements. */
 static double updated_mean(double mean, int64_t pieces, double newest)
 {
     const double equal_weight = 1.0 / (double)(pieces + 1);
     return mean + (equal_weight > NEWEST ? equal_weight : NEWEST) * (newest - mean);
 }
 
-/* Return 1 if all threads should share a piece of `all` units. */
+/* Return 1 if all threads should share a piece of work of `all` units. */
 static int is_shared(const ff_pace *pace, double all)
 {
     return ff_least_shared < 0.0 || (pace->hold == 0 && pace->alone * all >= ff_least_shared);
 }
 
-/* Record the seconds that a unit took on one thread, and count the piece if one thread holds. */
+/* Record the seconds that a unit took on one thread. The piece counts as one of those that one
+ * thread has to do (hold). */
 static void record_alone(ff_pace *pace, double seconds)
 {
     pace->alone = updated_mean(pace->alone, pace->lone++, seconds);
@@ -321,8 +331,9 @@ static void hold_alone(ff_pace *pace, int64_t pieces)
     pace->lone = 0;
 }
 
-/* Record the seconds that a unit took on all threads (seconds), and for the caller's own items
- * (own_seconds), in a piece of `all` units; decide whether several threads pay. */
+/* Record how long a unit took in a piece of `all` units: on all threads (seconds), and for the
+ * caller's own items (own_seconds). If several threads turn out to be slower, or `alone` seems
+ * outdated, let one thread do the next pieces. */
 static void record_together(ff_pace *pace, double all, double seconds, double own_seconds)
 {
     pace->own = updated_mean(pace->own, pace->seen, own_seconds);

@@ -55,6 +55,7 @@ typedef struct {
 /* Return a team, or NULL if threads is 1: then the caller does all work. The other threads start
  * when there is work for them. */
 ff_team *ff_team_open(int64_t threads);
+/* End the other threads of a team and free it; nothing if team is NULL. */
 void ff_team_close(ff_team *team);
 
 /* Do items 0..count-1, `units` units of work each; return when all are done. The caller does the

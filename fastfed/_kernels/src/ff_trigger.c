@@ -4,31 +4,32 @@
 
 #include "ff_panel.h"
 
-/* Return the doubles of scratch that a trigger needs. */
+/* Return the number of doubles of scratch that ff_trigger_restart and ff_trigger_fires need. */
 int64_t ff_trigger_scratch(int64_t d) { return 2 * ff_statistic(d) + d * d; }
 
-/* The scratch, cut into its parts: a statistic (s), the statistic plus ridge (s), its factor (d,
- * d). */
+/* The scratch, cut into arrays: a statistic (s), a statistic to whose covariance the ridge is added
+ * (s), and the inverse factor of that covariance (d, d). */
 typedef struct {
     double *sum, *v, *w;
 } parts;
 
-/* Cut the scratch into its parts. */
+/* Return pointers to the arrays in the scratch. */
 static parts cut(double *scratch, int64_t d)
 {
     const int64_t s = ff_statistic(d);
     return (parts){scratch, scratch + s, scratch + 2 * s};
 }
 
-/* Add ridge I to the covariance of statistic v. */
+/* Add ridge I to the covariance of the statistic v (s), which is packed from entry d on. */
 static void add_ridge(double *v, double ridge, int64_t d)
 {
     for (int64_t i = 0; i < d; i++)
         v[d + i * (i + 1) / 2 + i] += ridge;
 }
 
-/* Return ln det(v + ridge I) - ln det S; -INFINITY if the matrix is not positive definite. (The
- * private rule may use only noisy data, so it does not fire then.) */
+/* Return ln det(V + ridge I) - ln det S for the covariance V in p->v; -INFINITY if V + ridge I is
+ * not positive definite, so that the trigger does not fire. Adds the ridge to p->v, and writes the
+ * inverse factor to p->w. */
 static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, const parts *p)
 {
     add_ridge(p->v, ridge, d);
@@ -37,10 +38,12 @@ static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, cons
 
 /* ---- FF_DETERMINANT -------------------------------------------------------------------------- */
 
-/* Compute the bound from the growth at a determinant just computed. Claim: over any further rounds
- * ln det V grows by at most sum x' V^{-1} x <= ||W||^2 sum ||x||^2, with V and W at the present
- * round, because V only grows. This is exact. Rounding, with u = 2^-53, k further rounds, and a
- * trace of V that at most doubles, has these effects:
+/* Return the skip bound from the growth at a determinant just computed, with V in p->v and W in
+ * p->w. ridge: what was added to the diagonal of V. rounds: n, since the last synchronisation.
+ *
+ * Claim: over any further rounds ln det V grows by at most sum x' V^{-1} x <= ||W||^2 sum ||x||^2,
+ * with V and W at the present round, because V only grows. This is exact. Rounding, with u = 2^-53,
+ * k further rounds, and a trace of V that at most doubles, has these effects:
  * - Every entry of V has relative error u for each data point and for each of the last two sums,
  *   and Cholesky adds (d + 2) u (Higham 2002, Theorem 10.3), all relative to diagonal entries.
  *   Together, for the first and the last determinant, this is a matrix E with ||E||_F <= 4 u
@@ -87,8 +90,9 @@ static int skips_determinant(ff_trigger *trigger, int64_t silo, int64_t rounds, 
            bound->base + bound->slope * bound->mass < trigger->threshold / (double)rounds;
 }
 
-/* FF_DETERMINANT: return 1 if the determinant has grown enough. Updates the factor, or computes the
- * determinant and a new bound. */
+/* FF_DETERMINANT: return 1 if ln det V has grown by at least threshold / rounds since the last
+ * synchronisation. Above FF_RECOMPUTE_MAX features, x (d) updates the silo's inverse factor.
+ * Otherwise the determinant is computed from total + batch, and with it a new skip bound. */
 static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x,
                      const double *total, const double *batch, int64_t d, const parts *p)
 {
@@ -129,8 +133,8 @@ static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
 /* The radius of the largest pair that Box-Muller makes of 53 bits is sqrt(-2 ln 2^-54) = 8.652. */
 #define NORMAL 8.7
 
-/* Return the largest possible growth of ln det V since the last synchronisation, where V was S, if
- * tr(S^{-1} V) is at most `trace`. */
+/* Return an upper bound on ln det V - ln det S, rounding error included, if tr(S^{-1} V) is at most
+ * `trace`. */
 static double growth_bound(const ff_trigger *trigger, double trace, int64_t d)
 {
     if (!(trace > 0.0) || !(trace < INFINITY))
@@ -140,8 +144,9 @@ static double growth_bound(const ff_trigger *trigger, double trace, int64_t d)
            (fabs(growth) + fabs(trigger->before)) * 0x1p-48;
 }
 
-/* Return an upper bound on <A, v + E> (packed v) if Cholesky of v succeeds; NaN if a diagonal entry
- * shows that it fails. */
+/* Return an upper bound on <A, V + E>, with E the rounding error of the Cholesky factor of V, if V
+ * has one. Returns NaN if a diagonal entry of V is not above 0, so that V has no factor. inverse: A
+ * and v: V, both packed; entries of A off the diagonal are doubled. */
 static double trace_bound_of(const double *inverse, const double *v, int64_t d)
 {
     const int64_t packed = ff_packed(d);
@@ -219,12 +224,14 @@ static void set_trace_bound(ff_trigger *trigger, const double *total, const doub
     memset(trigger->mass, 0, (size_t)silos * sizeof(double));
 }
 
-/* Private rule: add ||x||^2 = square to the silo's mass. Returns 1 if the trigger cannot fire. */
+/* Private rule: add ||x||^2 = square to the silo's mass. Returns 1 if the trigger cannot fire by
+ * ff_trace_bound. */
 static int skips_privately(ff_trigger *trigger, int64_t silo, int64_t rounds, double square,
                            int64_t d)
 {
     const ff_trace_bound *bound = trigger->trace_bound;
     const double mass = trigger->mass[silo] += square;
+    /* The noise of prefix n is that of one node for each 1 in the binary representation of n. */
     int64_t nodes = 0;
     for (int64_t bits = rounds; bits; bits &= bits - 1)
         nodes++;
@@ -233,7 +240,8 @@ static int skips_privately(ff_trigger *trigger, int64_t silo, int64_t rounds, do
     return growth_bound(trigger, trace, d) < trigger->threshold / (double)rounds;
 }
 
-/* Compute the standard normals of prefix n = rounds into `normals`, drawing nodes not yet drawn. */
+/* Write the sum of the standard normals of the tree nodes that prefix n = rounds consists of to
+ * `normals` (s). Nodes that were not drawn before are drawn now. */
 static void prefix_noise(ff_trigger *trigger, int64_t silo, int64_t rounds, const ff_stream *noise,
                          int64_t stride, int64_t d, double *normals)
 {
@@ -257,8 +265,8 @@ static void prefix_noise(ff_trigger *trigger, int64_t silo, int64_t rounds, cons
     ff_prefix(nodes, rounds, s, normals);
 }
 
-/* Private rule: return 1 if the noisy determinant has grown enough. The trace bound decides
- * first. */
+/* Private rule: return 1 if ln det(S + Q + N) - ln det S exceeds threshold / rounds. The
+ * determinant is computed only if the bound by the trace does not exclude that. */
 static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds,
                                const double *total, const double *batch, const ff_stream *noise,
                                int64_t stride, int64_t d, double *normals, const parts *p)
@@ -278,7 +286,8 @@ static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds
 
 /* ---- both ------------------------------------------------------------------------------------ */
 
-/* Restart the trigger after a synchronisation. */
+/* Restart the trigger after a synchronisation: store ln det S, and compute the bounds for the new
+ * S. */
 void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, const double *w,
                         int64_t silos, int64_t d, double *scratch)
 {
@@ -301,9 +310,9 @@ void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, 
     }
 }
 
-/* Return 1 if a cheap bound on the growth of V by x shows that the trigger cannot fire now. Above
- * FF_RECOMPUTE_MAX features the exact determinant is updated in every round, and no bound is kept.
- * rounds: number of the silo's rounds since the last synchronisation. */
+/* Return 1 if a cheap bound on the growth of ln det V shows that the trigger cannot fire now. For
+ * FF_DETERMINANT above FF_RECOMPUTE_MAX features, return 0: the determinant itself is updated in
+ * every round. */
 int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x, int64_t d)
 {
     if (trigger->kind == FF_DETERMINANT && d > FF_RECOMPUTE_MAX)
@@ -313,8 +322,8 @@ int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
                                            : skips_privately(trigger, silo, rounds, square, d);
 }
 
-/* Return 1 if the trigger fires: the silo's noisy statistic has grown enough since the last
- * synchronisation. */
+/* Return 1 if the trigger fires: ln det V of the silo (with noise under the private rule) has grown
+ * enough since the last synchronisation. */
 int ff_trigger_fires(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x,
                      const double *total, const double *batch, const ff_stream *noise,
                      int64_t stride, int64_t d, double *normals, double *scratch)

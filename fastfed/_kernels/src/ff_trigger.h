@@ -69,7 +69,7 @@ typedef struct {
     double *snapshot; /* (M, ff_snapshot_size): the silos at the beginning of the chunk */
 } ff_trigger;
 
-/* Return the doubles of scratch that the functions below need. */
+/* Return the number of doubles of scratch that the functions below need. */
 int64_t ff_trigger_scratch(int64_t d);
 
 /* Restart the trigger after a synchronisation that gave S = total + ridge I with inverse factor
