@@ -4,20 +4,21 @@
 
 #define ROUNDS FF_COIN_ROUNDS
 #define LANES FF_PHILOX_LANES
-/* Bits and words of a block. */
+/* Number of bits, and of words of 32 bits, in a block. */
 #define BLOCK_BITS 128
 #define WORDS 4
-/* Blocks that are drawn before their coins are added. */
+/* Number of blocks that are drawn before their coins are added. */
 #define BLOCKS_TOGETHER 16
-/* Coins that a byte can count. */
+/* Largest number of coins that a byte can count. */
 #define MOST_IN_BYTE 255
 
 #if defined(__GNUC__)
-/* Counts at any address. */
+/* A vector of counts that need not be aligned to vectors. */
 typedef int64_t loose_counts __attribute__((vector_size(FF_BYTES), aligned(8)));
 #endif
 
-/* The eight bits of a byte, as the eight bytes of a number. */
+/* bytes_of[b]: a number of 64 bits whose byte i is bit i of b. Adding such numbers counts eight
+ * coins at once. */
 #define BIT(b, i) ((uint64_t)((b) >> (i) & 1) << 8 * (i))
 #define BYTES(b)                                                                                   \
     (BIT(b, 0) | BIT(b, 1) | BIT(b, 2) | BIT(b, 3) | BIT(b, 4) | BIT(b, 5) | BIT(b, 6) | BIT(b, 7))
@@ -32,6 +33,8 @@ FF_INLINE int64_t count_ones(uint64_t x)
 #if defined(__POPCNT__)
     return __builtin_popcountll(x);
 #else
+    /* Counts for every 2, 4 and 8 bits; the product adds the counts of all bytes in the highest
+     * byte. */
     x -= x >> 1 & 0x5555555555555555ull;
     x = (x & 0x3333333333333333ull) + (x >> 2 & 0x3333333333333333ull);
     x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full;
@@ -39,13 +42,15 @@ FF_INLINE int64_t count_ones(uint64_t x)
 #endif
 }
 
-/* Return the silos of a group. */
+/* Return G, the number of silos in a group. */
 FF_INLINE int64_t group_size(int64_t d) { return d > BLOCK_BITS / 2 ? 1 : BLOCK_BITS / d; }
 
-/* Return the blocks of a group's string. */
+/* Return the number of blocks in the string of a group: one, unless d is above 128. */
 FF_INLINE int64_t block_count(int64_t d) { return (d + BLOCK_BITS - 1) / BLOCK_BITS; }
 
-/* Return the stride of planes in the stream: a power of two, or a multiple of the lanes. */
+/* Return S, the number of Philox blocks from one plane to the next: the number of blocks rounded up
+ * to a power of two, or to a multiple of LANES. So a call that computes LANES Philox blocks
+ * computes whole planes, or LANES blocks of one plane. */
 FF_INLINE int64_t plane_stride(int64_t d)
 {
     const int64_t blocks = block_count(d);
@@ -59,28 +64,29 @@ FF_INLINE int64_t plane_stride(int64_t d)
 typedef struct {
     /* The coins of expert k at all silos of a group, if there is more than one: every d-th bit. */
     uint64_t column[BLOCK_BITS / 2][2];
-    /* Masks (64, WORDS, plane_stride(d)): coins with chance 1; for every plane, its bits of the
-     * chances; for every plane, the coins that are open before it and that it or a later one may
-     * decide: those whose chance, below 1, has a bit in these planes. */
+    /* Masks (MASKS = 64, WORDS, plane_stride(d)), in rows: the coins with chance 1 (SURE); for
+     * every plane, its bits of the chances (BITS); for every plane, the coins that it or a later
+     * plane may still set to 1 (OPEN): those whose chance, below 1, has a 1 in these planes. */
     uint32_t masks[];
 } all_masks;
 
-/* Rows of the masks. */
+/* Rows of the masks: BITS + p and OPEN + p are those of plane p. */
 enum { SURE = 0, BITS = 1, OPEN = BITS + FF_CHANCE_BITS, MASKS = OPEN + FF_CHANCE_BITS + 1 };
 
+/* Return the number of 64-bit integers in all_masks. */
 int64_t ff_coins_masks(int64_t experts)
 {
     const size_t masks = (size_t)(MASKS * WORDS * plane_stride(experts));
     return (int64_t)((sizeof(all_masks) + masks * sizeof(uint32_t)) / sizeof(uint64_t));
 }
 
-/* Return word w of a row of the masks, for block 0; other blocks follow. */
+/* Return the address of word w of a row of the masks, for block 0; that of other blocks follows. */
 FF_INLINE const uint32_t *masks_of(const ff_coins *c, int64_t row, int64_t w)
 {
     return ((const all_masks *)c->masks)->masks + (row * WORDS + w) * c->stride;
 }
 
-/* Write the masks of chances. */
+/* Return the coins with these chances (d), and write their masks. */
 ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
 {
     all_masks *all = (all_masks *)masks;
@@ -103,7 +109,8 @@ ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
     return coins;
 }
 
-/* Return the bits from, .., to - 1 of word w of a block. */
+/* Return a mask of word w of a block, with ones at those of bits from, .., to - 1 of the block that
+ * are in this word. */
 FF_INLINE uint32_t bits_of_word(int64_t from, int64_t to, int64_t w)
 {
     const int64_t low = from - 32 * w > 0 ? from - 32 * w : 0;
@@ -111,8 +118,9 @@ FF_INLINE uint32_t bits_of_word(int64_t from, int64_t to, int64_t w)
     return high > low ? (uint32_t)((1ull << high) - (1ull << low)) : 0;
 }
 
-/* Decide coins by one plane: U is below c if their first different bit is 1 in c. Returns the coins
- * that stay open. */
+/* Decide 32 coins by one plane: U is below c if their first different bit is 1 in c. random: the
+ * bits of U; bits: those of c; later: the coins that later planes may set to 1. Sets coins in
+ * *ones, and returns the coins that stay open. */
 FF_INLINE uint32_t decide(uint32_t *ones, uint32_t open, uint32_t random, uint32_t bits,
                           uint32_t later)
 {
@@ -151,8 +159,8 @@ static void draw_rounds(const ff_coins *c, const ff_stream *s, int64_t block, in
     }
 }
 
-/* Draw coins from, .., to - 1 of the only block in round s->index: ones[w] are those of word w. Other
- * bits are not specified. */
+/* Draw coins from, .., to - 1 of the only block in round s->index: ones[w] are those of word w.
+ * Other bits are not specified. */
 static void draw_block(const ff_coins *c, const ff_stream *s, int64_t from, int64_t to,
                        uint32_t *restrict ones)
 {
@@ -251,16 +259,16 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
     }
 }
 
-/* The coins of a block in ROUNDS rounds. */
+/* The coins of a block in ROUNDS rounds, as words of 32 bits. */
 typedef uint32_t drawn_block[WORDS][ROUNDS];
 
-/* Return half h of a block in round l. */
+/* Return bits 64 h, .., 64 h + 63 of a block in round l. */
 FF_INLINE uint64_t half_of(drawn_block drawn, int h, int64_t l)
 {
     return drawn[2 * h][l] | (uint64_t)drawn[2 * h + 1][l] << 32;
 }
 
-/* Add `times` bits 0, .., n - 1 of `bits` to total. */
+/* total[k] += times (bit k of `bits`), for k < n. */
 FF_INLINE void add_bits(uint64_t bits, int64_t n, int64_t times, int64_t *restrict total)
 {
     int64_t k = 0;
@@ -277,8 +285,9 @@ FF_INLINE void add_bits(uint64_t bits, int64_t n, int64_t times, int64_t *restri
         total[k] += times & -(int64_t)(bits & 1);
 }
 
-/* Add `times` the coins of rounds from, .., to - 1 in `count` blocks, each of one row (width), to
- * total. Coins are counted in bytes. */
+/* Add `times` the coins of rounds from, .., to - 1 to total (width), from `count` blocks that hold
+ * the coins of one silo each. Bytes count the coins, eight experts in a number of 64 bits, until a
+ * byte may be full. */
 static void add_rows(drawn_block *drawn, int64_t count, int64_t from, int64_t to, int64_t width,
                      int64_t times, int64_t *restrict total)
 {
@@ -301,8 +310,9 @@ static void add_rows(drawn_block *drawn, int64_t count, int64_t from, int64_t to
         }
 }
 
-/* Add the coins of rounds from, .., to - 1 in `count` blocks of several rows each to total. Bit k of
- * a row is every width-th bit of the block, from bit k on: those in column[k]. */
+/* Add the coins of rounds from, .., to - 1 to total (width), from `count` blocks that hold the
+ * coins of several silos each. The coins of expert k are every width-th bit of a block, from bit k
+ * on: the bits in column[k]. */
 static void add_groups(drawn_block *drawn, int64_t count, int64_t from, int64_t to, int64_t width,
                        const uint64_t (*restrict column)[2], int64_t *restrict total)
 {
@@ -320,7 +330,7 @@ static void add_groups(drawn_block *drawn, int64_t count, int64_t from, int64_t 
         }
 }
 
-/* Add the coins of n rounds at all silos. */
+/* Add the coins of n rounds at all silos to to[0], .., to[n - 1] (d each). */
 void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first, int64_t n,
                   int64_t times, int64_t *const *to)
 {
@@ -362,10 +372,11 @@ typedef uint32_t words_of_rounds __attribute__((vector_size(FF_BYTES)));
 #else
 typedef uint32_t words_of_rounds;
 #endif
-/* Vectors of a word in all rounds. */
+/* Number of vectors that one word takes in all rounds. */
 #define PARTS ((int)(sizeof(uint32_t) * ROUNDS / sizeof(words_of_rounds)))
 
-/* Count bits from, from + step, .. below end of a block in each round. */
+/* Write the number of ones among bits from, from + step, .. below `end` of a block in each round to
+ * count (ROUNDS). */
 FF_INLINE void count_column(drawn_block drawn, uint32_t from, uint32_t end, uint32_t step,
                             uint32_t *restrict count)
 {
@@ -379,7 +390,8 @@ FF_INLINE void count_column(drawn_block drawn, uint32_t from, uint32_t end, uint
     memcpy(count, sum, sizeof sum);
 }
 
-/* Add up the coins of ROUNDS rounds at all silos, for each expert. Rounds are lanes. */
+/* Write columns[k][l], `times` the sum of the coins of expert k at all silos in round first + l.
+ * Rounds are the lanes of vectors. */
 void ff_coins_columns(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first,
                       int64_t times, int16_t (*restrict columns)[ROUNDS])
 {

@@ -19,25 +19,25 @@
 /* Probabilities are whole multiples of 2^-FF_CHANCE_BITS; there are as many planes. */
 #define FF_CHANCE_BITS 31
 
-/* The chances of d experts, as masks of a group's string. */
+/* The chances of d experts, as masks of the string of a group. */
 typedef struct {
     int64_t experts;       /* d */
     int64_t stride;        /* S */
     const uint64_t *masks; /* ff_coins_masks(d) numbers */
 } ff_coins;
 
-/* Return the length of ff_coins.masks. */
+/* Return the number of 64-bit integers in ff_coins.masks. */
 int64_t ff_coins_masks(int64_t experts);
 
-/* Return coins that are 1 with probabilities chance[n] / 2^31 for n < d, chance[n] <= 2^31, and write
- * their masks, which must live as long as the coins. */
+/* Return coins that are 1 with probabilities chance[n] / 2^31 for n < d, chance[n] <= 2^31, and
+ * write their masks, which must live as long as the coins. */
 ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks);
 
 /* Write the coins (d) of one silo and round; *s is the stream of silo 0 with index 0. */
 void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t round,
                   uint32_t *restrict row);
 
-/* Rounds whose coins are drawn together. */
+/* Number of rounds whose coins are drawn together. */
 #define FF_COIN_ROUNDS FF_PHILOX_LANES
 
 /* Add the coins of silos 0..silos-1 in n <= FF_COIN_ROUNDS rounds, from round `first` on, to to[0],
@@ -46,8 +46,8 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
 void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first, int64_t n,
                   int64_t times, int64_t *const *to);
 
-/* Write sums by expert: columns[k][l] is `times` the coins of expert k at all silos in round first +
- * l, for d <= FF_COLUMNS and times * silos < 2^15. */
+/* Write sums by expert: columns[k][l] is `times` the coins of expert k at all silos in round first
+ * + l, for d <= FF_COLUMNS and times * silos < 2^15. */
 #define FF_COLUMNS 128
 void ff_coins_columns(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first,
                       int64_t times, int16_t (*restrict columns)[FF_COIN_ROUNDS]);

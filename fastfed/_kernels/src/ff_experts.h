@@ -40,8 +40,8 @@ void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, dou
  * 1..n-1 and the first. */
 int64_t ff_hedge_spread(const int64_t *sums, int64_t n, int64_t d, const int64_t *lost);
 
-/* Compute the weights of Hedge after each exchange, rows (exchanges, d). table[j] is the exponential
- * for a loss of j units more than the best expert's, for j up to ff_hedge_spread. */
+/* Compute the weights of Hedge after each exchange, rows (exchanges, d). table[j] is the
+ * exponential for a loss of j units more than the best expert's, for j up to ff_hedge_spread. */
 void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                       int64_t *lost, const double *table, double *rows);
 
@@ -67,7 +67,7 @@ typedef struct {
 int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *exchanges, int64_t from,
                       int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen);
 
-/* Segments that are computed together. */
+/* Number of segments that are computed together. */
 #define FF_SEGMENTS_TOGETHER 32
 
 /* Sums for group regret. */

@@ -12,12 +12,13 @@
 /* Arrays are padded to multiples of this many numbers. */
 #define LANES 8
 #define VECTORS (LANES / WIDTH)
-/* Numbers whose sums are in registers while the terms are added: from TILE to less than 2 TILE. */
+/* Sums of TILE to less than 2 TILE numbers stay in registers while their terms are added. */
 #define TILE (4 * WIDTH > LANES ? 4 * WIDTH : LANES)
 #define TILE_VECTORS (2 * TILE / WIDTH)
-/* Data points that X V^{-1} X' and X V^{-2} X' lack; then all are subtracted together. */
+/* Number of data points that are queued before all are subtracted from X V^{-1} X' and X V^{-2} X'
+ * in one pass over these matrices. */
 #define QUEUE 16
-/* Rows of a product of matrices that are computed together. */
+/* Number of rows of X V^{-1} X' from which the queue is subtracted together. */
 #define ROWS_AT_ONCE 4
 #define LOAD(p) (*(const loose *)(p))
 #define STORE(p, value) (*(loose *)(p) = (value))
@@ -81,12 +82,15 @@ FF_INLINE unsigned reaches(loose a, loose b)
 }
 #endif
 
-/* Return the largest K for which products of pairs of actions are faster than V^{-1}. */
+/* Return the largest K for which updating X V^{-1} X' and X V^{-2} X' is faster than updating
+ * V^{-1}. */
 FF_INLINE int64_t pairs_up_to(int64_t d) { return 2 * d; }
 
-/* Numbers at the start of a model. */
+/* Numbers at the start of a model: synchronisations plus one; K; d; the last chosen action; queued
+ * data points; 1 for arms. */
 enum { MADE, ACTIONS, DIMENSION, CHOSEN, QUEUED, ARMS, HEAD = 8 };
 
+/* Return n rounded up to a multiple of LANES. */
 FF_INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 /* A model, cut into its arrays. */
@@ -112,7 +116,7 @@ typedef struct {
     float *rows;
 } parts;
 
-/* Return the doubles of a model of exactly n actions. */
+/* Return the number of doubles in a model of exactly n actions. */
 static int64_t size_of(int64_t n, int64_t d)
 {
     const int64_t np = padded(n), dp = padded(d);
@@ -128,6 +132,7 @@ int64_t ff_fixed_size(int64_t actions, int64_t d)
     return padded(of_pairs > of_all ? of_pairs : of_all);
 }
 
+/* Return the sizes of a model and pointers to its arrays. */
 FF_INLINE parts cut(double *model)
 {
     parts m;
@@ -164,9 +169,10 @@ FF_INLINE parts cut(double *model)
     return m;
 }
 
-/* Compute the roots and slopes of LANES actions from a on. */
+/* Compute the exact roots and their slopes of LANES actions from a on. */
 FF_INLINE void compute_roots(const parts *m, int64_t a)
 {
+    /* A root of 0 would give an infinite slope, and 0 times that is NaN. */
     const loose zero = all(0.0), half = all(0.5), least = all(1e-150);
     for (int64_t end = a + LANES; a < end; a += WIDTH) {
         const loose root = root_of(larger(LOAD(m->width + a), zero));
@@ -180,7 +186,7 @@ FF_INLINE void compute_roots(const parts *m, int64_t a)
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
-/* Return 1 if action a is the unit vector e_a for every a, and W is diagonal. */
+/* Return 1 if K = d, action a is the unit vector e_a for every a, and W (d, d) is diagonal. */
 static int are_arms(const ff_actions *actions, const double *w, int64_t d)
 {
     const float *x = (const float *)actions->x;
@@ -194,7 +200,8 @@ static int are_arms(const ff_actions *actions, const double *w, int64_t d)
     return 1;
 }
 
-/* Make the model of arms. */
+/* Compute the model of arms (action a is e_a) from a diagonal W (d, d) and theta (d). bound: as for
+ * ff_fixed_make. */
 static void make_arms(const parts *m, const double *w, const double *theta, double bound)
 {
     for (int64_t a = 0; a < m->n; a++) {
@@ -209,7 +216,8 @@ static void make_arms(const parts *m, const double *w, const double *theta, doub
         compute_roots(m, a);
 }
 
-/* Compute V^{-1} from W. multiple: the diagonal entry of W if W is a multiple of I, else 0. */
+/* Compute m->inverse (d, dp), V^{-1} = W'W, from W (d, d). multiple: the diagonal entry of W if W
+ * is a multiple of I, else 0. */
 static void fill_inverse(const parts *m, const double *restrict w, double multiple)
 {
     const int64_t d = m->d;
@@ -231,7 +239,7 @@ static void fill_inverse(const parts *m, const double *restrict w, double multip
             m->inverse[j * m->dp + i] = m->inverse[i * m->dp + j];
 }
 
-/* Compute z = W x and u = W'z. */
+/* Compute z = W x and u = W'z = V^{-1} x, (d) each. multiple: as for fill_inverse. */
 static void whiten(const double *restrict w, double multiple, const double *restrict x, int64_t d,
                    double *restrict z, double *restrict u)
 {
@@ -245,7 +253,8 @@ static void whiten(const double *restrict w, double multiple, const double *rest
     }
 }
 
-/* Compute <x_b, v> of actions b = first..np - 1 into out; 0 past K. first is a multiple of LANES. */
+/* Compute <x_b, v> of actions b = first..np - 1 into out (np); 0 past K. `first` is a multiple of
+ * LANES. */
 static void multiply_actions(const ff_actions *actions, const double *v, int64_t d, int64_t first,
                              int64_t np, double *out)
 {
@@ -271,6 +280,7 @@ static void multiply_actions(const ff_actions *actions, const double *v, int64_t
     }
 }
 
+/* Compute the model of all actions from W and theta. */
 void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
                    double bound, int64_t released, int64_t d, double *scratch)
 {
@@ -324,7 +334,7 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
 
 /* ---- choosing -------------------------------------------------------------------------------- */
 
-/* The factors of a score, and of the ranking of a sieve. */
+/* The factors beta and gamma of a score, and the factor on the bonus in the ranking of a sieve. */
 typedef struct {
     double beta, gamma, ranking;
 } factors;
@@ -346,7 +356,7 @@ FF_INLINE double largest_of(const double *values, int64_t n)
     return entries[0];
 }
 
-/* Return a bit for each of LANES values that is at least the limit. */
+/* Return a mask of LANES bits: bit i is 1 if values[i] is at least the limit. */
 FF_INLINE unsigned reaching(const double *values, loose limit)
 {
     unsigned bits = 0;
@@ -355,7 +365,8 @@ FF_INLINE unsigned reaching(const double *values, loose limit)
     return bits;
 }
 
-/* Return the lowest index of n (padded) values that is at least the limit; 0 if there is none. */
+/* Return the index of the first of n (padded) values that is at least the limit; 0 if there is
+ * none. */
 FF_INLINE int64_t first_reaching(const double *values, double limit, int64_t n)
 {
     for (int64_t a = 0; a < n; a += LANES)
@@ -366,7 +377,8 @@ FF_INLINE int64_t first_reaching(const double *values, double limit, int64_t n)
     return 0;
 }
 
-/* Bound the scores and rankings of LANES actions from a on, by the bounds on roots. */
+/* Compute upper bounds on the scores and rankings of LANES actions from a on, from the bounds on
+ * their roots. */
 FF_INLINE void bound_lanes(const parts *m, factors f, int64_t a)
 {
     for (int64_t end = a + LANES; a < end; a += WIDTH) {
@@ -377,15 +389,17 @@ FF_INLINE void bound_lanes(const parts *m, factors f, int64_t a)
     }
 }
 
-/* Compute the roots, scores and rankings of LANES actions from a on. */
+/* Compute the exact roots, scores and rankings of LANES actions from a on. */
 FF_INLINE void score_lanes(const parts *m, factors f, int64_t a)
 {
     compute_roots(m, a);
     bound_lanes(m, f, a);
 }
 
-/* Return the lowest index of the largest value (m->upper or m->rank), from upper bounds: those that
- * reach an exact value are computed exactly. */
+/* Return the action with the largest exact value (score or ranking), the lowest index if several
+ * tie. values: m->upper or m->rank, upper bounds at first. The block of LANES actions with the
+ * largest bound is computed exactly, then every block with a bound that reaches the largest exact
+ * value so far. */
 FF_INLINE int64_t find_largest(const parts *m, factors f, const double *values)
 {
     const int64_t first = first_reaching(values, largest_of(values, m->np), m->np);
@@ -401,7 +415,7 @@ FF_INLINE int64_t find_largest(const parts *m, factors f, const double *values)
     return first_reaching(values, limit, m->np);
 }
 
-/* Return the best action by the ranking of a sieve. */
+/* Return the action with the largest ranking among those that pass the sieve (ff_scores.h). */
 static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
 {
     const double factor = 2.0 * sieve->slack - 1.0;
@@ -426,6 +440,7 @@ static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
     return first_reaching(rank, largest_of(rank, m->np), m->np);
 }
 
+/* Return the chosen action, and store it in the model. */
 int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)
 {
     const parts m = cut(model);
@@ -439,7 +454,8 @@ int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve
 
 /* ---- learning -------------------------------------------------------------------------------- */
 
-/* Copy row k of g or h, of which entries with j >= k - k % LANES are stored. */
+/* Copy row k of the symmetric matrix g or h to out (np). Entries (k, j) with j < k - k % LANES are
+ * read from column k, because those of row k are not updated. */
 FF_INLINE void read_row(const double *restrict matrix, const parts *m, int64_t k,
                         double *restrict out)
 {
@@ -450,7 +466,8 @@ FF_INLINE void read_row(const double *restrict matrix, const parts *m, int64_t k
         out[j] = matrix[k * m->np + j];
 }
 
-/* Subtract the queue from the entries of rows k..k + rows - 1 and LANES columns from j. */
+/* Subtract z z' from g and z u' + u z' from h for every queued data point, in rows k..k + rows - 1
+ * and in LANES columns from j on. */
 FF_INLINE void subtract_block(const parts *m, int64_t queued, int64_t k, const int rows, int64_t j)
 {
     const int64_t np = m->np;
@@ -478,6 +495,7 @@ FF_INLINE void subtract_block(const parts *m, int64_t queued, int64_t k, const i
         }
 }
 
+/* Subtract all queued data points from g and h, except from entries that are not updated. */
 static void subtract_queue(const parts *m, int64_t queued)
 {
     int64_t k = 0;
@@ -489,7 +507,8 @@ static void subtract_queue(const parts *m, int64_t queued)
             subtract_block(m, queued, k, 1, j);
 }
 
-/* Compute X V^{-1} x and X V^{-2} x of the row of action k into z and u. */
+/* Compute X V^{-1} x_k and X V^{-2} x_k, (np) each, into z and u: row k of g and of h, less the
+ * queued data points. */
 static void read_products(const parts *m, int64_t k, int64_t queued)
 {
     double *restrict z = m->z, *restrict u = m->u;
@@ -507,7 +526,8 @@ static void read_products(const parts *m, int64_t k, int64_t queued)
     }
 }
 
-/* Compute X along and X across of actions a.., `vectors` vectors of them, into z and u. */
+/* Compute the entries of X along and X across of actions a, a + 1, .. (`vectors` vectors) into z
+ * and u. */
 FF_INLINE void multiply_rows(const parts *m, int64_t a, const int vectors)
 {
     loose z[TILE_VECTORS], u[TILE_VECTORS];
@@ -528,7 +548,7 @@ FF_INLINE void multiply_rows(const parts *m, int64_t a, const int vectors)
     }
 }
 
-/* Compute entries j.. of V^{-1} x, `vectors` vectors of them, into v. */
+/* Compute entries j, j + 1, .. (`vectors` vectors) of V^{-1} x into v. */
 FF_INLINE void multiply_inverse(const parts *m, int64_t j, const int vectors)
 {
     loose sum[TILE_VECTORS];
@@ -543,8 +563,8 @@ FF_INLINE void multiply_inverse(const parts *m, int64_t j, const int vectors)
         STORE(m->v + j + v * WIDTH, sum[v]);
 }
 
-/* Compute columns j.. of V^{-1} after a data point, and the same entries of (previous V^{-1}) along,
- * `vectors` vectors of them. */
+/* Subtract along along' from columns j, j + 1, .. (`vectors` vectors) of V^{-1}. The same entries
+ * of (V^{-1} before) along are written to `across`. */
 FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
 {
     loose sum[TILE_VECTORS], along[TILE_VECTORS];
@@ -565,7 +585,8 @@ FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
         STORE(m->across + j + v * WIDTH, sum[v]);
 }
 
-/* Call f(.., first, vectors) for all of n (padded) numbers, a tile at a time. */
+/* Call f(.., first, vectors) for all of n (padded) numbers, a tile at a time. `vectors` is a
+ * constant in every call, so that the sums of f are registers. */
 #define BY_TILES(n, f, ...)                                                                        \
     do {                                                                                           \
         int64_t first = 0;                                                                         \
@@ -587,8 +608,9 @@ FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
             f(__VA_ARGS__, first, i * LANES < 2 * TILE ? i * VECTORS : 1);                         \
         break;
 
-/* Update the means and squared widths of all actions, and the bounds on their roots: a square root
- * lies below its tangent. The factor on the bounds covers rounding. */
+/* Update the means and squared widths of all actions by z and u, and the bounds on their roots: a
+ * square root lies below its tangent, here at the width whose root was computed last. by: factor of
+ * z in the means. The factor 1 + 2^-50 on the bounds covers rounding. */
 static void update_all(const parts *m, double by)
 {
     const loose above = all(1.0 + 0x1p-50);
@@ -606,7 +628,8 @@ static void update_all(const parts *m, double by)
 /* Learn x = f x_k. Let V be the Gram matrix before, P = V^{-1}, v = P x, s = 1 + <x, v> and
  * r = 1 / sqrt(s). The data point subtracts r v (r v)' from P. With z = X r v, q = ||r v||^2 and
  * u = X (P r v - q r v / 2),
- *   X P X' loses z z',  X P^2 X' loses z u' + u z',  <x_a, theta> grows by r (y - <x, theta>) z_a. */
+ *   X P X' loses z z',  X P^2 X' loses z u' + u z',  <x_a, theta> grows by r (y - <x, theta>) z_a.
+ * Returns s. In the code, along = r v, and across = P along - half along. */
 double ff_fixed_observe(double *model, double y)
 {
     const parts m = cut(model);
@@ -659,6 +682,7 @@ double ff_fixed_observe(double *model, double y)
     return s;
 }
 
+/* Return -ln ||x||^2_{V^-1} of the action that was chosen last. */
 double ff_fixed_log_entry(const double *model)
 {
     return -ff_log(cut((double *)model).width[(int64_t)model[CHOSEN]]);
@@ -669,6 +693,8 @@ int ff_fixed_is_clipped(const double *model)
     return cut((double *)model).clipped[(int64_t)model[CHOSEN]] != 0.0;
 }
 
+/* Return an upper bound on the largest eigenvalue of V^{-1}. V is computed from its start, a
+ * multiple of I, and the weight of every action. */
 double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, const double *w,
                              int64_t d, double *scratch)
 {

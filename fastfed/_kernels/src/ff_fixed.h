@@ -1,27 +1,29 @@
 /* The model of an eager silo that is offered the same K actions in every round.
  *
- * It holds <x_a, theta>, ||x_a||^2_{V^{-1}} and ||V^{-1} x_a||^2 of all actions, and what updates
- * them: V^{-1} (d, d), or, if K is not much larger than d, X V^{-1} X' and X V^{-2} X' (K, K). A data
- * point then takes O(K d) or O(K^2) operations, and a choice O(K). If the actions are the unit
- * vectors and V is diagonal, neither is held, and a data point takes O(1). Such a silo never computes the
- * inverse factor W of V (ff_linalg.h) between two synchronisations. */
+ * It holds <x_a, theta>, ||x_a||^2_{V^{-1}} and ||V^{-1} x_a||^2 of all actions, and the matrices
+ * that update them: V^{-1} (d, d), or, if K is not much larger than d, X V^{-1} X' and X V^{-2} X'
+ * (K, K), with the actions as rows of X. A data point then takes O(K d) or O(K^2) operations, and a
+ * choice O(K). If the actions are the unit vectors and V is diagonal, the model holds no matrix,
+ * and a data point takes O(1). Such a silo never computes the inverse factor W of V (ff_linalg.h)
+ * between two synchronisations. */
 #ifndef FF_FIXED_H
 #define FF_FIXED_H
 
 #include "ff_base.h"
 #include "ff_scores.h"
 
-/* Return the doubles of the model of at most K actions in dimension d. All are 0 at first. */
+/* Return the number of doubles in the model of at most K actions in dimension d. All are 0 at
+ * first. */
 int64_t ff_fixed_size(int64_t actions, int64_t d);
 
-/* Return 1 if the model was made after this number of synchronisations. */
+/* Return 1 if the model was computed after exactly `released` synchronisations. */
 FF_INLINE int ff_fixed_is_of(const double *model, int64_t released)
 {
     return model[0] == (double)(released + 1);
 }
 
-/* Make the model of the actions (float32, feature-major) from W and theta. bound: features are clipped to this
- * norm when they are learned; INFINITY: they are not. scratch: 3 d doubles. */
+/* Compute the model of the actions (float32, feature-major) from W and theta. bound: features are
+ * clipped to this norm when they are learned; INFINITY: they are not. scratch: 3 d doubles. */
 void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
                    double bound, int64_t released, int64_t d, double *scratch);
 
@@ -30,19 +32,20 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
  * the one with the lowest index. */
 int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve);
 
-/* Learn the reward y of the action that was chosen last. Returns the factor by which det V grows. */
+/* Learn the reward y of the action that was chosen last. Returns the factor by which det V
+ * grows. */
 double ff_fixed_observe(double *model, double y);
 
-/* Return -ln ||x||^2_{V^-1} of the action that was chosen last: ln of its entry of V, if the actions
- * are the unit vectors and V is diagonal. */
+/* Return -ln ||x||^2_{V^-1} of the action that was chosen last: ln of its entry of V, if the
+ * actions are the unit vectors and V is diagonal. */
 double ff_fixed_log_entry(const double *model);
 
 /* Return 1 if learning the action that was chosen last counts as clipping (ff_clip_norm). */
 int ff_fixed_is_clipped(const double *model);
 
-/* Return an upper bound on the largest eigenvalue of V^{-1} (ff_inverse_norm). w: as when the model
- * was made. Returns INFINITY if K < d, since V does not grow outside the span of the actions, and if
- * W is not a multiple of I. scratch: 3 d^2 + d doubles. */
+/* Return an upper bound on the largest eigenvalue of V^{-1} (ff_inverse_norm). w: the W of
+ * ff_fixed_make. Returns INFINITY if K < d, since V does not grow outside the span of the actions,
+ * and if W is not a multiple of I. scratch: 3 d^2 + d doubles. */
 double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, const double *w,
                              int64_t d, double *scratch);
 
