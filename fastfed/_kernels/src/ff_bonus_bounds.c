@@ -3,21 +3,24 @@
 #ifdef FF_WIDE
 #include <math.h>
 
-/* Vectors that QUAD integers fill, and groups of rows that are multiplied by them together. A
- * single sum would wait for its own latency; more would not fit into the registers. */
+/* Number of vectors that QUAD integers fill, and number of groups of rows that are multiplied by
+ * them together. With too few sums, additions wait for each other; more do not fit into the
+ * registers. */
 #define QUAD_VECTORS (QUAD / LANES)
 #define GROUPS (FF_WIDE == 64 ? 2 : 1)
 
-/* Return the doubles that the rows of the cheap bounds take, with space for alignment. */
+/* Return the number of doubles in the rows of the cheap bounds, with space for alignment. */
 FF_INLINE int64_t few_size(int64_t d) { return FF_FEW_ROWS * row_of(d) / 4 + 8; }
 
-/* Return the doubles that the bounds take, including their rows in 16 bits. */
+/* Return the number of doubles of an ff_bonus_bounds, including the rows in 16 bits. */
 int64_t ff_bonus_bounds_size(int64_t d)
 {
     return (int64_t)(sizeof(ff_bonus_bounds) / sizeof(double)) + 1 + ff_quantised_factor_size(d) +
            few_size(d);
 }
 
+/* Compute R from W (d, d) and quantise it; then the cheap bounds, if requested. Returns 0 if there
+ * is no R, else 1. */
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,
@@ -73,13 +76,14 @@ typedef struct {
     float slack, slope, slope_lost;
 } error_terms;
 
-/* Return the bound on what rounding may have added to a, for each unit of ||x||. */
+/* Return a bound on the change of a = ||W x|| by rounding while MOST_POINTS data points enter V,
+ * for each unit of ||x||. frobenius: ||W||_F. See error_terms. */
 FF_INLINE double drift_of(double frobenius, int64_t d)
 {
     return MOST_POINTS * 8.0 * (double)(d + 16) * sqrt((double)d) * 0x1p-53 * frobenius;
 }
 
-/* Compute the error terms of the bounds. */
+/* Return the error terms of bounds on ||R x|| by R. */
 FF_INLINE error_terms error_terms_of(const ff_bonus_bounds *bounds, int64_t d)
 {
     const quantised_factor *m = &bounds->factor;
@@ -92,7 +96,8 @@ FF_INLINE error_terms error_terms_of(const ff_bonus_bounds *bounds, int64_t d)
                          (float)(1.01 * (m->lost / m->unit + m->norm / m->unit))};
 }
 
-/* Bound ||R x|| for every action, one panel of actions at a time. */
+/* Compute an upper bound on ||R x|| for every action into bound (K), one panel of actions at a
+ * time. */
 void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                   float *restrict bound)
 {
@@ -116,14 +121,16 @@ void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int6
     }
 }
 
-/* Return the relative rounding error of a score in float32, for mean and bonus. */
+/* Return the bound 1.01 g of error_terms on the relative rounding error of a mean or a bonus in
+ * float32. */
 FF_INLINE float slack_of(int64_t d)
 {
     const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
     return (float)(1.01 * g);
 }
 
-/* Bound ||R x|| for every action by the few rows of H.
+/* Compute an upper bound on ||R x|| for every action into bound (K), by the few rows of H and G
+ * (ff_bonus_few.h).
  *
  * Theorem: in 16 bits x is y, ||x - y|| <= lost, so ||R x|| <= ||R y|| + ||R||_2 lost, and
  * ||y|| <= ||x|| + lost. Sums in float32 have an error of at most `rounding` times their largest
@@ -180,12 +187,13 @@ void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, i
     }
 }
 
-/* Terms of the bound on a mean; see `error_terms`. */
+/* Terms of the upper bounds on means <x, theta>, as in error_terms: unit of theta in 16 bits
+ * (mean), ||theta|| (norm), and the errors. */
 typedef struct {
     float mean, norm, slack, slope, slope_lost;
 } mean_terms;
 
-/* Compute the terms for theta in 16 bits. */
+/* Return the terms for theta in 16 bits. */
 FF_INLINE mean_terms mean_terms_of(quantised_row t, double factor, int64_t d)
 {
     return (mean_terms){(float)t.unit, (float)t.norm, slack_of(d),
@@ -193,7 +201,8 @@ FF_INLINE mean_terms mean_terms_of(quantised_row t, double factor, int64_t d)
                         (float)(1.01 * (t.lost + t.norm))};
 }
 
-/* Copy n <= GATHERED actions in 16 bits side by side, four features of each at a time. */
+/* Copy the n <= GATHERED actions in `which` from their panels to `gathered`, (quads, GATHERED, 4)
+ * numbers of 16 bits: four features of every action, then the next four. Unused places are 0. */
 static void gather(const ff_actions *actions, const int64_t *restrict which, int64_t n, int64_t d,
                    int32_t *restrict gathered)
 {
@@ -216,7 +225,8 @@ static void gather(const ff_actions *actions, const int64_t *restrict which, int
     }
 }
 
-/* sum += ROWS rows times four features of GATHERED actions. */
+/* sum += ROWS rows times four features x of GATHERED actions. Each action has two lanes: the
+ * products with its first two features, and with the other two. */
 FF_INLINE void add_quad(const int16_t *restrict rows, int64_t ld, const i32s *restrict x,
                         i32s (*restrict sum)[QUAD_VECTORS])
 {
@@ -227,8 +237,9 @@ FF_INLINE void add_quad(const int16_t *restrict rows, int64_t ld, const i32s *re
     }
 }
 
-/* square += unit times the squares of sums over ROWS rows. Even lanes hold half of the rows, odd
- * lanes the others. */
+/* square += unit times the squared products of ROWS rows with each action, where a product is the
+ * sum of the two lanes of the action. Even lanes of `square` receive every second row, odd lanes
+ * the others. */
 FF_INLINE void add_squares(i32s (*restrict sum)[QUAD_VECTORS], float unit, f32s *restrict square)
 {
     for (int v = 0; v < QUAD_VECTORS; v++) {
@@ -241,7 +252,8 @@ FF_INLINE void add_squares(i32s (*restrict sum)[QUAD_VECTORS], float unit, f32s 
     }
 }
 
-/* Compute ||R x|| of GATHERED actions side by side; see squares_i16. */
+/* Compute ||R x|| of the gathered actions into width (GATHERED), in units of the factor and of the
+ * actions, as squares_i16 does for panels. m: R. */
 static void widths_of(const quantised_factor *m, const ff_actions *actions,
                       const int32_t *restrict gathered, int64_t d, float *restrict width)
 {
@@ -286,7 +298,8 @@ static void widths_of(const quantised_factor *m, const ff_actions *actions,
         width[a] = sqrtf(squares[2 * a] + squares[2 * a + 1]);
 }
 
-/* Bound ||R x|| for the n listed actions. A minus sign marks a bound by R. */
+/* Compute upper bounds on ||R x|| by R for the n listed actions. A minus sign marks a bound by
+ * R. */
 void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
                      const int64_t *restrict which, int64_t n, int64_t d, double *restrict scratch,
                      float *restrict bound)
@@ -306,8 +319,8 @@ void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
     }
 }
 
-/* Return a bit for each action of a vector that has only a cheap bound and whose upper bound is not
- * below `from`. */
+/* Return a mask of the actions of one vector, first, first + 1, .., that have only a cheap bound
+ * and an upper bound on the score of at least `from`. */
 FF_INLINE unsigned missing_from(const float *restrict upper, const float *restrict bound, f32s from,
                                 int64_t first, int64_t count)
 {
@@ -316,8 +329,8 @@ FF_INLINE unsigned missing_from(const float *restrict upper, const float *restri
            f32_at_least(f32_load_some(in, bound + first), f32_set(0.0f));
 }
 
-/* Bound ||R x|| for the actions with the largest upper scores among those with only a cheap bound;
- * return their number. */
+/* Compute bounds on ||R x|| by R for at most GATHERED actions: those with the largest upper bounds
+ * on scores among those with only a cheap bound. Returns their number. */
 int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *actions,
                          const float *restrict upper, float top, int64_t d,
                          double *restrict scratch, float *restrict bound)
@@ -354,7 +367,8 @@ int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *action
     return n;
 }
 
-/* Compute the bounds on means of a panel of `width` vectors. */
+/* Compute upper bounds on the means of the `width` vectors of actions of a panel. row: theta in 16
+ * bits; pairs: number of pairs of features. */
 FF_INLINE void bound_means(const i32s *panel, const int16_t *restrict row, int64_t pairs,
                            const int width, mean_terms m, const action_norms *norms,
                            float *restrict upper)
@@ -396,7 +410,8 @@ FF_INLINE void bound_means(const i32s *panel, const int16_t *restrict row, int64
     }
 }
 
-/* Compute an upper bound on <x, theta> for every action from products of 16-bit numbers. */
+/* Compute an upper bound on <x, theta> for every action from products of 16-bit numbers, into
+ * upper: K entries, and others up to whole vectors. */
 void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
                     double factor, int64_t d, float *restrict upper)
 {
@@ -411,7 +426,8 @@ void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quan
         bound_means(panels + v * pairs, row, pairs, 2, m, norms + v, upper + LANES * v);
 }
 
-/* Add the bounds on means and bonuses of every action, and return the largest sum. */
+/* Compute upper bounds on the scores of all actions into `upper`: bound on the mean plus `factor`
+ * times the bound on ||R x||. Returns the largest. */
 float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
                       const float *restrict bound, double factor, int64_t count, int64_t d,
                       float *restrict upper)
@@ -432,7 +448,8 @@ float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
     return f32_largest(top);
 }
 
-/* List the actions whose upper bound is at least `least`, and return their number. */
+/* List the actions whose upper bound is not below `least` (or is NaN) into `which`, and return
+ * their number. */
 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
                      int64_t *restrict which)
 {
@@ -446,8 +463,8 @@ int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
     return n;
 }
 
-/* Bound ||R x|| for the listed actions that have only a cheap bound, unless there are more than
- * `limit`; return their number. */
+/* Compute bounds on ||R x|| by R for those of the n listed actions that have only a cheap bound,
+ * unless there are more than `limit` of them. Returns their number. */
 int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
                          const int64_t *restrict which, int64_t n, int64_t limit, int64_t d,
                          double *restrict scratch, float *restrict bound)
@@ -481,7 +498,7 @@ FF_INLINE double least_norm(const ff_bonus_bounds *bounds, const action_norms *r
     return bounds->factor.unit * (magnitude - 2.0 * added);
 }
 
-/* Return a lower bound on a score, given ||W x|| in float64.
+/* Return a lower bound on the score of an action, given its mean and a = ||W x|| in float64.
  *
  * Proof: since R was computed, a has fallen at most by the factor sqrt(grown) and by rounding of W.
  * So a (now) bounds a at that time from above, and r at that time leaves a lower bound on b at that

@@ -39,7 +39,7 @@ typedef struct {
     const int16_t *rows;     /* rows of `few` */
 } ff_bonus_bounds;
 
-/* Return the doubles that the bounds take, rows included. */
+/* Return the number of doubles of an ff_bonus_bounds, rows included. */
 int64_t ff_bonus_bounds_size(int64_t d);
 
 /* Compute the bounds for W and the factors beta and gamma. Returns 0 if there is no R. cheap:
@@ -50,14 +50,16 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const ff_directions *pool, int64_t d, double *scratch,
                          ff_bonus_bounds *bounds);
 
-/* Compute bounds on ||R x|| of all actions (K), by R or by few products. */
+/* Compute upper bounds on ||R x|| of all actions into bound (K), in units of the factor: by R, or
+ * by few products. */
 void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                   float *restrict bound);
 void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                      float *restrict bound);
 
-/* Compute bounds by R for the n <= GATHERED actions in `which`. Where the other bounds are cheap
- * ones, bounds by R have a minus sign. scratch: 2 d + 16 doubles, here and below. */
+/* Compute bounds by R for the n <= GATHERED actions in `which` (n) into their entries of bound (K),
+ * with a minus sign that distinguishes them from cheap bounds. scratch: 2 d + 16 doubles, here and
+ * below. */
 void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
                      const int64_t *restrict which, int64_t n, int64_t d, double *restrict scratch,
                      float *restrict bound);
@@ -98,8 +100,8 @@ float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restr
                         int64_t a, float upper_mean, float bound, const double *restrict theta,
                         double beta, double gamma, double moved, double grown, int64_t d);
 
-/* The same, given the action's mean and a = ||W x|| in float64, beta > 0. error: bound on the error
- * of the score that they give. */
+/* The same, given the action's mean <x, theta> and a = ||W x|| in float64, beta > 0. error: bound
+ * on the rounding error of the score computed from them. */
 float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d);

@@ -6,7 +6,8 @@
 #include "ff_bonus_scores.h"
 #include "ff_linalg.h"
 
-/* The largest number of actions that are scored exactly. */
+/* The largest number of actions that are scored exactly; if more may be the best, the bounds do not
+ * decide. */
 #define FEW(actions) (16 + (actions) / 8)
 /* If factors are not recomputed: weight of a query that the bounds do not decide, relative to one
  * that they decide, and the total at which a silo stops using bounds. */
@@ -16,23 +17,25 @@
 #define MOST_PATIENCE 32
 /* The smallest dimension for which quantising actions in every round pays. */
 #define WIDE 32
-/* Bits for the versions that a silo may have between two releases, and for stages of bounds. */
+/* Number of low bits of a version that count a silo's own factors between two releases, and the
+ * stages of bounds; the high bits count releases. */
 #define VERSIONS 30
 /* After MOST_FAILURES failures of cheap bounds, queries start with bounds by R. A failure counts as
  * FAILURE successes. */
 #define FAILURE 2
 #define MOST_FAILURES 32
-/* If eager silos are offered a query more often than this until the next release, all of its
- * actions are bounded by R at once, because these bounds stay valid. Narrow vectors make products
- * with R more expensive. */
+/* If eager silos are expected to be offered each query more than AGAIN times until the next
+ * release, all of its actions are bounded by R at once, because these bounds stay valid. Narrow
+ * vectors make products with R more expensive. */
 #define AGAIN (FF_WIDE == 64 ? 0.5 : 1.0)
-/* If a silo's own factor is likely to last this many rounds, cheap bounds are worth computing. */
+/* If the silo's previous factor was used for more than this number of data points, cheap bounds are
+ * worth computing with the next one. */
 #define LASTING 64
 
-/* Return the doubles that one R with its bounds takes; more for lazy silos. */
+/* Return the number of doubles of an ff_bonus_bounds. */
 int64_t ff_bonus_cache_size(int64_t d) { return ff_bonus_bounds_size(d); }
 
-/* Return the bounds in a buffer. */
+/* Return the ff_bonus_bounds that are stored in a buffer of doubles. */
 FF_INLINE const ff_bonus_bounds *bounds_of(const double *factor)
 {
     return (const ff_bonus_bounds *)factor;
@@ -41,14 +44,14 @@ FF_INLINE const ff_bonus_bounds *bounds_of(const double *factor)
 /* Return 1 if there are cheap bounds. */
 FF_INLINE int has_cheap_bounds(const ff_bonus_bounds *bounds) { return bounds->few.rest > 0.0; }
 
-/* Return the cost of computing R (and the bounds of a query again), in exact scores of an
- * action. */
+/* Return the cost of computing R and the bounds of one query, as the number of exact scores of an
+ * action that take as long. */
 FF_INLINE int64_t cost_of(double gamma, int64_t actions, int64_t d)
 {
     return (gamma != 0.0 ? d : 4) + actions / 8;
 }
 
-/* Let a silo use the bounds of the release. */
+/* Let a silo use the bounds of the release, with the growth of V since the release. */
 static void use_release(const ff_bonus_cache *cache, ff_bonus_silo *state)
 {
     state->version = cache->version;
@@ -83,7 +86,7 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
     if (!cache->silo || !ff_screen_i16_available())
         return;
     cache->version = 0;
-    /* Not if screening all choices costs less than computing R. */
+    /* With a second bonus, no bounds if screening all choices costs less than computing R. */
     if (gamma == 0.0 || choices > 2.0 * (double)d) {
         if (ff_bonus_bounds_make(w, beta, gamma, cache->sample,
                                  silos < FF_SAMPLES ? silos : FF_SAMPLES,
@@ -111,8 +114,8 @@ void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo)
         use_release(cache, cache->silo + silo);
 }
 
-/* Compute R for the silo's present W, which replaces the R of the release for this silo. How many
- * points the previous R lasted decides how long the silo waits before the next attempt. */
+/* Compute R for the silo's present W, which replaces the R that the silo used. If the previous R
+ * lasted more than 16 data points, the silo's patience is halved, otherwise doubled. */
 static void compute_own_factor(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                                const double *restrict w, double beta, double gamma, int64_t d,
                                double *restrict bounds_scratch)
@@ -167,7 +170,8 @@ void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *r
     state->grown_in_all *= s;
 }
 
-/* Compute a factor of the present W if the bounds have saved too little to be worth keeping. */
+/* Compute R for the silo's present W, if the present bounds have failed to save enough work, or may
+ * become invalid by rounding. */
 FF_INLINE void compute_own_factor_if_due(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                                          int64_t actions, const double *restrict w, double beta,
                                          double gamma, int64_t d, double *restrict bounds_scratch)
@@ -179,14 +183,15 @@ FF_INLINE void compute_own_factor_if_due(ff_bonus_cache *cache, int64_t silo, in
         compute_own_factor(cache, silo, points_count, w, beta, gamma, d, bounds_scratch);
 }
 
-/* Record that the bounds of a query exist, and how they were computed. */
+/* Store the version and stage of the bounds of a query, if they have changed (release order:
+ * threads that read them also see the bounds). */
 FF_INLINE void record_bounds(int64_t *query_version, int64_t found_version, int64_t version)
 {
     if (query_version && found_version != version)
         __atomic_store_n(query_version, version, __ATOMIC_RELEASE);
 }
 
-/* Return -INFINITY if an action certainly passes the sieve, otherwise an upper bound on all scores.
+/* Return -INFINITY if action a certainly passes the sieve, otherwise an upper bound on all scores.
  * factor: a bonus is at most factor ||R x||. The factor 1.001 covers rounding. */
 static double largest_unless_passing(const ff_score_bounds *b, const ff_sieve *sieve, int64_t a,
                                      const double *theta, double beta, double gamma,
@@ -202,8 +207,8 @@ static double largest_unless_passing(const ff_score_bounds *b, const ff_sieve *s
                : largest;
 }
 
-/* Choose the action with the largest ranking. First use the cached bounds; if several actions may
- * be best, score these exactly. Return -1 if bounds leave too many. */
+/* Return the action with the largest ranking. If the bounds leave several actions, these are scored
+ * exactly. Returns -1 if there are no bounds, or if they leave too many actions. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
@@ -319,7 +324,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     return chosen;
 }
 
-/* For tests: compute all kinds of bounds on the scores of all actions. */
+/* For tests: compute all kinds of bounds on the scores of all actions into results (5, K). */
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,

@@ -28,7 +28,7 @@ typedef struct {
     int64_t cheap_failures; /* recent failures of cheap bounds, less successes */
     int64_t made_at;        /* data points that had entered V since the release when the factor
                              * was computed */
-    int64_t made;           /* number of own factors since the release */
+    int64_t made;           /* number of factors of the silo's own W since the release */
     double moved;           /* since the factor was computed, b has grown by at most moved a .. */
     double moved_in_all;    /* .. and since the release by at most moved_in_all a */
     double grown;           /* V is at most grown times V at that time .. */
@@ -56,16 +56,18 @@ typedef struct {
     const ff_directions *directions; /* principal directions of the pool's actions, or NULL */
 } ff_bonus_cache;
 
-/* Return the doubles of `factor`, and of each silo's part of `own`. */
+/* Return the number of doubles in `factor`, and in the part of `own` for one silo. */
 int64_t ff_bonus_cache_size(int64_t d);
 
-/* Restart with the W of a release, for bonuses with about these factors. choices: number of actions
- * in all choices until the next release. scratch: 3 d^2 + d doubles. */
+/* Compute the bounds for the W of a release, and reset all silos. beta, gamma: factors of the
+ * bonuses until the next release, approximately. choices: number of actions in all choices until
+ * then. scratch: 3 d^2 + d doubles. */
 void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int64_t released,
                             double beta, double gamma, double choices, int64_t silos, int64_t d,
                             double *restrict scratch);
 
-/* Reset a silo whose V has been rewound to an earlier state since the release. */
+/* Reset a silo whose V has been rewound to an earlier state since the release: it uses the bounds
+ * of the release again. */
 void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo);
 
 /* The features x of a choice, clipped to the bound on their norm, and W x, whose squared norm is x'
@@ -77,9 +79,9 @@ typedef struct {
 /* Return the action with the largest ranking <x, theta> + ranking (beta ||W x|| + gamma ||W'W x||),
  * the lowest index if several tie, and write its features to x (d); -1 if the bounds do not decide.
  * The ranking of the sieve is above 0. *largest receives -INFINITY if the action certainly passes
- * the sieve (any action passes if the ranking is 1), otherwise an upper bound on all scores. points:
- * data points that entered V since the release. scratch: as for ff_select; bounds_scratch: 3 d^2 +
- * d doubles. */
+ * the sieve (any action passes if the ranking is 1), otherwise an upper bound on all scores.
+ * points: data points that entered V since the release. scratch: as for ff_select; bounds_scratch:
+ * 3 d^2 + d doubles. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,

@@ -7,11 +7,11 @@
 #include "ff_row_sums.h"
 #include "ff_wide.h"
 
-/* Rows of a square that are computed together. */
+/* Number of rows of (W'W)^2 that are computed together. */
 #define SQUARE_ROWS 6
-/* Vectors of columns whose sums stay in registers. */
+/* Number of vectors of columns of W whose sums W'z stay in registers. */
 #define VECTORS_AT_ONCE 8
-/* Rows of W whose products are summed together. */
+/* Number of rows of W that are multiplied by x together. */
 #define ROWS_AT_ONCE 8
 
 /* Compute R with R'R = W'W + c (W'W)^2, and a bound `lost` on its rounding error.
@@ -43,6 +43,7 @@ ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t
     return lost < INFINITY ? (ff_bonus_factor){c, sqrt(total), lost} : none;
 }
 
+/* out = W'z, a block of columns of W after the other. */
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,
                           double *restrict out)
 {
@@ -81,8 +82,8 @@ void ff_bonus_factor_back(const double *restrict w, const double *restrict z, in
     }
 }
 
-/* Return the sum of squares of the products of `rows` rows of W (from row i on) with x. If `back`
- * is not NULL, add each row times its product to it. */
+/* Return sum_k <W_k, x>^2 over the rows k = i, .., i + rows - 1 of W (d, d). If back (d) is not
+ * NULL, add sum_k <W_k, x> W_k to it, which gives W'W x after all rows. */
 FF_INLINE double add_row_products(const double *restrict w, const double *restrict x, int64_t d,
                                   int64_t i, const int rows, double *restrict back)
 {
@@ -143,6 +144,8 @@ ff_squares ff_squares_of(const double *restrict w, const double *restrict x, int
     return square;
 }
 
+/* Return c = gamma a / (beta b), for which the bound on a bonus is exact, with a^2 and b^2 summed
+ * over the actions x (count, d). */
 double ff_bonus_factor_weight(const double *restrict w, double beta, double gamma,
                               const double *restrict x, int64_t count, int64_t d,
                               double *restrict scratch)

@@ -19,7 +19,7 @@ typedef struct {
 } ff_bonus_factor;
 
 /* Compute R (d x d, lower triangular, zero above) from W and c > 0. inverse: d x d doubles of
- * scratch. The c of the result is 0 if there is no factor because of rounding. */
+ * scratch. The c of the result is 0 if rounding leaves no factor. */
 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
                                      double *restrict inverse, double *restrict r);
 
@@ -29,15 +29,15 @@ double ff_bonus_factor_weight(const double *restrict w, double beta, double gamm
                               const double *restrict x, int64_t count, int64_t d,
                               double *restrict scratch);
 
-/* Return ||W x||^2, and ||W'W x||^2 if with_second (else 0), with sums in an order of their own and
- * one pass over W. scratch: d doubles. */
+/* Return ||W x||^2, and ||W'W x||^2 if with_second (else 0), in one pass over W. The order of
+ * additions differs from that of ff_whiten. scratch: d doubles. */
 typedef struct {
     double first, second;
 } ff_squares;
 ff_squares ff_squares_of(const double *restrict w, const double *restrict x, int with_second,
                          int64_t d, double *restrict scratch);
 
-/* out = W'z. */
+/* out (d) = W'z, for W (d, d) and z (d). */
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,
                           double *restrict out);
 

@@ -6,8 +6,8 @@
 #include "ff_screen_i16_parts.h"
 #include "ff_row_sums.h"
 
-/* Steps of the Lanczos method, after which the largest eigenvalue is known to less than 1 percent;
- * the margin is added. */
+/* Number of steps of the Lanczos method, after which its largest eigenvalue is usually less than 1
+ * percent too small; the result is multiplied by MARGIN. (A factorisation proves the bound.) */
 #define STEPS 24
 #define MARGIN 1.01
 /* H is multiplied by LONGER, G by SHORTER and `rest` by HIGHER, so that the bound holds after
@@ -15,13 +15,14 @@
 #define LONGER 1.002
 #define SHORTER 0.9996
 #define HIGHER 1.0002
-/* The largest number of rows of H without a G, and the smallest with a G. */
+/* The largest number of rows of H if there is no G, and the smallest if there is one. */
 #define ROWS_WITHOUT_G 18
 #define ROWS_WITH_G 4
-/* Eigenvalues up to this multiple of their mean are not distinguished. */
+/* H consists of directions with eigenvalues above this multiple of the mean eigenvalue of R'R. */
 #define BULK 1.5
 
-/* Return a pseudo-random sign, the same in every run. */
+/* Return 1.0 or -1.0, a pseudo-random sign that depends only on i: the highest bit of
+ * SplitMix64. */
 FF_INLINE double sign_of(int64_t i)
 {
     uint64_t z = (uint64_t)(i + 1) * UINT64_C(0x9e3779b97f4a7c15);
@@ -30,20 +31,20 @@ FF_INLINE double sign_of(int64_t i)
     return (z >> 63) ? 1.0 : -1.0;
 }
 
-/* out = M x for `count` rows x (count, d); M symmetric. */
+/* Multiply each row of x (count, d) by the symmetric M (d, d), into out (count, d). */
 FF_INLINE void multiply_rows(const double *restrict m, const double *x, int64_t count, int64_t d,
                              double *restrict out)
 {
     ff_sum_rows(m, d, x, d, 1, count, 0, d, d, NULL, 1.0, out);
 }
 
-/* M -= H'H, for `count` rows of H. */
+/* M -= H'H, for M (d, d) and H (count, d). */
 FF_INLINE void subtract_gram(double *restrict m, const double *restrict h, int64_t count, int64_t d)
 {
     ff_sum_rows(h, d, h, 1, d, d, 0, count, d, m, -1.0, m);
 }
 
-/* Return sum x_j y_j. */
+/* Return <x, y> for x and y (d). */
 static double dot(const double *restrict x, const double *restrict y, int64_t d)
 {
     f64s sum = f64_set(0.0);
@@ -54,15 +55,15 @@ static double dot(const double *restrict x, const double *restrict y, int64_t d)
     return f64_sum(sum);
 }
 
-/* x += factor y. */
+/* x (d) += factor y (d). */
 FF_INLINE void add_scaled(double *restrict x, double factor, const double *restrict y, int64_t d)
 {
     for (int64_t j = 0; j < d; j++)
         x[j] += factor * y[j];
 }
 
-/* Return approximately the largest eigenvalue of M by the Lanczos method; never above it except for
- * rounding. scratch: 3 d doubles. */
+/* Return an approximation of the largest eigenvalue of M (d, d) by the Lanczos method: that of the
+ * tridiagonal matrix T, which is never above it except for rounding. scratch: 3 d doubles. */
 static double largest_eigenvalue(const double *restrict m, int64_t d, double *restrict scratch)
 {
     double diagonal[STEPS], off_diagonal[STEPS], high = 0.0;
@@ -113,7 +114,8 @@ static double largest_eigenvalue(const double *restrict m, int64_t d, double *re
     return high;
 }
 
-/* out = 2 M x / high - x for `count` rows x: eigenvalues in [0, high] are mapped to [-1, 1]. */
+/* Compute 2 M x / high - x for each row of x (count, d), into out (count, d). The factor of an
+ * eigenvector of M with eigenvalue in [0, high] is then in [-1, 1]. */
 static void scaled_product(const double *restrict m, const double *restrict x, double high,
                            int64_t count, int64_t d, double *restrict out)
 {
@@ -180,15 +182,17 @@ static void largest_part(const double *restrict m, int64_t count, int64_t d, dou
     }
 }
 
-/* Return the rows of `groups` groups, but at least one group and at most `most` rows. */
+/* Return the number of rows in `groups` groups of ROWS rows, but at least one group and at most
+ * rows_max rows. */
 FF_INLINE int64_t groups_up_to(int64_t groups, int64_t rows_max)
 {
     const int64_t rows = ROWS * (groups < 1 ? 1 : groups);
     return rows < rows_max ? rows : rows_max;
 }
 
-/* Multiply rows first..first + count - 1 by `factor` and round them to 16 bits, into `entries`; the
- * rows receive the rounded values. Returns the sum of their squares. */
+/* Multiply rows first..first + count - 1 of `rows` (., d) by `factor` and round them to 16 bits,
+ * into `entries`, with one unit for each row, into `units`. The rows receive the rounded values.
+ * Returns the sum of the squares of their entries. */
 static double quantise_rows(double *restrict rows, double factor, int64_t first, int64_t count,
                             int64_t d, double *restrict units, int16_t *restrict entries)
 {
@@ -216,7 +220,7 @@ static void complement(double *restrict m, double rest, int64_t d)
     }
 }
 
-/* Compute the few rows H, and the scalar `rest`, with R'R <= H'H + rest I.
+/* Compute the few rows of H and G, and the scalar `rest`, with R'R <= rest I + H'H - G'G.
  *
  * Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R. M differs from R'R by at most n u T in
  * norm, and S = rest I + H'H - G'G - M has an error of n u (d rest + ||H||_F^2 + ||G||_F^2 + T).

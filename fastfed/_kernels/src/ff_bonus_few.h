@@ -14,9 +14,9 @@
 /* The largest number of rows of H and G, in groups of 6 (ROWS of ff_panel.h). */
 #define FF_FEW_ROWS 30
 
-/* The bound. */
+/* The bound, without the rows of H and G. */
 typedef struct {
-    double rest;                /* 0: there is no such bound */
+    double rest;                /* see above; 0: there is no such bound */
     double norm;                /* upper bound on ||R||_2 */
     double unit;                /* largest unit of the rows in 16 bits */
     int64_t rows;               /* rows of H and G, whole groups */

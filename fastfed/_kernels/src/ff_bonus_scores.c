@@ -9,10 +9,11 @@
 #define SINGLE_MAX 16
 /* The largest number of actions that get bounds by R one by one; beyond it all actions do. */
 #define MOST_REFINED(actions) (2 * GATHERED + (actions) / 3)
-/* How often GATHERED further actions with the largest upper bounds get bounds by R. */
+/* Number of times that GATHERED further actions with the largest upper bounds get bounds by R. */
 #define REFINEMENTS 2
 
-/* Return a score with its error from mean and bonus. theta_square: ||theta||^2; length: ||x||. */
+/* Return the interval around the score mean + bonus of an action. theta_square: ||theta||^2;
+ * frobenius: ||W||_F; length: ||x||. */
 FF_INLINE ff_interval interval_of(double mean, double bonus, double theta_square, double beta,
                                   double gamma, double frobenius, double length, int64_t d)
 {
@@ -20,7 +21,8 @@ FF_INLINE ff_interval interval_of(double mean, double bonus, double theta_square
     return (ff_interval){mean + bonus, 8.0 * (double)(d + 16) * 0x1p-53 * largest_norm * length};
 }
 
-/* Return the score of x from its W x in `known`. back: d doubles of scratch. */
+/* Return the interval around the score of x (d), from W x in `known`. If x was clipped there, the
+ * bonus is scaled by the ratio of the lengths. back: d doubles of scratch. */
 static ff_interval interval_from_whitened(const double *restrict x, const ff_whitened *known,
                                           const double *restrict w, const double *restrict theta,
                                           double beta, double gamma, double frobenius, int64_t d,
@@ -40,8 +42,8 @@ static ff_interval interval_from_whitened(const double *restrict x, const ff_whi
     return interval_of(mean, bonus, theta_square, beta, gamma, frobenius, length, d);
 }
 
-/* Return the score of an action whose W x is not needed afterwards. x (d) receives its features;
- * scratch: d doubles. */
+/* Return the interval around the score of action a, without storing W x. x (d) receives its
+ * features; scratch: d doubles. */
 static ff_interval interval_of_action(const ff_query *q, int64_t a, double *restrict x,
                                       double *restrict scratch)
 {
@@ -55,7 +57,8 @@ static ff_interval interval_of_action(const ff_query *q, int64_t a, double *rest
                        d);
 }
 
-/* Store an action's features in q->x and q->known, and its W x, unless they are there. */
+/* Store the features of action a in q->x, its clipped features and their W x in q->known, unless
+ * they are there. */
 static void whiten_action(ff_query *q, int64_t a)
 {
     if (q->taken == a)
@@ -68,6 +71,8 @@ static void whiten_action(ff_query *q, int64_t a)
     q->taken = a;
 }
 
+/* Return the interval around the score of action a. If the silo learns, W x is stored in
+ * q->known. */
 ff_interval ff_score_with_error(ff_query *q, int64_t a)
 {
     if (!q->learns && q->taken != a) {
@@ -80,12 +85,14 @@ ff_interval ff_score_with_error(ff_query *q, int64_t a)
                                   q->d, q->back);
 }
 
-/* Return a lower bound on the exact score. */
+/* Return the largest float that is not above the lower end of an interval. */
 FF_INLINE float lower_end(ff_interval interval)
 {
     return ff_float_below(interval.score - interval.error);
 }
 
+/* Return a lower bound on the score of action a, which is bounded by R, from <x, theta> and ||W x||
+ * in float64. */
 float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
                          const action_norms *restrict norms, int64_t a, float bound, double moved,
                          double grown)
@@ -106,8 +113,8 @@ float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
                                   moved, grown, q->d);
 }
 
-/* Score the n listed actions one by one, each with an error bound; return the best, or -1 if
- * rounding error leaves doubt. */
+/* Return the action with the largest score among the n listed ones, scored one by one with error
+ * bounds; -1 if n exceeds SINGLE_MAX or if the intervals of the best two overlap. */
 int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict which, int64_t n,
                              int64_t first, ff_interval best, double *restrict scratch)
 {
@@ -131,7 +138,7 @@ int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict which, i
     return best.score - best.error > others ? chosen : -1;
 }
 
-/* Return the first action whose upper bound is `top`. */
+/* Return the first action whose upper bound is at least `top`; the last action if there is none. */
 static int64_t first_at_top(const float *restrict upper, float top, int64_t count)
 {
     for (int64_t first = 0; first < count; first += LANES) {
@@ -177,31 +184,34 @@ FF_INLINE int64_t highest(const ff_score_bounds *b)
     return first_at_top(b->upper, b->top, b->count);
 }
 
-/* Return 1 if an action (or all of the query) is bounded by R. */
+/* Return 1 if action a has a bound on ||R x|| by R, not only a cheap one. */
 FF_INLINE int by_factor(const ff_score_bounds *b, int64_t a)
 {
     return b->stage == BY_FACTOR || b->bound[a] < 0.0f;
 }
 
-/* Return the norms of the actions in 16 bits. */
+/* Return the norms of the actions, which precede their features in 16 bits. */
 FF_INLINE const action_norms *lengths_of(const ff_score_bounds *b)
 {
     return (const action_norms *)b->view.quantised;
 }
 
-/* List the actions whose upper bound is not below `least`. */
+/* List the actions whose upper bound is not below lower_bound into b->which. Returns their
+ * number. */
 FF_INLINE int64_t not_below(const ff_score_bounds *b, float lower_bound)
 {
     return ff_not_below(b->upper, lower_bound, b->count, b->which);
 }
 
-/* Bound those of the n listed actions by R that have only cheap bounds; see ff_bound_missing. */
+/* Compute bounds by R for those of the n actions in b->which that have only cheap bounds; see
+ * ff_bound_missing. */
 FF_INLINE int64_t bound_missing(const ff_score_bounds *b, int64_t n, int64_t limit)
 {
     return ff_bound_missing(b->bounds, &b->view, b->which, n, limit, b->d, b->scratch, b->bound);
 }
 
-/* Bound the actions with the largest upper bounds by R; see ff_bound_largest. */
+/* Compute bounds by R for the actions with the largest upper bounds. Returns their number; see
+ * ff_bound_largest. */
 FF_INLINE int64_t bound_largest(const ff_score_bounds *b)
 {
     return ff_bound_largest(b->bounds, &b->view, b->upper, b->top, b->d, b->scratch, b->bound);
@@ -286,14 +296,15 @@ static float least_score(const ff_score_bounds *b, ff_query *q, int64_t a)
                : lower_end(ff_score_with_error(q, a));
 }
 
-/* List the actions that may have a larger score than this one, and return their number. */
+/* List the actions whose upper bounds are not below the lower end of a score's interval, and return
+ * their number. */
 int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval update_upper)
 {
     return not_below(b, lower_end(update_upper));
 }
 
-/* List the actions whose upper bounds reach the exact score of *best, after refining their cheap
- * bounds by R. Return their number. */
+/* List the actions whose upper bounds are not below the score of *best, after refining their cheap
+ * bounds by R. Returns their number. */
 int64_t ff_list_candidates(ff_score_bounds *b, ff_query *q, int64_t *restrict best)
 {
     float lower_bound = least_score(b, q, *best);

@@ -16,9 +16,10 @@
  * these are many, all actions get bounds by R, which is the second stage. */
 enum { CHEAP = 0, BY_FACTOR = 1, STAGES = 2 };
 
-/* An interval around a score: score +- error contains the exact score by ff_best_of. Here z = W x
- * (for x, or for x after clipping) and W'z are summed in another order. All differ by less than
- * (d + 8) u times the largest possible products and roots; the score itself by twice that. */
+/* An interval around a score: score +- error contains the score that ff_best_of computes. Here
+ * z = W x (of x, or of x after clipping) and W'z are summed in a different order. So the terms of
+ * the two scores differ by less than (d + 8) u times the largest possible products and roots, and
+ * the scores by less than twice that. */
 typedef struct {
     double score, error;
 } ff_interval;

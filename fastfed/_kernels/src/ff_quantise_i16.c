@@ -5,11 +5,12 @@
 #ifdef FF_WIDE
 #include "ff_screen_i16_parts.h"
 
-/* Vectors of actions whose squared lengths are summed in registers: with 32 registers, and with
- * those of this level. */
+/* The largest number of vectors of actions whose squared lengths are summed in registers: with 32
+ * registers, and with those of this level. */
 #define VECTORS_MAX 12
 #define VECTORS_IN_REGISTERS (FF_WIDE == 64 ? VECTORS_MAX : 6)
-/* Features of further vectors that are added before the sums return to memory. */
+/* If there are more vectors, number of features that are added to the sums of a vector before these
+ * return to memory. */
 #define FEATURES 4
 /* States of a block. It is stored when its query is offered for the second time: storing what may
  * not be read again would take a tenth of a round. The state is 0 before the first time. */
@@ -32,16 +33,17 @@ int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
     return d <= LARGEST_DIMENSION && !actions->is_double && actions->action_stride == 1;
 }
 
-/* Return the bytes that K actions take in 16 bits. */
+/* Return the number of bytes that K actions take in 16 bits. */
 int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 {
     /* The panels follow the norms. */
     return vectors_of(actions) * ((int64_t)sizeof(action_norms) + FF_WIDE * pairs_of(d));
 }
 
-/* Return features scaled and rounded, in the last 16 bits of each lane; add the squared rounding
- * errors to *lost. Floats above 2^23 are whole numbers, and their last bits are the rounded value.
- * So one instruction scales and rounds. */
+/* Return x times scale rounded to whole numbers, in the last 16 bits of each lane; add the squared
+ * rounding errors to *lost. Adding 1.5 2^23 rounds, because floats from 2^23 to 2^24 are whole
+ * numbers, and the last 16 bits of the sum are the rounded value in two's complement. So one fused
+ * instruction scales and rounds. */
 FF_INLINE i32s round_features(f32s x, f32s scale, f32s *restrict lost)
 {
     const f32s shift = f32_set(0x1.8p23f), q = f32_fma(x, scale, shift);
@@ -55,15 +57,17 @@ typedef struct {
     mask32 before, last;
 } last_two;
 
-/* Load one feature of vector v of `width`, masked in the last two vectors. */
+/* Return one feature of the actions of vector v of `width`. In the last two vectors, lanes without
+ * an action are 0. */
 FF_INLINE f32s features(const float *source, int v, const int width, last_two in)
 {
     return v < width - 2 ? f32_load(source + LANES * v)
                          : f32_load_some(v == width - 2 ? in.before : in.last, source + LANES * v);
 }
 
-/* Compute the squared lengths of `width` vectors of actions into their `length`, and their largest
- * features into `unit`. Feature by feature, in the order of memory, which is fastest. */
+/* Compute the squared lengths of `width` vectors of actions into norms[.].length, and their largest
+ * absolute features into norms[.].unit. Feature by feature, in the order of memory, which is
+ * fastest. */
 FF_INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const int width,
                        last_two in, const ff_actions *actions, action_norms *restrict norms)
 {
@@ -87,7 +91,8 @@ FF_INLINE void measure(const float *restrict x, int64_t stride, int64_t d, const
     }
 }
 
-/* Update the squared lengths and largest features of one vector of actions by `count` features. */
+/* Update the squared lengths and largest absolute features of one vector of actions by `count`
+ * features. remaining: number of actions from this vector on. */
 FF_INLINE void measure_some(const float *restrict x, int64_t stride, const int count,
                             int64_t remaining, action_norms *restrict norms)
 {
@@ -123,7 +128,8 @@ FF_INLINE void measure_many(const float *restrict x, int64_t stride, int64_t d,
             measure_some(x + j * stride + LANES * v, stride, 1, count - LANES * v, norms + v);
 }
 
-/* Quantise a panel of `width` vectors of actions, and store how much length rounding took. */
+/* Quantise `width` vectors of actions into a panel (pairs of features, width), and store bounds on
+ * the length of the rounding errors in norms[.].lost. */
 FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d, const int width,
                               last_two in, const ff_actions *actions, action_norms *restrict norms,
                               i32s *restrict panel)
@@ -161,7 +167,8 @@ FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d
     }
 }
 
-/* Round the features of all actions to 16 bits, with one unit for each action. */
+/* Round the features of all actions to 16 bits, with one unit for each action. `quantised` receives
+ * the norms of all vectors, then the panels. */
 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quantised)
 {
     const float *restrict x = (const float *)actions->x;

@@ -5,16 +5,16 @@
 
 #include "ff_wide.h"
 
-/* Number of results, and of vectors of columns of each, that are summed together in registers, so
- * that a row of m is loaded once for all. With 32 registers there are twice as many results, or
- * vectors. */
+/* Number of rows of out (results), and of vectors of columns of each, that are summed together in
+ * registers, so that a row of m is loaded once for all. With 32 registers there are twice as many
+ * results, or vectors. */
 #define MOST_RESULTS (FF_WIDE == 64 ? 6 : 3)
 #define RESULTS 3
 #define VECTORS_AT_ONCE (FF_WIDE == 64 ? 8 : 4)
 #define VECTORS_FOR(results) ((results) > 3 ? 4 : VECTORS_AT_ONCE)
 
-/* ff_sum_rows for `results` results and `vectors` vectors of columns, the last one masked by
- * `in`. */
+/* Compute the first `results` rows and `vectors` vectors of columns of ff_sum_rows, the last vector
+ * masked by `in`. */
 FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                          const int results, int64_t from, int64_t to, const int vectors, mask64 in,
                          const double *start, double sign, double *out)
@@ -43,7 +43,7 @@ FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t r
     }
 }
 
-/* Compute sum_block, as above, for n columns. */
+/* Compute the first `results` rows and n columns of ff_sum_rows, in blocks of columns. */
 FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                            const int results, int64_t from, int64_t to, int64_t n,
                            const double *start, double sign, double *out)
@@ -71,7 +71,8 @@ FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t
     }
 }
 
-/* Compute several rows of a product of matrices, plus or minus the rows of start. */
+/* Compute out[r][j] = start[r][j] + sign sum_k by[r row + k step] m[k][j], as many rows together as
+ * registers allow. */
 void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                  int64_t rows, int64_t from, int64_t to, int64_t n, const double *start,
                  double sign, double *out)
@@ -93,7 +94,7 @@ void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int6
     }
 }
 
-/* Compute R'R for a lower triangular R, and return its trace. */
+/* Compute M = R'R (d, d) for a lower triangular R (d, d), and return the trace of M. */
 double ff_gram_of_lower(const double *restrict r, int64_t d, double *restrict m)
 {
     double trace = 0.0;

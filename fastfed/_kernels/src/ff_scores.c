@@ -7,16 +7,17 @@
 #include "ff_screen_f32.h"
 #include "ff_screen_i16.h"
 
-/* Rows of W that are multiplied together: their sums fit into the registers (sixteen or more). */
+/* Number of rows of W that are multiplied together: their sums fit into the registers (sixteen or
+ * more). */
 #define GROUP (VECTORS == 4 ? ROWS / 2 : ROWS)
 
-/* Columns of W that are multiplied together, chosen in the same way. */
+/* Number of columns of W that are multiplied together, chosen in the same way. */
 #define COLUMNS (VECTORS == 1 ? 8 : VECTORS == 2 ? 4 : 2)
 
 PRODUCT(product_group, double, lanes, VECTORS, GROUP)
 PRODUCT(product_1, double, lanes, VECTORS, 1)
 
-/* Return the doubles of scratch for choosing among at most K actions. */
+/* Return the number of doubles of scratch for choosing among at most K actions. */
 int64_t ff_score_scratch(int64_t d, int64_t actions)
 {
     const int64_t f32 = ff_screen_f32_scratch(d, actions);
@@ -163,7 +164,7 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
     }
 }
 
-/* Choose the action with the largest minimum of its scores under two models. */
+/* Return the action with the largest minimum of its scores under two models. */
 int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
                         const double *restrict theta, double beta, double gamma,
                         const double *restrict other_w, const double *restrict other_theta,
@@ -191,7 +192,7 @@ int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
-/* Choose the best of the n listed actions by exact scores. */
+/* Return the action with the largest exact score among the n listed ones. */
 int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,
                    double gamma, int64_t d, double *restrict scratch, double *restrict score)
@@ -214,9 +215,9 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
     return chosen;
 }
 
-/* If W is `scale` I, as before any data: find the actions that may have the largest score, into
- * `candidates`. Returns their number. (All unit actions tie in ff_screen_f32, but rarely in
- * float64.)
+/* If W is `scale` I, as before any data: list the actions that may have the largest score in
+ * `candidates` (K). Returns their number. Scores are computed in float64 here: if theta is 0, those
+ * of all actions of norm 1 differ by less than the error of ff_screen_f32, so all would remain.
  *
  * The score is <x, theta> + (beta scale + gamma scale^2) ||x||. Computed in this form it is within
  * (d + 8) u (||theta|| + beta scale + gamma scale^2) ||x|| of the real score, u = 2^-53. The same
@@ -268,8 +269,8 @@ static int64_t screen_identity(const ff_actions *actions, double scale,
     return candidate_count;
 }
 
-/* Choose the action with the largest score. Screening in 16 bits or float32 first leaves a few
- * candidates, which are then scored exactly. */
+/* Return the action with the largest score. Screening (in float32, or by norms if W is a multiple
+ * of I) leaves a few candidates, which are scored exactly. */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x)
@@ -293,7 +294,8 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
-/* Keep the actions whose score is at least `least`. Returns their number. */
+/* Remove the actions with exact scores below `least` from the list `which` (n). Returns the number
+ * of remaining ones. */
 static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict which, int64_t n,
                              const double *restrict w, const double *restrict theta, double beta,
                              double gamma, double least, int64_t d, double *restrict scratch)
@@ -311,8 +313,8 @@ static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict which,
     return kept;
 }
 
-/* Choose the best ranking among the candidates that pass the sieve. If screening left open who
- * passes, exact scores decide. */
+/* Return the action with the best ranking among the candidates that pass the sieve. If screening
+ * has left open which actions pass, exact scores decide. */
 int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *restrict candidates,
                        const double *restrict w, const double *restrict theta, double beta,
                        double gamma, const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -339,7 +341,7 @@ int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *res
     return chosen;
 }
 
-/* Choose the action with the best ranking among those that pass the sieve. */
+/* Return the action with the best ranking among those that pass the sieve. */
 int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
                          const double *restrict theta, double beta, double gamma,
                          const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -369,14 +371,15 @@ void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restri
     }
 }
 
-/* Return the doubles of scratch that ff_scored needs. */
+/* Return the number of doubles of scratch that ff_scored needs. */
 int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
 {
     return actions * (d + 2) + d * d + d + state_size + ff_score_scratch(d, actions);
 }
 
 /* Return the threshold of the sieve: the smaller of the limit and of the largest score. values (K)
- * receives what each action is compared with. */
+ * receives <x, theta> + (2 slack - 1) b of every action, which passes if that is at least the
+ * threshold. */
 static double sieve_values(const ff_actions *actions, const double *restrict w,
                            const double *restrict theta, double beta, double gamma,
                            const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -391,7 +394,8 @@ static double sieve_values(const ff_actions *actions, const double *restrict w,
     return largest < sieve->limit ? largest : sieve->limit;
 }
 
-/* Choose the best action under one model among those that pass the sieve of a second model. */
+/* Return the action with the largest score under one model among those that pass the sieve of a
+ * second model. */
 int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
                           const double *restrict theta, double beta,
                           const double *restrict local_w, const double *restrict local_theta,
@@ -414,8 +418,8 @@ int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
-/* Choose an action by the scores of a user's function, which gets copies of the model and
- * features. */
+/* Return the action with the largest score by a user's function, which gets copies of the model and
+ * features; -1 if the function fails. */
 int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
                   int64_t round, const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, const ff_sieve *sieve,

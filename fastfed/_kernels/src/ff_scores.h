@@ -31,7 +31,8 @@ typedef struct {
     ff_ahead *ahead;        /* memory that the silo's next round reads, or NULL */
 } ff_actions;
 
-/* Return the doubles of scratch that ff_scores and ff_select need for at most K actions. */
+/* Return the number of doubles of scratch that ff_scores and ff_select need for at most K
+ * actions. */
 int64_t ff_score_scratch(int64_t d, int64_t actions);
 
 /* Compute score_a = <x_a, theta> + beta ||x_a||_{V^-1} + gamma ||V^{-1} x_a|| of all actions, into
@@ -121,13 +122,14 @@ typedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t ac
                             int64_t dimension, double *x, double *w, double *theta, double beta,
                             double gamma, double *scores);
 
-/* Return the doubles of scratch that ff_scored needs for at most K actions and state_size doubles
- * of state. */
+/* Return the number of doubles of scratch that ff_scored needs for at most K actions and state_size
+ * doubles of state. */
 int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size);
 
 /* As ff_select, with the scores of a user's function. Returns -1 if the function did not return K
- * or if a score is not finite. state: state_size doubles, copied for the call; or NULL. sieve: NULL,
- * or only actions that pass it are chosen; the function gets its ranking times beta and gamma. */
+ * or if a score is not finite. state: state_size doubles, copied for the call; or NULL. sieve:
+ * NULL, or only actions that pass it are chosen; the function gets its ranking times beta and
+ * gamma. */
 int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
                   int64_t round, const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, const ff_sieve *sieve,

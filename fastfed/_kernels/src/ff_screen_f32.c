@@ -24,11 +24,12 @@ FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
     memcpy(z, acc, sizeof acc);
 }
 
-/* Return the rows of the float32 matrix [W; theta; zeros], whole groups of ROWS. */
+/* Return the number of rows of the float32 matrix [W; theta; zeros]: d + 1 rounded up to whole
+ * groups of ROWS. */
 FF_INLINE int64_t padded_rows(int64_t d) { return (d + 1 + ROWS - 1) / ROWS * ROWS; }
 
-/* Compute ||V^{-1} x||^2 of a panel approximately, by V^{-1} x = W' z. transposed: W' and zeros; z:
- * W x. */
+/* Compute ||V^{-1} x||^2 of a panel approximately into square (SCREEN_PANEL), by V^{-1} x = W' z.
+ * transposed: W' and zeros; z (d, SCREEN_PANEL): W x. */
 FF_INLINE void second_panel(const float *restrict transposed, const float *restrict z, int64_t d,
                             float *restrict square)
 {
@@ -53,11 +54,11 @@ typedef struct {
     float ranking;               /* factor on the bonuses in a ranking */
 } model32;
 
-/* By lane, over the panels so far: the largest approximate score, and the largest squares of ||W
- * x||, ||V^-1 x|| and ||x||. */
+/* For each lane, the largest values of the panels so far: of approximate scores and rankings, and
+ * of ||W x||^2, ||V^-1 x||^2 and ||x||^2. */
 typedef struct {
     float score[SCREEN_PANEL] FF_ALIGNED, width[SCREEN_PANEL] FF_ALIGNED;
-    float rank[SCREEN_PANEL] FF_ALIGNED; /* the largest approximate ranking, if there is one */
+    float rank[SCREEN_PANEL] FF_ALIGNED; /* only if rankings are computed */
     float second[SCREEN_PANEL] FF_ALIGNED, length[SCREEN_PANEL] FF_ALIGNED;
 } extremes;
 
@@ -145,7 +146,7 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const m
     memcpy(score, scores, sizeof scores);
 }
 
-/* Return the largest lane. */
+/* Return the largest of SCREEN_PANEL numbers. */
 FF_INLINE double largest_of(const float *restrict lane)
 {
     float top[SCREEN_PANEL] FF_ALIGNED;
@@ -156,7 +157,7 @@ FF_INLINE double largest_of(const float *restrict lane)
     return (double)top[0];
 }
 
-/* Features of one action that are copied together. */
+/* Number of features of one action that are copied together. */
 #define SIDE_BY_SIDE 8
 
 /* Copy n actions into a panel; entry (a, j) is x[a as + j fs]. */
@@ -193,7 +194,7 @@ FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float
     }
 }
 
-/* Return the doubles of scratch that screening in float32 needs. */
+/* Return the number of doubles of scratch that screening in float32 needs. */
 int64_t ff_screen_f32_scratch(int64_t d, int64_t actions)
 {
     const int64_t padded = (actions + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
@@ -290,6 +291,7 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
 {
     const int64_t count = actions->actions;
     const approximation all = approximate(actions, w, theta, beta, gamma, 1.0, 0, d, scratch);
+    /* The error of the largest score and that of the action, and 1 percent for rounding. */
     return list_survivors(all.score, (float)(all.largest - 2.02 * all.error), count, candidates);
 }
 

@@ -10,7 +10,7 @@
 #include "ff_base.h"
 #include "ff_scores.h"
 
-/* Return the doubles of scratch for at most K actions. */
+/* Return the number of doubles of scratch for at most K actions. */
 int64_t ff_screen_f32_scratch(int64_t d, int64_t actions);
 
 /* Write every action whose score <x, theta> + beta ||W x|| + gamma ||W'W x|| may be the largest to

@@ -8,7 +8,7 @@
 #include "ff_panel.h"
 #include "ff_scores.h"
 
-/* Up to this dimension W is converted as a whole. */
+/* Up to this dimension W is converted to float32 as a whole, zeros included. */
 #define SMALL 24
 
 /* Return a bound on the error of the approximate score of any action.
@@ -34,7 +34,7 @@ FF_INLINE double error_of(double beta, double gamma, double slack, double theta_
            (beta + gamma * (1.0 + w_norm)) * 0x1p-60 + 0x1p-75;
 }
 
-/* Copy n doubles as floats, and add their squares to eight partial sums. */
+/* Copy n doubles as floats, and add their squares to the eight partial sums lane (8). */
 FF_INLINE void to_float32(const double *restrict from, int64_t n, float *restrict to,
                           double *restrict lane)
 {
@@ -92,7 +92,7 @@ FF_INLINE int is_readable_in_place(const ff_actions *actions)
 #if defined(__GNUC__)
 typedef int32_t masks32 __attribute__((vector_size(FF_BYTES)));
 
-/* Return the sum of all lanes. */
+/* Return the sum of the lanes of v. */
 FF_INLINE int64_t sum_of_lanes(masks32 v)
 {
     int32_t lane[WIDTH32] FF_ALIGNED;
@@ -112,7 +112,8 @@ FF_INLINE int64_t list_survivors(const float *restrict score, float least, int64
     const int sound = least > -INFINITY && least < INFINITY;
     int64_t survivor_count = 0;
 #if defined(__GNUC__)
-    /* Usually one action remains, and its index is the sum of indices. */
+    /* Usually one action remains. Then its index is the sum of the remaining indices, which needs
+     * no branches. A lane of `survives` is -1 if its action remains, otherwise 0. */
     masks32 counts = {0}, sums = {0}, index;
     for (int a = 0; a < WIDTH32; a++)
         index[a] = a;
@@ -139,9 +140,9 @@ FF_INLINE int64_t list_survivors(const float *restrict score, float least, int64
     return survivor_count;
 }
 
-/* Return the relative error of a dot product of d terms, see error_of. Lengths are below 2^64. If
- * sums of <x, theta> could leave the range of floats on their way, return NaN; then every action is
- * kept. */
+/* Return `slack`, the relative error of a dot product of d terms, see error_of. Lengths are below
+ * 2^64. If partial sums of <x, theta> could exceed the largest float, return NaN; then no action is
+ * discarded. */
 FF_INLINE double slack_of(int64_t d, double theta_norm)
 {
     const double n = (double)(d + 8);

@@ -12,25 +12,25 @@
 
 #if defined(__GNUC__)
 #define UNROLLED _Pragma("GCC unroll 16")
-/* Force w's memory to be read again: otherwise the compiler keeps it over a loop and fills the
- * stack with vectors. */
+/* Make the compiler forget the value of pointer w, so that it reads the memory again. Otherwise it
+ * loads entries before a loop and fills the stack with vectors. */
 #define RELOAD(w) __asm__("" : "+r"(w))
 
-/* Vectors of actions that are processed together, and rows of W: few enough that the sums stay in
- * registers. AVX-512 reads an entry of W for all lanes as part of a product; elsewhere the entry is
- * loaded first, which two vectors share. */
+/* Number of vectors of actions, and of rows of W, that are multiplied together: few enough that the
+ * sums stay in registers. AVX-512 reads an entry of W for all lanes as part of a product; elsewhere
+ * the entry is loaded first, and two vectors share this load. */
 #define VECTORS_AT_ONCE (FF_BYTES == 64 ? 1 : 2)
 #define BLOCK 3
 
 typedef float half32 __attribute__((vector_size(FF_BYTES / 2)));
 typedef int32_t half_masks __attribute__((vector_size(FF_BYTES / 2)));
 
-/* ff_extremes_f32 by lane, over the panels so far. */
+/* For each lane, the largest values so far; see ff_extremes_f32. */
 typedef struct {
     lanes32 score, rank, width, second, length;
 } extremes;
 
-/* Factors in scores and rankings. */
+/* Factors beta and gamma of the bonuses, and the factor on the bonus in a ranking. */
 typedef struct {
     float beta, gamma, ranking;
 } factors;
@@ -145,13 +145,13 @@ FF_INLINE void score_vectors(const float *restrict panel, int64_t stride, const 
     }
 }
 
-/* Score all actions; return the extremes. */
+/* Compute the scores (or rankings and bonuses) of all actions. Returns the largest values of each
+ * lane. */
 FF_INLINE extremes score_all(const ff_actions *actions, const float *w, factors f, const int d,
                              const int has_second, float *restrict score, float *restrict bonus)
 {
     const float *x = (const float *)actions->x;
     const int64_t count = actions->actions, stride = actions->feature_stride;
-    /* The second bonus needs W x too, so the registers hold half as many actions. */
     const int vectors = VECTORS_AT_ONCE;
     extremes so_far = {(lanes32){0} - INFINITY, (lanes32){0} - INFINITY, (lanes32){0},
                        (lanes32){0}, (lanes32){0}};

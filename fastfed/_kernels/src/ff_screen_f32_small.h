@@ -14,9 +14,9 @@ typedef struct {
     double score, rank, width, second, length;
 } ff_extremes_f32;
 
-/* Compute approximate scores <x, theta> + b with the bonus b = beta ||W x|| + gamma ||W'W x|| of all
- * actions into score (K); or, if bonus (K) is not NULL, the rankings <x, theta> + ranking b, and b
- * into bonus. w: the rows of W, then theta. */
+/* Compute approximate scores <x, theta> + b with the bonus b = beta ||W x|| + gamma ||W'W x|| of
+ * all actions into score (K); or, if bonus (K) is not NULL, the rankings <x, theta> + ranking b,
+ * and b into bonus. w: the rows of W, then theta. */
 ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, float beta,
                                     float gamma, float ranking, int64_t d, float *restrict score,
                                     float *restrict bonus);

@@ -16,7 +16,7 @@ int64_t ff_screen_i16_available(void);
  * (float32, feature-major) and dimension. */
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d);
 
-/* Return the bytes that K actions take in 16 bits; a multiple of 64. */
+/* Return the number of bytes that K actions take in 16 bits; a multiple of 64. */
 int64_t ff_quantised_bytes(int64_t d, int64_t actions);
 
 /* Quantise actions, each scaled to the same length, into `quantised` (64-byte aligned). */
@@ -37,7 +37,8 @@ typedef struct {
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
                                const ff_actions *actions, int64_t d, void *restrict buffer);
 
-/* Return the doubles of scratch for at most K actions, including the actions in 16 bits. */
+/* Return the number of doubles of scratch for at most K actions, including the actions in 16
+ * bits. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions);
 
 #endif

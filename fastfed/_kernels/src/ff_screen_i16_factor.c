@@ -6,7 +6,7 @@
 
 #include "ff_screen_i16_parts.h"
 
-/* Return the doubles that W and theta take in 16 bits. */
+/* Return the number of doubles that W and theta take in 16 bits. */
 int64_t ff_quantised_factor_size(int64_t d)
 {
     /* Units, squares, rows; and space for alignment. */
@@ -14,13 +14,15 @@ int64_t ff_quantised_factor_size(int64_t d)
     return groups + (groups + 1) / 2 + ROWS * groups * row_of(d) / 4 + 8;
 }
 
-/* Return the entries of a row from the j-th on; past the d-th they are zero. */
+/* Return LANES64 entries of a row (d) from entry j on; 0 past the end, unless `whole` says that all
+ * exist. */
 FF_INLINE f64s entries(const double *restrict row, int64_t j, int64_t d, int whole)
 {
     return whole ? f64_load(row + j) : f64_load_some(lanes64_of(d - j), row + j);
 }
 
-/* Return 1 if the group of rows that ends with row n is complete and consists of whole vectors. */
+/* Return 1 if the group of rows that ends before row n has ROWS rows, and its first n columns,
+ * rounded up to whole vectors, are within the d columns of W. */
 FF_INLINE int whole_rows(int64_t n, int64_t d)
 {
     return n % ROWS == 0 && ((n + LANES64 - 1) & ~(int64_t)(LANES64 - 1)) <= d;
@@ -49,12 +51,13 @@ FF_INLINE double longest(const double *restrict rows, const int count, int64_t n
     return largest;
 }
 
-/* Quantise rows as above, times `scale`. Returns the sum of the squared rounding errors. */
+/* Multiply `count` <= ROWS rows of n entries (d apart) by `scale` and round them to 16 bits, into
+ * rows of `to` (row_of(d) apart). Returns the sum of the squared rounding errors. */
 FF_INLINE double quantise_rows(const double *restrict rows, const int count, int64_t n, int64_t d,
                                int whole, double scale, int16_t *restrict to)
 {
-    /* Doubles above 2^52 are whole numbers, and their last bits are the rounded value. So one
-     * instruction scales and rounds. */
+    /* Adding 1.5 2^52 rounds, because doubles from 2^52 to 2^53 are whole numbers, and the last 16
+     * bits of the sum are the rounded value. So one fused instruction scales and rounds. */
     const f64s factor = f64_set(scale), shift = f64_set(0x1.8p52);
     f64s even = f64_set(0.0), odd = even;
     for (int64_t j = 0; j < n; j += LANES64)
@@ -71,7 +74,7 @@ FF_INLINE double quantise_rows(const double *restrict rows, const int count, int
     return f64_sum(f64_add(even, odd));
 }
 
-/* Round a row of d numbers to 16 bits. */
+/* Round a row of d numbers to 16 bits, in units of its length / LENGTH. */
 quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *restrict to)
 {
     double square = 0.0;

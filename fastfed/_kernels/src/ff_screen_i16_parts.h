@@ -12,21 +12,21 @@
 #else
 #define UNROLLED _Pragma("GCC unroll 12")
 #endif
-/* Vectors of LANES actions in a panel; the last panel may have 2. As many as leave the sums of ROWS
- * rows in registers (32 or 16). */
+/* Number of vectors of LANES actions in a panel; the last panel may have 2. With more, the sums of
+ * ROWS rows would not fit into the registers (32 or 16). */
 #define PANEL_VECTORS (FF_WIDE == 64 ? 4 : 2)
-/* Actions that are bounded by R together (one by one, in ff_bonus_bounds.h). */
+/* Number of listed actions that are bounded by R together (ff_bound_listed). */
 #define GATHERED 8
-/* Before rounding, rows of W are scaled to at most length LENGTH, and actions to LENGTH_X, so
- * every product fits into 32 bits by Cauchy-Schwarz. No entry is above LARGEST, so it fits into
- * 16 bits. */
+/* Before rounding, rows of W are scaled to at most length LENGTH, and actions to LENGTH_X. So every
+ * product of a row with an action fits into 32 bits by Cauchy-Schwarz: LENGTH LENGTH_X is 3 percent
+ * below 2^31. No entry is above LARGEST, so it fits into 16 bits. */
 #define LENGTH 32000.0
 #define LENGTH_X 65000.0
 #define LARGEST 32700.0
 
-/* Return the entries of a row of W, theta or zeros: whole vectors. */
+/* Return the number of entries of a row of W, theta or zeros: d rounded up to whole vectors. */
 FF_INLINE int64_t row_of(int64_t d) { return (d + 31) & ~(int64_t)31; }
-/* Return the number of groups of ROWS rows: those of W, theta, and zeros. */
+/* Return the number of groups of ROWS rows that hold the rows of W, theta, and zeros. */
 FF_INLINE int64_t groups_of(int64_t d) { return (d + ROWS) / ROWS; }
 /* Return the number of pairs of features. */
 FF_INLINE int64_t pairs_of(int64_t d) { return (d + 1) / 2; }
@@ -41,13 +41,14 @@ FF_INLINE int64_t vectors_of(int64_t actions)
     return vectors - extra + (extra == 0 ? 0 : extra <= 2 ? 2 : PANEL_VECTORS);
 }
 
-/* Norms of a vector of actions: lengths (never zero), units in 16 bits, and bounds on the length
- * that rounding took. */
+/* Norms of a vector of actions: lengths (never zero), units (the value of 1 in 16 bits), and bounds
+ * on the lengths of the rounding errors. */
 typedef struct {
     float length[LANES], unit[LANES], lost[LANES];
 } action_norms;
 
-/* Length and unit of a single row, and the length that rounding took. */
+/* Length of a single row, its unit (the value of 1 in 16 bits), and the length of its rounding
+ * errors. */
 typedef struct {
     double norm, unit, lost;
 } quantised_row;
@@ -56,7 +57,7 @@ typedef struct {
 typedef struct {
     double unit;            /* the largest unit of the groups */
     double norm, frobenius; /* upper bounds on || |W| ||_2 and ||W||_F */
-    double lost;            /* ||.||_F of what rounding changed of W */
+    double lost;            /* ||.||_F of the rounding errors of W */
     float *squares;         /* (groups): squared units of the groups, relative to the largest */
     int16_t *rows;          /* (ROWS groups, row_of(d)) */
     quantised_row theta;    /* norms of theta */
@@ -84,9 +85,10 @@ FF_INLINE void prefetch_line(const ff_actions *actions)
     }
 }
 
-/* acc = ROWS rows times the first `pairs` pairs of features of a panel. Meanwhile prefetch as many
- * lines from `ahead` on, one with each pair: memory handles only some 16 requests at a time, and
- * further loads would wait. */
+/* acc = ROWS rows times the first `pairs` pairs of features of a panel of `width` vectors. An
+ * instruction multiplies pairs of 16-bit numbers and adds both products to 32 bits. Meanwhile
+ * prefetch as many lines from `ahead` on, one with each pair: memory handles only some 16 requests
+ * at a time, and further loads would wait. */
 FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
                            const i32s *restrict panel, const int width, const char *ahead,
                            i32s (*restrict acc)[PANEL_VECTORS])
@@ -110,8 +112,8 @@ FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pai
             acc[r][v] = sum[r][v];
 }
 
-/* Compute ||R x||^2 of the actions of a panel, in squared units of the factor and of the actions; R
- * is d x d, lower triangular. */
+/* Compute ||R x||^2 of the actions of a panel of `width` vectors into square (PANEL_VECTORS), in
+ * squared units of the factor and of the actions; R is d x d, lower triangular. */
 FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *panel, int64_t width,
                            const ff_actions *actions, f32s *restrict square)
 {

@@ -11,13 +11,13 @@
 typedef struct {
     double factor;            /* 2 slack - 1 - ranking */
     double certain, possible; /* at least `certain`: passes; below `possible`: does not pass */
-    double rank_error;        /* an error of a ranking */
+    double rank_error;        /* bound on the error of a ranking */
     double score_factor;      /* a score is r + score_factor b */
     double largest;           /* scores below it are not the largest */
     int at_limit;             /* 1: the largest score is at least the limit */
 } ff_sieve_bounds;
 
-/* Return the bounds. largest: the largest approximate score. */
+/* Return the bounds for screening. largest: the largest approximate score. */
 FF_INLINE ff_sieve_bounds ff_sieve_bounds_of(const ff_sieve *sieve, double largest, double error)
 {
     const double sieve_error = (2.0 * sieve->slack - 1.0) * error;
