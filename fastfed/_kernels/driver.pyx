@@ -30,7 +30,7 @@ SKIP_BOUND_SIZE = sizeof(ff_skip_bound) // sizeof(double)
 TRACE_BOUND_SIZE = sizeof(ff_trace_bound) // sizeof(double)
 #: Up to this dimension the determinant trigger recomputes determinants; above, it updates a factor.
 RECOMPUTE_MAX = FF_RECOMPUTE_MAX
-#: Doubles of the view of one silo with its own clock, without W and theta.
+#: Number of doubles in the view of one silo with its own clock, without W and theta.
 VIEW_NUMBERS = FF_VIEW_NUMBERS
 
 
@@ -44,7 +44,7 @@ def share_from(double seconds):
 
 
 def snapshot_size(int64_t d):
-    """Return the doubles of the snapshot of one silo, for a curve with a trigger."""
+    """Return the number of doubles in the snapshot of one silo, for a curve with a trigger."""
     return ff_snapshot_size(d)
 
 

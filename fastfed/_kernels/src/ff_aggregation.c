@@ -71,7 +71,7 @@ void ff_add_noise(const double *restrict statistic, const double *restrict norma
     }
 }
 
-/* Return the doubles that the normals of one statistic take, rounded up to whole vectors. */
+/* Return the number of doubles that drawing the normals of one statistic writes: whole vectors. */
 int64_t ff_noise_capacity(int64_t d)
 {
     return d + ff_normal_capacity_f64(d * (d + 1) / 2) + ff_normal_capacity_f64(d);

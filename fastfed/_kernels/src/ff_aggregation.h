@@ -8,7 +8,7 @@
 #include "ff_base.h"
 #include "ff_random.h"
 
-/* Return s, the doubles of a statistic. */
+/* Return s, the number of doubles in a statistic. */
 FF_INLINE int64_t ff_statistic(int64_t d) { return d + d * (d + 1) / 2; }
 
 /* Return the index of the lowest set bit of k >= 1: the level of the node that leaf k completes. */

@@ -1,5 +1,5 @@
-/* Arms: every feature vector is a unit vector e_a, so V and its factor W are diagonal. The functions
- * do in O(d) what those for other features do in O(d^2). */
+/* Arms: every feature vector is a unit vector e_a, so V and its factor W are diagonal. The
+ * functions do in O(d) what those for other features do in O(d^2). */
 #ifndef FF_ARMS_H
 #define FF_ARMS_H
 
@@ -14,7 +14,7 @@ void ff_arms_accumulate(double *restrict gram, double *restrict bias, const doub
 double ff_arms_observe(double *restrict w, double *restrict theta, const double *restrict x,
                        double y, int64_t d);
 
-/* Return the doubles of scratch that ff_arms_scored needs. */
+/* Return the number of doubles of scratch that ff_arms_scored needs. */
 int64_t ff_arms_scratch(int64_t d);
 
 /* As ff_scored, for a function that gets no features (x is NULL), no state, and in place of w the d

@@ -6,22 +6,25 @@
 #include "ff_linalg.h"
 #include "ff_scores.h"
 
-/* Doubles of scratch on the stack; more are allocated. */
+/* Number of doubles of scratch on the stack; larger scratch is allocated. */
 #define STACK_DOUBLES 1024
-/* From this many rows on, packing a matrix pays. */
+/* From this many rows on, adding them to a packed copy of a matrix is faster. */
 #define PACK_FROM 8
-/* Rows that are packed together. */
+/* Number of rows that are added to the packed copy together. */
 #define CHUNK 64
 /* Limit on ||W x||^2: an update squares it again. */
 #define LARGEST_SQUARE 1e150
 
 /* ---- checks of values ------------------------------------------------------------------------ */
 
+/* The exponent bits of a double; here and below, bits are tested as integers, which compilers
+ * vectorise: a test gives -1 or 0. */
 #define EXPONENT 0x7ff0000000000000
 /* The bits of 2^480. */
 #define MODERATE ((int64_t)(1023 + 480) << 52)
 /* Chosen actions of a smaller squared norm have finite scores under any usual model. */
 #define MODERATE_SQUARE 1e30
+/* The exponent bits of a float. */
 #define EXPONENT32 0x7f800000
 
 /* Return 1 if all n numbers are finite. Infinities and NaN have an exponent of ones only. */
@@ -36,7 +39,8 @@ int ff_all_finite(const double *x, int64_t n)
     return !bad;
 }
 
-/* Return 1 if all n numbers are below 2^480, so that no product of two of them overflows. */
+/* Return 1 if the absolute values of all n numbers are below 2^480, so that no product of two of
+ * them overflows. */
 static int all_moderate(const double *x, int64_t n)
 {
     int64_t bad = 0;
@@ -60,7 +64,8 @@ static int all_finite_f32(const float *x, int64_t n)
     return !bad;
 }
 
-/* Return the largest absolute value; infinity if any number is infinite or NaN. */
+/* Return the largest absolute value of n numbers; infinity if any number is infinite or NaN. Bits
+ * of absolute values are ordered like the values, with NaN above infinity. */
 static double largest(const double *x, int64_t n)
 {
     int64_t top = 0;
@@ -75,9 +80,10 @@ static double largest(const double *x, int64_t n)
     return value < INFINITY ? value : INFINITY;
 }
 
+/* Number of rows and columns of a tile. */
 #define TILE 8
 
-/* Return the bits of the absolute value, which are ordered like the values. */
+/* Return the bits of |x|, which are ordered like the values. */
 FF_INLINE int64_t magnitude(double x)
 {
     int64_t bits;
@@ -142,7 +148,8 @@ int ff_is_inverse_factor(const double *w, int64_t d)
     return !bad;
 }
 
-/* Return x' a x of a symmetric matrix, for a check; the order of the sum does not matter. */
+/* Return x' a x for a symmetric a (d, d) and x (d). It is used for a check only, so the order of
+ * the sum does not matter. scratch: d doubles. */
 static double quadratic_form(const double *restrict a, const double *restrict x, int64_t d,
                              double *restrict scratch)
 {
@@ -163,7 +170,7 @@ static double quadratic_form(const double *restrict a, const double *restrict x,
     return ff_dot(scratch, x, d);
 }
 
-/* Return the sum of n squares. */
+/* Return the sum of the squares of n numbers. */
 static double sum_of_squares(const double *x, int64_t n)
 {
     double s[8] FF_ALIGNED = {0};
@@ -176,20 +183,21 @@ static double sum_of_squares(const double *x, int64_t n)
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-/* Return 1 if ||W x|| <= ||W||_F ||x|| proves that ||W x||^2 is below the limit for all rows. */
+/* Return 1 if ||W x|| <= ||W||_F ||x|| proves that ||W x||^2 is below LARGEST_SQUARE for all n rows
+ * x. */
 static int norms_are_small(const double *w, const double *x, int64_t n, int64_t d)
 {
     return sum_of_squares(w, d * d) * sum_of_squares(x, n * d) <= 0.5 * LARGEST_SQUARE;
 }
 
-/* Return 1 if n rows and their rewards (y may be NULL) are finite. */
+/* Return 1 if the rows x (n, d) and their rewards y (n) are finite; y may be NULL. */
 static int rows_are_finite(const double *x, const double *y, int64_t n, int64_t d)
 {
     return ff_all_finite(x, n * d) && (!y || ff_all_finite(y, n));
 }
 
-/* Return scratch of `size` doubles: the local array if it is large enough, else allocated
- * memory. */
+/* Return scratch of `size` doubles: the local array (STACK_DOUBLES) if it is large enough, else
+ * allocated memory, or NULL if there is none. */
 static double *get_scratch(double *local, int64_t size)
 {
     return size <= STACK_DOUBLES ? local : malloc((size_t)size * sizeof(double));
@@ -204,7 +212,7 @@ static void free_scratch(double *local, double *scratch)
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-/* Pack the lower triangle. Returns 0 if the upper triangle differs. */
+/* Copy the lower triangle of a (d, d) to `packed`. Returns 1 if a is exactly symmetric, else 0. */
 static int pack_symmetric(const double *a, int64_t d, double *packed)
 {
     int64_t symmetric = 1;
@@ -216,7 +224,7 @@ static int pack_symmetric(const double *a, int64_t d, double *packed)
     return (int)symmetric;
 }
 
-/* Unpack into both triangles. */
+/* Copy a packed symmetric matrix to both triangles of a (d, d). */
 static void unpack_symmetric(const double *packed, int64_t d, double *a)
 {
     for (int64_t i = 0; i < d; i++)
@@ -258,7 +266,8 @@ int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *
     return FF_FINE;
 }
 
-/* Update an inverse (d, d) by n rows, after checking that all rows are finite and not too long. */
+/* Update an inverse (d, d) by n rows, after checking that all rows are finite and that x' V^{-1} x
+ * does not overflow. */
 int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_t d,
                              int64_t trusted)
 {
@@ -365,7 +374,7 @@ ff_actions ff_one_set(const ff_sets *sets, int64_t i)
     };
 }
 
-/* Return 1 if action a of a set is finite. */
+/* Return 1 if all features of action a of a set are finite. */
 static int row_is_finite(const ff_sets *sets, const ff_actions *actions, int64_t a)
 {
     const int64_t offset = a * actions->action_stride, fs = actions->feature_stride;
@@ -379,7 +388,8 @@ static int row_is_finite(const ff_sets *sets, const ff_actions *actions, int64_t
     return 1;
 }
 
-/* Return 1 if a set is finite. Sets are checked one by one, just before they are used. */
+/* Return 1 if all features of a set of actions are finite. Sets are checked one by one, just before
+ * they are used. */
 static int set_is_finite(const ff_sets *s, const ff_actions *actions)
 {
     if (actions->feature_stride == 1 && actions->action_stride == s->dimension) {
@@ -392,7 +402,7 @@ static int set_is_finite(const ff_sets *s, const ff_actions *actions)
     return 1;
 }
 
-/* Return 1 if all models are valid. */
+/* Return 1 if all models, factor (models, d, d) and theta (models, d), are valid. */
 static int models_are_valid(const double *factor, const double *theta, int64_t models, int64_t d)
 {
     for (int64_t k = 0; k < models; k++)
@@ -401,13 +411,14 @@ static int models_are_valid(const double *factor, const double *theta, int64_t m
     return 1;
 }
 
-/* Compute the scores of all jobs into scores, or the indices of the largest ones into index. */
+/* Compute the scores of all jobs (pairs of a set and a model) into scores (jobs, K), or, if scores
+ * is NULL, the indices of the largest ones into index (jobs). Returns a status of ff_batch.h. */
 static int run_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                     double radius, double second_radius, int64_t trusted, double *scores,
                     int64_t *index)
 {
     const int64_t d = sets->dimension, jobs = sets->sets > models ? sets->sets : models;
-    /* A single set or a single model serves all jobs (its step is 0). */
+    /* If there is one set, or one model, it serves all jobs (its step is 0). */
     const int64_t i_step = sets->sets > 1, k_step = models > 1;
     double local[STACK_DOUBLES], *scratch;
     int status = FF_FINE;

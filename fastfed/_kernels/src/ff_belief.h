@@ -20,7 +20,7 @@ typedef struct {
     double scale2, prior;       /* R^2; the least precision of the prior */
 } ff_belief_model;
 
-/* Return the doubles of scratch for ff_belief. */
+/* Return the number of doubles of scratch that ff_belief needs. */
 FF_INLINE int64_t ff_belief_scratch(int64_t d)
 {
     return 3 * d * d + 2 * (d * (d + 1) / 2) + FF_MAX_GRID * (ff_statistic(d) + 1) + 4 * d;

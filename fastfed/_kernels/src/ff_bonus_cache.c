@@ -153,7 +153,7 @@ FF_INLINE double bonus_of(const ff_bonus_silo *state, double beta, double gamma)
  *
  * Proof: with v = V^-1 x and r^2 = x'v = s - 1, a data point subtracts v v' / s from V^-1. So V^-1
  * x_a changes by at most ||v|| |<x_a, v>| / s <= ||v|| r a / s, a = ||x_a||_{V^-1}. This holds for
- * any rounding of W x, because W was updated by the rounded value (see ff_candidates.c). v is that
+ * any rounding of W x, because W was updated by the rounded value (ff_observe_whitened). v is that
  * value times W', accurate to (d + 8) u ||W||_F r. s - 1 has lost the digits below the last digit
  * of s. The factor 1.01 covers rounding here. */
 void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,

@@ -17,7 +17,7 @@ typedef struct {
     int reports;     /* 1: silos report after the last round to the curves that synchronise then */
 } ff_task;
 
-/* Return the scratch of a thread. */
+/* Return the address of a thread's scratch (scratch_size doubles). */
 static double *scratch_of(const ff_run *run, int64_t thread)
 {
     return run->scratch + thread * run->scratch_size;
@@ -32,8 +32,8 @@ static int64_t status_of(const ff_run *run)
     return FF_OK;
 }
 
-/* Learn (p->feature, y): add it to the batch, and to the silo's model if it learns within
- * batches. */
+/* Learn the data point (p->feature, y): add it to the batch, and to the silo's model if silos learn
+ * within batches. */
 FF_INLINE void learn(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, double y,
                      const ff_parts *p, ff_pending *pending)
 {
@@ -44,10 +44,12 @@ FF_INLINE void learn(const ff_run *run, ff_curve *c, int64_t silo, int64_t round
         ff_policy_learn(run, c, silo, y, p);
 }
 
-/* Return the delay of the reward of a round, or arrival_count if the reward never arrives. */
+/* Draw the delay of the reward of a round, in rounds, by bisection in the distribution function
+ * c->arrivals. Returns arrival_count if the reward never arrives. */
 static int64_t delay_of(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round)
 {
     const ff_stream stream = ff_stream_of(run, FF_DELAY, silo, round);
+    /* 53 random bits, because the distribution function is in units of 2^-53. */
     const double draw = (double)(ff_key(&stream) >> 11);
     int64_t low = 0, high = c->arrival_count;
     while (low < high) {
@@ -91,9 +93,10 @@ static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
     arriving[0] = arriving[1] = 0;
 }
 
-/* Return what stands for the reward y in all sums if users send bits: the debiased bit. The user
+/* Return the debiased bit that replaces the reward y in all sums if users send bits. The user
  * rounds y in [reward_low, reward_high] to a bit at random, and flips it with probability
- * flips / 2^53. The same as `user_bit` of protocols/randomizer.py. */
+ * flips / 2^53. Same bits as `user_bit` of protocols/randomizer.py. random: 32-bit words of
+ * scratch. */
 static double user_bit(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round, double y,
                        uint32_t *random)
 {
@@ -106,8 +109,8 @@ static double user_bit(const ff_run *run, const ff_curve *c, int64_t silo, int64
     return c->bit_values[bit ^ (flip < c->flips)];
 }
 
-/* Choose the action of a silo with its own clock, from its view. Returns the action, or -1 if a
- * user's function failed. */
+/* Return the action that a silo with its own clock chooses by its view, or -1 if a user's function
+ * failed. */
 static int64_t choose_from_view(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
                                 const ff_actions *actions, const ff_parts *p)
 {
@@ -264,7 +267,8 @@ static int64_t begin_own(const ff_run *run, ff_curve *c, int64_t silo, double *s
     return ff_policy_believe(run, c, silo, &p);
 }
 
-/* Set the ridges of the posterior for the noise of release k. */
+/* Set the ridges of the posteriors, one for each deviation on the grid, to those after release
+ * k. */
 static void set_ridges(ff_curve *c, int64_t k)
 {
     for (int64_t g = 0; g < c->belief.count; g++)

@@ -5,8 +5,9 @@
 #include "ff_linalg.h"
 #include "ff_random.h"
 
-/* Compute W and theta from a statistic. If noise has made V indefinite, add a growing multiple of I
- * until it is positive definite; return this shift. */
+/* Compute W (d, d) and theta (d) from a statistic (s). If noise has made V indefinite, add a
+ * growing multiple of I until it is positive definite. Returns the multiple, or -1 if none
+ * helps. */
 double ff_refresh(const double *restrict statistic, double lambda, int64_t d, double *restrict w,
                   double *restrict theta, double *restrict scratch)
 {
@@ -26,8 +27,9 @@ double ff_refresh(const double *restrict statistic, double lambda, int64_t d, do
     return -1.0;
 }
 
-/* Find by bisection the smallest lambda = full j / 8 that keeps all eigenvalues of covariance +
- * lambda I above `floor`. */
+/* Return the smallest lambda = full j / 8 for which all eigenvalues of covariance + lambda I are
+ * above `floor`, by bisection over j. Cholesky succeeds if (lambda - floor) I makes the covariance
+ * positive definite. */
 double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
                              int64_t d, double *restrict w, double *restrict scratch)
 {
@@ -47,7 +49,7 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
     return full * (double)high / 8.0;
 }
 
-/* Return the confidence radius from the number of rows in V. */
+/* Return the confidence radius without determinant, from the number of rows in V (count). */
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d)
 {
@@ -56,6 +58,7 @@ double ff_radius_at(const ff_radius *radius, double offset, double lambda, doubl
            (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(growth)));
 }
 
+/* Return the inflation 1 + lowered min(inverse, 1 / floor) of the direct radius. */
 double ff_inflation(double lowered, double floor, double inverse)
 {
     return lowered > 0.0 ? 1.0 + lowered * (inverse * floor < 1.0 ? inverse : 1.0 / floor) : 1.0;
@@ -67,12 +70,14 @@ double ff_log_inflation(const ff_radius *radius, double inflation)
     return ff_log(inflation / radius->anchor);
 }
 
-/* Return the number of coordinates that one confidence set is about. */
+/* Return the dimension of a confidence set: d, or 1 with arms, where every arm has one. */
 FF_INLINE double coordinates(const ff_radius *radius, int64_t d)
 {
     return radius->arms ? 1.0 : (double)d;
 }
 
+/* Return ln det V from W (d, d) or, with arms, the logarithm of the largest entry of V: that of the
+ * smallest diagonal entry of W. */
 double ff_log_volume(const ff_radius *radius, const double *w, int64_t d)
 {
     if (!radius->arms)
@@ -83,7 +88,7 @@ double ff_log_volume(const ff_radius *radius, const double *w, int64_t d)
     return -2.0 * ff_log(least);
 }
 
-/* Return the confidence radius from ln det V. */
+/* Return the confidence radius with determinant, from ln det V (log_det). */
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d)
 {
@@ -92,8 +97,8 @@ double ff_determinant_radius(const ff_radius *radius, double offset, double infl
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
 
-/* Return the bonus that the regret bound counts for one unit of ||x||_{V^-1} (C of
- * docs/radius.md). */
+/* Return C of docs/radius.md: the bonus that the regret bound counts for each unit of
+ * ||x||_{V^-1}. */
 double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
 {
     const double n = coordinates(radius, d);
@@ -102,7 +107,8 @@ double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t 
            gamma / sqrt(radius->anchor);
 }
 
-/* Return how many times its own bonus the regret bound counts for an action; at least 1. */
+/* Return the slack of a sieve: a lower bound on C ||x||_{A^-1} / (the bonus of x), or 1 if that is
+ * larger. */
 double ff_slack(double width, double beta, double gamma, double inflation, double inverse)
 {
     /* The last factor covers rounding error. */

@@ -30,24 +30,25 @@ typedef struct {
 /* Return the radius without determinant. count: rows in V. */
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d);
-/* Return f of the direct radius if lambda was lowered by `lowered`. Every eigenvalue of V is at least
- * floor; inverse: an upper bound on those of V^{-1}, ff_inverse_norm(). */
+/* Return the inflation of the direct radius if lambda was lowered by `lowered`. Every eigenvalue of
+ * V is at least floor; inverse: an upper bound on those of V^{-1}, ff_inverse_norm(). */
 double ff_inflation(double lowered, double floor, double inverse);
 
 /* Return ln(inflation / anchor), which is constant between synchronisations. */
 double ff_log_inflation(const ff_radius *radius, double inflation);
 /* Return ln det V from W or, with `arms`, the logarithm of the largest entry of V. */
 double ff_log_volume(const ff_radius *radius, const double *w, int64_t d);
-/* Return the radius with determinant. log_inflation: ff_log_inflation(); log_det: ff_log_volume(). */
+/* Return the radius with determinant. log_inflation: ff_log_inflation(); log_det:
+ * ff_log_volume(). */
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d);
 
 /* Return C of docs/radius.md for a silo that adds its rows one by one: its bonus beta ||x||_{V^-1}
  * + gamma ||V^{-1} x|| is at most C ||x||_{V^-1} while V = anchor I + sum x x' has `rows` rows. */
 double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d);
-/* Return the slack of a sieve (ff_scores.h): how many times as large as its own bonus the bonus
- * that the regret bound counts for an action is; at least 1. width: C, the bound counts bonuses of
- * C ||x||_{A^-1}; inflation: V >= A / inflation; inverse: ff_inverse_norm(). */
+/* Return the slack of a sieve (ff_scores.h): a lower bound on the ratio of the bonus that the
+ * regret bound counts for an action, C ||x||_{A^-1}, to the bonus in the score of that action, or 1
+ * if that is larger. width: C; inflation: V >= A / inflation; inverse: ff_inverse_norm(). */
 double ff_slack(double width, double beta, double gamma, double inflation, double inverse);
 
 #endif

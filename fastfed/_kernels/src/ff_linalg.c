@@ -21,7 +21,7 @@ typedef double two __attribute__((vector_size(16)));
 #define ROWS_AT_ONCE (PARTS == 1 ? 8 : PARTS == 2 ? 4 : 2)
 #define POINT_ROWS (PARTS > 2 ? 2 : 4)
 #define UPDATE_VECTORS (PARTS == 1 ? 2 : 4)
-/* Vectors of columns of W'z whose sums are in registers at the same time. */
+/* Number of vectors of entries of W'z whose sums are in registers at the same time. */
 #define SOLVE_VECTORS 8
 
 #if defined(__has_builtin)
@@ -36,7 +36,8 @@ FF_INLINE double tree(const double *restrict s)
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-/* As tree, for sums in vectors. Stays in registers if the compiler has vector shuffles. */
+/* Return the sum of eight partial sums in PARTS vectors, in the order of `tree`. The sums stay in
+ * registers if the compiler has vector shuffles. */
 FF_INLINE double fold(const loose *restrict sum)
 {
 #ifdef SHUFFLES
@@ -60,7 +61,7 @@ FF_INLINE double fold(const loose *restrict sum)
 #endif
 }
 
-/* Inline version of ff_dot. */
+/* Return sum a_i b_i of n terms (ff_dot): eight partial sums, added in the order of `tree`. */
 FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t n)
 {
     double s[8];
@@ -81,7 +82,7 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
 
 double ff_dot(const double *a, const double *b, int64_t n) { return dot(a, b, n); }
 
-/* y += f x, n doubles. */
+/* y (n) += f x (n). */
 FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int64_t n)
 {
     int64_t i = 0;
@@ -97,10 +98,10 @@ FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int6
  * Each entry is the same sum in the same order in both, so the bits are equal. Blocks are used from
  * this dimension on. */
 #define BLOCKS_FROM 16
-/* Rows of L' that are computed together, and vectors of their columns. */
+/* Number of rows of L' that are computed together, and of vectors of their columns. */
 #define PANEL_ROWS 4
 #define PANEL_VECTORS (PARTS == 1 ? 4 : 2)
-/* Rows of W that are computed together. */
+/* Number of rows of W that are computed together. */
 #define BLOCK_ROWS 8
 
 /* Subtract from PANEL_ROWS rows of U = L', starting at row `first`, the contributions of all rows
@@ -136,8 +137,8 @@ FF_INLINE void subtract_rows_above(double *restrict w, int64_t d, int64_t first,
     }
 }
 
-/* Scale row j of U once the rows above have been subtracted. Returns 1 if V is not positive
- * definite. */
+/* Divide row j of U (from the diagonal on) by the root of its diagonal entry, after the rows above
+ * have been subtracted. Returns 1 if V is not positive definite, else 0. */
 FF_INLINE int divide_by_root(double *restrict row, int64_t j, int64_t d)
 {
     const double pivot = row[j];
@@ -150,8 +151,8 @@ FF_INLINE int divide_by_root(double *restrict row, int64_t j, int64_t d)
     return 0;
 }
 
-/* Compute PANEL_ROWS rows of U, starting at row `first`, from the rows above. Returns 1 if V is not
- * positive definite. */
+/* Compute PANEL_ROWS rows of U = L', starting at row `first`, from the rows above. Returns 1 if V
+ * is not positive definite, else 0. */
 FF_INLINE int compute_rows(double *restrict w, int64_t d, int64_t first)
 {
     int64_t column = first;
@@ -169,8 +170,8 @@ FF_INLINE int compute_rows(double *restrict w, int64_t d, int64_t first)
     return 0;
 }
 
-/* Compute U = L' into the upper triangle of w; the lower triangle is undefined. Returns 1 if V is
- * not positive definite. */
+/* Compute U = L' of the packed V into the upper triangle of w (d, d); the lower triangle is
+ * undefined. Returns 1 if V is not positive definite, else 0. */
 static int cholesky(const double *restrict packed, int64_t d, double *restrict w)
 {
     for (int64_t i = 0; i < d; i++)
@@ -203,8 +204,8 @@ int ff_factor_diagonal(const double *restrict packed, int64_t d, double *restric
 }
 
 #if defined(__GNUC__)
-/* Columns c..c + 7 of `rows` rows of W, starting at `row`: -sum_{k < first} U_ki W_k, the
- * contribution of the rows above. To the right of its diagonal, a row of w still holds U. */
+/* Compute the contribution of the rows above, -sum_{k < first} U_ki W_k, to columns c..c + 7 of
+ * rows i = row, .., row + rows - 1 of W. To the right of its diagonal, a row of w still holds U. */
 FF_INLINE void sum_rows_above(double *restrict w, int64_t d, int64_t first, int64_t row, int64_t c,
                               const int rows)
 {
@@ -233,8 +234,8 @@ FF_INLINE void sum_rows_above(double *restrict w, int64_t d, int64_t first, int6
 }
 #endif
 
-/* Row i of W is -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. Computed in place, from
- * the top. The contributions of rows before `from` are already in the row. */
+/* Compute row i of W: -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. In place, from the
+ * top. The contributions of rows before `from` are already in the row. */
 FF_INLINE void finish_row(double *restrict w, int64_t d, int64_t i, int64_t from)
 {
     double *restrict row = w + i * d;
@@ -247,7 +248,7 @@ FF_INLINE void finish_row(double *restrict w, int64_t d, int64_t i, int64_t from
     row[i] = inverse;
 }
 
-/* Return 1 if V is diagonal, as before any data. */
+/* Return 1 if the packed V (d, d) is diagonal, as before any data. */
 static int is_diagonal(const double *restrict packed, int64_t d)
 {
     for (int64_t i = 0; i < d; i++, packed++)
@@ -257,7 +258,8 @@ static int is_diagonal(const double *restrict packed, int64_t d)
     return 1;
 }
 
-/* Compute the inverse factor W of V by Cholesky; return 1 if V is not positive definite. */
+/* Compute the inverse factor W (d, d) of the packed V by Cholesky. Returns 1 if V is not positive
+ * definite, else 0. */
 int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
 {
     if (is_diagonal(packed, d)) {
@@ -288,17 +290,17 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
     return 0;
 }
 
-/* Return the number of columns to process in row i, rounded up to whole vectors. The extra columns
- * hold zeros of W, which do not change sums. Skipping them would need a scalar loop, which costs
- * more. */
+/* Return the number of columns to process in row i of W: i + 1 rounded up to a multiple of 8, at
+ * most d. The extra columns hold zeros of W, which do not change sums. Skipping them would need a
+ * scalar loop, which costs more. */
 FF_INLINE int64_t columns_of(int64_t i, int64_t d)
 {
     const int64_t whole = (i + 8) & ~(int64_t)7;
     return whole < d ? whole : d;
 }
 
-/* Compute entries i.. of z = W x for TOGETHER rows. Short loops cost most at their ends, so the
- * rows share one loop. */
+/* Compute entries i, .., i + ROWS_AT_ONCE - 1 of z = W x. Short loops cost most at their ends, so
+ * the rows share one loop. */
 FF_INLINE void product_rows(const double *restrict w, const double *restrict x, int64_t d,
                             int64_t i, double *restrict z)
 {
@@ -317,11 +319,11 @@ FF_INLINE void product_rows(const double *restrict w, const double *restrict x, 
         z[i + r] = fold(sum[r]);
 }
 
-/* Return 1 if TOGETHER rows from the i-th on have the same number of columns_of; the last rows do
- * not. */
+/* Return 1 if ROWS_AT_ONCE rows from row i on have the same number of columns (columns_of), a
+ * multiple of 8. The last rows of W do not. */
 FF_INLINE int same_length(int64_t i, int64_t d) { return i + 8 <= d || (i & 7); }
 
-/* z = W x, each row like dot. */
+/* Compute z = W x (d), each entry with the bits of `dot`. */
 FF_INLINE void product(const double *restrict w, const double *restrict x, int64_t d,
                        double *restrict z)
 {
@@ -332,8 +334,8 @@ FF_INLINE void product(const double *restrict w, const double *restrict x, int64
         z[i] = dot(w + i * d, x, columns_of(i, d));
 }
 
-/* Compute n vectors of columns of W'z from column `first` on, down the rows. The sums stay in
- * registers, so the time does not depend on the alignment of `out`. */
+/* Compute n vectors of entries of W'z from entry `first` on into `out`, down the rows of W. The
+ * sums stay in registers, so the time does not depend on the alignment of `out`. */
 FF_INLINE void back_columns(const double *restrict w, const double *restrict z, int64_t d,
                             int64_t first, const int n, double *restrict out)
 {
@@ -373,7 +375,8 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
             theta[j] += scratch[i] * w[i * d + j];
 }
 
-/* Return ln det V from the diagonal of W. */
+/* Return ln det V = -2 sum ln W_ii from W (d, d). Chunks are padded by ones to a multiple of 16,
+ * for which ff_logs has vectors. */
 double ff_log_det(const double *w, int64_t d)
 {
     enum { CHUNK = 64 };
@@ -391,8 +394,9 @@ double ff_log_det(const double *w, int64_t d)
     return -2.0 * sum;
 }
 
-/* Update n vectors of columns of W from column `first` on, down the rows, so that their sums stay
- * in registers. Zeros above the diagonal stay zeros. */
+/* Update n vectors of columns of W from column `first` on (see update_factor), down the rows, so
+ * that the sums over rows stay in registers. The entries of W'z are written to `partial`. Zeros
+ * above the diagonal stay zeros. */
 FF_INLINE void update_columns(double *restrict w, const double *restrict z,
                               const double *restrict old_weight, const double *restrict sum_weight,
                               int64_t d, int64_t first, const int n, double *restrict partial)
@@ -479,7 +483,7 @@ void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, do
     product(w, x, d, z);
 }
 
-/* back += z_r W_r for TOGETHER rows from the i-th on. */
+/* back (d) += sum_r z_r W_r over rows r = i, .., i + ROWS_AT_ONCE - 1. */
 FF_INLINE void add_rows(const double *restrict w, const double *restrict z, int64_t d, int64_t i,
                         double *restrict back)
 {
@@ -509,7 +513,7 @@ void ff_whiten_back(const double *restrict w, const double *restrict x, int64_t 
     }
 }
 
-/* Add one data point to packed sums. */
+/* Add the data point (x, y) to the packed gram and to bias (d). */
 void ff_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
                    double y, int64_t d)
 {
@@ -521,7 +525,7 @@ void ff_accumulate(double *restrict gram, double *restrict bias, const double *r
 }
 
 #if defined(__GNUC__)
-/* Add n points to columns j..j+7 of `rows` rows of a packed matrix, starting at row i. */
+/* Add x x' of n points to columns j..j+7 of `rows` rows of a packed matrix, starting at row i. */
 FF_INLINE void add_points(double *restrict gram, const double *restrict points, int64_t n,
                           int64_t d, int64_t i, int64_t j, const int rows)
 {
@@ -549,8 +553,8 @@ FF_INLINE void add_points(double *restrict gram, const double *restrict points, 
 }
 #endif
 
-/* Add n data points to packed sums. Each entry is the same sum in the same order as for single
- * points, but is loaded and stored once. */
+/* Add n data points (n, d + 1) to the packed gram and to bias (d). Each entry is the same sum in
+ * the same order as for single points, but is loaded and stored once. */
 void ff_accumulate_many(double *restrict gram, double *restrict bias,
                         const double *restrict points, int64_t n, int64_t d)
 {
@@ -577,7 +581,7 @@ void ff_accumulate_many(double *restrict gram, double *restrict bias,
         axpy(points[p * (d + 1) + d], points + p * (d + 1), bias, d);
 }
 
-/* Add one data point to a full matrix and the bias. */
+/* Add the data point (x, y) to gram (d, d), in both triangles, and to bias (d). */
 void ff_rank_one(double *restrict gram, double *restrict bias, const double *restrict x,
                  double y, int64_t d)
 {
@@ -627,7 +631,7 @@ int ff_clip_norm(double *restrict x, int64_t d, double bound)
     return largest > 0.0 || square > bound * bound * (1.0 + 1e-6);
 }
 
-/* Rows of a matrix whose multiples are added together, one after the other. */
+/* Number of rows whose multiples are added to `out` while an entry is in a register. */
 #define ROWS_ADDED_AT_ONCE 4
 
 /* out[j] += factors[k * step] times row k of x, for rows k = first..d-1 in this order and j < n. */
@@ -649,6 +653,7 @@ FF_INLINE void add_multiples(const double *restrict x, const double *restrict fa
             out[j] += factors[k * step] * x[k * d + j];
 }
 
+/* Return an upper bound on the largest eigenvalue of A = V^{-1} = W'W: (trace A^8)^(1/8). */
 double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scratch)
 {
     double *restrict a = scratch, *restrict b = scratch + d * d, scale = 0.0, square = 0.0;

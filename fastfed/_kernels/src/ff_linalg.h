@@ -10,7 +10,7 @@
 
 #include "ff_base.h"
 
-/* Return the doubles of a packed symmetric matrix. */
+/* Return the number of entries of a packed symmetric matrix (d, d). */
 FF_INLINE int64_t ff_packed(int64_t d) { return d * (d + 1) / 2; }
 
 /* Return sum a_i b_i of n terms: eight partial sums, added in a fixed order. */

@@ -4,11 +4,14 @@
 
 #include "ff_aggregation.h"
 
-/* The largest number of sweeps, and the relative size up to which eigenvalues count as 0. */
+/* The largest number of sweeps over all pairs p < q, and the multiple of the largest eigenvalue up
+ * to which eigenvalues count as 0. */
 #define SWEEPS 40
 #define RANK 1e-10
 
-/* Rotate rows and columns p < q of A, and rows p and q of Q, so that A_pq becomes 0. */
+/* Rotate rows and columns p < q of the symmetric A (d, d), so that A_pq becomes 0, and rows p and q
+ * of Q (rows, (d, d)), which become eigenvectors. t is the tangent of the angle, the smaller
+ * root. */
 static void rotate(double *restrict a, double *restrict rows, int64_t p, int64_t q, int64_t d)
 {
     const double off_diagonal = a[p * d + q];
@@ -68,6 +71,7 @@ int ff_least_squares(const double *restrict statistic, int64_t d, double *restri
                 else
                     off_diagonal += square;
             }
+        /* Relative to the diagonal, the other entries are below 2^-52 in norm. */
         if (off_diagonal <= 0x1p-104 * on_diagonal)
             break;
         for (int64_t p = 0; p < d; p++)
@@ -96,7 +100,8 @@ int ff_least_squares(const double *restrict statistic, int64_t d, double *restri
     return 1;
 }
 
-/* Multiply n values by the Hadamard matrix, in place. */
+/* Multiply values (n), n a power of two, by the Hadamard matrix (n, n), in place: sums and
+ * differences of entries h apart, for h = 1, 2, 4, .. */
 void ff_hadamard(double *restrict values, int64_t n)
 {
     for (int64_t h = 1; h < n; h *= 2)

@@ -45,8 +45,9 @@ void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, i
     }
 }
 
-/* Draw the standard normals of a node's noise into `normals` (s). owner: the silo that adds the
- * noise, or M for the server. key: number of the draw. */
+/* Draw the standard normals of the noise of one tree node (or of one draw of other mechanisms) into
+ * `normals` (s). owner: the silo that adds the noise, or M for the server. key: number of the node
+ * or draw. */
 static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, int64_t key,
                          double *normals)
 {
@@ -59,9 +60,9 @@ static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, in
 /* Number of prefixes for which the contributions of earlier draws are summed in one pass. */
 #define LOT 8
 
-/* The noise of prefix k for FF_TOEPLITZ and FF_FACTORISED: a weighted sum of draws 1..k, into
- * p->normals (s). Row i of `history` (K, s) holds draw i once it is made. Before that, it holds the
- * contribution of the draws of all earlier lots to prefix i. */
+/* Compute the noise of prefix k for FF_TOEPLITZ and FF_FACTORISED, a weighted sum of draws 1..k,
+ * into p->normals (s). Row i of `history` (K, s) holds draw i after it is drawn. Before that, it
+ * holds the contribution of the draws of all earlier lots to prefix i. */
 static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, double *history,
                          int64_t k, const ff_parts *p)
 {
@@ -129,9 +130,9 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
     ff_prefix(estimates, k, s, p->normals);
 }
 
-/* out <- values + noise, each of s doubles. If c->public_constant, the last entry (the sum of
- * squares of the constant feature) is a public number and gets no noise. (With a secret coin this
- * number is not public.) */
+/* out (s) <- values (s) + noise, which is std times normals (s). If c->public_constant, the last
+ * entry (the sum of squares of the constant feature) is a public number and gets no noise. (With a
+ * secret coin this number is not public.) */
 FF_INLINE void add_noise(const ff_curve *c, const double *values, const double *normals,
                          const ff_noise_std *std, int64_t d, double *out)
 {
@@ -214,7 +215,8 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
     }
 }
 
-/* Add a silo's message to the sum of the messages of earlier silos. */
+/* Add a silo's message (s) to the sum of the messages of earlier silos, which is in the row of silo
+ * 0. A shuffler, or silos with their own clocks, need ff_protocol_combine to add them up. */
 void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo)
 {
     const int64_t s = ff_statistic(run->dimension);

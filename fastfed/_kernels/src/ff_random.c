@@ -430,7 +430,7 @@ FF_INLINE uint64_t bits53(uint32_t high, uint32_t low)
     return (((uint64_t)high << 32) | low) >> 11;
 }
 
-/* Return the doubles that the normal generator writes for n values: whole vectors. */
+/* Return the number of doubles that the normal generator writes for n values: whole vectors. */
 int64_t ff_normal_capacity_f64(int64_t n)
 {
     int64_t blocks = (n + 1) / 2;
@@ -476,7 +476,7 @@ FF_INLINE double laplace_f64(uint64_t a)
     return upper ? magnitude : -magnitude;
 }
 
-/* Return the doubles that the Laplace generator writes for n values. */
+/* Return the number of doubles that the Laplace generator writes for n values. */
 int64_t ff_laplace_capacity(int64_t n) { return ff_normal_capacity_f64(n); }
 
 /* Turn n uniform integers of 53 bits into Laplace draws. */

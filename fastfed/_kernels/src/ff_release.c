@@ -15,7 +15,8 @@ void ff_honaker(double *restrict estimate, const double *restrict node,
 }
 
 /* Return the number of the leaf that Honaker's tree releases at k, where nodes of all levels are
- * numbered in the order of their release. */
+ * numbered from 1 in the order of their release. The first n = k - 1 leaves complete
+ * sum_j floor(n / 2^j) nodes, which is 2 n minus the number of ones in the bits of n. */
 int64_t ff_honaker_number(int64_t k)
 {
     int64_t bits = 0;
@@ -24,13 +25,14 @@ int64_t ff_honaker_number(int64_t k)
     return 2 * (k - 1) - bits + 1;
 }
 
-/* Return how many draws the published code of chowdhury-zhou-2022 adds up in prefix k. */
+/* Return the number of draws that the published code of chowdhury-zhou-2022 adds up in prefix k. */
 int64_t ff_nested_draws(int64_t k)
 {
     return k ? 1 + (int64_t)ff_log((double)(k + 1)) : 0;
 }
 
-/* out += four rows (s apart) times their weights, one after the other; n entries each. */
+/* out (n) += four rows (n entries each, s apart) times their weights (step apart). Each entry is
+ * added up in the order of the rows, as by add_one. */
 FF_INLINE void add_four(const double *restrict rows, int64_t s, const double *restrict weights,
                         int64_t step, int64_t n, double *restrict out)
 {
@@ -40,17 +42,18 @@ FF_INLINE void add_four(const double *restrict rows, int64_t s, const double *re
                  e * rows[3 * s + j];
 }
 
-/* out += weight row, n entries. */
+/* out (n) += weight times row (n). */
 FF_INLINE void add_one(const double *restrict row, double weight, int64_t n, double *restrict out)
 {
     for (int64_t j = 0; j < n; j++)
         out[j] += weight * row[j];
 }
 
-/* Entries of a row that fit into the first-level cache together with those of all sums. */
+/* Number of entries of each row that are processed together: they fit into the first-level cache
+ * with those of all sums. */
 #define PART 256
 
-/* Add a weighted sum of k rows to out. */
+/* out (s) += sum_i weights[i step] rows[i] over k rows (k, s). */
 void ff_add_weighted(const double *restrict rows, const double *restrict weights, int64_t step,
                      int64_t k, int64_t s, double *restrict out)
 {
@@ -64,7 +67,8 @@ void ff_add_weighted(const double *restrict rows, const double *restrict weights
     }
 }
 
-/* Compute several weighted sums of the same k rows in one pass over the rows. */
+/* Compute `count` weighted sums of the same k rows (k, s) in one pass over the rows, into the rows
+ * that follow them. */
 void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
                        int64_t next, int64_t step, int64_t s)
 {
@@ -84,8 +88,9 @@ void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *res
     }
 }
 
-/* Round values plus approximately known noise to a grid, and mark the entries whose rounding the
- * error of the noise leaves open. */
+/* Round values plus std times noise to a grid (s entries each). The noise is known up to `error`;
+ * doubtful[j] is 1 if that leaves the rounding of entry j open. Returns the number of these
+ * entries. */
 int64_t ff_round_noisy(const double *restrict values, const double *restrict noise,
                        const double *restrict std, const double *restrict grid, double error,
                        int64_t s, double *restrict out, uint8_t *restrict doubtful)
@@ -96,8 +101,10 @@ int64_t ff_round_noisy(const double *restrict values, const double *restrict noi
         const double steps = values[j] / grid[j], whole_steps = floor(steps);
         const double ratio = std[j] / grid[j];
         const double position = (steps - whole_steps) + ratio * noise[j];
-        /* Round to the nearest integer; valid below 2^51. */
+        /* Round to the nearest integer: doubles near 1.5 2^52 are whole numbers. Valid below
+         * 2^51. */
         const double nearest = (position + 6755399441055744.0) - 6755399441055744.0;
+        /* 2^-51 covers the rounding error of `position`. */
         const double uncertainty = ratio * error + (fabs(position) + 1.0) * 4.440892098500626e-16;
         out[j] = (whole_steps + nearest) * grid[j];
         doubtful[j] = !(fabs(position - nearest) + uncertainty < 0.5);
@@ -106,8 +113,9 @@ int64_t ff_round_noisy(const double *restrict values, const double *restrict noi
     return doubtful_count;
 }
 
-/* Compute the noise of the next prefix from q decaying sums of all earlier noise. coefficients: the
- * weight of z, then decay and weight of each decaying sum. */
+/* Compute the noise of the next prefix, out (s), from its draw z (s) and q decaying sums of all
+ * draws, buffers (q, s). coefficients: the weight of z, then decay and weight of each decaying
+ * sum. */
 void ff_buffered(const double *restrict z, const double *restrict coefficients, int64_t q,
                  int64_t s, double *restrict buffers, double *restrict out)
 {

@@ -1,9 +1,11 @@
 #include "ff_rewind.h"
 
-/* Return the doubles that a snapshot of one silo takes. */
+/* Return the number of doubles in the snapshot of one silo: W, theta, the batch, ln det V, the
+ * regret, and two counts of clipping. */
 int64_t ff_snapshot_size(int64_t d) { return d * d + d + ff_statistic(d) + 4; }
 
-/* Copy a silo's state into its snapshot (back = 0), or from it (back = 1). */
+/* Copy the part of a silo's state that rounds change to its snapshot (restore = 0), or from it
+ * (restore = 1). Counts have 8 bytes, like doubles. */
 static void copy(const ff_run *run, ff_curve *c, int64_t silo, int64_t restore)
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
@@ -26,6 +28,8 @@ static void copy(const ff_run *run, ff_curve *c, int64_t silo, int64_t restore)
     }
 }
 
+/* Save a silo's state to its snapshot. */
 void ff_snapshot(const ff_run *run, ff_curve *c, int64_t silo) { copy(run, c, silo, 0); }
 
+/* Restore a silo's state from its snapshot. */
 void ff_rewind(const ff_run *run, ff_curve *c, int64_t silo) { copy(run, c, silo, 1); }

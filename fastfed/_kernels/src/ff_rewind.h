@@ -8,7 +8,7 @@
 
 #include "ff_run.h"
 
-/* Return the doubles of the snapshot of one silo. */
+/* Return the number of doubles in the snapshot of one silo. */
 int64_t ff_snapshot_size(int64_t dimension);
 
 /* Save the part of a silo's state that rounds change. The state of the trigger is not saved: it is

@@ -56,7 +56,7 @@ enum {
     FF_NESTED = 5
 };
 
-/* Doubles of `views` for each silo with its own clock. */
+/* Number of doubles of `views` for each silo with its own clock. */
 #define FF_VIEW_NUMBERS 6
 
 /* The last choice of a silo whose policy is lazy (acts on released statistics only). Until the
@@ -87,7 +87,7 @@ typedef struct {
                                   * bounds */
     const double *score_state;   /* (score_state_size): state of the score function, copied for
                                   * every call; or NULL */
-    int64_t score_state_size;    /* doubles of score_state */
+    int64_t score_state_size;    /* number of doubles in score_state */
     int64_t score_diagonal;      /* 1: the function is called by ff_arms_scored */
     int64_t randomizer, analyzer, release; /* numbers of the enumerations above */
     const double *coefficients;  /* FF_TOEPLITZ: f (K). FF_FACTORISED: the factor (K, K).
@@ -244,7 +244,7 @@ typedef struct {
                                           * the environment */
     int64_t belief_scratch;       /* doubles: ff_belief_scratch() if a curve has local rounds,
                                    * else 0 */
-    int64_t scratch_size;         /* doubles for each thread */
+    int64_t scratch_size;         /* number of doubles for each thread */
     int64_t *status;              /* (M): status of each silo, FF_OK or a failure */
     ff_team *team;                /* the threads of one call of ff_run_rounds, or NULL */
     ff_pace rounds, reports, own; /* measured times of: rounds, reports, first posteriors of
@@ -254,8 +254,8 @@ typedef struct {
 /* The largest number of curves in a run. */
 #define FF_MAX_CURVES 64
 
-/* Data points that are buffered for each silo and curve before they are added to the batch
- * together. */
+/* Number of data points that are buffered for each silo and curve before they are added to the
+ * batch together. */
 #define PENDING 16
 
 /* The scratch of one thread, cut into its parts (pointers to doubles unless stated otherwise). */
@@ -277,7 +277,7 @@ typedef struct {
     int64_t count;  /* number of points in the buffer */
 } ff_pending;
 
-/* Cut the scratch of one thread into its parts. */
+/* Return pointers to the parts of the scratch of one thread. */
 FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
 {
     const int64_t actions = run->environment->actions, d = run->dimension;
@@ -299,9 +299,9 @@ FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
     return p;
 }
 
-/* Return the doubles of scratch that one thread needs. Add ff_scored_scratch() if a curve has a
- * user's score function, and belief_scratch if a curve has local rounds. levels: the largest number
- * of tree levels of any curve that sends bits. */
+/* Return the number of doubles of scratch that one thread needs. Add ff_scored_scratch() if a curve
+ * has a user's score function, and belief_scratch if a curve has local rounds. levels: the largest
+ * number of tree levels of any curve that sends bits. */
 FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int64_t curves)
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +

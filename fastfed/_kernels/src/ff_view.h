@@ -1,6 +1,6 @@
-/* Views of silos with their own clocks (docs/clocks.md). All silos that report in an exchange receive
- * the same view and keep it until their next exchange, so each silo has its own W, theta and radius.
- * A curve holds the last view; views of silos are copies of it. */
+/* Views of silos with their own clocks (docs/clocks.md). All silos that report in an exchange
+ * receive the same view and keep it until their next exchange, so each silo has its own W, theta
+ * and radius. A curve holds the last view; views of silos are copies of it. */
 #ifndef FF_VIEW_H
 #define FF_VIEW_H
 
