@@ -11,6 +11,7 @@ FF_INLINE int64_t arm_of(const double *restrict x, int64_t d)
     return a;
 }
 
+/* Add the data point (x, y), x a multiple of a unit vector, to the packed gram and to bias (d). */
 void ff_arms_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
                         double y, int64_t d)
 {
@@ -19,6 +20,8 @@ void ff_arms_accumulate(double *restrict gram, double *restrict bias, const doub
     bias[a] += x[a] * y;
 }
 
+/* Update the diagonal of W (d, d) and theta (d) by the data point (x, y), x a multiple of a unit
+ * vector. Returns 1 + ||x||^2_{V^-1} for the old V. */
 double ff_arms_observe(double *restrict w, double *restrict theta, const double *restrict x,
                        double y, int64_t d)
 {

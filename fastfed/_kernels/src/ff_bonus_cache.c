@@ -108,6 +108,7 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
     }
 }
 
+/* Let a silo whose V has been rewound use the bounds of the release again. */
 void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo)
 {
     if (cache->silo)
@@ -425,7 +426,6 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     return -1;
 }
 
-/* Reset one silo's state to that right after the release. */
 void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo) { (void)cache, (void)silo; }
 
 void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,

@@ -124,6 +124,7 @@ static int64_t size_of(int64_t n, int64_t d)
     return HEAD + 14 * np + (n <= pairs_up_to(d) ? by_pairs : by_rows);
 }
 
+/* Return the number of doubles in a model of at most `actions` actions. */
 int64_t ff_fixed_size(int64_t actions, int64_t d)
 {
     /* The model by pairs may be larger than that of more actions. */
@@ -688,6 +689,7 @@ double ff_fixed_log_entry(const double *model)
     return -ff_log(cut((double *)model).width[(int64_t)model[CHOSEN]]);
 }
 
+/* Return 1 if learning the action that was chosen last counts as clipping. */
 int ff_fixed_is_clipped(const double *model)
 {
     return cut((double *)model).clipped[(int64_t)model[CHOSEN]] != 0.0;

@@ -80,6 +80,7 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
     return tree(s);
 }
 
+/* Return sum a_i b_i of n terms. */
 double ff_dot(const double *a, const double *b, int64_t n) { return dot(a, b, n); }
 
 /* y (n) += f x (n). */
@@ -375,8 +376,8 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
             theta[j] += scratch[i] * w[i * d + j];
 }
 
-/* Return ln det V = -2 sum ln W_ii from W (d, d). Chunks are padded by ones to a multiple of 16,
- * for which ff_logs has vectors. */
+/* Return ln det V = -2 sum ln W_ii from W (d, d). Chunks are padded by ones to a multiple of 16, so
+ * that the loop of ff_logs has whole vectors only. */
 double ff_log_det(const double *w, int64_t d)
 {
     enum { CHUNK = 64 };

@@ -20,6 +20,7 @@ enum { MADE = FF_QUANTISED_MADE, BEING_MADE, OFFERED_ONCE };
 
 int64_t ff_screen_i16_available(void) { return 1; }
 
+/* Return the number of doubles of scratch for at most `actions` actions. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
 {
     /* The factor; the actions; upper bounds on scores, bonuses and means (ff_bonus_cache.c); space
@@ -28,6 +29,7 @@ int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
            3 * LANES / 2 * vectors_of(actions) + 24;
 }
 
+/* Return 1 if these actions can be quantised: float32, feature-major, and not too many features. */
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
 {
     return d <= LARGEST_DIMENSION && !actions->is_double && actions->action_stride == 1;

@@ -599,8 +599,10 @@ double ff_normal(const ff_stream *s)
 /* Turn two random words into a uniform number in (0, 1). */
 double ff_unit(uint32_t high, uint32_t low) { return unit_f64(bits53(high, low)); }
 
+/* Return ln x, with the same bits on every processor. */
 double ff_log(double x) { return log_f64(x); }
 
+/* Compute ln x of n numbers. */
 void ff_logs(const double *restrict x, int64_t n, double *restrict out)
 {
     for (int64_t i = 0; i < n; i++)

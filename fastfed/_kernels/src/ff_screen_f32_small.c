@@ -171,11 +171,14 @@ FF_INLINE extremes score_all(const ff_actions *actions, const float *w, factors 
     return so_far;
 }
 
+/* Return 1 if the actions have a dimension with unrolled code, and can be read in place. */
 int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d)
 {
     return (d == 5 || d == LARGEST_D) && is_readable_in_place(actions);
 }
 
+/* Compute the approximate scores of all actions into score (K), or their rankings and bonuses (K);
+ * return the largest values. Every call of score_all has constants for d and the second bonus. */
 ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, float beta,
                                     float gamma, float ranking, int64_t d, float *restrict score,
                                     float *restrict bonus)
@@ -193,7 +196,7 @@ ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, f
                              largest_lane(all.length)};
 }
 #else
-/* Return 1 if the actions have a dimension with unrolled code, and can be read in place. */
+/* Without vector types there is no unrolled code. */
 int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d) { return 0; }
 
 ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, float beta,
