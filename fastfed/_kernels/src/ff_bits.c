@@ -16,6 +16,7 @@ void ff_round_point(const double *restrict point, int64_t s, double g, int64_t c
         v = v > high ? high : v;
         double down = (v + magic) - magic;
         down -= down > v ? 1.0 : 0.0;
+        /* random[j] 2^-32, through a signed integer, because AVX2 cannot convert unsigned ones. */
         const double u = (double)(int32_t)(random[j] ^ 0x80000000u) * 2.3283064365386963e-10 + 0.5;
         down += u < v - down ? 1.0 : 0.0;
         sums[j] += down - g;
@@ -96,7 +97,8 @@ static double log_pmf(int64_t k, int64_t n, double excess)
            deviance(y, 0.75 * all, -excess) - 0.5 * ff_log(x * (y / all));
 }
 
-/* Invert the distribution function at u by sequential search, for small n. Every try succeeds. */
+/* Return k - n / 4 for the smallest k with P(Bin(n, 1/4) <= k) >= u, by sequential search, for
+ * small n. */
 static double invert_small(double u, int64_t n)
 {
     double probability = 1.0;
@@ -168,13 +170,13 @@ void ff_encode_bits(int64_t ones, int64_t length, uint8_t *restrict bits)
     memset(bits + ones, 0, (size_t)(length - ones));
 }
 
-/* The words of a stream in order. */
+/* A position in a stream: the current block and the number of its words that are used. */
 typedef struct {
     const ff_stream *stream;
     uint32_t block, used, random[4];
 } cursor;
 
-/* Return the next word. */
+/* Return the next word of the stream. */
 FF_INLINE uint32_t next_word(cursor *c)
 {
     if (c->used == 4) {

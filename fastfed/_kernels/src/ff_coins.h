@@ -46,8 +46,8 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
 void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first, int64_t n,
                   int64_t times, int64_t *const *to);
 
-/* Write sums by expert: columns[k][l] is `times` the coins of expert k at all silos in round first
- * + l, for d <= FF_COLUMNS and times * silos < 2^15. */
+/* Write sums by expert: columns[k][l] is `times` the number of ones of expert k at all silos in
+ * round first + l, for d <= FF_COLUMNS and times * silos < 2^15. */
 #define FF_COLUMNS 128
 void ff_coins_columns(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first,
                       int64_t times, int16_t (*restrict columns)[FF_COIN_ROUNDS]);

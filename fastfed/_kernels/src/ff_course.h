@@ -12,7 +12,8 @@
  * 32 000 for each expert, fit 16 bits with a sign. */
 #define FF_COURSE_SILOS 1000
 
-/* The algorithm that chooses experts: follow the leader, Hedge, or Fed-SVT (sparse vectors). */
+/* The algorithm that chooses experts: follow the leader, Hedge, or Fed-SVT (the sparse vector
+ * technique). */
 enum { FF_COURSE_LEADER = 0, FF_COURSE_HEDGE = 1, FF_COURSE_SPARSE = 2 };
 
 /* The state of a run. */

@@ -5,7 +5,7 @@
 #include "ff_panel.h"
 #include "ff_random.h"
 
-/* Floats of a cache line, and at least those of a vector, so rows have the same layout at every
+/* Number of floats in a cache line. No vector has more, so rows have the same layout at every
  * vector width. */
 #define LINE 16
 
@@ -15,7 +15,8 @@ int64_t ff_stride(int64_t actions)
     return (actions + LINE - 1) & ~(int64_t)(LINE - 1);
 }
 
-/* Return how many numbers an environment may write when it fills the buffers of one round. */
+/* Return the number of floats (or doubles) that an environment may write when it fills the buffers
+ * of one round. */
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
     /* Features; normals, read up to a stride past the last; three numbers for each action;
@@ -65,7 +66,8 @@ typedef struct {
     int64_t many, sum;
 } near_top;
 
-/* Find those of k means that are within `margin` of the largest. */
+/* Return the largest of k means less `margin`, the number of means of at least that, and the sum of
+ * their indices: if there is one, this is its index. */
 FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double margin)
 {
     int64_t whole = 0;
@@ -203,7 +205,7 @@ typedef struct {
     float *restrict normals; /* (., K) */
 } parts;
 
-/* Cut the buffer of K actions into its parts, and convert theta to float32. */
+/* Return pointers to the parts of the buffer of k actions, with theta (d) converted to float32. */
 FF_INLINE parts cut(void *buffer, int64_t k, int64_t d, const double *theta)
 {
     const int64_t stride = ff_stride(k);
@@ -266,7 +268,7 @@ FF_INLINE double mean_of(const double *restrict theta, const float *restrict x, 
 
 double ff_mean_error(int64_t d) { return 8.0 * (double)(d + 8) * 0x1p-24; }
 
-/* Return the theta of a silo. */
+/* Return the theta (d) of a silo. */
 FF_INLINE const double *sphere_theta(const ff_sphere *sphere, int64_t silo)
 {
     return sphere->theta + silo * sphere->theta_stride;

@@ -6,7 +6,8 @@
 #include "ff_random.h"
 #include "ff_threads.h"
 
-/* Rows that a thread adds up before it passes on its sums; rounds of coins. */
+/* Number of rows that are one item of work for a thread, and number of rounds if losses are
+ * coins. */
 #define BLOCK_ROWS 256
 #define BLOCK_COIN_ROUNDS (16 * FF_COIN_ROUNDS)
 
@@ -16,7 +17,7 @@ FF_INLINE double unit_of(const ff_losses *l)
     return l->kind == FF_LOSS_COINS ? 1.0 : 1.0 / (double)(1 << FF_LOSS_BITS);
 }
 
-/* total += times row. */
+/* total (d) += times row (d). */
 static void add_row(const uint32_t *restrict row, int64_t d, int64_t times,
                     int64_t *restrict total)
 {
@@ -76,11 +77,12 @@ static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, in
     return FF_OK;
 }
 
-/* The arguments of sum_block. */
+/* The arguments of sum_block, for a block of consecutive rounds. */
 typedef struct {
     const ff_losses *l;
     uint64_t seed;
-    int64_t replicate, block, rounds, segments; /* rounds of a block; all rounds; segments */
+    int64_t replicate, block, rounds, segments; /* block: number of rounds in a block; rounds,
+                                                 * segments: their total numbers */
     const int64_t *edges; /* (segments + 1): round before each segment */
     ff_stream coin;       /* the stream of silo 0 with index 0 */
     const ff_losses_scratch *scratch;
@@ -96,7 +98,8 @@ static void add_coins(const ff_blocks *blocks, int64_t from, int64_t end, int64_
     const ff_losses *l = blocks->l;
     const int64_t d = l->experts, *edges = blocks->edges;
     const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
-    /* Other threads may add to the first and the last segment. */
+    /* Other threads may add to the first segment (head) and to the last one (tail), so sums for
+     * these go to the thread's scratch first. */
     const int64_t head = edges[low] < from ? low : -1;
     int64_t tail = -1;
     memset(scratch->sums, 0, (size_t)(2 * d) * sizeof *scratch->sums);
@@ -129,7 +132,7 @@ static void add_coins(const ff_blocks *blocks, int64_t from, int64_t end, int64_
     }
 }
 
-/* Task: add up the rows of one block of rounds. */
+/* Task: add up the rows of all silos in one block of rounds, for each segment. */
 static void sum_block(void *work, int64_t index, int64_t thread)
 {
     ff_blocks *blocks = work;
@@ -196,7 +199,7 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
     return blocks.failed;
 }
 
-/* Write the gradient of <g, x>^2 / 2 at x, and return <g, x>. */
+/* Write the gradient g <g, x> of <g, x>^2 / 2 at x to out (d), and return <g, x>. */
 double ff_square_gradient(const double *g, const double *x, int64_t d, double *out)
 {
     double inner = 0.0;
@@ -232,8 +235,9 @@ static int64_t clipped_gradient(const ff_losses *l, uint64_t seed, int64_t repli
     return FF_OK;
 }
 
-/* Add the gradients of one silo's losses, or their differences, to total (d). Returns FF_OK or a
- * negative status. */
+/* Add to total (d) the clipped gradients at x of one silo's losses in n rounds or, if parent is not
+ * NULL, the clipped differences from the gradients at parent. Returns FF_OK or a negative
+ * status. */
 static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                              const int64_t *rounds, int64_t n, const double *x,
                              const double *parent, const ff_gradient_bounds *bounds,

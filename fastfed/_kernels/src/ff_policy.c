@@ -65,7 +65,7 @@ static int passes(const model *m, double largest, const double *x, int64_t d, do
     return value - 1e-9 * (fabs(mean) + fabs(value)) > limit;
 }
 
-/* Choose by screening all actions. Returns the action. */
+/* Return the best action by the model's scores (or by its sieve), after screening all actions. */
 FF_INLINE int64_t choose_screened(const model *m, const ff_actions *actions, int64_t d,
                                   const ff_parts *p)
 {
@@ -75,7 +75,8 @@ FF_INLINE int64_t choose_screened(const model *m, const ff_actions *actions, int
     return ff_select(actions, m->w, m->theta, m->beta, m->gamma, d, p->score, p->feature);
 }
 
-/* Choose from a fixed set of actions by the silo's model of it (ff_fixed.h). Returns the action. */
+/* Return the action that a silo chooses from its fixed set, by its model of the set
+ * (ff_fixed.h). */
 static int64_t choose_fixed(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                             const ff_actions *actions, const ff_parts *p)
 {
@@ -99,7 +100,8 @@ static int64_t choose_fixed(const ff_run *run, ff_curve *c, int64_t silo, int64_
     return action;
 }
 
-/* Choose by cached bounds on bonuses, or by screening all actions. Returns the action. */
+/* Return the action that a silo chooses by cached bounds on bonuses or, if these do not decide, by
+ * screening all actions. */
 static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                const ff_actions *actions, const ff_parts *p)
 {

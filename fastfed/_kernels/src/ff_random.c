@@ -119,7 +119,7 @@ FF_INLINE void start_radii(words a, lanes32 *s, lanes32 *exponent_part)
     *exponent_part = TO_FLOATS(signed_words(shifted) >> 23) * (-2.0f * 0.69314718056f);
 }
 
-/* Finish the radii from s and the exponents' part. */
+/* Return the radii sqrt(-2 ln u) from s and the exponent's part of -2 ln u, see start_radii. */
 FF_INLINE lanes32 end_radii(lanes32 s, lanes32 exponent_part)
 {
     const lanes32 z = s * s;
@@ -155,7 +155,7 @@ FF_INLINE void turn_f32(words w, lanes32 *x, lanes32 *y)
 #define UNROLLED
 #endif
 
-/* Return the floats that the normal generator writes for n values: whole vectors. */
+/* Return the number of floats that the normal generator writes for n values: whole vectors. */
 int64_t ff_normal_capacity_f32(int64_t n)
 {
     return (n + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
@@ -324,7 +324,7 @@ void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
     }
 }
 
-/* Return the words that ff_random_u32 writes for n values: whole vectors. */
+/* Return the number of words that ff_random_u32 writes for n values: whole vectors. */
 int64_t ff_random_u32_capacity(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 /* Draw n uniform integers of 32 bits. */
@@ -344,7 +344,9 @@ void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out)
 
 /* ---- float64: the same algorithms with 53 bits --------------------------------------------- */
 
-/* Inline version of ff_log. */
+/* Return ln x for finite x > 0 (ff_log): e ln 2 + ln m for x = 2^e m with m in [sqrt(1/2),
+ * sqrt(2)), and ln m = 2 atanh s, s = (m - 1)/(m + 1), by its series. The constant is the bits of
+ * sqrt(1/2). */
 FF_INLINE double log_f64(double x)
 {
     uint64_t bits;
@@ -370,7 +372,8 @@ FF_INLINE double log_f64(double x)
     return (double)(int32_t)e * 0.6931471805599453 + 2.0 * (s * p);
 }
 
-/* Compute sin and cos of 2 pi w / 2^53. */
+/* Compute sin and cos of 2 pi w / 2^53 for w < 2^53, by Taylor series on [-pi/4, pi/4] around the
+ * nearest quarter turn. */
 FF_INLINE void sincos_f64(uint64_t w, double *sine, double *cosine)
 {
     uint64_t turned = w + (1ull << 50);

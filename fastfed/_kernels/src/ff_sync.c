@@ -10,6 +10,7 @@ void ff_sync_files(int requests, int answers) { (void)requests, (void)answers; }
 #include <time.h>
 #include <unistd.h>
 
+/* Return the seconds on a clock that never runs backwards. */
 static double seconds_now(void)
 {
     struct timespec now;
