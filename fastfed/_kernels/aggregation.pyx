@@ -15,7 +15,7 @@ from fastfed._kernels.headers cimport *
 # ---- sums, trees and noise -----------------------------------------------------------------------
 
 def node_level(int64_t k):
-    """Return the level of the tree node that release k >= 1 completes: the lowest set bit of k."""
+    """Return the level of the tree node that release k >= 1 completes: index of its lowest 1."""
     return ff_node_level(k)
 
 

@@ -45,7 +45,7 @@ cdef class Environment:
 
     @property
     def dimension(self):
-        """d."""
+        """Number of features, d."""
         return self.c.dimension
 
     @property

@@ -20,7 +20,7 @@ def total(const double[::1] values):
 
 
 def follow(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost, int64_t expert):
-    """Return (experts (n,) by follow the leader, number of changes)."""
+    """Return (the expert of each segment (n,) by follow the leader, number of changes)."""
     cdef int64_t n = sums.shape[0], switches
     cdef int64_t[::1] chosen = np.empty(n, np.int64)
     with nogil:
@@ -44,7 +44,7 @@ def hedge(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost
 
 
 def hedge_exponents(int64_t first, double[::1] exponents, double unit, double silos, double rate):
-    """Write rate times the loss per client, for losses of first, first + 1, .. units."""
+    """Write exponents (n,): rate times the loss per client, for first, first + 1, .. units."""
     if exponents.shape[0]:
         with nogil:
             ff_hedge_exponents(first, exponents.shape[0], unit, silos, rate, &exponents[0])

@@ -70,8 +70,8 @@ def log_volume(const double[:, ::1] w, bint arms):
 
 
 def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
-    """Update W and theta by a data point, in place; theta may be None. Returns the determinant's
-    ratio."""
+    """Update W and theta by a data point, in place; theta may be None. Returns det V after the
+    point divided by det V before it."""
     cdef int64_t d = w.shape[0]
     cdef double[::1] scratch = np.empty(4 * d)
     cdef double *t = NULL
@@ -191,8 +191,8 @@ def select_sieved(actions, const double[:, ::1] w, const double[::1] theta, doub
 def select_least(actions, const double[:, ::1] w, const double[::1] theta, double beta,
                  double gamma, const double[:, ::1] other_w, const double[::1] other_theta,
                  double other_beta):
-    """Return (index, features) of the action with the largest smaller score; see
-    ff_select_least."""
+    """Return (index, features) of the action for which the smaller of its scores by two models is
+    the largest, see ff_select_least."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
@@ -359,7 +359,7 @@ def row_width(double multiplier, double scale, double base, double anchor, doubl
 
 
 def inflation(double lowered, double floor, double inverse):
-    """Return f of the direct radius, see ff_inflation."""
+    """Return the inflation of the direct radius, see ff_inflation."""
     return ff_inflation(lowered, floor, inverse)
 
 

@@ -64,12 +64,12 @@ cdef class Losses:
 
     @property
     def silos(self):
-        """m."""
+        """Number of silos, m."""
         return self.c.silos
 
     @property
     def experts(self):
-        """d."""
+        """Number of experts, d."""
         return self.c.experts
 
     @property
@@ -84,7 +84,7 @@ cdef class Losses:
 
     @property
     def has_rows(self):
-        """Whether a round's losses are d numbers, rather than a gradient."""
+        """Whether the losses of a round are d numbers, one for each expert, not a gradient."""
         return self.c.kind != FF_LOSS_GRADIENT
 
     def error(self):
@@ -148,7 +148,7 @@ cdef class Losses:
 
     def gradients(self, const int64_t[:, ::1] rounds, const double[::1] x, int64_t threads=1,
                   const double[::1] parent=None, bounds=(-np.inf, np.inf, np.inf)):
-        """Return sums (m, d) over rounds (m, n) of each silo's gradients at x, in this order; minus
+        """Return sums (m, d) of the gradients at x of each silo over its ``rounds`` (m, n), minus
         the gradients at ``parent`` if it is given. ``bounds``: (low, high, most) of
         ff_gradient_bounds."""
         cdef int64_t status, n = rounds.shape[1]
@@ -202,8 +202,8 @@ cdef class Losses:
 
     def excess(self, int64_t first, int64_t last, const double[::1] x,
                const double[::1] optimum, double lost):
-        """Return lost + (loss at x - loss at ``optimum``), summed over rounds first..last and all
-        silos in this order, for losses given as gradients."""
+        """Return ``lost`` plus the sum of (loss at x - loss at ``optimum``) over rounds first..last
+        and all silos, added in this order, for losses given as gradients."""
         self.prepare(1)
         with nogil:
             lost = ff_losses_excess(&self.c, self.seed, self.replicate, first, last, &x[0],

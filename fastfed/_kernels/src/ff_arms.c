@@ -33,6 +33,7 @@ double ff_arms_observe(double *restrict w, double *restrict theta, const double 
     return s;
 }
 
+/* Return the number of doubles of scratch that ff_arms_scored needs. */
 int64_t ff_arms_scratch(int64_t d) { return 4 * d; }
 
 int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double *restrict w,

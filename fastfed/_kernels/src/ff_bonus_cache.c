@@ -386,6 +386,8 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
 }
 
 #else
+/* Return 0: built without these instructions, there are no bounds. The functions below do nothing,
+ * and ff_bonus_cache_choose leaves every choice to screening. */
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,
@@ -397,6 +399,7 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
     return 0;
 }
 
+/* Return 0: there are no bounds to store. */
 int64_t ff_bonus_cache_size(int64_t d)
 {
     (void)d;

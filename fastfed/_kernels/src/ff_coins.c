@@ -228,7 +228,7 @@ FF_INLINE void write_bits(uint32_t bits, int64_t low, int64_t high, uint32_t *re
             row[i] = bits >> i & 1;
 }
 
-/* Write the coins of one silo and round. */
+/* Write the coins of one silo and round to row (d). */
 void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t round,
                   uint32_t *restrict row)
 {

@@ -266,6 +266,7 @@ FF_INLINE double mean_of(const double *restrict theta, const float *restrict x, 
     return product;
 }
 
+/* Return a bound on the error of a mean that sphere and gap write, by float32 rounding. */
 double ff_mean_error(int64_t d) { return 8.0 * (double)(d + 8) * 0x1p-24; }
 
 /* Return the theta (d) of a silo. */

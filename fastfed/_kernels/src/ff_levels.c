@@ -13,6 +13,7 @@ int ff_levels_choose(int highest)
     return -1;
 }
 
+/* Return the highest level, because this build has only one. */
 int ff_levels_chosen(void) { return FF_LEVEL_V4; }
 
 #else

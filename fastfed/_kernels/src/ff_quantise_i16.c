@@ -18,6 +18,7 @@ enum { MADE = FF_QUANTISED_MADE, BEING_MADE, OFFERED_ONCE };
 /* Up to this dimension rounding changes a length by less than 1 percent. */
 #define LARGEST_DIMENSION 65536
 
+/* Return 1: this file is compiled for processors that have the instructions. */
 int64_t ff_screen_i16_available(void) { return 1; }
 
 /* Return the number of doubles of scratch for at most `actions` actions. */
@@ -247,27 +248,31 @@ const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
 }
 
 #else
-/* Built without these instructions: no actions are suitable. */
+/* Return 0: built without these instructions. */
 int64_t ff_screen_i16_available(void) { return 0; }
 
+/* Return 0: nothing is screened in 16 bits. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
 {
     (void)d, (void)actions;
     return 0;
 }
 
+/* Return 0: no actions are suitable without these instructions. */
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
 {
     (void)actions, (void)d;
     return 0;
 }
 
+/* Return 0: no actions are stored in 16 bits. */
 int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 {
     (void)d, (void)actions;
     return 0;
 }
 
+/* Return NULL: there are no actions in 16 bits. */
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
                                const ff_actions *actions, int64_t d, void *restrict buffer)
 {

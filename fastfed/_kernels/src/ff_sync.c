@@ -2,6 +2,7 @@
 
 #ifdef _WIN32
 
+/* Do nothing: such syncs exist on POSIX systems only. */
 void ff_sync_files(int requests, int answers) { (void)requests, (void)answers; }
 
 #else
@@ -32,6 +33,8 @@ static int sync_content(int file)
     return failed ? errno : 0;
 }
 
+/* Sync the files whose descriptors come from the pipe `requests`, and write the result of each sync
+ * to the pipe `answers`, until a pipe is closed. */
 void ff_sync_files(int requests, int answers)
 {
     for (;;) {

@@ -2,6 +2,7 @@
 
 #ifdef _WIN32
 
+/* Return FF_WATCH_NONE: there are no watches on this system. */
 int ff_watch_signals(int pipe, int grace, const char *message, size_t size)
 {
     (void)pipe, (void)grace, (void)message, (void)size;
