@@ -54,7 +54,7 @@ def test_errors_about_bad_keys_are_one_sentence(algorithm):
         ({"lazy": False}, "lazy must be true for a single agent"),
         ({"batch_size": 101}, r"batch_size must be <= horizon \(100\), got 101"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
-        ({"batch_size": "big"}, "batch_size must be one of .*\"growing\", got 'big'"),
+        ({"batch_size": "big"}, "batch_size must be an integer or one of .*\"growing\", got 'big'"),
         ({"batch_size": 2.5}, "batch_size must be .*got 2.5"),
         ({"batch_first": 2}, 'batch_first belongs to batch_size "growing", got 2'),
         ({"radius": "lemma-c2"}, "radius must be one of .*\"lemma-a2\".*got 'lemma-c2'"),
