@@ -569,7 +569,10 @@ def test_confidence_sets_cover_in_a_whole_run(schedule):
         ({**FIXED, "batch_ratio": 0.5}, "batch_ratio must be >= 1, got 0.5"),
         ({**FIXED, "batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({**FIXED, "batch_size": 101}, r"batch_size must be <= horizon \(100\), got 101"),
-        ({**FIXED, "batch_size": "theorm"}, 'batch_size must be an integer or one of "theorem", "growing", got'),
+        (
+            {**FIXED, "batch_size": "theorm"},
+            'batch_size must be an integer or one of "theorem", "growing", got',
+        ),
         ({**PRIVATE, "comunication": "MT"}, 'unknown key "comunication" for feducb; did you mean'),
         ({**PRIVATE, "protocol": "central"}, 'unknown key "protocol" for feducb'),
         ({"private": "no"}, "private must be true or false, got 'no'"),
