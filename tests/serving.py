@@ -143,8 +143,10 @@ def running(folder, sync_ms, library, inside=None):
         environment |= {"LD_PRELOAD": library, "FASTFED_SYNC_MS": str(sync_ms)}
     run = ["-m", "fastfed"] if inside is None else ["-c", INSIDE, str(inside)]
     command = [sys.executable, *run, "silo", str(folder), "--hub", "http://127.0.0.1:9"]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     path = folder / "silo.sock"
+    # A killed silo leaves its socket, which would look like that of the new process.
+    path.unlink(missing_ok=True)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.05)
