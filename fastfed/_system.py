@@ -240,7 +240,7 @@ class Algorithm:
 
 
 #: Examples of keys whose values are tables.
-TABLES = {
+_TABLE_EXAMPLES = {
     "delay": '{ kind = "constant", rounds = 10 }',
     "clock": "{ rates = [0.05] }",
     "share": "{ until = 100 }",
@@ -305,6 +305,6 @@ def _type_error(
     remedy = unquoted(value) if is_number else ""
     if is_number and isinstance(value, dict):
         remedy = ": a list of numbers, [1.0, 2.0], makes one curve for each"
-    elif "object" in types and key in TABLES:
-        remedy = f": write {key} = {TABLES[key]}"
+    elif "object" in types and key in _TABLE_EXAMPLES:
+        remedy = f": write {key} = {_TABLE_EXAMPLES[key]}"
     return f"{key} must be {expected}{type_match[2]}, got {show(value)}{remedy}"

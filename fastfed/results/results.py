@@ -47,7 +47,7 @@ def means(counts: np.ndarray) -> list[float]:
 
 
 #: Names that other libraries use for tables of results -> what to write here.
-TABLES = {
+_NAMES_ELSEWHERE = {
     **dict.fromkeys(("df", "frame", "dataframe", "to_pandas", "to_df"), "results.to_frame()"),
     "summary": 'results.to_frame("summary")',
     "to_csv": "results.to_frame().to_csv(path)",
@@ -397,8 +397,8 @@ class Results(Displayed, Located):
 
     def where_is(self, name: str) -> str:
         """Return the expression that reads an attribute of a curve; empty for unknown ones."""
-        if name in TABLES:
-            return TABLES[name]
+        if name in _NAMES_ELSEWHERE:
+            return _NAMES_ELSEWHERE[name]
         known = hasattr(CurveResult, name) or name in (f.name for f in fields(CurveResult))
         return f"results.curves[0].{name} or results[label].{name}" if known else ""
 
