@@ -138,8 +138,8 @@ def plan(
     actions : int
         K, the number of actions of the sphere environment; ignored if an environment is given.
     environment : Environment, dict, str or Path, optional
-        Environment to simulate in place of the sphere: an environment, its table as in a spec, or a
-        spec file (TOML) with an [environment] table.
+        Environment to simulate in place of the sphere: an environment, its table as in a spec, a
+        spec file (TOML) with an [environment] table, or the id of a figure.
     trust : str or sequence of str, optional
         One or several names in ``TRUST``. Default: all that can protect what is private. Each trust
         model gets one verdict.

@@ -238,15 +238,12 @@ def privacy(spec: Path, curve: str | None, settings: tuple[str, ...], as_json: b
     guarantee does not cover.
     """
     from fastfed._validate import choice
-    from fastfed.experiments import FOLDER, figure_ids
-    from fastfed.experiments.specs import load_spec, parse_changes
+    from fastfed.experiments.specs import file_or_figure, load_spec, parse_changes
     from fastfed.reporting.sections import certificates_text
     from fastfed.results.store import made_now
     from fastfed.simulation.run import about_records
 
-    if not spec.exists() and str(spec) in figure_ids():
-        spec = FOLDER / f"{spec}.toml"
-    experiment = load_spec(spec, changes=parse_changes(settings))
+    experiment = load_spec(file_or_figure(spec), changes=parse_changes(settings))
     if curve is not None:
         choice("--curve", curve, [c.label for c in experiment.curves])
     date = made_now(experiment.identity())
@@ -304,7 +301,11 @@ class SpecAsOption(click.RichCommand):
               help="Make the last feature of the sphere the constant 1/sqrt(2 KAPPA), so that "
               "rewards can be centred, which needs less noise.")  # fmt: skip
 @click.option("--environment", "spec", type=click.Path(path_type=Path), metavar="SPEC.toml",
-              help="Simulate the environment of this spec instead of the sphere.")  # fmt: skip
+              help="Simulate the environment of this spec, or of the figure with this id, "
+              "instead of the sphere.")  # fmt: skip
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+              help="Change a key of this environment: environment.dimension=5. May be "
+              "repeated.")  # fmt: skip
 @click.option("--radius-multiplier", type=float, default=1.0, show_default=True, metavar="X",
               help="Factor on all confidence radii; below 1 no regret bound is proven.",
               )  # fmt: skip
@@ -323,7 +324,12 @@ class SpecAsOption(click.RichCommand):
 @json_option
 @stoppable
 def plan(
-    spec: Path | None, write: Path | None, as_json: bool, trust: tuple[str, ...], **arguments: Any
+    spec: Path | None,
+    settings: tuple[str, ...],
+    write: Path | None,
+    as_json: bool,
+    trust: tuple[str, ...],
+    **arguments: Any,
 ) -> None:
     """Recommend a protocol, release and batches, or advise against sharing.
 
@@ -334,7 +340,10 @@ def plan(
     """
     from fastfed._validate import InputError
     from fastfed.advice import plan as find_plan
+    from fastfed.experiments.specs import environment_table, parse_changes
 
+    if settings and spec is None:
+        raise click.UsageError("--set changes the environment of a spec: give --environment too")
     for name in ("actions", "intercept"):
         if spec is not None and arguments[name] is not None:
             raise click.UsageError(
@@ -361,7 +370,7 @@ def plan(
         del arguments["actions"]
     # All other options are arguments of `fastfed.plan`, with the same names.
     advice = find_plan(
-        environment=spec,
+        environment=spec and environment_table(spec, parse_changes(settings)),
         trust=trust or None,
         on_stage=None if as_json else on_stage,
         **arguments,

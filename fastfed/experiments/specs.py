@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfed._validate import InputError, nearest, nearest_label, show
-from fastfed.experiments import Figure, figure_experiment, figure_ids, figure_spec
+from fastfed.experiments import FOLDER, Figure, figure_experiment, figure_ids, figure_spec
 from fastfed.reporting.claims import labels_of
 from fastfed.reporting.figure import check_figure
 from fastfed.reporting.panels import check_grammar
@@ -256,15 +256,33 @@ def _delete_entries_without_curves(figure: dict[str, Any], tables: Any) -> None:
         figure["note"] = [*notes, sentence] if isinstance(notes, list) else note
 
 
-def environment_table(path: str | Path) -> dict[str, Any]:
-    """Return the [environment] table of a spec file, which may name modules in the same folder."""
-    path = Path(path)
+def environment_table(path: str | Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the [environment] table of a spec file, which may name modules in the same folder.
+
+    ``path`` may be the id of a figure. ``changes`` replaces keys of the table, each written as
+    ``environment.KEY``.
+    """
+    path = file_or_figure(path)
+    changes = changes or {}
+    for key in changes:
+        if not key.startswith("environment."):
+            raise InputError(
+                f"--set must change the environment, as environment.KEY=VALUE, got {show(key)}: "
+                "no other part of the spec is read"
+            )
     import_beside(path)
-    table = read_toml(path).get("environment")
-    if not isinstance(table, dict):
+    spec = read_toml(path)
+    if not isinstance(spec.get("environment"), dict):
         raise InputError(f"{path}: environment is required: an [environment] table")
-    find_beside(table, path)
-    return table
+    apply_changes(spec, changes)
+    find_beside(spec["environment"], path)
+    return spec["environment"]
+
+
+def file_or_figure(path: str | Path) -> Path:
+    """Return the path of a spec: that of a figure if this is its id and no file has this name."""
+    path = Path(path)
+    return FOLDER / f"{path}.toml" if str(path) in figure_ids() and not path.exists() else path
 
 
 def sized_experiment(

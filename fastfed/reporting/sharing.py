@@ -16,6 +16,8 @@ NAMED = 8
 FEW = 3
 #: Above this epsilon a guarantee changes odds by a factor of more than 22 000.
 LARGE_EPSILON = 10.0
+#: Below this epsilon a guarantee is stronger than almost all in use. It may be a typing error.
+SMALL_EPSILON = 0.01
 #: The algorithm that plays uniformly random actions.
 CHANCE = "random"
 #: Verbs for a difference below, above and not distinguishable from zero, by whether the baseline
@@ -86,8 +88,8 @@ def difference_cells(results: Results) -> list[str]:
 def notes_on_curves(results: Results) -> list[str]:
     """Return notes that readers of the results need, each about the curves that it names.
 
-    They are about curves without the privacy that they claim, with a large epsilon or delta, or not
-    better than random actions, and about unusual environments.
+    They are about curves without the privacy that they claim, with a large or tiny epsilon or a
+    large delta, or not better than random actions, and about unusual environments.
     """
     reasons: dict[str, list[str]] = {}
     large_deltas: dict[str, list[str]] = {}
@@ -98,10 +100,15 @@ def notes_on_curves(results: Results) -> list[str]:
             if LARGE_DELTA in caveat:
                 large_deltas.setdefault(caveat, []).append(curve.label)
     notes = [f"{_listed(labels)}: {reason}" for reason, labels in reasons.items()]
-    exact = ((curve.label, curve.certificate["exact"] or {}) for curve in results.curves)
+    exact = [(curve.label, curve.certificate["exact"] or {}) for curve in results.curves]
     if loose := [name for name, pair in exact if pair.get("epsilon", 0.0) > LARGE_EPSILON]:
         notes.append(
             f"an epsilon above {LARGE_EPSILON:g} protects hardly anybody: {_listed(loose)}"
+        )
+    if tight := [name for name, pair in exact if 0.0 < pair.get("epsilon", 0.0) < SMALL_EPSILON]:
+        notes.append(
+            f"an epsilon below {SMALL_EPSILON:g} is far below the usual 0.1 to 10, and needs much "
+            f"noise: {_listed(tight)}"
         )
     notes += [f"{_listed(labels)}: {caveat}" for caveat, labels in large_deltas.items()]
     useless, estimated = _not_better_than_random(results)

@@ -437,6 +437,20 @@ def test_write_leaves_a_spec(tmp_path: Path) -> None:
     assert len(experiment.curves) == 5 and experiment.curves[0].label.startswith("central: ")
 
 
+def test_set_changes_the_environment_of_a_spec_or_a_figure() -> None:
+    options = "--silos 4 --horizon 9 --epsilon 1 --delta 1e-5 --trust central --seconds 0.01 --json"
+    args = [*options.split(), "--environment", "cz22-fig1"]
+    figure = json.loads(command(*args).stdout)["environment"]
+    changed = json.loads(command(*args, "--set", "environment.actions=7").stdout)["environment"]
+    assert figure["actions"] != 7 and changed == {**figure, "actions": 7}
+    for key in ("environment", "curve.epsilon", "horizon"):
+        refused = command(*args, "--set", f"{key}=7")
+        assert refused.exit_code == 2
+        assert "--set must change the environment, as environment.KEY=VALUE" in refused.stderr
+    refused = command(*args[:-2], "--set", "environment.actions=7")
+    assert "--set changes the environment of a spec: give --environment too" in refused.stderr
+
+
 def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text('[environment]\nkind = "gap"\ndimension = 4\nactions = 6\ngap = 0.2\n')

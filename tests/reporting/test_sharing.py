@@ -141,6 +141,14 @@ def test_notes_on_curves_that_protect_nobody_or_learn_nothing(played):
     assert "an epsilon above 10 protects hardly anybody: server, epsilon = 50.0" in notes
 
 
+def test_a_note_says_that_an_epsilon_is_tiny():
+    tiny = [{**CURVES[1], "epsilon": epsilon, "delta": 1e-9} for epsilon in (1e-9, 0.02)]
+    curves = [{**curve, "label": f"{curve['epsilon']:g}"} for curve in tiny]
+    results = fastfed.simulate(WORLD, curves=curves, silos=4, horizon=40)
+    (note,) = [note for note in notes_on_curves(results) if "epsilon" in note]
+    assert "below 0.01" in note and note.endswith(": 1e-09")
+
+
 def test_a_note_says_that_a_delta_allows_to_disclose_some_users():
     large = {**CURVES[1], "epsilon": 1.0, "delta": 1 / 160}
     curves = [large, {**large, "label": "small", "delta": 1 / 161}]
