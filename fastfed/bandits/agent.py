@@ -374,32 +374,35 @@ class PublishedCode:
 NOT_PRIVATE = PublishedCode(1.0, 0.5e-4)
 
 
-def user_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
+def user_gamma(budget: Budget, users: int, problem: ProblemSpec) -> float:
     """Return Gamma of the published code if each user adds noise: s sqrt(T d).
 
     s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B), where B is ``users``: the size of a shuffled
     batch, or 1 for local privacy.
     """
-    std = math.sqrt((math.log(2.5 * users) - math.log(delta)) / users) / epsilon
-    return std * math.sqrt(horizon * dimension)
+    log = math.log(2.5 * users) - math.log(budget.delta)
+    std = math.sqrt(log / users) / budget.epsilon
+    return std * math.sqrt(problem.horizon * problem.dimension)
 
 
-def joint_gamma(epsilon: float, delta: float, horizon: int, dimension: int) -> float:
-    """Return Gamma of the published code for a trusted agent: s sqrt(d ln T).
+def joint_gamma(budget: Budget, problem: ProblemSpec) -> float:
+    """Return Gamma of the published code for a trusted agent: s sqrt(d ln T), for T >= 2.
 
-    s = sqrt(ln T) ln(2.5/delta) / epsilon, where T is ``horizon`` and d ``dimension``.
+    s = sqrt(ln T) ln(2.5/delta) / epsilon.
     """
-    log = math.log(horizon)
-    return math.sqrt(log) * math.log(2.5 / delta) / epsilon * math.sqrt(dimension * log)
+    log = math.log(max(problem.horizon, 2))
+    std = math.sqrt(log) * math.log(2.5 / budget.delta) / budget.epsilon
+    return std * math.sqrt(problem.dimension * log)
 
 
-def vector_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
+def vector_gamma(budget: Budget, users: int, problem: ProblemSpec) -> float:
     """Return Gamma of the published code for the vector sum.
 
     It is ln(d/delta) / (4 epsilon sqrt B) sqrt(T d), where B is ``users``, the size of a batch.
     """
-    log = math.log(dimension) - math.log(delta)
-    return log / (4.0 * epsilon * math.sqrt(users)) * math.sqrt(horizon * dimension)
+    log = math.log(problem.dimension) - math.log(budget.delta)
+    std = log / (4.0 * budget.epsilon * math.sqrt(users))
+    return std * math.sqrt(problem.horizon * problem.dimension)
 
 
 def published_theory(

@@ -28,6 +28,8 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import Self
 
+import msgspec
+
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.agent import (
     MESSAGES,
@@ -54,17 +56,9 @@ from fastfed.bandits.assemble import (
     with_saturation,
 )
 from fastfed.bandits.certify import certify
-from fastfed.bandits.linucb_bounds import (
-    batch_size_b_2,
-    batch_size_c_2,
-    batch_size_c_3,
-    batch_size_e_4,
-    batch_size_e_6,
-    batch_size_f_2,
-    batch_size_f_4,
-)
+from fastfed.bandits.linucb_bounds import batch_size
 from fastfed.bandits.noise_distributions import NoiseDistribution
-from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.problem import BoundSetting, ProblemSpec
 from fastfed.bandits.system import Algorithm, System
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise, calibrate_joint_dp
 from fastfed.privacy.releases.gaussian_release import RELEASES
@@ -74,13 +68,26 @@ from fastfed.protocols.plan import NoiseStd
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, released_as
 from fastfed.protocols.schedule import Schedule
 
+
+def _schedule(config: AgentConfig, problem: ProblemSpec, rule: str) -> Schedule:
+    """Return the rounds after which there is a release.
+
+    ``rule`` is the paper's rule for B, see `batch_size`.
+    """
+    setting = BoundSetting(horizon=problem.horizon, dimension=problem.dimension)
+    if isinstance(config, PrivateAgentConfig):
+        epsilon, delta = config.budget.epsilon, config.budget.delta
+        setting = msgspec.structs.replace(setting, epsilon=epsilon, delta=delta)
+    return config.batches(problem, lambda: batch_size(rule, setting))
+
+
 # ---- linucb --------------------------------------------------------------------------------------
 
 
 def build_linucb(config: AgentConfig, problem: ProblemSpec) -> System:
     """Build the system of one linucb curve: its plan and certificate."""
     check_agent("linucb", problem)
-    schedule = config.batches(problem, lambda: batch_size_f_4(problem.horizon))
+    schedule = _schedule(config, problem, "F.4")
     plan, theory = plan_and_theory(config, problem, AGENT_PROTOCOLS["agent"], schedule, NOT_PRIVATE)
     plan, certificate = certify(plan, problem, theory, None, "chowdhury-zhou-2022, Algorithm 1")
     return System("linucb", plan, certificate, theory=theory)
@@ -135,15 +142,10 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
         return with_release(settled, release)
 
 
-def _joint_schedule(config: JointConfig, problem: ProblemSpec) -> Schedule:
-    """Return the schedule of a linucb-jdp curve: the rounds after which there is a release."""
-    return config.batches(problem, lambda: batch_size_f_4(problem.horizon))
-
-
 @lru_cache(maxsize=256)
 def _joint_release(config: JointConfig, problem: ProblemSpec) -> str:
     """Return the release type with the smallest expected loss for a curve, its default."""
-    schedule = _joint_schedule(config, problem)
+    schedule = _schedule(config, problem, "F.4")
     noise_of = partial(_joint_noise, problem=problem, schedule=schedule)
     return usual_release(config, "agent-central", problem, schedule, noise_of)
 
@@ -180,13 +182,12 @@ def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
     check_agent("linucb-jdp", problem)
     if problem.horizon == 1 and config.calibration == "published-code":
         raise InputError('calibration "published-code" needs a horizon of at least 2: ln 1 = 0')
-    schedule = _joint_schedule(config, problem)
+    schedule = _schedule(config, problem, "F.4")
     noise = _joint_noise(config, problem, schedule)
     assert config.release is not None
     # The noise of the published code is no release type that a key can select.
     release = "nested" if isinstance(noise.mechanism, NestedNoise) else config.release
-    budget = config.budget
-    gamma = joint_gamma(budget.epsilon, budget.delta, max(problem.horizon, 2), problem.dimension)
+    gamma = joint_gamma(config.budget, problem)
     return private_system(
         "linucb-jdp",
         config,
@@ -257,16 +258,7 @@ class LocalConfig(GaussianConfig, frozen=True, kw_only=True):
 def build_ldp(config: LocalConfig, problem: ProblemSpec) -> System:
     """Build the system of one linucb-ldp curve: its plan and certificate."""
     check_agent("linucb-ldp", problem)
-    epsilon, delta = config.budget.epsilon, config.budget.delta
-    d, horizon = problem.dimension, problem.horizon
-
-    def rule() -> int:
-        """Return B of the paper's batch rule for this mechanism."""
-        if config.bits:
-            return batch_size_c_3(horizon, d, epsilon, delta)
-        return batch_size_f_2(horizon)
-
-    schedule = config.batches(problem, rule)
+    schedule = _schedule(config, problem, "C.3" if config.bits else "F.2")
     if config.bits:
         noise = vector_noise(config, problem, schedule, local=True, ratio=config.ratio)
     else:
@@ -277,7 +269,7 @@ def build_ldp(config: LocalConfig, problem: ProblemSpec) -> System:
         problem,
         AGENT_PROTOCOLS["user-ldp-vector" if config.bits else "user-ldp"],
         schedule,
-        PublishedCode(user_gamma(epsilon, delta, 1, horizon, d)),
+        PublishedCode(user_gamma(config.budget, 1, problem)),
         noise,
         individual=config.messages == "individual",
     )
@@ -318,17 +310,14 @@ class AmplifiedConfig(GaussianConfig, frozen=True, kw_only=True):
 def build_amp(config: AmplifiedConfig, problem: ProblemSpec) -> System:
     """Build the system of one linucb-sdp-amp curve: its plan and certificate."""
     check_agent("linucb-sdp-amp", problem)
-    epsilon, delta = config.budget.epsilon, config.budget.delta
-    d, horizon = problem.dimension, problem.horizon
-    rule = batch_size_b_2 if config.returning == 1 else batch_size_e_4
-    schedule = config.batches(problem, lambda: rule(horizon, d, epsilon, delta))
+    schedule = _schedule(config, problem, "B.2" if config.returning == 1 else "E.4")
     return private_system(
         "linucb-sdp-amp",
         config,
         problem,
         AGENT_PROTOCOLS["user-shuffle-amplified"],
         schedule,
-        PublishedCode(user_gamma(epsilon, delta, schedule.batch_size, horizon, d)),
+        PublishedCode(user_gamma(config.budget, schedule.batch_size, problem)),
         gaussian_noise(config, problem, schedule, shuffled=True),
         individual=config.messages == "individual",
     )
@@ -394,10 +383,7 @@ class VectorConfig(PrivateAgentConfig, frozen=True, kw_only=True):
 def build_vec(config: VectorConfig, problem: ProblemSpec) -> System:
     """Build the system of one linucb-sdp-vec curve: its plan and certificate."""
     check_agent("linucb-sdp-vec", problem)
-    epsilon, delta = config.budget.epsilon, config.budget.delta
-    d, horizon = problem.dimension, problem.horizon
-    rule = batch_size_c_2 if config.returning == 1 else batch_size_e_6
-    schedule = config.batches(problem, lambda: rule(horizon, d, epsilon, delta))
+    schedule = _schedule(config, problem, "C.2" if config.returning == 1 else "E.6")
     noise = vector_noise(
         config,
         problem,
@@ -412,7 +398,7 @@ def build_vec(config: VectorConfig, problem: ProblemSpec) -> System:
         problem,
         AGENT_PROTOCOLS["user-shuffle-vector"],
         schedule,
-        PublishedCode(vector_gamma(epsilon, delta, schedule.batch_size, horizon, d)),
+        PublishedCode(vector_gamma(config.budget, schedule.batch_size, problem)),
         noise,
         individual=config.messages == "individual",
     )

@@ -41,7 +41,6 @@ from collections.abc import Iterable
 import msgspec
 
 from fastfed._validate import InputError, choice, integer, number, show
-from fastfed.bandits.problem import checked_budget, checked_constant
 from fastfed.privacy.releases.gaussian_release import privatizer_levels
 from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 
@@ -120,10 +119,10 @@ def noise_bound(trees: Trees, epsilon: float, delta: float) -> float:
 
     n is ``trees.releases``, and M, d, gamma and L are in ``trees``.
     """
-    epsilon, delta = checked_budget(epsilon, delta)
+    epsilon = number("epsilon", epsilon, above=0)
     m = privatizer_levels(trees.releases)
     tail = 4.0 * math.sqrt(trees.dimension) + 2.0 * trees.log_union(2)
-    log_delta = math.log(4.0) - math.log(delta)
+    log_delta = math.log(4.0) - math.log(number("delta", delta, above=0, below=1))
     squared_norm = trees.feature_bound * trees.feature_bound + 1.0
     return math.sqrt(32.0) * m * squared_norm * log_delta * tail / epsilon
 
@@ -405,7 +404,7 @@ def theorem_2(
     inside += _radius_offset(sizes, kappa, parameter_bound)
     volume = sizes.silos * cover * sizes.gamma * sizes.horizon * sizes.dimension
     scale = number("reward_scale", reward_scale, above=0) * math.sqrt(volume)
-    return checked_constant(constant) * scale * inside
+    return number("constant", constant, above=0) * scale * inside
 
 
 def theorem_2_two_terms(

@@ -1,9 +1,11 @@
-"""`ProblemSpec`, the problem of a linear bandit system, bounds for centred rewards, and checks."""
+"""`ProblemSpec`, the problem of a linear bandit system; centred rewards; arguments of bounds."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+import msgspec
 
 from fastfed._validate import InputError, array, integer, number, show
 from fastfed.privacy.certificate import Condition
@@ -188,28 +190,65 @@ def _interval(name: str, value: object) -> tuple[float, float]:
     return low, high
 
 
-# ---- Argument checks of the regret bounds --------------------------------------------------------
+# ---- Arguments of the regret bounds --------------------------------------------------------------
 
 
-def checked_sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
-    """Check the sizes, and return T, M and d."""
-    return (
-        integer("horizon", horizon, at_least=1),
-        integer("silos", silos, at_least=1),
-        integer("dimension", dimension, at_least=1),
-    )
+class BoundSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of the regret bounds of `bounds`, `linucb_bounds` and `robin_bounds`.
 
+    Parameters
+    ----------
+    horizon : int
+        T >= 1.
+    silos : int, default 1
+        M >= 1.
+    dimension : int, default 1
+        d >= 1.
+    batch_size : int, default 1
+        B in [1, T].
+    epsilon, delta : float, optional
+        Privacy budget, epsilon > 0 and delta in (0, 1). Bounds without privacy do not need it.
+    failure_probability : float, optional
+        In (0, 1]. The papers write alpha, and huang-2023 beta. Some bounds do not need it.
+    constant : float, default 1
+        Factor > 0 on an order of growth.
 
-def checked_batch(batch_size: int, horizon: int) -> int:
-    """Check the batch size B, which is at most the horizon, and return it."""
-    return integer("batch_size", batch_size, at_least=1, at_most=horizon)
+    Raises
+    ------
+    InputError
+        If a value is out of its range. A bound raises it if it needs a value that is not given.
+    """
 
+    horizon: int
+    silos: int = 1
+    dimension: int = 1
+    batch_size: int = 1
+    epsilon: float | None = None
+    delta: float | None = None
+    failure_probability: float | None = None
+    constant: float = 1.0
 
-def checked_budget(epsilon: float, delta: float) -> tuple[float, float]:
-    """Check epsilon and delta, and return them."""
-    return number("epsilon", epsilon, above=0), number("delta", delta, above=0, below=1)
+    def __post_init__(self) -> None:
+        """Check every value."""
+        for name in ("horizon", "silos", "dimension"):
+            integer(name, getattr(self, name), at_least=1)
+        integer("batch_size", self.batch_size, at_least=1, at_most=self.horizon)
+        if self.epsilon is not None:
+            number("epsilon", self.epsilon, above=0)
+        if self.delta is not None:
+            number("delta", self.delta, above=0, below=1)
+        if self.failure_probability is not None:
+            number("failure_probability", self.failure_probability, above=0, at_most=1)
+        number("constant", self.constant, above=0)
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Return T, M and d."""
+        return self.horizon, self.silos, self.dimension
 
-def checked_constant(constant: float) -> float:
-    """Check the factor that multiplies an order of growth, and return it."""
-    return number("constant", constant, above=0)
+    def value(self, name: str) -> float:
+        """Return an optional value; raise InputError if it is not given."""
+        value = getattr(self, name)
+        if value is None:
+            raise InputError(f"this bound needs {name}")
+        return float(value)

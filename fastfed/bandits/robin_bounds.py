@@ -6,30 +6,12 @@ the paper prints as orders of growth are evaluated with natural logarithms and m
 `constant`. Propositions C.3 and D.1 and Theorem C.6 have the constants of their proofs.
 ||theta*|| <= 1, ||x|| <= 1 and reward noise N(0, 1) are assumed.
 
-Parameters
-----------
-All functions share these parameters. Invalid values raise InputError.
+In all formulas T is ``horizon``, M ``silos``, d ``dimension`` and beta ``failure_probability`` < 1
+of a `BoundSetting`. (epsilon, delta) is the privacy budget of all data of one silo. ``diversity``
+is lambda_0 > 0 of Assumption 3.1, at most 1/d because ||x|| <= 1. ``margin`` is C_0 > 0 of
+Assumption 3.2, about the smallest gap. The paper prints "for all a", but its proofs use "there is
+an a". `fastfed.environments.instances` estimates lambda_0 and C_0.
 
-horizon : int
-    T >= 1.
-silos : int
-    M >= 1.
-dimension : int
-    d >= 1.
-epsilon, delta : float
-    Privacy budget of all data of one silo, epsilon > 0 and delta in (0, 1).
-diversity : float
-    lambda_0 > 0 of Assumption 3.1. It is at most 1/d, because ||x|| <= 1.
-margin : float
-    C_0 > 0 of Assumption 3.2, about the smallest gap. The paper prints "for all a", but its proofs
-    use "there is an a". `fastfed.environments.instances` estimates lambda_0 and C_0.
-failure_probability : float
-    beta in (0, 1).
-constant : float
-    Factor > 0 on an order of growth.
-
-Notes
------
 The lower bounds 4.2 to 5.5 are stated for epsilon < ln 2. All but 5.5 are stated for a delta of the
 order of 1/(M sqrt T), up to logarithms. For epsilon >= ln 2 they are at most 2.1 times the order
 without privacy, C_0 d ln T or sqrt(d M T), except for the last term of 4.2, whose proof does not
@@ -46,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastfed._validate import boolean, integer, number
-from fastfed.bandits.problem import ProblemSpec, checked_constant, checked_sizes
+from fastfed.bandits.problem import BoundSetting, ProblemSpec
 from fastfed.protocols.serverless import last_round, phases_of
 
 # ---- Constants of the algorithm ------------------------------------------------------------------
@@ -121,14 +103,9 @@ class Estimation(NamedTuple):
     silos_needed: float
 
 
-def _checked_epsilon(epsilon: float) -> float:
-    """Check epsilon and return it."""
-    return number("epsilon", epsilon, above=0)
-
-
-def _checked_delta(delta: float) -> float:
-    """Check delta and return it."""
-    return number("delta", delta, above=0, below=1)
+def _failure(setting: BoundSetting) -> float:
+    """Return the failure probability beta, which is below 1."""
+    return number("failure_probability", setting.value("failure_probability"), above=0, below=1)
 
 
 def _checked_margin(margin: float) -> float:
@@ -136,36 +113,18 @@ def _checked_margin(margin: float) -> float:
     return number("margin", margin, above=0)
 
 
-def _checked_diversity(diversity: float) -> float:
-    """Check the diversity constant lambda_0, and return it."""
-    return number("diversity", diversity, above=0)
-
-
-def _checked_failure(failure_probability: float) -> float:
-    """Check the failure probability beta, and return it."""
-    return number("failure_probability", failure_probability, above=0, below=1)
-
-
-def _order_without_privacy(t: int, d: int, margin: float) -> float:
-    """Return C_0 d ln T, the order of regret without privacy; C_0 is ``margin``."""
-    return _checked_margin(margin) * d * math.log(t)
+def _order_without_privacy(setting: BoundSetting, margin: float | None) -> float:
+    """Return the order of regret without privacy, C_0 d ln T, or sqrt(d T) without a margin."""
+    if margin is None:
+        return setting.constant * math.sqrt(setting.dimension * setting.horizon)
+    order = _checked_margin(margin) * setting.dimension * math.log(setting.horizon)
+    return setting.constant * order
 
 
 # ---- Upper bounds: Theorems 3.3 and C.6 ----------------------------------------------------------
 
 
-def theorem_3_3(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    epsilon: float,
-    delta: float,
-    diversity: float,
-    margin: float,
-    failure_probability: float,
-    *,
-    constant: float = 1.0,
-) -> float:
+def theorem_3_3(setting: BoundSetting, diversity: float, margin: float) -> float:
     """Return the upper bound of Theorem 3.3 on the regret of `robin`, with probability 1 - beta.
 
     The bound is max(1, d ln T ln(1/delta) ln^3(1/beta)/(M epsilon^2)) C_0 d ln(1/beta) ln
@@ -176,24 +135,19 @@ def theorem_3_3(
     so misses a second factor ln(2/delta). It drops the regret of the initial rounds, which is
     linear in M, so only the growth with T is proven. `theorem_c_6` has both terms. The min(M, .) in
     Table 1 is for the variant of Remark 4.6.
-
-    Here T is ``horizon``, M ``silos``, d ``dimension``, lambda_0 ``diversity``, C_0 ``margin`` and
-    beta ``failure_probability``.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _checked_epsilon(epsilon)
-    log_failure = -math.log(_checked_failure(failure_probability))
-    spread = _checked_diversity(diversity)
-    private = (
-        -d * math.log(t) * math.log(_checked_delta(delta)) * log_failure**3 / m / epsilon / epsilon
-    )
-    plain = _order_without_privacy(t, d, margin) * log_failure / spread / spread
-    return checked_constant(constant) * max(1.0, private) * plain
+    t, m, d = setting.sizes
+    epsilon = setting.value("epsilon")
+    log_failure = -math.log(_failure(setting))
+    spread = number("diversity", diversity, above=0)
+    private = -d * math.log(t) * math.log(setting.value("delta")) * log_failure**3 / m
+    private = private / epsilon / epsilon
+    plain = _order_without_privacy(setting, _checked_margin(margin)) * log_failure
+    return max(1.0, private) * (plain / spread / spread)
 
 
 def theorem_c_6(
-    horizon: int,
-    silos: int,
+    setting: BoundSetting,
     initial_phases: int,
     margin: float,
     c_2: float,
@@ -207,10 +161,8 @@ def theorem_c_6(
     bound is proven if the models of all greedy phases satisfy the error bound of that proposition.
     ``printed`` = True computes the bound as in the paper's proof, 8 C_0 c_2^2 P + M 2^U. It counts
     only phase U of the initial phases, and a regret of 1 per round, although 2 is possible.
-
-    Here T is ``horizon``, M ``silos`` and C_0 ``margin``.
     """
-    t, m, _ = checked_sizes(horizon, silos, 1)
+    t, m, _ = setting.sizes
     first = integer("initial_phases", initial_phases, at_least=1, at_most=MAX_PHASES)
     error = number("c_2", c_2, above=0)
     phase = 8.0 * _checked_margin(margin) * error * error
@@ -222,16 +174,7 @@ def theorem_c_6(
 # ---- Errors of estimates: Proposition C.3 --------------------------------------------------------
 
 
-def proposition_c_3(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    epsilon: float,
-    delta: float,
-    diversity: float,
-    margin: float,
-    failure_probability: float,
-) -> Estimation:
+def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> Estimation:
     """Return the constants of Proposition C.3 on the error of the models of `robin`.
 
     The proposition states that the model theta^(p) after phase p of P satisfies ||theta^(p) -
@@ -247,19 +190,16 @@ def proposition_c_3(
 
     8 sqrt(6 d ln(1/delta_0))/epsilon_0 ln(4 d^2 P 2^(P/2)/(10 beta c_1 sqrt(ln(16 d M P/beta)))).
 
-    c_2 and the logarithm depend on M, and are computed with the argument ``silos``. d is not
+    c_2 and the logarithm depend on M, and are computed with ``silos``. d is not
     padded. The proposition is unproven as printed, for three reasons. U is smaller than Lemma C.2
     needs, by 4 to 6 phases for arms on a sphere. c_1 lacks a factor 2 in its logarithm, for which a
     sharper covariance would more than compensate. In phase U rewards and chosen features are not
     independent.
-
-    Here d is ``dimension``, lambda_0 ``diversity``, C_0 ``margin`` and beta
-    ``failure_probability``.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon, delta = _checked_epsilon(epsilon), _checked_delta(delta)
-    spread, c_0 = _checked_diversity(diversity), _checked_margin(margin)
-    beta = _checked_failure(failure_probability)
+    t, m, d = setting.sizes
+    epsilon, delta = setting.value("epsilon"), setting.value("delta")
+    spread, c_0 = number("diversity", diversity, above=0), _checked_margin(margin)
+    beta = _failure(setting)
     problem = ProblemSpec(silos=m, horizon=t, dimension=d)
     p, u = phases_of(t), initial_phases(problem, spread, c_0, beta)
     epsilon_ratio = math.sqrt(6.0 * p * (math.log(2.0) - math.log(delta)))  # epsilon over epsilon_0
@@ -280,16 +220,7 @@ def proposition_c_3(
 # ---- Lower bounds, trusted server: Theorems 4.2 and 4.5 ------------------------------------------
 
 
-def theorem_4_2(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    epsilon: float,
-    margin: float,
-    *,
-    printed: bool = False,
-    constant: float = 1.0,
-) -> float:
+def theorem_4_2(setting: BoundSetting, margin: float, *, printed: bool = False) -> float:
     """Return the lower bound of Theorem 4.2 on almost-memoryless algorithms with a trusted server.
 
     `robin` is such an algorithm. The bound is max(1, 1/(M epsilon^2)) C_0 d ln T +
@@ -305,104 +236,61 @@ def theorem_4_2(
 
     The last term also needs delta to be smaller than e^(-M epsilon)/(4 M) by some factor. The proof
     needs delta of the order of 1/(d M^2 T), while the theorem states 1/(M sqrt T).
-
-    Here T is ``horizon``, M ``silos``, d ``dimension`` and C_0 ``margin``.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _checked_epsilon(epsilon)
-    plain = _order_without_privacy(t, d, margin)
+    t, m, _ = setting.sizes
+    epsilon = setting.value("epsilon")
+    plain = _order_without_privacy(setting, _checked_margin(margin))
     last_term = math.exp(-m * epsilon) * m * t
     last_term *= margin if boolean("printed", printed) else 1.0 / margin
-    return checked_constant(constant) * (max(plain, plain / m / epsilon / epsilon) + last_term)
+    return max(plain, plain / m / epsilon / epsilon) + setting.constant * last_term
 
 
-def theorem_4_5(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    epsilon: float,
-    margin: float | None,
-    *,
-    constant: float = 1.0,
-) -> float:
+def theorem_4_5(setting: BoundSetting, margin: float | None) -> float:
     """Return the lower bound of Theorem 4.5 on any algorithm with a trusted server.
 
     The bound is min(M, max(1, 1/(M epsilon^2))) C_0 d ln T. With ``margin`` = None, for instances
     without the margin condition and T >= d^2, min(M, max(sqrt M, 1/epsilon)) sqrt(d T). The orders
     are proven, the constants are not given. The proof replaces e^epsilon - 1 by epsilon, which
     changes the bound by a factor of at most 1.45^2.
-
-    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _checked_epsilon(epsilon)
+    m, epsilon = setting.silos, setting.value("epsilon")
+    plain = _order_without_privacy(setting, margin)
     if margin is None:
-        return (
-            checked_constant(constant) * min(m, max(math.sqrt(m), 1.0 / epsilon)) * math.sqrt(d * t)
-        )
-    plain = _order_without_privacy(t, d, margin)
-    return checked_constant(constant) * min(m * plain, max(plain, plain / m / epsilon / epsilon))
+        return min(m, max(math.sqrt(m), 1.0 / epsilon)) * plain
+    return min(m * plain, max(plain, plain / m / epsilon / epsilon))
 
 
 # ---- Lower bounds, local privacy of every silo: Theorem 5.3 and Corollary 5.5 --------------------
 
 
-def theorem_5_3(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    epsilon: float,
-    margin: float | None,
-    *,
-    constant: float = 1.0,
-) -> float:
+def theorem_5_3(setting: BoundSetting, margin: float | None) -> float:
     """Return the lower bound of Theorem 5.3, under non-interactive (epsilon, delta)-local privacy.
 
     The bound is min(M, 1/epsilon) C_0 d ln T. With ``margin`` = None, for instances without the
     margin condition, min(M, sqrt(M/epsilon)) sqrt(d T). The paper makes errors in constants and
     roots when it evaluates the integral of the proof. The integral gives these orders.
-
-    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _checked_epsilon(epsilon)
-    if margin is None:
-        return checked_constant(constant) * min(m, math.sqrt(m / epsilon)) * math.sqrt(d * t)
-    return checked_constant(constant) * min(m, 1.0 / epsilon) * _order_without_privacy(t, d, margin)
+    m, epsilon = setting.silos, setting.value("epsilon")
+    factor = math.sqrt(m / epsilon) if margin is None else 1.0 / epsilon
+    return min(m, factor) * _order_without_privacy(setting, margin)
 
 
-def corollary_5_5(
-    horizon: int,
-    silos: int,
-    dimension: int,
-    epsilon: float,
-    margin: float | None,
-    *,
-    constant: float = 1.0,
-) -> float:
+def corollary_5_5(setting: BoundSetting, margin: float | None) -> float:
     """Return the lower bound of Corollary 5.5, under pure epsilon-local privacy of each silo.
 
     The bound is min(M, 1/epsilon^2) C_0 d ln T. With ``margin`` = None, for instances without the
     margin condition, min(M, sqrt(M)/epsilon) sqrt(d T). The bound is `theorem_4_5` with
     epsilon/sqrt(M).
-
-    Here T is ``horizon``, M ``silos`` and d ``dimension``.
     """
-    t, m, d = checked_sizes(horizon, silos, dimension)
-    epsilon = _checked_epsilon(epsilon)
-    if margin is None:
-        return checked_constant(constant) * min(m, math.sqrt(m) / epsilon) * math.sqrt(d * t)
-    return (
-        checked_constant(constant)
-        * min(m, 1.0 / epsilon / epsilon)
-        * _order_without_privacy(t, d, margin)
-    )
+    m, epsilon = setting.silos, setting.value("epsilon")
+    factor = math.sqrt(m) / epsilon if margin is None else 1.0 / epsilon / epsilon
+    return min(m, factor) * _order_without_privacy(setting, margin)
 
 
 # ---- Lower bound without diversity: Proposition D.1 ----------------------------------------------
 
 
-def proposition_d_1(horizon: int, epsilon: float, delta: float, *, printed: bool = False) -> float:
+def proposition_d_1(setting: BoundSetting, *, printed: bool = False) -> float:
     """Return the lower bound of Proposition D.1 on memoryless algorithms without diversity.
 
     Only one silo sees a coordinate of the features. Its regret, with gap 1, is at least
@@ -415,12 +303,9 @@ def proposition_d_1(horizon: int, epsilon: float, delta: float, *, printed: bool
     epsilon < ln 9, and the regret T/2 of a fair coin if epsilon < ln 1.8. theta* of the paper has
     norm sqrt 2. With theta*/sqrt 2, and features of norm 1 instead of 1/2, the gap is sqrt 2, so
     the bound still holds.
-
-    Here T is ``horizon``.
     """
-    t = integer("horizon", horizon, at_least=1)
-    epsilon, delta = _checked_epsilon(epsilon), _checked_delta(delta)
-    decay = math.exp(-epsilon)
+    t, delta = setting.horizon, setting.value("delta")
+    decay = math.exp(-setting.value("epsilon"))
     if boolean("printed", printed):
         return t * (0.9 * decay - 10.0 * delta)
     return t * (1.0 - delta) * decay / (1.0 + decay)
@@ -437,12 +322,21 @@ def lower_bound_curves(
     If the margin constant is known, these are Theorem 4.5 (with a trusted server) and Theorem 5.3
     (without one). Proposition D.1 is for one silo in instances without diversity.
     """
-    sizes = problem.silos, problem.dimension, config.epsilon, config.margin
-    one_silo_bound = [proposition_d_1(int(t), config.epsilon, config.delta) for t in rounds]
+    settings = [
+        BoundSetting(
+            horizon=int(t),
+            silos=problem.silos,
+            dimension=problem.dimension,
+            epsilon=config.epsilon,
+            delta=config.delta,
+        )
+        for t in rounds
+    ]
+    one_silo_bound = [proposition_d_1(setting) for setting in settings]
     if config.margin is None:
         return {"proposition-d-1": one_silo_bound}
     return {
-        "theorem-4-5": [theorem_4_5(int(t), *sizes) for t in rounds],
-        "theorem-5-3": [theorem_5_3(int(t), *sizes) for t in rounds],
+        "theorem-4-5": [theorem_4_5(setting, config.margin) for setting in settings],
+        "theorem-5-3": [theorem_5_3(setting, config.margin) for setting in settings],
         "proposition-d-1": one_silo_bound,
     }

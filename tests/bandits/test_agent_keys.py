@@ -14,7 +14,7 @@ from problems import AGENTS
 import fastfed
 from fastfed import InputError
 from fastfed.bandits import ALGORITHMS, linucb_bounds
-from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.problem import BoundSetting, ProblemSpec
 from fastfed.bandits.system import System
 from fastfed.privacy.certificate import ClaimCondition, SideCertificate
 from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian
@@ -216,17 +216,17 @@ def test_batch_sizes_of_the_theorems(budget):
     budget_keys = {"epsilon": epsilon, "delta": delta, "batch_size": "theorem"}
     for horizon, d in ((2000, 3), (50, 2), (1, 1)):
         problem = ProblemSpec(silos=1, horizon=horizon, dimension=d)
-        own_sizes = horizon, d, epsilon, delta
+        setting = BoundSetting(horizon=horizon, dimension=d, epsilon=epsilon, delta=delta)
         cases: list[tuple[str, dict[str, Any], int, str]] = [
-            ("linucb-jdp", {}, linucb_bounds.batch_size_f_4(horizon), "F.4"),
-            ("linucb-jdp", {"returning": 2}, linucb_bounds.batch_size_f_4(horizon), "F.4"),
-            ("linucb-ldp", {}, linucb_bounds.batch_size_f_2(horizon), "F.2"),
-            ("linucb-sdp-amp", {}, linucb_bounds.batch_size_b_2(*own_sizes), "B.2"),
-            ("linucb-sdp-amp", {"returning": 2}, linucb_bounds.batch_size_e_4(*own_sizes), "E.4"),
+            ("linucb-jdp", {}, linucb_bounds.batch_size("F.4", setting), "F.4"),
+            ("linucb-jdp", {"returning": 2}, linucb_bounds.batch_size("F.4", setting), "F.4"),
+            ("linucb-ldp", {}, linucb_bounds.batch_size("F.2", setting), "F.2"),
+            ("linucb-sdp-amp", {}, linucb_bounds.batch_size("B.2", setting), "B.2"),
+            ("linucb-sdp-amp", {"returning": 2}, linucb_bounds.batch_size("E.4", setting), "E.4"),
             (
                 "linucb-sdp-amp",
                 {"returning": "every-batch"},
-                linucb_bounds.batch_size_e_4(*own_sizes),
+                linucb_bounds.batch_size("E.4", setting),
                 "E.4",
             ),
         ]
@@ -236,14 +236,14 @@ def test_batch_sizes_of_the_theorems(budget):
                 (
                     "linucb-ldp",
                     {"mechanism": "vector-sum"},
-                    linucb_bounds.batch_size_c_3(*own_sizes),
+                    linucb_bounds.batch_size("C.3", setting),
                     "C.3",
                 ),
-                ("linucb-sdp-vec", {}, linucb_bounds.batch_size_c_2(*own_sizes), "C.2"),
+                ("linucb-sdp-vec", {}, linucb_bounds.batch_size("C.2", setting), "C.2"),
                 (
                     "linucb-sdp-vec",
                     {"returning": 2},
-                    linucb_bounds.batch_size_e_6(*own_sizes),
+                    linucb_bounds.batch_size("E.6", setting),
                     "E.6",
                 ),
             ]
@@ -252,7 +252,7 @@ def test_batch_sizes_of_the_theorems(budget):
             sizes = {"T": horizon, "d": d, "epsilon": epsilon, "delta": delta}
             assert batch_size == expected == oracle.batch_size(rule, **sizes), (algorithm, keys)
         of_linucb = make("linucb", problem, batch_size="theorem").plan.batch_size
-        assert of_linucb == (linucb_bounds.batch_size_f_4(horizon) if horizon > 1 else 0)
+        assert of_linucb == (linucb_bounds.batch_size("F.4", setting) if horizon > 1 else 0)
 
 
 # -- Certificates ----------------------------------------------------------------------------------

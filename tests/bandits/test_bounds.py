@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
 from fastfed._validate import InputError
 from fastfed.bandits import bounds
+from fastfed.bandits.problem import BoundSetting
 
 T, M, D, B = 10_000, 100, 10, 25
 EPSILON, DELTA, ALPHA = 0.5, 1e-4, 0.01
@@ -16,46 +19,56 @@ KAPPA = 9  # floor(log2(400)) + 1
 NON_PRIVATE = 10 * 100 * 25 * math.log(1e4) + 10 * 1e3 * math.log(1e8)
 UNION = math.log(40_000) ** 0.25  # T / (B alpha)
 THEOREMS = [bounds.theorem_5_1, bounds.theorem_5_3, bounds.theorem_5_5]
-TABLE = [bounds.privacy_cost_central_jdp, bounds.privacy_cost_silo_ldp, bounds.privacy_cost_sdp]
+TABLE = [bounds.privacy_cost_central_jdp, bounds.privacy_cost_silo_ldp]
 BUDGETED = [*TABLE, bounds.corollary_5_2, bounds.corollary_5_4, bounds.single_agent_central]
+
+
+SETTING = BoundSetting(
+    horizon=T,
+    silos=M,
+    dimension=D,
+    batch_size=B,
+    epsilon=EPSILON,
+    delta=DELTA,
+    failure_probability=ALPHA,
+)
+
+
+def at(**changed: Any) -> BoundSetting:
+    return msgspec.structs.replace(SETTING, **changed)
 
 
 def test_rows_of_table_1_follow_their_formulas() -> None:
     central = 1000 * 10**0.75 * math.log(1e4) ** 0.25 / math.sqrt(0.5)
-    assert bounds.privacy_cost_central_jdp(T, M, D, EPSILON, DELTA) == pytest.approx(central)
-    assert bounds.privacy_cost_sdp(T, M, D, EPSILON, DELTA) == pytest.approx(central)
+    assert bounds.privacy_cost_central_jdp(SETTING) == pytest.approx(central)
     ldp = 100 * 1000**0.75 * math.log(1e4) ** 0.25 / math.sqrt(0.5)
-    assert bounds.privacy_cost_silo_ldp(T, M, D, EPSILON, DELTA) == pytest.approx(ldp)
+    assert bounds.privacy_cost_silo_ldp(SETTING) == pytest.approx(ldp)
     assert ldp / central == pytest.approx(M**0.25)
 
 
 def test_theorems_follow_their_formulas() -> None:
-    assert bounds.non_private_regret(T, M, D, B, ALPHA) == pytest.approx(NON_PRIVATE)
+    assert bounds.non_private_regret(SETTING) == pytest.approx(NON_PRIVATE)
     ldp = 100 * 1000**0.75 * math.log(1e4) ** 0.25 / math.sqrt(0.5)
-    assert bounds.theorem_5_1(T, M, D, B, EPSILON, DELTA, ALPHA) == pytest.approx(
-        NON_PRIVATE + ldp * UNION
-    )
+    assert bounds.theorem_5_1(SETTING) == pytest.approx(NON_PRIVATE + ldp * UNION)
     scale = 10**0.75 * 1000 / math.sqrt(0.5)
     amplified = scale * math.log(100 * KAPPA / 1e-4) ** 0.75
-    assert bounds.theorem_5_3(T, M, D, B, EPSILON, DELTA, ALPHA) == pytest.approx(
-        NON_PRIVATE + amplified * UNION
-    )
+    assert bounds.theorem_5_3(SETTING) == pytest.approx(NON_PRIVATE + amplified * UNION)
     vector = scale * math.log(KAPPA * 100 / 1e-4) ** 0.75
-    assert bounds.theorem_5_5(T, M, D, B, EPSILON, DELTA, ALPHA) == pytest.approx(
-        NON_PRIVATE + vector * UNION
-    )
+    assert bounds.theorem_5_5(SETTING) == pytest.approx(NON_PRIVATE + vector * UNION)
 
 
 def test_ranges_of_the_theorems() -> None:
-    epsilon, delta = bounds.theorem_5_3_largest_budget(T, M, B)
+    epsilon, delta = bounds.theorem_5_3_largest_budget(SETTING)
     assert epsilon == pytest.approx(3.0e-5)
     assert delta == pytest.approx(9e-4)
-    smaller = bounds.theorem_5_3_largest_budget(T, M, B, c1=2, c2=3)
+    smaller = bounds.theorem_5_3_largest_budget(SETTING, c1=2, c2=3)
     assert smaller[0] == pytest.approx(1.5e-5)
     assert smaller[1] == pytest.approx(3e-4)
     # T = 25000: kappa = 10.
-    assert bounds.theorem_5_3_largest_budget(25_000, M, B)[0] == pytest.approx(1.26e-5, rel=0.01)
-    assert bounds.theorem_5_5_largest_epsilon(T, B, 0.1) == pytest.approx(
+    assert bounds.theorem_5_3_largest_budget(at(horizon=25_000))[0] == pytest.approx(
+        1.26e-5, rel=0.01
+    )
+    assert bounds.theorem_5_5_largest_epsilon(at(delta=0.1)) == pytest.approx(
         60 * math.sqrt(18 * math.log(20))
     )
 
@@ -64,12 +77,12 @@ def test_bounds_of_appendix_c_follow_their_formulas() -> None:
     low, high, nu = 3.0, 9.0, 1.5
     growth = math.log(1 + 1e6 / 30)
     beta = math.sqrt(2 * math.log(200) + 10 * growth) + 3.0 + 1.5
-    assert bounds.lemma_c2_beta(T, M, D, ALPHA, low, high, nu) == pytest.approx(beta)
+    assert bounds.lemma_c2_beta(SETTING, low, high, nu) == pytest.approx(beta)
     regret = beta * math.sqrt(10 * 1e6 * growth) + 100 * 25 * 10 * growth
-    assert bounds.lemma_c2_regret(T, M, D, B, ALPHA, low, high, nu) == pytest.approx(regret)
+    assert bounds.lemma_c2_regret(SETTING, low, high, nu) == pytest.approx(regret)
     noise = math.sqrt(7.0 * 1e6 * math.log(1e6)) * 10**0.75 * UNION
-    assert bounds.lemma_c4_regret(T, M, D, B, 7.0, ALPHA) == pytest.approx(NON_PRIVATE + noise)
-    assert bounds.lemma_c4_regret(T, M, D, B, 0, ALPHA) == pytest.approx(NON_PRIVATE)
+    assert bounds.lemma_c4_regret(SETTING, 7.0) == pytest.approx(NON_PRIVATE + noise)
+    assert bounds.lemma_c4_regret(SETTING, 0) == pytest.approx(NON_PRIVATE)
 
 
 def test_theorem_5_1_is_lemma_c4_at_its_noise() -> None:
@@ -79,9 +92,10 @@ def test_theorem_5_1_is_lemma_c4_at_its_noise() -> None:
         kappa = (t // B).bit_length()
         node = math.sqrt(8 * kappa * (math.log(2 / delta) + epsilon)) / epsilon
         total = math.sqrt(m * kappa) * node
-        base = bounds.non_private_regret(t, m, d, B, ALPHA)
-        lemma = bounds.lemma_c4_regret(t, m, d, B, total, ALPHA) - base
-        theorem = bounds.theorem_5_1(t, m, d, B, epsilon, delta, ALPHA) - base
+        setting = at(horizon=t, silos=m, dimension=d, epsilon=epsilon, delta=delta)
+        base = bounds.non_private_regret(setting)
+        lemma = bounds.lemma_c4_regret(setting, total) - base
+        theorem = bounds.theorem_5_1(setting) - base
         return lemma / theorem / math.sqrt(kappa * math.log(m * t))
 
     reference = ratio(T, M, D, 1e-3, 1e-8)
@@ -96,46 +110,42 @@ def test_theorem_5_1_is_lemma_c4_at_its_noise() -> None:
 
 @pytest.mark.parametrize("bound", BUDGETED)
 def test_budgeted_bounds_fall_with_epsilon_and_delta(bound: Callable[..., float]) -> None:
-    value = bound(T, M, D, EPSILON, DELTA)
-    assert bound(T, M, D, 2 * EPSILON, DELTA) < value
-    assert bound(T, M, D, EPSILON, 10 * DELTA) < value
-    assert bound(T, M, D, EPSILON, DELTA, constant=3.0) == pytest.approx(3 * value)
+    value = bound(SETTING)
+    assert bound(at(epsilon=2 * EPSILON)) < value
+    assert bound(at(delta=10 * DELTA)) < value
+    assert bound(at(constant=3.0)) == pytest.approx(3 * value)
 
 
 @pytest.mark.parametrize("bound", TABLE)
 def test_costs_scale_as_stated(bound: Callable[..., float]) -> None:
-    value = bound(T, M, D, EPSILON, DELTA)
-    assert bound(4 * T, M, D, EPSILON, DELTA) == pytest.approx(2 * value)
-    assert bound(T, M, 16 * D, EPSILON, DELTA) == pytest.approx(8 * value)
-    assert bound(T, M, D, 4 * EPSILON, DELTA) == pytest.approx(value / 2)
+    value = bound(SETTING)
+    assert bound(at(horizon=4 * T)) == pytest.approx(2 * value)
+    assert bound(at(dimension=16 * D)) == pytest.approx(8 * value)
+    assert bound(at(epsilon=4 * EPSILON)) == pytest.approx(value / 2)
     power = 0.75 if bound is bounds.privacy_cost_silo_ldp else 0.5
-    assert bound(T, 16 * M, D, EPSILON, DELTA) == pytest.approx(16**power * value)
+    assert bound(at(silos=16 * M)) == pytest.approx(16**power * value)
 
 
 @pytest.mark.parametrize("theorem", THEOREMS)
-def test_theorems_take_a_constant_and_refuse_bad_input(theorem: Callable[..., float]) -> None:
-    value = theorem(T, M, D, B, EPSILON, DELTA, ALPHA)
-    assert theorem(T, M, D, B, EPSILON, DELTA, ALPHA, constant=0.5) == pytest.approx(value / 2)
-    assert math.isfinite(theorem(1, 1, 1, 1, EPSILON, DELTA, 1.0))
-    assert math.isfinite(theorem(10, 3, 2, 10, EPSILON, DELTA, 1.0))
-    with pytest.raises(InputError, match="batch_size must be an integer >= 1 and <= 10000"):
-        theorem(T, M, D, T + 1, EPSILON, DELTA, ALPHA)
-    with pytest.raises(InputError, match="epsilon must be > 0, got 0"):
-        theorem(T, M, D, B, 0, DELTA, ALPHA)
-    with pytest.raises(InputError, match="failure_probability must be > 0 and <= 1, got 0"):
-        theorem(T, M, D, B, EPSILON, DELTA, 0)
-    with pytest.raises(InputError, match="constant must be > 0, got -1"):
-        theorem(T, M, D, B, EPSILON, DELTA, ALPHA, constant=-1)
+def test_theorems_take_a_constant_and_name_what_they_need(theorem: Callable[..., float]) -> None:
+    value = theorem(SETTING)
+    assert theorem(at(constant=0.5)) == pytest.approx(value / 2)
+    tiny = {"horizon": 1, "silos": 1, "dimension": 1, "batch_size": 1, "failure_probability": 1.0}
+    assert math.isfinite(theorem(at(**tiny)))
+    assert math.isfinite(theorem(at(horizon=10, silos=3, dimension=2, batch_size=10)))
+    for name in ("epsilon", "delta", "failure_probability"):
+        with pytest.raises(InputError, match=f"this bound needs {name}"):
+            theorem(at(**{name: None}))
 
 
 def test_corollaries_follow_their_formulas() -> None:
-    ldp = bounds.privacy_cost_silo_ldp(T, M, D, EPSILON, DELTA)
-    assert bounds.corollary_5_2(T, M, D, EPSILON, DELTA) == pytest.approx(10_000 + ldp)
-    central = bounds.privacy_cost_central_jdp(T, M, D, EPSILON, DELTA)
-    assert bounds.single_agent_central(T, M, D, EPSILON, DELTA) == pytest.approx(10_000 + central)
+    ldp = bounds.privacy_cost_silo_ldp(SETTING)
+    assert bounds.corollary_5_2(SETTING) == pytest.approx(10_000 + ldp)
+    central = bounds.privacy_cost_central_jdp(SETTING)
+    assert bounds.single_agent_central(SETTING) == pytest.approx(10_000 + central)
     kappa = 10  # 1000 synchronisations
     shuffled = 10**0.75 * 1000 * math.log(100 * kappa / 1e-4) ** 0.75 / math.sqrt(0.5)
-    assert bounds.corollary_5_4(T, M, D, EPSILON, DELTA) == pytest.approx(10_000 + shuffled)
+    assert bounds.corollary_5_4(SETTING) == pytest.approx(10_000 + shuffled)
 
 
 @pytest.mark.parametrize(
@@ -164,42 +174,23 @@ def test_bad_sizes_are_refused() -> None:
     with pytest.raises(InputError, match="silos must be an integer >= 1, got 0"):
         bounds.batch_size_corollary_5_2(100, 0)
     with pytest.raises(InputError, match="lambda_max must be >= 2, got 1"):
-        bounds.lemma_c2_beta(T, M, D, ALPHA, 2, 1, 0)
+        bounds.lemma_c2_beta(SETTING, 2, 1, 0)
     with pytest.raises(InputError, match="noise_std must be >= 0, got -1"):
-        bounds.lemma_c4_regret(T, M, D, B, -1, ALPHA)
+        bounds.lemma_c4_regret(SETTING, -1)
 
 
 def test_lower_bounds_of_appendix_g_1() -> None:
     """By hand: sqrt(100 x 10 000) = 1 000 and 1 / 0.5 = 2, ten times as much under silo-ldp."""
-    assert bounds.lower_bound_central_jdp(T, M, EPSILON) == pytest.approx(1002.0, rel=1e-14)
-    assert bounds.lower_bound_silo_ldp(T, M, EPSILON) == pytest.approx(1020.0, rel=1e-14)
-    assert bounds.lower_bound_silo_ldp(400, 9, 0.01, constant=2.0) == pytest.approx(
-        2.0 * (60.0 + 300.0)
-    )
-    central_bound = bounds.lower_bound_central_jdp(64, 1, 0.25)
-    assert central_bound == bounds.lower_bound_silo_ldp(64, 1, 0.25) == pytest.approx(12.0)
+    assert bounds.lower_bound_central_jdp(SETTING) == pytest.approx(1002.0, rel=1e-14)
+    assert bounds.lower_bound_silo_ldp(SETTING) == pytest.approx(1020.0, rel=1e-14)
+    assert bounds.lower_bound_silo_ldp(
+        at(horizon=400, silos=9, epsilon=0.01, batch_size=1, constant=2.0)
+    ) == pytest.approx(2.0 * (60.0 + 300.0))
+    single = at(horizon=64, silos=1, epsilon=0.25)
+    central_bound = bounds.lower_bound_central_jdp(single)
+    assert central_bound == bounds.lower_bound_silo_ldp(single) == pytest.approx(12.0)
     # No lower bound exceeds the upper bound of its trust model.
     for epsilon in (0.1, 1.0, 10.0):
-        upper = bounds.single_agent_central(T, M, 1, epsilon, DELTA)
-        assert bounds.lower_bound_central_jdp(T, M, epsilon) <= upper
-        assert bounds.lower_bound_silo_ldp(T, M, epsilon) <= (
-            bounds.corollary_5_2(T, M, 1, epsilon, DELTA)
-        )
-
-
-@pytest.mark.parametrize("bound", [bounds.lower_bound_central_jdp, bounds.lower_bound_silo_ldp])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"horizon": 0}, "horizon must be an integer >= 1, got 0"),
-        ({"silos": 0}, "silos must be an integer >= 1, got 0"),
-        ({"epsilon": 0.0}, r"epsilon must be > 0, got 0\.0"),
-        ({"epsilon": math.nan}, "epsilon must be"),
-        ({"constant": -1.0}, r"constant must be > 0, got -1\.0"),
-    ],
-)
-def test_lower_bounds_refuse_bad_values(
-    bound: Callable[..., float], change: dict[str, float], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        bound(**{"horizon": 10, "silos": 2, "epsilon": 1.0, **change})
+        setting = at(dimension=1, epsilon=epsilon)
+        assert bounds.lower_bound_central_jdp(setting) <= bounds.single_agent_central(setting)
+        assert bounds.lower_bound_silo_ldp(setting) <= bounds.corollary_5_2(setting)

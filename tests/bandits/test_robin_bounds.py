@@ -8,14 +8,15 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from arguments import check_refusals, formulas
 from oracle import huang_2023 as oracle
 
+from fastfed._validate import InputError
 from fastfed.bandits import robin_bounds as bounds
 from fastfed.bandits import robin_bounds as theory
-from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.problem import BoundSetting, ProblemSpec
 from fastfed.protocols.serverless import last_round, phases_of
 
 # T, M, d
@@ -23,10 +24,40 @@ SIZES = list(product((1, 2, 6, 7, 2**14, 10**9), (1, 50, 3200), (1, 5, 128)))
 BUDGETS = list(product((1e-4, 0.1, 0.69, 8.0), (1e-9, 0.3)))
 # lambda_0, C_0, beta
 DISTRIBUTIONS = list(product((1e-6, 0.0994, 1.0), (0.01, 6.7), (0.9, 0.05)))
+
+
+def at(
+    T: int,
+    M: int = 1,
+    d: int = 1,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    beta: float | None = None,
+    constant: float = 1.0,
+) -> BoundSetting:
+    """Return a setting by the oracle's names."""
+    return BoundSetting(
+        horizon=T,
+        silos=M,
+        dimension=d,
+        epsilon=epsilon,
+        delta=delta,
+        failure_probability=beta,
+        constant=constant,
+    )
+
+
+def lower(bound: Callable[..., float]) -> Callable[..., float]:
+    """Return a lower bound as a function of T, M, d, epsilon and the margin."""
+    return lambda T, M, d, epsilon, margin, **keys: bound(at(T, M, d, epsilon, **keys), margin)
+
+
+theorem_4_5, theorem_5_3 = lower(bounds.theorem_4_5), lower(bounds.theorem_5_3)
+corollary_5_5 = lower(bounds.corollary_5_5)
 LOWER_BOUNDS: dict[str, tuple[Callable[..., float], Callable[..., float]]] = {
-    "4.5": (bounds.theorem_4_5, oracle.theorem_4_5),
-    "5.3": (bounds.theorem_5_3, oracle.theorem_5_3),
-    "5.5": (bounds.corollary_5_5, oracle.corollary_5_5),
+    "4.5": (theorem_4_5, oracle.theorem_4_5),
+    "5.3": (theorem_5_3, oracle.theorem_5_3),
+    "5.5": (corollary_5_5, oracle.corollary_5_5),
 }
 
 
@@ -85,10 +116,13 @@ def test_upper_bounds_equal_the_oracles_bounds() -> None:
         SIZES, BUDGETS, DISTRIBUTIONS
     ):
         common = {"M": M, "T": T, "d": d, "beta": beta, "epsilon": epsilon, "delta": delta}
-        arguments = (T, M, d, epsilon, delta, lambda_0, margin, beta)
+        setting = at(T, M, d, epsilon, delta, beta)
         oracle_bound = oracle.theorem_3_3(**common, lambda_0=lambda_0, C_0=margin)  # type: ignore[arg-type]
-        check_equal(bounds.theorem_3_3(*arguments, constant=0.7), 0.7 * oracle_bound)
-        actual = bounds.proposition_c_3(*arguments)
+        check_equal(
+            bounds.theorem_3_3(msgspec.structs.replace(setting, constant=0.7), lambda_0, margin),
+            0.7 * oracle_bound,
+        )
+        actual = bounds.proposition_c_3(setting, lambda_0, margin)
         expected = oracle.proposition_c3(**common, lambda_0=lambda_0, C_0=margin)  # type: ignore[arg-type]
         assert (actual.phases, actual.initial_phases) == (expected.P, expected.U)
         for value, expected_value in [
@@ -105,9 +139,9 @@ def test_regret_of_known_phases_equals_the_oracles_regret() -> None:
     for (T, M, _), margin, c_2 in product(SIZES, (0.01, 6.7), (3.0, 4e5)):
         P = phases_of(T)
         for U in {1, max(1, P - 1), P, P + 3}:
-            printed = bounds.theorem_c_6(T, M, U, margin, c_2, printed=True)
+            printed = bounds.theorem_c_6(at(T, M), U, margin, c_2, printed=True)
             check_equal(printed, oracle.theorem_c6_explicit(M, P, U, margin, c_2))
-            corrected = bounds.theorem_c_6(T, M, U, margin, c_2)
+            corrected = bounds.theorem_c_6(at(T, M), U, margin, c_2)
             oracle_regret = oracle.theorem_c6_mended(M, P, U, margin, c_2)
             # There are at most as many initial rounds as rounds.
             check_equal(corrected, oracle_regret - 2.0 * M * max(last_round(U) - T, 0))
@@ -118,7 +152,7 @@ def test_lower_bounds_equal_the_oracles_bounds() -> None:
     for (T, M, d), (epsilon, delta), margin in product(SIZES, BUDGETS, (0.01, 6.7)):
         for printed in (False, True):
             check_equal(
-                bounds.theorem_4_2(T, M, d, epsilon, margin, printed=printed, constant=0.7),
+                bounds.theorem_4_2(at(T, M, d, epsilon, constant=0.7), margin, printed=printed),
                 0.7 * oracle.theorem_4_2(M, T, d, epsilon, margin, mended=not printed),
             )
         for bound, oracle_bound in LOWER_BOUNDS.values():
@@ -128,11 +162,11 @@ def test_lower_bounds_equal_the_oracles_bounds() -> None:
                     0.7 * oracle_bound(M, T, d, epsilon, margin_or_none),
                 )
         check_equal(
-            bounds.proposition_d_1(T, epsilon, delta),
+            bounds.proposition_d_1(at(T, 1, 1, epsilon, delta)),
             oracle.proposition_d1_mended(T, epsilon, delta),
         )
         check_equal(
-            bounds.proposition_d_1(T, epsilon, delta, printed=True),
+            bounds.proposition_d_1(at(T, 1, 1, epsilon, delta), printed=True),
             oracle.proposition_d1(T, epsilon, delta),
         )
 
@@ -145,32 +179,34 @@ def test_bounds_have_values_calculated_by_hand() -> None:
     powers_of_e = [math.exp(-k) for k in range(7)]
     # 2 L 2 / (10 / 4) exceeds 1; for epsilon = 100 only the first term remains.
     assert bounds.theorem_3_3(
-        1000, 10, 2, 0.5, powers_of_e[2], 0.5, 3.0, powers_of_e[1]
+        at(1000, 10, 2, 0.5, powers_of_e[2], powers_of_e[1]), 0.5, 3.0
     ) == pytest.approx(1.6 * log_1000 * 24 * log_1000)
     assert bounds.theorem_3_3(
-        1000, 10, 2, 100.0, powers_of_e[2], 0.5, 3.0, powers_of_e[1]
+        at(1000, 10, 2, 100.0, powers_of_e[2], powers_of_e[1]), 0.5, 3.0
     ) == pytest.approx(24 * log_1000)
-    assert bounds.theorem_4_2(1000, 50, 4, 0.1, 3.0) == pytest.approx(
+    assert bounds.theorem_4_2(at(1000, 50, 4, 0.1), 3.0) == pytest.approx(
         24 * log_1000 + powers_of_e[5] * 50_000 / 3
     )
-    assert bounds.theorem_4_5(1000, 50, 4, 0.01, 3.0) == pytest.approx(600 * log_1000)
-    assert bounds.theorem_4_5(1000, 50, 4, 0.1, 3.0) == pytest.approx(24 * log_1000)
-    assert bounds.theorem_4_5(1000, 50, 4, 0.05, None) == pytest.approx(20 * math.sqrt(4000))
-    assert bounds.theorem_5_3(1000, 50, 4, 0.1, 3.0) == pytest.approx(120 * log_1000)
-    assert bounds.theorem_5_3(1000, 50, 4, 0.5, None) == pytest.approx(10 * math.sqrt(4000))
-    assert bounds.corollary_5_5(1000, 50, 4, 0.5, 3.0) == pytest.approx(48 * log_1000)
-    assert bounds.corollary_5_5(1000, 49, 4, 0.5, None) == pytest.approx(14 * math.sqrt(4000))
+    assert theorem_4_5(1000, 50, 4, 0.01, 3.0) == pytest.approx(600 * log_1000)
+    assert theorem_4_5(1000, 50, 4, 0.1, 3.0) == pytest.approx(24 * log_1000)
+    assert theorem_4_5(1000, 50, 4, 0.05, None) == pytest.approx(20 * math.sqrt(4000))
+    assert theorem_5_3(1000, 50, 4, 0.1, 3.0) == pytest.approx(120 * log_1000)
+    assert theorem_5_3(1000, 50, 4, 0.5, None) == pytest.approx(10 * math.sqrt(4000))
+    assert corollary_5_5(1000, 50, 4, 0.5, 3.0) == pytest.approx(48 * log_1000)
+    assert corollary_5_5(1000, 49, 4, 0.5, None) == pytest.approx(14 * math.sqrt(4000))
     # 126 rounds make 6 phases, and the first 3 have 14 rounds.
-    assert bounds.theorem_c_6(126, 10, 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 2 * 10 * 14
-    assert bounds.theorem_c_6(126, 10, 3, 2.0, 5.0, printed=True) == 8 * 2 * 25 * 6 + 10 * 8
+    assert bounds.theorem_c_6(at(126, 10), 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 2 * 10 * 14
+    assert bounds.theorem_c_6(at(126, 10), 3, 2.0, 5.0, printed=True) == 8 * 2 * 25 * 6 + 10 * 8
     # ln(1/delta) = 6 and d = 1: epsilon over epsilon' is 6.
     distance, probability = oracle.corollary_b5(
         0.02, 48, 1, 48 * powers_of_e[4], 1.0, powers_of_e[6], 2.0
     )
     assert distance == pytest.approx(80 * 0.02 * (4 - math.log(48)) * 6 * 2 / 48)
     assert probability == pytest.approx(144 * powers_of_e[4] + 2 / 0.4 * powers_of_e[1])
-    assert bounds.proposition_d_1(100, math.log(3), 0.2) == pytest.approx(20)
-    assert bounds.proposition_d_1(100, math.log(3), 0.02, printed=True) == pytest.approx(10)
+    assert bounds.proposition_d_1(at(100, 1, 1, math.log(3), 0.2)) == pytest.approx(20)
+    assert bounds.proposition_d_1(at(100, 1, 1, math.log(3), 0.02), printed=True) == pytest.approx(
+        10
+    )
 
 
 def test_bounds_of_tiny_budgets_are_finite_or_infinite() -> None:
@@ -179,11 +215,11 @@ def test_bounds_of_tiny_budgets_are_finite_or_infinite() -> None:
         for margin in (None, 2.0):
             local = lower(1000, 7, 4, tiny, margin)
             assert local == pytest.approx(7 * lower(1000, 1, 4, 1.0, margin))
-    assert bounds.theorem_4_2(1, 7, 4, tiny, 2.0) == pytest.approx(3.5)
-    assert bounds.theorem_3_3(1000, 7, 4, tiny, 0.1, 0.1, 2.0, 0.1) == math.inf
-    assert math.isfinite(bounds.theorem_3_3(1000, 7, 4, 1.0, tiny, 0.1, 2.0, tiny))
-    assert math.isfinite(bounds.proposition_c_3(1000, 7, 4, 1.0, tiny, 0.1, 2.0, 0.1).c_2)
-    assert bounds.proposition_d_1(1000, 1e4, tiny) == 0.0
+    assert bounds.theorem_4_2(at(1, 7, 4, tiny), 2.0) == pytest.approx(3.5)
+    assert bounds.theorem_3_3(at(1000, 7, 4, tiny, 0.1, 0.1), 0.1, 2.0) == math.inf
+    assert math.isfinite(bounds.theorem_3_3(at(1000, 7, 4, 1.0, tiny, tiny), 0.1, 2.0))
+    assert math.isfinite(bounds.proposition_c_3(at(1000, 7, 4, 1.0, tiny, 0.1), 0.1, 2.0).c_2)
+    assert bounds.proposition_d_1(at(1000, 1, 1, 1e4, tiny)) == 0.0
 
 
 # -- Proven and unproven bounds --------------------------------------------------------------------
@@ -204,7 +240,7 @@ def test_lower_bounds_of_privacy_models_are_ordered() -> None:
         ):
             assert low <= high * (1 + 1e-12)
         assert bounds_in_order[2] == pytest.approx(
-            bounds.theorem_4_5(T, M, d, epsilon / math.sqrt(M), margin)
+            theorem_4_5(T, M, d, epsilon / math.sqrt(M), margin)
         )
 
 
@@ -214,9 +250,9 @@ def test_lower_bounds_beyond_epsilon_ln_2_are_those_without_privacy() -> None:
             without_privacy = 4.0 * 4 * math.log(500)
             assert lower(500, M, 4, epsilon, 4.0) <= 2.1 * without_privacy
             assert lower(500, M, 4, epsilon, None) <= 1.45 * math.sqrt(4 * M * 500)
-        assert bounds.theorem_4_5(500, M, 4, epsilon, 4.0) >= without_privacy
-    assert bounds.theorem_5_3(500, 7, 4, 50.0, 4.0) < 0.03 * without_privacy
-    assert bounds.corollary_5_5(500, 7, 4, 50.0, 4.0) < 0.03 * without_privacy
+        assert theorem_4_5(500, M, 4, epsilon, 4.0) >= without_privacy
+    assert theorem_5_3(500, 7, 4, 50.0, 4.0) < 0.03 * without_privacy
+    assert corollary_5_5(500, 7, 4, 50.0, 4.0) < 0.03 * without_privacy
 
 
 @pytest.mark.parametrize("dimension", [2, 8])
@@ -232,7 +268,7 @@ def test_bounds_have_the_order_of_the_summed_errors(dimension: int) -> None:
         )  # for larger epsilon the bound without privacy is the largest
         errors: Any = oracle.error_4_5(t, M=M, d=d, epsilon=epsilon, r=r)  # type: ignore[arg-type]
         regret = oracle.corollary_e2(errors, M, r)
-        assert regret > 0.008 * bounds.theorem_4_5(T, M, d, epsilon, margin)
+        assert regret > 0.008 * theorem_4_5(T, M, d, epsilon, margin)
         # The local error falls as d / ((t - 1) max(1, M epsilon)), which sums to Theorem 5.3.
         for round in (10**4, 10**6):
             error = oracle.error_5_3(round, M=M, d=d, epsilon=scaled_epsilon, delta=0.0, r=r)
@@ -249,13 +285,15 @@ def test_theorem_4_2_as_printed_exceeds_the_largest_possible_regret() -> None:
     largest_regret, without_privacy = M * T * r, margin * d * math.log(T)
     second_term = math.exp(-M * 0.15) * largest_regret
     assert (
-        bounds.theorem_4_2(T, M, d, 0.15, margin, printed=True) - without_privacy
+        bounds.theorem_4_2(at(T, M, d, 0.15), margin, printed=True) - without_privacy
         > 100 * second_term
     )
     assert (
-        without_privacy < bounds.theorem_4_2(T, M, d, 0.15, margin) < without_privacy + second_term
+        without_privacy
+        < bounds.theorem_4_2(at(T, M, d, 0.15), margin)
+        < without_privacy + second_term
     )
-    assert bounds.theorem_4_2(T, M, d, 1e-6, margin) > 1e6 * largest_regret
+    assert bounds.theorem_4_2(at(T, M, d, 1e-6), margin) > 1e6 * largest_regret
 
 
 def test_theorem_3_3_omits_a_logarithm_and_the_initial_rounds() -> None:
@@ -263,16 +301,18 @@ def test_theorem_3_3_omits_a_logarithm_and_the_initial_rounds() -> None:
 
     As delta falls, c_2^2 grows as ln^2(1/delta); as M grows, the initial rounds cost M.
     """
-    arguments = (0.1, 3.0, 0.05)
     corrected, printed = [], []
     for delta in (1e-75, 1e-150, 1e-300):
-        corrected.append(bounds.proposition_c_3(2**14, 50, 5, 1e-3, delta, *arguments).c_2 ** 2)
-        printed.append(bounds.theorem_3_3(2**14, 50, 5, 1e-3, delta, *arguments))
+        setting = at(2**14, 50, 5, 1e-3, delta, 0.05)
+        corrected.append(bounds.proposition_c_3(setting, 0.1, 3.0).c_2 ** 2)
+        printed.append(bounds.theorem_3_3(setting, 0.1, 3.0))
     assert corrected[1:] == pytest.approx([4 * corrected[0], 16 * corrected[0]], rel=0.06)
     assert printed[1:] == pytest.approx([2 * printed[0], 4 * printed[0]])
-    few, many = (bounds.theorem_c_6(2**14, M, 8, 3.0, 2.0) for M in (10**6, 2 * 10**6))
+    few, many = (bounds.theorem_c_6(at(2**14, M), 8, 3.0, 2.0) for M in (10**6, 2 * 10**6))
     assert many == pytest.approx(2 * few, rel=1e-3)
-    few, many = (bounds.theorem_3_3(2**14, M, 5, 1.0, 1e-3, *arguments) for M in (10**7, 2 * 10**7))
+    few, many = (
+        bounds.theorem_3_3(at(2**14, M, 5, 1.0, 1e-3, 0.05), 0.1, 3.0) for M in (10**7, 2 * 10**7)
+    )
     assert few == many
 
 
@@ -282,7 +322,7 @@ def test_proposition_c_3_keeps_the_error_of_corollary_b_5() -> None:
     The first M of the silos leave a total failure probability of beta / (2 P).
     """
     M, beta = 500, 0.1
-    constants = bounds.proposition_c_3(1000, M, 5, 1.0, 1e-5, 0.1, 1e-9, beta)
+    constants = bounds.proposition_c_3(at(1000, M, 5, 1.0, 1e-5, beta), 0.1, 1e-9)
     P, beta_1 = constants.phases, beta / (16 * constants.phases)
     r = constants.c_1 / math.sqrt(2**P)
     distance, _ = oracle.corollary_b5(r, M, 5, beta_1, constants.epsilon_0, constants.delta_0)
@@ -319,37 +359,38 @@ def test_proposition_d_1_is_the_error_of_randomised_response() -> None:
     for epsilon in (0.05, 0.5, 2.0, 9.0):
         truth = (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
         assert truth == pytest.approx(math.exp(epsilon) * (1 - truth) + delta)
-        assert bounds.proposition_d_1(100, epsilon, delta) == pytest.approx(100 * (1 - truth))
+        assert bounds.proposition_d_1(at(100, 1, 1, epsilon, delta)) == pytest.approx(
+            100 * (1 - truth)
+        )
     for threshold, error in [(9.0, None), (1.8, 50.0)]:
         for epsilon, above in [
             (math.log(threshold) - 1e-6, True),
             (math.log(threshold) + 1e-6, False),
         ]:
-            printed = bounds.proposition_d_1(100, epsilon, delta, printed=True)
-            limit = bounds.proposition_d_1(100, epsilon, delta) if error is None else error
+            setting = at(100, 1, 1, epsilon, delta)
+            printed = bounds.proposition_d_1(setting, printed=True)
+            limit = bounds.proposition_d_1(setting) if error is None else error
             assert (printed > limit) == above
 
 
 # -- Invalid arguments -----------------------------------------------------------------------------
 
-# By argument: a valid value, invalid ones just outside the range, and the message up to the value.
-ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
-    "horizon": (1000, (0,), "horizon must be an integer >= 1"),
-    "silos": (8, (0,), "silos must be an integer >= 1"),
-    "dimension": (5, (0,), "dimension must be an integer >= 1"),
-    "initial_phases": (4, (0, 201), "initial_phases must be an integer >= 1 and <= 200"),
-    "epsilon": (0.5, (0, -1, math.nan), "epsilon must be > 0"),
-    "delta": (0.1, (0, 1), "delta must be > 0 and < 1"),
-    "diversity": (0.1, (0, -1), "diversity must be > 0"),
-    "margin": (3.0, (0, math.inf), "margin must be > 0"),
-    "failure_probability": (0.1, (0, 1), "failure_probability must be > 0 and < 1"),
-    "c_2": (50.0, (0,), "c_2 must be > 0"),
-    "printed": (True, (1, "yes"), "printed must be true or false"),
-    "constant": (1.0, (0, -1, math.nan), "constant must be > 0"),
-}
 
-
-def test_every_argument_is_checked() -> None:
-    functions = formulas(bounds)
-    assert len(functions) == 8
-    check_refusals(functions, ARGUMENTS)
+def test_bounds_check_their_arguments_and_name_what_they_need() -> None:
+    whole = at(1000, 8, 5, 0.5, 0.1, 0.1)
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: bounds.theorem_c_6(whole, 201, 3.0, 50.0), "initial_phases must be an integer"),
+        (lambda: bounds.theorem_c_6(whole, 4, 3.0, 0), "c_2 must be > 0, got 0"),
+        (lambda: bounds.theorem_3_3(whole, 0, 3.0), "diversity must be > 0, got 0"),
+        (lambda: bounds.proposition_c_3(whole, -1, 3.0), "diversity must be > 0, got -1"),
+        (lambda: bounds.theorem_3_3(at(9, 8, 5, 1.0, 0.1, 1.0), 0.1, 3.0), "must be > 0 and < 1"),
+        (lambda: bounds.theorem_4_2(whole, 3.0, printed=1), "printed must be true or false"),  # type: ignore[arg-type]
+        (lambda: bounds.proposition_d_1(at(9, epsilon=1.0)), "this bound needs delta"),
+    ]
+    refused += [
+        (lambda bound=bound: bound(whole, math.inf), "margin must be")  # type: ignore[misc]
+        for bound in (bounds.theorem_4_2, bounds.theorem_4_5, bounds.theorem_5_3)
+    ]
+    for call, message in refused:
+        with pytest.raises(InputError, match=message):
+            call()
