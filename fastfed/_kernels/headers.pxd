@@ -106,6 +106,14 @@ cdef extern from "ff_arms.h" nogil:
                            const double *theta, double beta, double gamma, const ff_sieve *sieve,
                            int64_t d, double *scratch, double *x)
 
+cdef extern from "ff_draws.h" nogil:
+    int64_t ff_beta_draws(void *state, uint64_t key, int64_t round, int64_t actions,
+                          int64_t dimension, double *x, double *w, double *theta, double beta,
+                          double gamma, double *scores)
+    int64_t ff_normal_draws(void *state, uint64_t key, int64_t round, int64_t actions,
+                            int64_t dimension, double *x, double *w, double *theta, double beta,
+                            double gamma, double *scores)
+
 cdef extern from "ff_directions.h" nogil:
     enum: FF_MOST_DIRECTIONS
     ctypedef struct ff_directions:

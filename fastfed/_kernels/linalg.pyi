@@ -73,6 +73,9 @@ def scored(
     gamma: float,
     sieve: tuple[float, float, float] | None = None,
 ) -> tuple[int, np.ndarray]: ...
+
+CORE_SCORES: dict[str, int]
+
 def has_screen_i16() -> bool: ...
 
 MAX_GRID: int

@@ -247,6 +247,13 @@ def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
     return a, np.asarray(x)
 
 
+#: Addresses of the score functions of this core, see `fastfed.protocols.score.CoreScore`.
+CORE_SCORES = {
+    "beta_draws": <uintptr_t>&ff_beta_draws,
+    "normal_draws": <uintptr_t>&ff_normal_draws,
+}
+
+
 def has_screen_i16():
     """Return True if this build and this processor have screening in 16 bits."""
     cdef ff_actions view

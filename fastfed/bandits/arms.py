@@ -21,7 +21,7 @@ from fastfed._validate import InputError, show
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.protocols.account import FOR_ARMS
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.score import Score
+from fastfed.protocols.score import CoreScore, Score
 
 if TYPE_CHECKING:
     from fastfed.bandits.system import System
@@ -85,7 +85,5 @@ def with_draws(system: System, problem: ProblemSpec) -> System:
     plan: Plan = system.plan
     if not (plan.lazy and plan.sieve_growth and plan.score is None and plan.policy == "ucb"):
         return system
-    from fastfed.bandits.arm_scores import normal_draws  # loads numba
-
-    plan = replace(plan, score=Score(normal_draws, diagonal=True))
+    plan = replace(plan, score=Score(CoreScore("normal_draws"), diagonal=True))
     return replace(system, plan=plan, certificate=account(plan, problem))

@@ -16,7 +16,7 @@ from fastfed.bandits.certify import certify
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.protocols.protocol import PROTOCOLS
-from fastfed.protocols.score import Score
+from fastfed.protocols.score import CoreScore, Score
 
 #: Keys of a thompson curve that may be set.
 BATCHES = ("batch_size", "batch_first", "batch_ratio", "release_rounds", "lazy")
@@ -55,11 +55,9 @@ def build_thompson(config: ThompsonConfig, problem: ProblemSpec) -> System:
             "thompson needs arms without contexts, whose rewards are 0 or 1 (environment "
             '"arms"): use linucb or fedlinucb with contexts'
         )
-    from fastfed.bandits.arm_scores import beta_draws  # loads numba
-
     clip = config.bounds(published=False)
     plan, theory = assemble(config, problem, PROTOCOLS["none"], config.batches(problem), clip)
-    plan = replace(plan, score=Score(beta_draws, diagonal=True))
+    plan = replace(plan, score=Score(CoreScore("beta_draws"), diagonal=True))
     source = "Agrawal and Goyal 2012, Algorithm 1"
     plan, certificate = certify(plan, problem, theory, None, source)
     return System("thompson", plan, certificate, theory=theory)

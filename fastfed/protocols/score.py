@@ -82,6 +82,32 @@ def score_signature() -> Signature:
 
 
 @dataclass(frozen=True)
+class CoreScore:
+    """A score function of the compiled core, for plans of arms.
+
+    Parameters
+    ----------
+    name : {"beta_draws", "normal_draws"}
+        "beta_draws" is Thompson sampling. The score of "normal_draws" is normal, with the estimate
+        as mean and the bonus as standard deviation.
+    """
+
+    name: str
+
+    @property
+    def address(self) -> int:
+        """Return the address of the function."""
+        from fastfed._kernels import linalg
+
+        return linalg.CORE_SCORES[self.name]
+
+    @property
+    def __name__(self) -> str:
+        """Return the name, as functions have it."""
+        return self.name
+
+
+@dataclass(frozen=True)
 class Score:
     """A score function, compiled as a ``numba.cfunc``, and its optional state.
 
@@ -92,8 +118,8 @@ class Score:
 
     Parameters
     ----------
-    function : numba.cfunc
-        A function compiled with ``score_signature()``.
+    function : numba.cfunc or CoreScore
+        A function compiled with ``score_signature()``, or a score of the compiled core.
     state : array_like, optional
         Parameters of the function, passed to every call as float64; stored as a read-only copy.
     diagonal : bool, default False
@@ -133,6 +159,8 @@ class Score:
         writable global) and call nothing except arithmetic. The result is False if there is no code
         to read, for example for a function compiled outside numba.
         """
+        if isinstance(self.function, CoreScore):
+            return True
         try:
             code, name = self.function.inspect_llvm(), re.escape(self.function.native_name)
             if not re.search(rf'^define [^@]*@"?{name}"?\(', code, re.MULTILINE):
@@ -153,6 +181,8 @@ def compiled(function: Any) -> bool:
 
     With a different signature a call would read memory outside its arguments.
     """
+    if isinstance(function, CoreScore):
+        return True
     return hasattr(function, "address") and getattr(function, "_sig", None) == score_signature()
 
 
