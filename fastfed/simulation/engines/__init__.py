@@ -320,7 +320,7 @@ def open_engine(
     scheduler : str, optional
         Address of an existing dask cluster.
     at_once : int, optional
-        Most batches of runs at the same time.
+        Largest number of batches of runs at the same time.
 
     Yields
     ------
