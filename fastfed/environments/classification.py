@@ -7,9 +7,11 @@ from data sets of scikit-learn and statsmodels.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,17 +42,28 @@ from fastfed.environments.tables import (
 # ---- Data sets of packages -----------------------------------------------------------------------
 
 
+def _packaged(data: str, package: str, module: str, file: str) -> Path:
+    """Return the path of a file that an installed package contains, without importing the package.
+
+    The import would take longer than reading the file.
+    """
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        raise InputError(
+            f'data "{data}" needs {package}, which is not installed: pip install fastfed[data]'
+        )
+    path = Path(found.origin).parent / "datasets" / file
+    if not path.is_file():
+        raise InputError(f'data "{data}" needs a version of {package} that contains {path}')
+    return path
+
+
 def _digits() -> tuple[Any, ...]:
     """Return features (1797, 64) in [0, 1] and classes 0 .. 9 of the digits of scikit-learn."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise InputError(
-            'data "digits" needs scikit-learn, which is not installed: pip install fastfed[data]'
-        ) from None
-    loaded = load_digits()
+    path = _packaged("digits", "scikit-learn", "sklearn", "data/digits.csv.gz")
+    table = np.loadtxt(path, delimiter=",")
     # 16 is the largest value that a pixel can have, in any image.
-    return np.asarray(loaded.data) / 16.0, np.asarray(loaded.target, dtype=np.int64), None
+    return table[:, :-1] / 16.0, table[:, -1].astype(np.int64), None
 
 
 #: Columns of the RAND experiment: the least and largest value by the code book, and the interval
@@ -79,20 +92,15 @@ def _randhie() -> tuple[Any, ...]:
     random order, so that families, whose rows are adjacent in the file, are spread over all silos.
     Source: Deb and Trivedi 2002; the file comes with statsmodels.
     """
-    try:
-        from statsmodels.datasets import randhie  # type: ignore[import-untyped]
-    except ImportError:
-        raise InputError(
-            'data "randhie" needs statsmodels, which is not installed: pip install fastfed[data]'
-        ) from None
-    table = randhie.load_pandas().data
-    health = table[list(_PERSON)].to_numpy()
+    path = _packaged("randhie", "statsmodels", "statsmodels", "randhie/randhie.csv")
+    table = np.genfromtxt(path, delimiter=",", names=True)
+    health = np.column_stack([table[name] for name in _PERSON])
     is_new_person = np.append(True, (health[1:] != health[:-1]).any(axis=1))
     columns = []
     for name, (low, high, to_low, to_high) in _RANDHIE.items():
-        fraction = (np.clip(table[name].to_numpy(dtype=np.float64), low, high) - low) / (high - low)
+        fraction = (np.clip(table[name], low, high) - low) / (high - low)
         columns.append(to_low + (to_high - to_low) * fraction)
-    classes = (table["mdvis"].to_numpy() >= 2).astype(np.int64)
+    classes = (table["mdvis"] >= 2).astype(np.int64)
     note = (
         "randhie has no column that identifies people: consecutive rows with the same health count "
         "as one person, of whom the first year is used; people of one family may be in different "
