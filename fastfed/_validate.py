@@ -376,6 +376,17 @@ def integer(
     return result
 
 
+def silo_index(index: object, silos: int) -> int:
+    """Return the index of a silo, an integer from 0 to silos - 1.
+
+    None is allowed if there is only one silo. Two silos with the same index would draw the same
+    noise from a seed.
+    """
+    if index is None and silos > 1:
+        raise InputError(f"index is required: the plan has the silos 0 to {silos - 1}")
+    return integer("index", 0 if index is None else index, at_least=0, at_most=silos - 1)
+
+
 def reward_number(name: str, value: object) -> float:
     """Return a reward as a finite float; a click, True or False, is 1 or 0."""
     return float(value) if isinstance(value, (bool, np.bool_)) else number(name, value)

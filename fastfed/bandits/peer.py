@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
-from fastfed._validate import InputError, Once, integer, once
+from fastfed._validate import InputError, Once, integer, once, silo_index
 from fastfed.bandits.silo import Silo
 from fastfed.protocols.plan import of_kind
 from fastfed.protocols.protocol import Report
@@ -80,8 +80,8 @@ class Peer(Once):
     ----------
     plan : PeerPlan
         The curve's plan, such as ``system.plan``.
-    index : int, default 0
-        The silo's number, 0..M - 1.
+    index : int, optional
+        The silo's number, 0..M - 1. It is required if M > 1.
     noise : NoiseSource, optional
         The default is the operating system's generator. Pass ``SeededNoise`` in simulations only.
 
@@ -91,9 +91,11 @@ class Peer(Once):
     read them. A user's data are in one estimator, so the gamma trees compose in parallel.
     """
 
-    def __init__(self, plan: PeerPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
+    def __init__(
+        self, plan: PeerPlan, index: int | None = None, noise: NoiseSource | None = None
+    ) -> None:
         self.plan = plan = of_kind(plan, PeerPlan)
-        self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
+        self.index = silo_index(index, plan.silos)
         self.round = 0
         source = noise if noise is not None else SystemNoise()
         self.estimators = [

@@ -22,6 +22,7 @@ from fastfed._validate import (
     once,
     reward_number,
     show,
+    silo_index,
     unmasked,
 )
 from fastfed.bandits.linucb import Acting, check_actions
@@ -63,8 +64,8 @@ class Silo(Acting, Once):
     ----------
     plan : Plan
         The curve's plan, such as ``system.plan``.
-    index : int, default 0
-        The silo's number, 0..M - 1.
+    index : int, optional
+        The silo's number, 0..M - 1. It is required if M > 1.
     noise : NoiseSource, optional
         The default is the operating system's generator, which draws the noise of each node once.
         Pass ``SeededNoise`` in simulations only.
@@ -95,13 +96,13 @@ class Silo(Acting, Once):
     def __init__(
         self,
         plan: Plan | PeerPlan,
-        index: int = 0,
+        index: int | None = None,
         noise: NoiseSource | None = None,
         keys: Mapping[int, bytes] | None = None,
     ) -> None:
         plan = check_plan(plan)
         super().__init__(plan)
-        self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
+        self.index = silo_index(index, plan.silos)
         self.clipped_features = self.clipped_rewards = self.indefinite = 0
         self._noise = noise if noise is not None else SystemNoise()
         self._randomizer = make_randomizer(plan, self.index, self._noise, keys)
@@ -518,11 +519,11 @@ class Client(Silo):
     ----------
     plan : PhasePlan
         The curve's plan, such as ``system.plan``.
-    index : int, default 0
-        The client's number, 0..M - 1.
+    index : int, optional
+        The client's number, 0..M - 1. It is required if M > 1.
     """
 
-    def __init__(self, plan: PhasePlan, index: int = 0) -> None:
+    def __init__(self, plan: PhasePlan, index: int | None = None) -> None:
         self.phases = check_phase_plan(plan)
         self._statistic = np.zeros(plan.local.statistic_size)
         self._sent = 0

@@ -160,7 +160,7 @@ def _text(error: BaseException) -> str:
     status, text = failure(error)  # type: ignore[arg-type]
     # After a failed sync, a restart may find that the writes are stored.
     nothing_stored = status == 503 and not isinstance(error, SyncFailed)
-    return f"nothing was kept: {text}" if nothing_stored else text
+    return f"nothing was stored: {text}" if nothing_stored else text
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -463,7 +463,7 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]
                 # If the disk is full, nothing was stored or sent, and the next poll tries again.
                 status, text = failure(error)
                 say(text)
-                return status, (text if status == 400 else "nothing was kept").encode()
+                return status, (text if status == 400 else "nothing was stored").encode()
 
     return Handler
 

@@ -109,7 +109,7 @@ class HubApp:
         except (InputError, *FULL) as error:
             # After 503 (the disk is full), the sender repeats the message.
             status, problem = failure(error)
-            problem = problem if status == 400 else f"nothing was kept: {problem}"
+            problem = problem if status == 400 else f"nothing was stored: {problem}"
             answer = status, _TEXT, problem.encode()
         if self._log is not None:
             if answer[0] != 200:

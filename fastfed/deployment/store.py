@@ -501,7 +501,9 @@ class SqliteStore(Store):
                 is_new.append(place is not None)
                 last = last if place is None else place
                 if place is None and self._chain.value(write.kind, write.key) != write.value:
-                    raise Conflict(f"{write.kind} {write.key} is there with another content")
+                    raise Conflict(
+                        f"{write.kind} {write.key} is already stored with different content"
+                    )
         self._position = last
         self._untidy_writes += sum(1 + len(write.value) // 4096 for write in writes)
         return is_new
@@ -680,7 +682,7 @@ class MemoryStore(Store):
         stored = self._values.get(write[:2])
         if stored is not None:
             if stored != write.value:
-                raise Conflict(f"{write.kind} {write.key} is there with another content")
+                raise Conflict(f"{write.kind} {write.key} is already stored with different content")
             return False
         self._values[write[:2]] = write.value
         self._writes.append(write)

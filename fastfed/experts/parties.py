@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastfed._random import NoiseSource, SystemNoise
-from fastfed._validate import InputError, Once, array, integer, once
+from fastfed._validate import InputError, Once, array, once, silo_index
 from fastfed.experts.plan import (
     ExpertChoice,
     ExpertPlan,
@@ -34,8 +34,8 @@ class ExpertClient(Once):
     ----------
     plan : ExpertPlan
         The curve's plan, such as ``system.plan``.
-    index : int, default 0
-        The client's number, 0..m - 1.
+    index : int, optional
+        The client's number, 0..m - 1. It is required if m > 1.
     noise : NoiseSource, optional
         Default: the operating system's generator. Pass ``SeededNoise`` in simulations only.
 
@@ -54,9 +54,11 @@ class ExpertClient(Once):
         If the epsilon recomputed from the plan differs from the sealed epsilon.
     """
 
-    def __init__(self, plan: ExpertPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
+    def __init__(
+        self, plan: ExpertPlan, index: int | None = None, noise: NoiseSource | None = None
+    ) -> None:
         self.plan = check_expert_plan(plan)
-        self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
+        self.index = silo_index(index, plan.silos)
         self.round = 0
         self.release = -1
         self.clipped_losses = 0

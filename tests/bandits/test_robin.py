@@ -676,7 +676,7 @@ def test_a_client_refuses_steps_out_of_order():
 
 
 def test_a_client_refuses_the_methods_of_a_silo():
-    client = fastfed.parties.Client(deployed_system().plan)
+    client = fastfed.parties.Client(deployed_system().plan, 0)
     with pytest.raises(InputError, match=r"sends estimates: use estimate\(\)"):
         client.report()
     with pytest.raises(InputError, match=r"adopts models: use adopt\(model\)"):

@@ -203,7 +203,7 @@ def test_a_hub_whose_disk_is_full_says_so(disk):
     for process in deployment.processes.values():
         for message in process.tick() if process.party.name != "silo0" else ():
             codes.append(asked(app, body=message.data))
-    assert codes and all(code == 503 and b"nothing was kept" in said for code, said in codes)
+    assert codes and all(code == 503 and b"nothing was stored" in said for code, said in codes)
     assert not deployment.processes["hub"].party.joined
     deployment.free()
     deployment.settle()

@@ -288,7 +288,7 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
         threading.Thread(target=application.serve_forever, daemon=True).start()
         client = Client(tmp_path / "silo.sock", wait=0)
         limit(1)
-        with pytest.raises(OSError, match="nothing was kept: database or disk is full"):
+        with pytest.raises(OSError, match="nothing was stored: database or disk is full"):
             for _ in range(100):
                 client.call("decide", actions=ROWS, subject="x" * 100)
         deployment.now = deployment.plan.document.calendar.closes[0] + 0.0

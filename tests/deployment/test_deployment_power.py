@@ -197,7 +197,7 @@ def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, m
         def fails(call):
             with pytest.raises(OSError, match=r"a sync to disk failed .*restart") as raised:
                 call.result(10)
-            assert "nothing was kept" not in str(raised.value)
+            assert "nothing was stored" not in str(raised.value)
 
         for call in calls:
             fails(call)

@@ -177,7 +177,7 @@ def test_two_deployments_draw_different_noise():
     ).plan
     reported_values = []
     for _ in range(2):
-        client = fastfed.parties.ExpertClient(plan)
+        client = fastfed.parties.ExpertClient(plan, 0)
         client.receive(fastfed.parties.ExpertServer(plan).start())
         while not client.due:
             client.observe(np.zeros(2**12))
@@ -428,7 +428,7 @@ def test_clients_need_the_servers_start():
 )
 def test_choices_that_do_not_fit_the_plan_are_refused(choice, message):
     for name in NAMES:
-        client = fastfed.parties.ExpertClient(make_deployed_system(name).plan)
+        client = fastfed.parties.ExpertClient(make_deployed_system(name).plan, 0)
         with pytest.raises(InputError, match=message):
             client.receive(choice)
         assert client.release == -1 and client._x is None
@@ -450,7 +450,7 @@ def test_choices_that_do_not_fit_the_plan_are_refused(choice, message):
 def test_choices_with_invalid_values_are_refused(make_choice):
     """Check values that could arrive over a network."""
     with pytest.raises(InputError):
-        fastfed.parties.ExpertClient(make_deployed_system("hedge").plan).receive(make_choice())
+        fastfed.parties.ExpertClient(make_deployed_system("hedge").plan, 0).receive(make_choice())
 
 
 @pytest.mark.parametrize(
@@ -837,3 +837,9 @@ def test_no_loss_moves_scores_beyond_the_sensitivity(smoothness):
         assert change <= sensitivity[leaf.tree, leaf.depth] * (1 + 1e-9)
         # In a root, the replaced loss moves from one end of the clipping interval to the other.
         assert leaf.depth > 0 or change == pytest.approx(sensitivity[leaf.tree, 0])
+
+
+def test_a_client_of_several_needs_an_index():
+    plan = make_deployed_system("svt").plan
+    with pytest.raises(InputError, match=f"index is required: the plan has the silos 0 to {M - 1}"):
+        fastfed.parties.ExpertClient(plan)

@@ -794,7 +794,7 @@ def test_assumptions_of_a_certificate_cannot_be_changed(
     assert accounted(plan) == system.plan.privacy.exact
     if name == "every round" and change is _eager:
         # With B = 1 no raw data remain between releases.
-        fastfed.parties.Silo(plan)
+        fastfed.parties.Silo(plan, 0)
         return
     for make_party in parties(plan).values():
         with pytest.raises(InputError, match="its certificate says"):
@@ -937,7 +937,7 @@ def test_plans_without_messages_cannot_be_changed_to_send(algorithm: str) -> Non
     assert accounted(system.plan) == (0.0,)
     sending_plan = replace(system.plan, batch_size=5, policy="ucb")
     with pytest.raises(InputError, match="gives epsilon infinity, its certificate says 0"):
-        fastfed.parties.Silo(sending_plan)
+        fastfed.parties.Silo(sending_plan, 0)
     with pytest.raises(InputError, match="gives epsilon infinity"):
         replace(system, plan=sending_plan)
 
@@ -956,7 +956,7 @@ def test_a_plan_without_a_release_releases_nothing(lazy: bool) -> None:
         1.0,
     )
     assert certificate.noise_std == {}
-    fastfed.parties.Silo(plan)
+    fastfed.parties.Silo(plan, 0)
 
 
 def test_claims_and_accounts_include_returning_users() -> None:
@@ -1032,7 +1032,7 @@ def test_plans_without_a_claim_have_conditional_certificates() -> None:
     system_without_claim = replace(system, plan=replace(system.plan, privacy=None))
     assert system_without_claim.certificate.status == "conditional"
     assert UNVERIFIED in system_without_claim.certificate.conditions
-    fastfed.parties.Silo(system_without_claim.plan)
+    fastfed.parties.Silo(system_without_claim.plan, 0)
 
 
 def test_a_package_can_register_an_account() -> None:

@@ -265,7 +265,7 @@ def test_a_key_of_the_store_has_one_value(make_store: Callable[[], Store]) -> No
     """Check that repeating a write changes nothing and that a different value is refused."""
     store, write = make_store(), Write("kind", "key", b"1")
     assert store.write(write) and not store.write(write)
-    with pytest.raises(Conflict, match="kind key is there with another content"):
+    with pytest.raises(Conflict, match="kind key is already stored with different content"):
         store.write(Write("kind", "key", b"2"))
     assert store.write(Write("kind", "other", b"2")) and store.write(Write("another", "key", b"2"))
     assert [each_write.value for each_write in store.writes()] == [b"1", b"2", b"2"]
