@@ -685,13 +685,15 @@ def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, An
     """Return all keys of an algorithm with their values, including defaults, as plain data.
 
     A plan file stores all values, because defaults may change in a later version of fastfed. It
-    has no ``delay``, which is a key of simulations only, and no ``clock`` if silos have none.
+    has no ``delay`` and no ``shuffled``, which are keys of simulations only, and no ``clock`` if
+    silos have none.
     """
     entry = _entry(algorithm)
     encoded = _CANONICAL.encode(msgspec.to_builtins(entry.settled(entry.check(keys), problem)))
     # Decode again, to get the values as from a plan file: tuples become lists.
     all_keys: dict[str, Any] = msgspec.msgpack.decode(encoded)
-    all_keys.pop("delay", None)
+    for key in ("delay", "shuffled"):
+        all_keys.pop(key, None)
     if all_keys.get("clock") is None:
         all_keys.pop("clock", None)
     return all_keys
