@@ -268,6 +268,7 @@ cdef class Run:
         c.reward_low, c.reward_high = curve["reward_range"]
         c.flips = curve["flips"]
         c.bit_values[0], c.bit_values[1] = curve["bit_values"]
+        c.count_values[0], c.count_values[1] = curve["count_values"]
         c.levels, c.shuffled = curve["levels"], curve["shuffled"]
         c.bit_levels = <int64_t *>pointer(curve["bit_levels"])
         c.noise_bits = <int64_t *>pointer(curve["noise_bits"])

@@ -412,6 +412,7 @@ cdef extern from "ff_run.h" nogil:
         double reward_high
         uint64_t flips
         double bit_values[2]
+        double count_values[2]
         int64_t levels
         int64_t shuffled
         const int64_t *bit_levels

@@ -37,9 +37,10 @@ from fastfed.bandits.system import Config, batches_of_user
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
 from fastfed.privacy.mechanisms.binomial_tree import calibrate_vector_sum
+from fastfed.privacy.mechanisms.bit_counts import calibrate_counts
 from fastfed.privacy.mechanisms.reward_release import calibrate_rewards
 from fastfed.privacy.mechanisms.secure_sum import SecureSum, calibrate_secure_sum
-from fastfed.privacy.mechanisms.user_bit import bit_scale, calibrate_bits
+from fastfed.privacy.mechanisms.user_bit import UserBits, bit_scale, calibrate_bits
 from fastfed.privacy.mechanisms.vector_batches import (
     UnequalBatches,
     VectorBatches,
@@ -172,7 +173,8 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     mechanism: GaussianRelease
     factor = None
     if config.protocol == USER_BIT:
-        return bit_noise(config, problem, schedule)
+        noise_of = count_noise if config.shuffled else bit_noise
+        return noise_of(config, problem, schedule)
     if config.release == FLAT:
         return _flat_noise(config, problem, schedule, participations)
     if PROTOCOLS[config.protocol].masked:
@@ -563,6 +565,21 @@ def bit_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
         Budget(config.epsilon, config.delta, config.relation, unit="reward"),
         batches_of_user(config.returning, batches),
     )
+    return _noise_of_flips(mechanism, schedule)
+
+
+def count_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
+    """Calibrate the probability of a flip if a shuffler counts the ones of each batch.
+
+    The account is for the smallest batch, and nothing of an incomplete last batch is forwarded.
+    """
+    rounds = int(np.diff(schedule.ends, prepend=0).min()) if schedule.releases else problem.horizon
+    budget = Budget(config.epsilon, config.delta, config.relation, unit="reward")
+    return _noise_of_flips(calibrate_counts(budget, problem.silos * rounds), schedule)
+
+
+def _noise_of_flips(mechanism: UserBits, schedule: Schedule) -> Noise:
+    """Return the noise of a curve whose users flip bits: none is added to sums."""
     distribution = NoiseDistribution(variances=np.zeros(schedule.releases + 1))
     return Noise(mechanism, distribution, flips=mechanism.flips)
 

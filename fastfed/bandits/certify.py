@@ -48,6 +48,7 @@ from fastfed.privacy.certificate import (
 )
 from fastfed.privacy.mechanisms.amplification import AmplifiedTree
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
+from fastfed.privacy.mechanisms.bit_counts import BitCounts
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise
 from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.reward_release import RewardRelease
@@ -296,7 +297,7 @@ def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition
 
 def _actions_text(plan: Plan) -> str:
     """Return the text of the condition that actions depend on released statistics only."""
-    if plan.flips:
+    if plan.flips and not plan.counts_ones:
         return "actions depend on public contexts and on bits that users sent only"
     if plan.own is not None:
         shared_rounds = f"1 to {plan.share_until}"
@@ -534,11 +535,11 @@ def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
 def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
     """Return guarantees of the plan's noise towards observers that the main claim does not name.
 
-    If sums are masked, these are colluding silos. If users send their messages to a single agent,
-    these are the agent or the other users. Other plans have none. ``top`` is the privacy event of
-    all releases.
+    If sums are masked, these are colluding silos. If a shuffler counts the bits of users, it is
+    the shuffler. If users send their messages to a single agent, these are the agent or the other
+    users. Other plans have none. ``top`` is the privacy event of all releases.
     """
-    if isinstance(top, SecureSum):
+    if isinstance(top, SecureSum | BitCounts):
         return top.sides()
     if plan.protocol.senders != "users" or not isinstance(
         top, LocalGaussian | VectorBatches | UnequalBatches

@@ -32,6 +32,7 @@ clipping and radius. ``random`` chooses random actions, as a baseline without le
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -62,12 +63,15 @@ from fastfed.bandits.delays import DelayConfig, check_private_delay, with_delay
 from fastfed.bandits.own_rounds import share_of, with_own_rounds, with_trusted_silos
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import NOISE_DRAWS, PROTECTS, Algorithm, Config, System, check_returning
+from fastfed.privacy.mechanisms.bit_counts import users_for
+from fastfed.privacy.mechanisms.user_bit import ONE
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
-from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
+from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget
 from fastfed.protocols.account import USER_BIT
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as, under_masks
+from fastfed.protocols.protocol import FLAT, PROTOCOLS, counting_ones, released_as, under_masks
 from fastfed.protocols.schedule import Schedule
+from fastfed.protocols.score import UCB
 from fastfed.protocols.vector_sum import MOST_BITS
 
 # ---- FedLinUCB without privacy -------------------------------------------------------------------
@@ -107,6 +111,9 @@ DIRECT_RATIO = 0.7
 SHUFFLED_RATIO = 1.5
 #: "shuffle-vector": the default first batch has at most T divided by this number rounds.
 SHUFFLED_SHARE = 50
+#: Flip probability by which the default batch of ``shuffled`` bits is chosen: estimates of rewards
+#: then have a sub-Gaussian scale of 0.7, and of 0.5 without flips.
+COUNTED_FLIPS = 1 / 7
 
 
 class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
@@ -159,6 +166,11 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
     colluders : int, optional
         The number of silos, in 0..M - 1, whose noise does not count in the privacy proof, only for
         "secure-sum". The default is M / 3, rounded down.
+    shuffled : bool, default False
+        True if a shuffler counts the ones of all users' bits of each batch, and forwards nothing
+        else. Only for "user-bit" on arms without contexts, where all users of a batch get the same
+        arm. It needs a delta above 0, and smaller batches need more flips. Batches are equal by
+        default (docs/user-bit.md).
     noise_draws : {"silo", "sum"}
         A simulation draws the noise of each silo, or once the noise of the sum over silos, which
         has the same distribution and takes less time. "sum" needs a protocol in ``SUMMED``, and no
@@ -182,6 +194,7 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
     saturation: float | None = None
     colluders: int | None = None
     noise_draws: str = "silo"
+    shuffled: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,6 +241,8 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
         choice("noise_draws", self.noise_draws, NOISE_DRAWS)
         if self.noise_draws == "sum":
             self._check_draws()
+        if self.shuffled:
+            self._check_counts()
         if self.protocol == USER_BIT:
             self._check_bits()
         elif self.protects == "reward":
@@ -265,7 +280,14 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
 
         `usual_release` chooses the default release type.
         """
+        if self.shuffled and not problem.arms:
+            raise InputError(
+                "shuffled = true needs arms without contexts: where contexts differ, the features "
+                "of an action identify its user, so a count hides nobody"
+            )
         settled = super().settled(problem)
+        if self.shuffled and self.grows and self.batch_first is self.batch_ratio is None:
+            settled = msgspec.structs.replace(settled, batch_size=_counted_rounds(self, problem))
         flat = settled.protocol == "shuffle-vector" and settled.calibration == "exact"
         if flat and settled.ranking[1] and settled.grows:
             settled = settled.with_batches(_first_shuffled(settled, problem), SHUFFLED_RATIO)
@@ -317,6 +339,28 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
                 raise InputError(
                     f'{key} has no meaning for protocol "{USER_BIT}", which adds no noise to sums, '
                     f"got {getattr(self, key)!r}"
+                )
+
+    def _check_counts(self) -> None:
+        """Raise InputError for keys that do not fit ``shuffled`` = true."""
+        if self.protocol != USER_BIT:
+            raise InputError(f'shuffled belongs to protocol "{USER_BIT}", got "{self.protocol}"')
+        number("delta", self.delta, above=0.0, below=1.0)
+        if self.sieve is None:
+            # Draws among the arms that pass a sieve would give users of a batch different arms.
+            msgspec.structs.force_setattr(self, "sieve", 1.0)
+        different = "users of a batch could get different arms, and a count of few users hides them"
+        for key, needed, reason in (
+            ("lazy", (True,), "silos would use single bits before they are counted"),
+            ("returning", (1,), "the account is for users of one batch"),
+            ("score", (UCB,), different),
+            ("sieve", (1.0,), different),
+            ("bonus", (None, 1.0), different),
+        ):
+            if (value := getattr(self, key)) not in needed:
+                raise InputError(
+                    f"shuffled = true needs {key} = {json.dumps(needed[-1])}, got "
+                    f"{json.dumps(value)}: {reason}"
                 )
 
     def _has_default_of_bits(self, key: str) -> bool:
@@ -391,6 +435,21 @@ def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
 
 
 @lru_cache(maxsize=256)
+def _counted_rounds(config: PrivateConfig, problem: ProblemSpec) -> int:
+    """Return the default ``batch_size`` if a shuffler counts bits.
+
+    It is the least number of rounds with which a flip probability of `COUNTED_FLIPS` meets the
+    budget, but at least T / 500, and at most T / (20 K) for K arms: each arm is tried in whole
+    batches.
+    """
+    assert config.epsilon is not None and config.delta is not None
+    budget = Budget(config.epsilon, config.delta, config.relation, unit="reward")
+    rounds = math.ceil(users_for(budget, int(ONE * COUNTED_FLIPS)) / problem.silos)
+    least, most = (math.ceil(problem.horizon / part) for part in (500, 20 * problem.dimension))
+    return min(max(rounds, least), most)
+
+
+@lru_cache(maxsize=256)
 def _default_release(config: PrivateConfig, problem: ProblemSpec) -> str:
     """Return the release type with the smallest expected loss for a curve, its default."""
     schedule = reported_batches(config, problem)
@@ -427,6 +486,8 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
         # every release type.
         protocol = under_masks(protocol, problem.silos, noise.secure.colluders)
         release = "factorised"
+    if config.shuffled:
+        protocol = counting_ones(protocol)
     protocol = with_trusted_silos(protocol, share_of(config))
     plan, theory = assemble(
         config,

@@ -391,7 +391,7 @@ class Silo(Acting, Once):
         if self.plan.flips:
             # The user's device sends one random bit. Nothing below reads the reward itself.
             words = self._noise.random_u32(self.index, self.round + 1, 4)
-            y = self.plan.bit_values[user_bit(self.plan, y, words)]
+            y = self.plan.sent_values[user_bit(self.plan, y, words)]
         self._learn(x, y)
         self._chosen = None
         self.clipped_features += feature_clipped

@@ -46,7 +46,7 @@ from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
-from fastfed.privacy.mechanisms.user_bit import UserBits
+from fastfed.privacy.mechanisms.user_bit import UserBits, epsilon_of
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.mechanisms.vertex_sets import valid_accounts
 from fastfed.privacy.releases.buffered import buffered_column
@@ -142,11 +142,12 @@ def charge_of(
     assert events is not None
     event: Any = events[0]
     if isinstance(event, Scores | UserBits):
-        # A loss enters only one phase, and a bit one release. The first release is charged for the
-        # phase with the highest cost, and the other releases cost nothing.
+        # A loss enters only one phase. The first release is charged for the phase with the highest
+        # cost, or for all bits of one user, and the other releases cost nothing.
         if release > 1:
             return Charge(dataset, digest, release, 0.0, 0.0, report)
-        cost = totals_of_bit(event) if isinstance(event, UserBits) else totals_of_scores(event)
+        totals_of = totals_of_user_bits if isinstance(event, UserBits) else totals_of_scores
+        cost = totals_of(event)
         return Charge(dataset, digest, release, *cost, report, event.exact(0.0) * _UP)
     totals = _totals(event, plan.releases)
     if release < 1:
@@ -367,17 +368,37 @@ def mu2_of_scores(event: Scores, failure: float) -> float:
 # ---- bits of users -------------------------------------------------------------------------------
 
 
-def totals_of_bit(event: UserBits) -> tuple[float, float]:
-    """Return the cost (mu^2, 0) of the one bit that a user's device sends.
+@lru_cache(maxsize=64)
+def totals_of_user_bits(event: UserBits) -> tuple[float, float]:
+    """Return the cost (mu^2, failure) of all bits that a user's device sends.
 
     Notes
     -----
     Guarantee: a bit that is flipped with probability q is mu-GDP with mu = 2 Phi^-1(1 - q). Its
     trade-off function is linear between (0, 1), (q, q) and (1, 0), and the Gaussian one is convex
-    and meets it at (q, q), so it lies below.
+    and meets it at (q, q), so it lies below. For several bits of one user, the result is the best
+    of two kinds of bounds: the sum of the squared parameters, and `mu_of_responses` with different
+    failure probabilities.
     """
     # The logits of 1 - q and q differ by twice the bit's epsilon.
-    return mu_of_exponential(2.0 * event.exact(0.0)) ** 2 * _UP, 0.0
+    epsilon_of_bit, bits, delta = epsilon_of(event.flips), event.returning, event.budget.delta
+    mu2_of_bit = mu_of_exponential(2.0 * epsilon_of_bit) ** 2 * _UP
+    if bits == 1:
+        return mu2_of_bit, 0.0
+    failures = {0.0, *(delta * share for share in TAIL_SHARES)}
+    costs = [(mu_of_responses(bits, epsilon_of_bit, f) ** 2 * _UP, f) for f in sorted(failures)]
+    costs.append((bits * mu2_of_bit * _UP, 0.0))
+    # Without a delta, no epsilon tells which cost is the least.
+    return min(costs, key=lambda cost: _epsilon_of_cost(cost, delta) if delta else cost[0])
+
+
+def epsilon_of_user_bits(event: UserBits) -> float:
+    """Compute the epsilon that a ledger counts for all bits of one user, at the budget's delta.
+
+    It is the smaller of two values: the epsilon of the GDP bound, and the epsilon of pure DP.
+    """
+    pure, delta = event.exact(0.0), event.budget.delta
+    return min(pure, _epsilon_of_cost(totals_of_user_bits(event), delta)) if delta else pure
 
 
 # ---- noise bits ----------------------------------------------------------------------------------

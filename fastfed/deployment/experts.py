@@ -306,8 +306,8 @@ class ExpertSilo(SiloParty):
             return Step(), earlier
         uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
         expert = self.model.drawn(uniform)
-        is_known = subject is not None and self._is_known(subject_digest, subject)
-        learns = self._may_be_learned(now) and not is_known and not self.lost
+        earlier_count = 0 if subject is None else self._earlier_decisions(subject_digest, subject)
+        learns = self._may_be_learned(now) and earlier_count < self.returning and not self.lost
         propensity, release = float(self.model.theta[expert]), self.model.release
         period = self.deployed.document.calendar.period(now)
         place = self._learning_by_period.get(period, 0) if learns else -1
@@ -316,7 +316,7 @@ class ExpertSilo(SiloParty):
         )
         # The next place is free once this decision is stored. So decisions that take places are
         # stored one after the other: their steps touch the same entry.
-        return self._decided(stored, id, is_known, (("place", ""),) if learns else ())
+        return self._decided(stored, id, earlier_count, (("place", ""),) if learns else ())
 
     def _action_name(self, action: int) -> str:
         """Return the name of an expert."""

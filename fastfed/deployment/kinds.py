@@ -128,11 +128,15 @@ EXACT_BITS = (
 _MASKS = "the masks' keys"
 
 
-def _one_bit(plan: Plan) -> Condition:
+def _device_bits(plan: Plan) -> Condition:
     """Return the condition about users' devices, which states the plan's flip probability."""
+    claim = plan.privacy
+    assert claim is not None
+    count = claim.max_participations
+    bits = "one bit at most," if count == 1 else f"at most {count} bits to all silos together, each"
     return Condition(
-        f"each person's device sends one bit at most, flipped with probability {plan.flips} / "
-        "2^53, and whether and when it does so does not depend on the reward (taken on trust)",
+        f"each person's device sends {bits} flipped with probability {plan.flips} / 2^53, and "
+        "whether and when it does so does not depend on the reward (taken on trust)",
         True,
     )
 
@@ -143,7 +147,7 @@ def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
     They depend on how its reports are hidden: by a helper, by masks, or not at all.
     """
     if plan.flips:
-        return (_one_bit(plan),)
+        return (_device_bits(plan),)
     conditions = (KEPT, DELAYED, COUNTED)
     if added_up(plan) and helper:
         return *conditions, SPLIT if plan.protocol.bits else APART
@@ -173,8 +177,7 @@ def charged_bits(plan: Plan) -> tuple[float, float] | None:
     """
     events: Any = released(plan)
     if plan.flips:
-        # Ledgers count the pure epsilon, and not the smaller one at the budget's delta.
-        return events[0].budget.epsilon, events[0].exact(0.0)
+        return events[0].budget.epsilon, charges.epsilon_of_user_bits(events[0])
     if plan.protocol.bits and plan.releases:
         return events[0].budget.epsilon, charges.charge_of_bits(events[0])[0]
     return None
@@ -258,7 +261,9 @@ def check_supported(plan: Plan) -> None:
         # With an intercept, the sums of a batch reveal its number of records. A late record would
         # change two of these numbers.
         "a public intercept": plan.clip is not None and plan.clip.constant > 0.0,
-        "a user of several batches": claim.max_participations != 1,
+        "a user of several batches, unless users send bits": (
+            claim.max_participations != 1 and not plan.flips
+        ),
         "a user of several silos, whose ledgers do not know of each other": claim.silos_met != 1,
         'a relation other than "replace", which covers late records': claim.budget.relation
         != "replace",
@@ -368,10 +373,15 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
 Executed = Plan | PhasePlan | FrankWolfePlan | SparseVectorPlan
 
 #: Conditions of the joint guarantee of a plan and the plans that it continues: for plans that
-#: protect persons, and for plans that protect silos.
+#: protect persons, for plans with persons who come several times, and for plans that protect silos.
 SAME_PEOPLE = Condition(
     "each plan learns from a person at most once (taken on trust); a person who is in one plan "
     "only has the guarantee of that plan",
+    True,
+)
+SAME_VISITORS = Condition(
+    "each plan learns from a person at most as often as its certificate states (taken on trust); a "
+    "person who is in one plan only has the guarantee of that plan",
     True,
 )
 SAME_SILOS = Condition(
@@ -675,13 +685,15 @@ def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, An
     """Return all keys of an algorithm with their values, including defaults, as plain data.
 
     A plan file stores all values, because defaults may change in a later version of fastfed. It
-    has no ``delay``, which is a key of simulations only, and no ``clock`` if silos have none.
+    has no ``delay`` and no ``shuffled``, which are keys of simulations only, and no ``clock`` if
+    silos have none.
     """
     entry = _entry(algorithm)
     encoded = _CANONICAL.encode(msgspec.to_builtins(entry.settled(entry.check(keys), problem)))
     # Decode again, to get the values as from a plan file: tuples become lists.
     all_keys: dict[str, Any] = msgspec.msgpack.decode(encoded)
-    all_keys.pop("delay", None)
+    for key in ("delay", "shuffled"):
+        all_keys.pop(key, None)
     if all_keys.get("clock") is None:
         all_keys.pop("clock", None)
     return all_keys

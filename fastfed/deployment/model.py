@@ -23,7 +23,7 @@ from fastfed._kernels import environments, linalg
 from fastfed._validate import InputError, choice
 from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.kinds import Executed, first_model
+from fastfed.deployment.kinds import SAME_PEOPLE, SAME_VISITORS, Executed, first_model
 from fastfed.deployment.ledger import epsilon_of_charges
 from fastfed.deployment.schema import Schema
 from fastfed.deployment.wire import Broadcast, View, check_entries
@@ -502,8 +502,12 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
         )
     previous = chain(earlier)
     names = ", ".join(earlier_plan.digest.hex()[:16] for earlier_plan in previous)
-    claim = plan.privacy
+    claims = [plan.privacy, *(earlier_plan.executed.privacy for earlier_plan in previous)]
+    claim = claims[0]
     assert claim is not None and claim.budget is not None
+    same = earlier.kind.same
+    if same == SAME_PEOPLE and any(c is not None and c.max_participations > 1 for c in claims):
+        same = SAME_VISITORS
     proven = all(earlier_plan.certificate.status == "proven" for earlier_plan in previous)
     entry = SideCertificate(
         unit=certificate.unit,
@@ -512,7 +516,7 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
         claimed=None,
         exact=Guarantee(epsilon, claim.budget.delta) if proven else None,
         status="proven" if proven else "unproven",
-        conditions=(earlier.kind.same,),
+        conditions=(same,),
         source="Dong, Roth and Su 2022, Corollary 3.3",
     )
     return msgspec.structs.replace(certificate, also=(*certificate.also, entry))

@@ -124,8 +124,9 @@ def survey(
           zeros.
         - ``learned``: the number of cases whose outcome is known in time. With `Source.action` it
           is an upper bound, because an outcome is used only if the model chooses the same action.
-        - ``too_late``, ``repeated`` (a case of the same person came before), ``no_outcome``: the
-          numbers of cases that are not learned from for these reasons.
+        - ``too_late``, ``repeated`` (as many cases of the same person came before as the plan
+          learns from), ``no_outcome``: the numbers of cases that are not learned from for these
+          reasons.
         - ``dropped``: the number of all cases that are not learned from.
         - ``beyond_cap``: the number of cases in excess of ``caps``.
         - ``missing``, ``clipped``: column -> number of missing or clipped cells.
@@ -139,7 +140,8 @@ def survey(
         )
     calendar = plan.calendar_of(silo or 0)
     releases = len(calendar.closes)
-    subjects: set[str] = set()
+    claim, decisions_of = plan.plan.privacy, Counter[str]()
+    returning = 1 if claim is None else claim.max_participations
     periods = [0] * releases
     beyond_cap = too_late = learned = no_outcome = repeated = 0
     # Go through the cases in the order of time, with the same rules as the silo.
@@ -147,8 +149,9 @@ def survey(
         zip(times(plan, source, cases, silo), cases, strict=True), key=_decision_time
     ):
         period = calendar.period(when.came)
-        if period > releases or case.subject in subjects:
-            repeated += case.subject in subjects
+        is_repeated = decisions_of[case.subject] >= returning
+        if period > releases or is_repeated:
+            repeated += is_repeated
             continue
         # Radii are valid for `end(period)` people so far. The silo learns from further people, up
         # to `most_records`.
@@ -157,7 +160,7 @@ def survey(
         if people >= plan.plan.most_records(releases):
             continue
         periods[period - 1] += 1
-        subjects.add(case.subject)
+        decisions_of[case.subject] += 1
         delay = when.known - when.came
         if delay > calendar.reward_deadline or calendar.period(when.known) > releases:
             too_late += 1

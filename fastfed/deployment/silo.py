@@ -44,7 +44,7 @@ from fastfed.deployment.seal import (
     hidden_by,
     uniform_below,
 )
-from fastfed.deployment.silo_records import EXPIRED, SiloRecords
+from fastfed.deployment.silo_records import EXPIRED, SiloRecords, subject_key
 from fastfed.deployment.store import Write
 from fastfed.deployment.sums import (
     TO_HUB,
@@ -196,8 +196,9 @@ class SiloParty(SiloRecords):
             Seconds since 1970.
         subject : str or int, optional
             Identifies the person; not empty. The number 7 and the text "7" are the same person. The
-            plan learns from each person once: later decisions for the same person are made as
-            usual, but nothing is learned from them. Only a keyed digest of the subject is stored.
+            plan learns from each person once, or up to ``returning`` times with bits: later
+            decisions for the same person are made as usual, but nothing is learned from them. Only
+            a keyed digest of the subject is stored.
         record : mapping, optional
             Values by column name, instead of ``actions``, if the plan has columns of records.
         among : sequence of str, optional
@@ -238,34 +239,39 @@ class SiloParty(SiloRecords):
             chosen_row = uniform_below(count, self._entropy)
             x_chosen = features[chosen_row]
         propensity = explore / count + (1.0 - explore) * (chosen_row == model_row)
-        is_known = subject is not None and self._is_known(subject_digest, subject)
+        earlier_count = 0 if subject is None else self._earlier_decisions(subject_digest, subject)
         stored = Decided(
             offered[chosen_row],
             float(propensity),
             self.model.release,
-            self._may_be_learned(now) and not is_known and not self.lost,
+            self._may_be_learned(now) and earlier_count < self.returning and not self.lost,
             self.own_time(now),
             packed(np.array(x_chosen, dtype=np.float64)),
             offer,
             subject_digest,
         )
-        return self._decided(stored, id, is_known)
+        return self._decided(stored, id, earlier_count)
 
     def _decided(
         self,
         stored: Decided,
         id: str | None,
-        is_known: bool,
+        earlier_count: int,
         touches: tuple[tuple[str, str], ...] = (),
     ) -> tuple[Step, Decision]:
-        """Return the step that stores a decision, and the decision; see `decide`."""
+        """Return the step that stores a decision, and the decision; see `decide`.
+
+        ``earlier_count`` is the result of `_earlier_decisions`, 0 without a subject.
+        """
         name = self._entropy(ID // 2).hex() if id is None else id
         writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
+        is_known = earlier_count == self.returning
         if stored.subject and (stored.learns or is_known):
             # A new person who is not learned from now, such as before the calendar's start, stays
             # unknown: a later decision may be learned from. For a known person, an earlier version
             # may have stored a different digest.
-            writes = (Write("subject", stored.subject.hex(), b""), *writes)
+            key = subject_key(stored.subject, min(earlier_count + 1, self.returning))
+            writes = (Write("subject", key, b""), *writes)
         return Step(writes, touches=touches), self._public(name, stored)
 
     def _public(self, name: str, stored: Decided) -> Decision:

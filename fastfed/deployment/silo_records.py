@@ -8,6 +8,7 @@ Records whose leaf is released can be erased.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 from unicodedata import normalize
@@ -33,6 +34,11 @@ EXPIRED = "expired"
 CACHED = 10_000
 #: Number of writes that one query reads from the store.
 AT_ONCE = 10_000
+
+
+def subject_key(subject_digest: bytes, number: int) -> str:
+    """Return the key of the write for a person's decision of this number, from 1."""
+    return subject_digest.hex() + (f" {number}" if number > 1 else "")
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +81,9 @@ class SiloRecords(Speaker):
     def __init__(self, deployed: DeployedPlan, name: str, secret: bytes) -> None:
         super().__init__(deployed, name, secret)
         self._secret = secret
+        claim = self.plan.privacy
+        #: The largest number of decisions for one person that are learned from.
+        self.returning = 1 if claim is None else claim.max_participations
         self._store: Store = MemoryStore()
         # ---- State saved in the store: survives a restart.
         #: Decision id -> the stored decision, read from the store at each access.
@@ -138,14 +147,22 @@ class SiloRecords(Speaker):
         """Compute the keyed digest of a text, which must be in Unicode's normal form NFC."""
         return keyed_digest(self._secret, _SUBJECT, text.encode())[:16]
 
-    def _is_known(self, subject_digest: bytes, subject: str | int) -> bool:
-        """Return True if an earlier decision was made for this person."""
-        # Earlier versions of fastfed stored the digest of the text without normalising spaces.
-        old_digest = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
-        return any(
-            self._store.value("subject", key.hex()) is not None
-            for key in {subject_digest, old_digest}
+    def _earlier_decisions(self, subject_digest: bytes, subject: str | int) -> int:
+        """Return for how many decisions this person is known, at most `returning`."""
+        if self.returning == 1:
+            # Earlier versions of fastfed stored the digest of the text without normalising spaces.
+            old_digest = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
+            return int(any(map(self._has_subject, {subject_digest, old_digest}, (1, 1))))
+        # The numbers of a person's writes have no gap, so a binary search finds the last one.
+        return bisect_left(
+            range(1, self.returning + 1),
+            True,
+            key=lambda number: not self._has_subject(subject_digest, number),
         )
+
+    def _has_subject(self, subject_digest: bytes, number: int) -> bool:
+        """Return True if the store has a person's write of this number."""
+        return self._store.value("subject", subject_key(subject_digest, number)) is not None
 
     def _subject_text(self, subject: str | int) -> str:
         """Convert a subject to text; raise InputError if it is not text or a whole number."""

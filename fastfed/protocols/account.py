@@ -33,6 +33,7 @@ from fastfed.privacy.account import (
 )
 from fastfed.privacy.mechanisms.amplification import AmplifiedTree
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
+from fastfed.privacy.mechanisms.bit_counts import BitCounts
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise
 from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.reward_release import RewardRelease
@@ -58,6 +59,7 @@ from fastfed.protocols.protocol import (
     SEND_NOISY_SUM,
     TREE,
     Protocol,
+    counting_ones,
     keeping_own_rounds,
     released_as,
     under_masks,
@@ -141,6 +143,8 @@ def protocol_of(plan: Plan) -> Protocol:
         )
     flat_shuffle = protocol.id == "shuffle-vector" and protocol.flat
     expected = released_as(expected, FLAT if flat_shuffle else plan.release)
+    if protocol.id == USER_BIT and protocol.shuffled:
+        expected = counting_ones(expected)
     if expected.masked and plan.secure is not None:
         expected = under_masks(expected, plan.secure.silos, plan.secure.colluders)
     return expected if plan.own is None else keeping_own_rounds(expected)
@@ -210,6 +214,21 @@ def _supports_arms(plan: Plan) -> bool:
     )
 
 
+def _supports_counts(plan: Plan) -> bool:
+    """Return True if the number of ones of each batch has an account.
+
+    All users of a batch must get the same action, which is a function of earlier counts.
+    """
+    claim = plan.privacy or Claim(source="none")
+    return (
+        plan.arms
+        and plan.lazy
+        and plan.score is None
+        and plan.policy == "ucb"
+        and claim.max_participations == claim.silos_met == 1
+    )
+
+
 def check_combination(plan: Plan) -> None:
     """Raise InputError for a combination of fields that no builder makes and no account covers."""
     protocol = plan.protocol
@@ -246,6 +265,9 @@ def check_combination(plan: Plan) -> None:
         ),
         'flips and bounds of clipping if its protocol is "user-bit", and else no flips': (
             (plan.flips > 0) == (protocol.id == USER_BIT) and not (plan.flips and plan.clip is None)
+        ),
+        "arms, lazy updates, no draws among arms and users of one batch if bits are counted": (
+            not plan.counts_ones or _supports_counts(plan)
         ),
         "the batch_size of its longest batch": (
             not plan.release_rounds
@@ -327,11 +349,15 @@ def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     claim = plan.privacy or Claim(source="none")
     # A plan is plain data that a caller may have changed, so check it before accounting for it.
     check_combination(plan)
-    if plan.flips:
+    if plan.flips and not plan.counts_ones:
         # Users send their bits whether or not silos synchronise.
         return (UserBits(plan.flips, claim.required_budget, claim.max_participations),)
     if plan.policy == "random" or not plan.releases:
         return (NoRelease(),)
+    if plan.flips:
+        # The shuffler forwards nothing of an incomplete last batch.
+        smallest_batch = int(np.diff(plan.ends, prepend=0).min())
+        return (BitCounts(plan.flips, claim.required_budget, users=plan.silos * smallest_batch),)
     if plan.own is not None and plan.end(plan.releases) != plan.own.until:
         raise InputError(
             f"the last release must be after the last shared round ({plan.own.until}), got "

@@ -274,6 +274,25 @@ class Plan(OwnArrays):
         return bit_values(self.flips, self.clip.low, self.clip.high)
 
     @property
+    def counts_ones(self) -> bool:
+        """Return True if a shuffler forwards the numbers of ones among the bits of users."""
+        return self.flips > 0 and self.protocol.shuffled
+
+    @property
+    def sent_values(self) -> tuple[float, float]:
+        """Return what a user's bit 0 and bit 1 add to the sums that are sent.
+
+        Numbers of ones are sums of integers, which do not depend on the order of users. The server
+        converts them to sums of `bit_values`.
+        """
+        return (0.0, 1.0) if self.counts_ones else self.bit_values
+
+    @property
+    def forwards_total(self) -> bool:
+        """Return True if a shuffler of this plan forwards one message: the total of a batch."""
+        return self.protocol.bits or self.counts_ones
+
+    @property
     def bit_levels(self) -> int:
         """Return the number of tree levels whose nodes are sent as bits; 0 if none are."""
         return self.levels if self.protocol.bits else 0

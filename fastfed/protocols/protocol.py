@@ -40,7 +40,8 @@ class Protocol:
     source : str
         Author-year and algorithm.
     shuffled : bool, default False
-        True if the server receives the messages in random order, without the senders' names.
+        True if the server receives the messages in random order, without the senders' names, or
+        only their total.
     senders : {"silos", "users", "agent"}, default "silos"
         "silos": each silo sends after each batch. "users": each user sends one message about one
         data point. "agent": nothing is sent, because the single agent sees its users' data.
@@ -230,6 +231,17 @@ AGENT_PROTOCOLS = {
         ),
     )
 }
+
+
+def counting_ones(protocol: Protocol) -> Protocol:
+    """Return the protocol "user-bit" with a shuffler that counts the ones of each batch."""
+    return replace(
+        protocol,
+        summary="each user sends one flipped bit of the reward, a shuffler counts the ones",
+        model="shuffle: the shuffler is trusted, the server and the silos are not",
+        source="zhou-chowdhury-2024, Algorithm 1 on counts of bits (Warner 1965)",
+        shuffled=True,
+    )
 
 
 #: Release of a shuffle protocol without a tree: each batch is released once, and the server adds

@@ -306,8 +306,8 @@ class Shuffler(Once):
     ``shuffle`` takes the messages of all silos for the next release and returns the messages that
     the server may see. Statistics are permuted as whole messages. Bits are permuted within each
     label, so that a bit reveals its entry and nothing else. Permuted bits reveal only their number
-    of ones; so if silos send counts instead of bits, their sum is forwarded. Every release uses a
-    new uniform permutation.
+    of ones; so if silos send counts, or sums of users' bits, instead of bits, the total is
+    forwarded. Every release uses a new uniform permutation.
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ class Shuffler(Once):
                 self.noise.shuffle_bits(release, label, row)
             return [ShuffledBits(release, d, shuffled_bits)]
         values = [r.values for r in ordered if isinstance(r, Report)]
-        if self.plan.protocol.bits:
+        if self.plan.forwards_total:
             total = np.array(values[0])
             for counts in values[1:]:
                 aggregation.add(total, counts)

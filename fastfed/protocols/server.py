@@ -160,7 +160,7 @@ class Server(Once):
                     f'protocol "{plan.protocol.id}" needs messages from a Shuffler '
                     f"({expected_type.__name__}), got {kind}"
                 )
-            message_count = 1 if plan.protocol.bits else plan.senders(release)
+            message_count = 1 if plan.forwards_total else plan.senders(release)
             if len(ordered) != message_count:
                 raise InputError(
                     f"the shuffler must pass on {message_count} messages, got {len(ordered)}"
@@ -225,6 +225,17 @@ class Server(Once):
         g = encoding.each(index, message.dimension)
         return counted(message.bits, self._points(release), g, encoding.noise_bits[index])
 
+    def _sums_of_counts(self, total: np.ndarray) -> np.ndarray:
+        """Return the statistic (s,) of the bits' values, given the number of ones of each arm.
+
+        The sums of x x' hold the number of users of each arm.
+        """
+        (zero, one), d = self.plan.bit_values, self.plan.dimension
+        arms = np.arange(d)
+        users, sums = total[d + arms * (arms + 1) // 2 + arms], total.copy()
+        sums[:d] = zero * users + (one - zero) * total[:d]
+        return sums
+
     def _points(self, release: int) -> int:
         """Return the number of data points in the shuffler's one message of bits."""
         return self.plan.silos * self.plan.points_of(release)
@@ -239,6 +250,8 @@ class Server(Once):
         level = self.plan.level(release)
         if self.plan.protocol.bits:
             total = total * self.plan.units[self.plan.encoding_at(release)]
+        if self.plan.counts_ones:
+            total = self._sums_of_counts(total)
         if analyzer == ADD:
             combined = self._total.copy()
             aggregation.add(combined, total)

@@ -167,9 +167,11 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "widths": np.array(plan.widths) if plan.widths else None,
         "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
         "flips": plan.flips,
-        "bit_values": plan.bit_values,
+        "bit_values": plan.sent_values,
+        "count_values": plan.bit_values if plan.counts_ones else (0.0, 0.0),
         "levels": levels,
-        "shuffled": protocol.shuffled,
+        # The order of messages does not matter for a shuffler that counts the ones of all users.
+        "shuffled": protocol.shuffled and not plan.counts_ones,
         "bit_levels": np.array(
             [encoding.steps(j) for j in range(len(plan.units))] if encoding else (), np.int64
         ),

@@ -564,6 +564,7 @@ LATER: dict[str, Any] = {
     "tie_bonus": 1.0,
     "ledger": 1.0,
     "noise_draws": "silo",
+    "shuffled": False,
     **dict.fromkeys(
         (
             *("batch_first", "batch_ratio", "release_rounds", "reward_centre", "base_rates"),

@@ -27,6 +27,7 @@ from fastfed.environments import Arms, Sphere
 from fastfed.privacy.sensitivity import DIAGONAL, joint_sensitivity
 from fastfed.protocols.account import FOR_ARMS
 from fastfed.protocols.plan import check_plan
+from fastfed.protocols.randomizer import Shuffler
 from fastfed.protocols.server import Server
 from fastfed.simulation import compiled
 from fastfed.simulation.experiment import make_experiment
@@ -54,6 +55,8 @@ CURVES: dict[str, dict[str, Any]] = {
     "bits": BITS,
     "bits, eager": {**BITS, "lazy": False},
     "bits, returning": {**BITS, "returning": 3, "batch_size": 10},
+    "bits, counted": {**BITS, "shuffled": True, "delta": 1e-3, "batch_size": 7},
+    "bits, counted, growing": {**BITS, "shuffled": True, "delta": 1e-3, "epsilon": 0.5},
     "rewards, silo": {**PRIVATE, "protects": "reward"},
     "rewards, server": {**PRIVATE, "protects": "reward", "protocol": "central"},
     "silo": PRIVATE,
@@ -166,6 +169,7 @@ def replay(made: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarray]:
     arms, noise = plan.dimension, SeededNoise(seed, replicate)
     world = Arms(means=MEANS).open(seed, replicate, plan.silos)
     silos, server = [Watched(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
+    shuffler = Shuffler(plan, noise)
     diagonal = [arms + a * (a + 1) // 2 + a for a in range(arms)]
     total, release = np.zeros(plan.statistic_size), 0
     points: list[list[tuple[int, float]]] = [[] for _ in silos]
@@ -200,7 +204,10 @@ def replay(made: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarray]:
                 y = (bit - q) / (1.0 - 2.0 * q)
             points[i].append((chosen, y))
         if silos[0].due:
-            broadcast = server.combine([silo.report() for silo in silos])
+            messages = [silo.report() for silo in silos]
+            if plan.protocol.shuffled:
+                messages = shuffler.shuffle(messages)
+            broadcast = server.combine(messages)
             for silo in silos:
                 silo.receive(broadcast)
             total, release = broadcast.values, broadcast.release

@@ -15,12 +15,21 @@ from scipy import stats
 pytest.importorskip("cryptography")
 
 import federation
+import records
 import schedules
+from oracle import user_bit as oracle
 
 from fastfed import InputError
-from fastfed.deployment import bit_to_send
+from fastfed.deployment import bit_to_send, plans
 from fastfed.deployment.agent import PrivateLinUCB
 from fastfed.deployment.charges import charge_of
+from fastfed.deployment.data import cases, source_of
+from fastfed.deployment.folder import extended
+from fastfed.deployment.kinds import SAME_VISITORS, silo_of
+from fastfed.deployment.ledger import epsilon_of_charges
+from fastfed.deployment.process import Call, SiloProcess
+from fastfed.deployment.replay import survey
+from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.wire import Refused, packed
 from fastfed.privacy.mechanisms import user_bit
 
@@ -135,6 +144,113 @@ def test_schedules_of_faults_with_bits():
             assert not broken, (seed, broken)
             ran += did["releases"]
     assert ran > 20
+
+
+# ---- persons who come several times --------------------------------------------------------------
+
+
+def returning(count, epsilon=1.0, **system):
+    """Return a plan that learns from a person up to ``count`` times."""
+    return federation.deployed(
+        federation.BITS,
+        batches=max(4, count),
+        system={"batch_size": 5, "returning": count, "epsilon": epsilon, **system},
+    )
+
+
+@pytest.mark.parametrize(("count", "delta"), [(3, 0.0), (3, 1e-3), (12, 1e-6), (40, 1e-6)])
+def test_the_certificate_composes_the_bits_of_a_person_exactly(count, delta):
+    plan = returning(count, **({"delta": delta} if delta else {}))
+    q, exact = plan.plan.flips / ONE, plan.certificate.exact
+    assert plan.plan.privacy.max_participations == count
+    assert 0.85 < exact.epsilon <= 1.0 and exact.delta == delta
+    if delta:
+        assert exact.epsilon <= count * math.log((1.0 - q) / q)
+        assert oracle.delta_binomial(q, count, exact.epsilon) <= delta
+        assert oracle.delta_binomial(q, count, exact.epsilon * 0.998) > delta
+    else:
+        assert exact.epsilon == pytest.approx(count * math.log((1.0 - q) / q), abs=1e-14)
+    texts = [condition.text for condition in plan.certificate.conditions]
+    assert any(f"at most {count} bits to all silos together" in text for text in texts)
+    assert any(f"at most {count} rewards at all silos" in text for text in texts)
+
+
+@pytest.mark.parametrize(("count", "delta"), [(3, 0.0), (3, 1e-3), (40, 1e-6)])
+def test_the_charge_of_several_bits_covers_every_test_between_two_inputs(count, delta):
+    plan = returning(count, **({"delta": delta} if delta else {}))
+    charge, second = (charge_of(plan.executed, b"p", "records", k) for k in (1, 2))
+    q, mu, normal = plan.plan.flips / ONE, math.sqrt(charge.mu2), NormalDist()
+    assert (second.mu2, second.pure) == (0.0, 0.0)
+    # The best tests reject if at most j of the bits are ones.
+    tests = [(0.0, 0.0)]
+    for j in range(count + 1):
+        sizes = (stats.binom.cdf(j, count, chance) for chance in (1.0 - q, q))
+        tests.append(tuple(sizes))
+    sizes, powers = map(np.array, zip(*tests, strict=True))
+    for alpha in np.linspace(1e-4, 1.0 - 1e-4, 400):
+        least = 1.0 - np.interp(alpha, sizes, powers)
+        gaussian = normal.cdf(normal.inv_cdf(1.0 - alpha) - mu)
+        assert least >= gaussian * (1.0 - charge.failure) - 1e-9
+    # A mechanism with a smaller mu would not cover them.
+    alphas = sizes[1:-1]
+    gaps = [
+        (1.0 - powers[i + 1]) - normal.cdf(normal.inv_cdf(1.0 - a) - 0.97 * mu)
+        for i, a in enumerate(alphas)
+    ]
+    assert min(gaps) < 0.0
+    assert charge.pure >= count * math.log((1.0 - q) / q)
+    spent = epsilon_of_charges([charge], delta or 1e-6)
+    assert plan.certificate.exact.epsilon <= spent * (1.0 + 1e-9) and spent <= 1.0 + 1e-9
+
+
+def test_a_silo_learns_from_a_person_as_often_as_the_plan_says():
+    plan = returning(3)
+    deployment = federation.Federation(plan)
+    deployment.settle()
+    deployment.now += 1.0
+    silo = deployment.processes["silo0"]
+
+    def learns(subject):
+        return silo.decide(federation.ROWS, subject).learns
+
+    assert [learns("anna") for _ in range(5)] == [True] * 3 + [False] * 2
+    assert [learns(" anna"), learns("bert"), learns(7), learns("7")] == [False, True, True, True]
+    # Two calls of one person that are in flight have different numbers, or one of them waits.
+    calls = [Call(lambda: silo.party.decide(federation.ROWS, silo.now(), "carl")) for _ in range(4)]
+    for call in calls:
+        silo.submit(call)
+    assert silo.waiting == 1
+    for call in calls:
+        silo.finish(call)
+    assert [call.returned().learns for call in calls] == [True] * 3 + [False]
+    again = SiloProcess(
+        silo_of(plan, "silo0", federation.secret("silo0"), silo.ledger),
+        MemoryStore(list(silo.store.writes())), silo.ledger, lambda: deployment.now,
+    )  # fmt: skip
+    decided = [again.decide(federation.ROWS, name).learns for name in ("anna", "bert", "bert")]
+    assert decided == [False, True, True]
+    assert not again.decide(federation.ROWS, "bert").learns
+
+
+def test_a_survey_counts_a_person_as_often_as_the_plan_learns(tmp_path):
+    system = {"horizon": 20, "batch_size": 5, "epsilon": 1.0, "returning": 2}
+    system |= {"protocol": federation.BITS, "protects": "reward"}
+    plan = plans.compile_plan(records.spec() | {"system": system})
+    rows = "".join(f"{who},63,1,m,0\n" for who in ("a", "b", "a", "a", "a"))
+    (tmp_path / "a.csv").write_text(f"who,age,pain,sex,num\n{rows}", encoding="utf-8")
+    source = source_of({"file": "a.csv", "subject": "who"}, tmp_path)
+    counts = survey(plan, source, cases(source, plan.document.schema))
+    assert (counts["learned"], counts["repeated"]) == (3, 2)
+
+
+def test_a_plan_that_continues_another_adds_up_the_bits_of_both():
+    earlier = returning(3)
+    spec = federation.spec(federation.BITS, batches=4, system={"batch_size": 5, "epsilon": 0.5})
+    calendar = spec["calendar"] | {"start": earlier.document.calendar.closes[-1] + 1}
+    later = extended({"system": spec["system"], "calendar": calendar}, earlier)
+    (together,) = later.certificate.also
+    assert (together.exact.epsilon, together.exact.delta) == (pytest.approx(1.5), 0.0)
+    assert together.conditions == (SAME_VISITORS,)
 
 
 # ---- the device ----------------------------------------------------------------------------------

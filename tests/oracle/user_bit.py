@@ -171,3 +171,32 @@ def replay(
             synchronised = t
     v, u = sums([row for silo in known for row in silo[:synchronised]])
     return Replay(worst, v, u, covered, shared_after)
+
+
+def law_of_count(q: float, bits: Sequence[float]) -> np.ndarray:
+    """Return the probabilities (n + 1,) of the numbers of ones that n users send.
+
+    ``bits`` are the users' rewards in [0, 1]; each is rounded to a bit at random, then flipped.
+    """
+    law = np.ones(1)
+    for one in channel(q, bits)[:, 1]:
+        law = np.convolve(law, [1.0 - one, one])
+    return law
+
+
+def hockey_stick(first: np.ndarray, second: np.ndarray, epsilon: float) -> float:
+    """Return the sum of the positive parts of first - e^epsilon second."""
+    return float(np.maximum(first - exp(epsilon) * second, 0.0).sum())
+
+
+def delta_of_count(q: float, users: int, epsilon: float) -> float:
+    """Return the delta of the number of ones of a batch, for the worst bits of all users.
+
+    One user's bit is replaced, and any number of the other users have the bit 1.
+    """
+    worst = 0.0
+    for ones in range(users):
+        others = [1.0] * ones + [0.0] * (users - 1 - ones)
+        laws = [law_of_count(q, [*others, mine]) for mine in (0.0, 1.0)]
+        worst = max(worst, hockey_stick(*laws, epsilon), hockey_stick(*laws[::-1], epsilon))
+    return worst

@@ -976,6 +976,8 @@ def test_claims_and_accounts_include_returning_users() -> None:
         field, message = "max_participations", "a user takes part in at most 3 batches"
         if CASES[name].algorithm == "feducb":
             field, message = "silos_met", "at most 3 silos meet one user"
+        elif name == "user-bit":
+            message = "a user has at most 3 rewards"
         system = CASES[name].make(returning=3)
         assert getattr(system.plan.privacy, field) == 3
         texts = [condition.text for condition in system.certificate.conditions]

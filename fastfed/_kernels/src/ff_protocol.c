@@ -270,6 +270,11 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
     /* From the sum of bits to real units. */
     if (c->randomizer == FF_SEND_BITS)
         ff_multiply(sum, c->unit + (c->by_release ? k - 1 : level) * s, s);
+    /* From the number of ones of each arm, and its number of users, to the sum of the bits' values.
+     */
+    const double zero = c->count_values[0], one = c->count_values[1];
+    for (int64_t a = 0; one > zero && a < d; a++)
+        sum[a] = zero * sum[d + a * (a + 1) / 2 + a] + (one - zero) * sum[a];
     if (c->analyzer == FF_ADD) {
         ff_add(c->total, sum, s);
     } else if (c->analyzer == FF_REPLACE) {

@@ -127,6 +127,7 @@ typedef struct {
     uint64_t flips;              /* users send bits, flipped with probability flips / 2^53; 0:
                                   * no bits */
     double bit_values[2];        /* what bits 0 and 1 add to sums in place of the reward */
+    double count_values[2];      /* if sums have numbers of ones: the values of bits 0 and 1 */
     int64_t levels;              /* levels of the tree */
     int64_t shuffled;            /* 1: a shuffler passes messages to the server in random order */
     /* Bits only; the first index is the level, or the release if by_release. */

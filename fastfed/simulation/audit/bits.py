@@ -1,7 +1,9 @@
-"""Audits of protocol "user-bit": what a silo sends about one user, for two rewards.
+"""Audits of protocol "user-bit": what is seen of one user, for two rewards.
 
 The two data sets differ in the reward of one user, which is the least or the largest one. With
-``batch_size = 1`` the silo's report is the user's features times the value of the user's bit.
+``batch_size = 1`` the silo's report is the user's features times the value of the user's bit. If a
+shuffler counts the bits of a batch, the audit sees the shuffler's message, and all other users have
+the largest reward.
 """
 
 from __future__ import annotations
@@ -13,63 +15,73 @@ import numpy as np
 
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import integer
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.silo import Silo
 from fastfed.privacy.audit.bounds import AuditResult, audit
 from fastfed.privacy.audit.mechanisms import Audit
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import Report
-from fastfed.simulation.systems import make_system
+from fastfed.protocols.randomizer import Shuffler
+from fastfed.simulation.systems import ALGORITHMS
 
 EPSILON = 1.0
+#: Users of a batch whose bits are counted, and the delta of their count.
+USERS, DELTA = 10, 1e-2
 
 
-def _plan(fault: int) -> Plan:
+def _plan(users: int, fault: int) -> Plan:
     """Return the plan to run. Its flip probability is divided by ``fault``; 1 is no fault."""
-    system = make_system(
-        "private-fedlinucb",
-        silos=1,
-        horizon=1,
-        dimension=1,
-        batch_size=1,
-        protocol="user-bit",
-        protects="reward",
-        epsilon=EPSILON,
-    )
-    plan = system.plan
+    keys = {"protocol": "user-bit", "protects": "reward", "epsilon": EPSILON, "batch_size": users}
+    problem = ProblemSpec(silos=1, horizon=users, dimension=1)
+    if users > 1:
+        keys |= {"shuffled": True, "delta": DELTA}
+        problem = replace(problem, dimension=2, arms=True)
+    plan: Plan = ALGORITHMS.choose("private-fedlinucb").make(keys, problem).plan
     # A faulty plan that claims its budget would be refused.
     return plan if fault == 1 else replace(plan, flips=plan.flips // fault, privacy=None)
 
 
-def run(name: str, fault: int, trials: int, seed: int) -> AuditResult:
-    """Audit the report about one user, with ``trials`` runs for each of two rewards.
+def run(name: str, users: int, fault: int, trials: int, seed: int) -> AuditResult:
+    """Audit what is seen about one user, with ``trials`` runs for each of two rewards.
 
-    ``fault`` divides the flip probability of the user's bit; 1 is no fault.
+    ``users`` is the number of users whose bits are counted; 1 if single bits are seen. ``fault``
+    divides the flip probability of the users' bits; 1 is no fault.
     """
-    trials, plan = integer("trials", trials, at_least=2, at_most=2**31 - 1), _plan(fault)
+    trials, plan = integer("trials", trials, at_least=2, at_most=2**31 - 1), _plan(users, fault)
     check_seed(seed)
+    actions = np.eye(plan.dimension)
 
-    def reports(reward: float) -> np.ndarray:
-        """Return the value that the silo reports in each run, if the user has this reward."""
+    def messages(reward: float) -> np.ndarray:
+        """Return the value that is seen in each run, if the first user has this reward."""
         values = np.empty(trials)
         for i in range(trials):
-            silo = Silo(plan, 0, SeededNoise(seed, 2 * i + int(reward)))
-            silo.select(np.ones((1, 1)))
-            silo.observe(reward)
-            report = silo.report()
-            assert isinstance(report, Report)
-            values[i] = report.values[0]
+            noise = SeededNoise(seed, 2 * i + int(reward))
+            silo = Silo(plan, 0, noise)
+            for user in range(users):
+                silo.select(actions)
+                silo.observe(1.0 if user else reward)
+            message = silo.report()
+            seen = Shuffler(plan, noise).shuffle([message])[0] if users > 1 else message
+            values[i] = seen.values[0]  # type: ignore[union-attr]
         return values
 
-    return audit(name, reports(0.0), reports(1.0), claimed_epsilon=EPSILON, delta=0.0)
+    delta = DELTA if users > 1 else 0.0
+    return audit(name, messages(0.0), messages(1.0), claimed_epsilon=EPSILON, delta=delta)
 
 
-FAULT = "fault-user-bit-half-of-the-flips"
-AUDITS: dict[str, Audit] = {"user-bit": partial(run, "user-bit", 1), FAULT: partial(run, FAULT, 2)}
-FAULTY = {FAULT}
-TRIALS = dict.fromkeys(AUDITS, 20_000)
+FAULT, COUNTS_FAULT = "fault-user-bit-half-of-the-flips", "fault-user-bit-counts-half-of-the-flips"
+AUDITS: dict[str, Audit] = {
+    "user-bit": partial(run, "user-bit", 1, 1),
+    FAULT: partial(run, FAULT, 1, 2),
+    "user-bit-counts": partial(run, "user-bit-counts", USERS, 1),
+    COUNTS_FAULT: partial(run, COUNTS_FAULT, USERS, 2),
+}
+FAULTY = {FAULT, COUNTS_FAULT}
+TRIALS = {name: 5_000 if "counts" in name else 20_000 for name in AUDITS}
 _REWARD = ("reward", "replace")
 #: Name -> (what it attacks, (unit, relation)).
 ABOUT = {
     "user-bit": ("what a silo sends about one user, who sends it one bit", _REWARD),
     FAULT: ("the same if only half as many bits are flipped", _REWARD),
+    "user-bit-counts": ("the number of ones of a batch of users, which a shuffler sends", _REWARD),
+    COUNTS_FAULT: ("the same if only half as many bits are flipped", _REWARD),
 }

@@ -1,0 +1,245 @@
+"""The number of ones among the flipped bits of a batch, counted by a shuffler.
+
+All users of a batch get the same action. Each user sends a flipped bit of the reward, as in
+`user_bit`, to a shuffler, which forwards only the number of ones of the batch.
+
+Privacy. Let q = flips / 2^53, p = 1 - q, and let the batch have B users. Given the bits before the
+flips, the number of ones is W + b: b is the user's flipped bit, and W is the sum of k bits that are
+1 with probability p and B - 1 - k bits that are 1 with probability q, if k of the other users have
+the bit 1. Let H(k) = sum_n (P_1(n) - e^epsilon P_0(n))_+, where P_1 and P_0 are the laws of W + b
+if the user's bit before the flip is 1 and 0. Then the number of ones is (epsilon, delta)-private
+under replacement of one reward, with delta = max_k H(k), and no smaller delta holds.
+
+1. Rewards between low and high. A user's message has a mixture of the laws for the bits 0 and 1.
+   The hockey-stick divergence is jointly convex, so bits of the other users are the worst case. For
+   the user's rewards y > y' in [0, 1], P_y and P_y' have the part y' P_1 + (1 - y) P_0 in common,
+   and the remaining parts are (y - y') P_1 and (y - y') P_0. So the divergence is at most that of
+   P_1 and P_0.
+2. The other direction, from P_1 to P_0, is H(B - 1 - k): exchange the names of the bits.
+3. No k is the worst one for all q and epsilon. For q = 0.1 and B = 3, k = 1 is the worst at epsilon
+   = 0, and k = 2 at epsilon = 1. So the account takes the maximum over k.
+4. Fewer users are not better. With one user more, the number of ones has an independent bit added,
+   which is post-processing. So the H of B users and k ones is at most that of B - 1 users and k
+   ones, and that of B - 1 users and k - 1 ones. The account uses this twice. A plan with batches of
+   different sizes has the delta of its smallest batch. And for large B, s users are left out: the
+   maximum over k' = 0, s + 1, 2 (s + 1), ... of B - s users bounds H(k) for all k of B users,
+   because each k has a k' in [k - s, k].
+5. More flips are not worse: flipping each bit once more maps N ones to Bin(N, 1 - r) + Bin(B - N,
+   r), which is post-processing.
+
+Each user is in one batch, and batches are independent given the actions, so the guarantee of one
+batch holds for all batches together (parallel composition, also if later actions depend on earlier
+counts). Whatever the shuffler does, each bit has the pure epsilon of `user_bit`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from fastfed._validate import integer, number
+from fastfed.privacy.certificate import Condition, Side, noise_claim
+from fastfed.privacy.mechanisms.reward_release import PUBLIC_CONTEXTS
+from fastfed.privacy.mechanisms.user_bit import DEVICES, ONE, UserBits, epsilon_of, flips_of
+from fastfed.privacy.sensitivity import Budget, named_delta
+
+#: The account counts at most this number of users, and evaluates about `_GRID` values of k.
+_MOST_USERS, _GRID = 2**15, 128
+#: Bound on the relative rounding errors of probabilities, and the share of delta that covers
+#: probabilities which are left out.
+_ROUNDING, _LEFT_OUT = 1e-10, 1e-9
+#: Smaller deltas have the account of single bits.
+_LEAST_DELTA = 1e-200
+_SOURCE = "the number of ones of a batch of randomised responses (Warner 1965), exact for counts"
+
+
+@lru_cache(maxsize=256)
+def epsilon_of_count(flips: int, users: int, delta: float) -> float:
+    """Compute the epsilon of the number of ones in a batch, at delta.
+
+    Parameters
+    ----------
+    flips : int
+        2^53 times the probability of a flip, in 1..2^52 - 1.
+    users : int
+        Number B of users of the batch, the user included. >= 1.
+    delta : float
+        In [0, 1).
+
+    Returns
+    -------
+    float
+        An upper bound that includes rounding errors. It exceeds the exact epsilon by a relative
+        1e-6 for B <= 128. For more users, it is at most the epsilon of 1 % fewer users, and for
+        more than 32 768 users that of 32 768 users.
+    """
+    pure = epsilon_of(flips)
+    if delta < _LEAST_DELTA:
+        return pure
+    laws = _laws(flips / ONE, min(users, _MOST_USERS), delta)
+    if _delta(laws, 0.0, delta) <= delta:
+        return 0.0
+    low, high = 0.0, pure
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2.0
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if _delta(laws, middle, delta) <= delta else (middle, high)
+    return high
+
+
+class BitCounts(UserBits, frozen=True):
+    """The numbers of ones among the flipped bits of all users of a batch.
+
+    Parameters
+    ----------
+    flips, budget, returning
+        As in `UserBits`. ``returning`` must be 1.
+    users : int
+        B, the number of users of the smallest batch.
+
+    Notes
+    -----
+    Guarantee: (epsilon, delta)-DP for the reward of one user, towards everybody who sees the
+    numbers of ones of all batches. The shuffler is trusted. Unit "reward", relation "replace". The
+    proof is at the top of this module.
+    """
+
+    users: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse numbers for which no account is proven."""
+        super().__post_init__()
+        integer("users", self.users, at_least=1)
+        integer("returning", self.returning, at_least=1, at_most=1)
+
+    @property
+    def source(self) -> str:
+        """Return the author-year of the rule."""
+        return _SOURCE
+
+    def exact(self, delta: float | None = None) -> float:
+        """Compute the epsilon of a batch's number of ones, at delta (default: the budget's)."""
+        return epsilon_of_count(self.flips, self.users, named_delta(delta, self.budget))
+
+    def conditions(self) -> list[Condition]:
+        """Return the assumptions, and the claim compared with the exact epsilon."""
+        counted = Condition(
+            f"at least {self.users} users of each batch, all with the same action, send bits that "
+            "are flipped as the plan states, and reveal nothing about their flips (taken on trust)",
+            True,
+        )
+        claim = noise_claim(self.budget, self.exact(), note="computed")
+        return [PUBLIC_CONTEXTS, DEVICES, counted, claim]
+
+    def sides(self) -> list[Side]:
+        """Return the guarantee towards the shuffler, which does not depend on other users."""
+        return [
+            Side(
+                "local: nobody is trusted, not even the shuffler",
+                "randomised response (Warner 1965)",
+                epsilon_of(self.flips),
+                (PUBLIC_CONTEXTS, DEVICES),
+            )
+        ]
+
+
+def calibrate_counts(budget: Budget, users: int) -> BitCounts:
+    """Choose the smallest flip probability for which a batch's number of ones meets the budget.
+
+    Parameters
+    ----------
+    budget : Budget
+        Unit "reward", relation "replace", delta > 0.
+    users : int
+        B, the number of users of the smallest batch.
+
+    Returns
+    -------
+    BitCounts
+        Its number of flips is at most a relative 1e-6 larger than the account needs.
+
+    Raises
+    ------
+    InputError
+        For a different unit or relation, and if delta is 0 or epsilon too small.
+    """
+    number("delta", budget.delta, above=0.0, below=1.0)
+    # The numbers of flips `low` and `high` do not meet the budget, and meet it.
+    low, high = 0, flips_of(budget.epsilon)
+    while high - low > max(1, int(1e-6 * high)):
+        # Halve the logarithm: the number of flips may be small.
+        middle = max(low + 1, math.isqrt(max(low, 1) * high))
+        low, high = (low, middle) if _meets(budget, middle, users) else (middle, high)
+    return BitCounts(high, budget, users=users)
+
+
+def users_for(budget: Budget, flips: int) -> int:
+    """Return the least number of users of a batch with which ``flips`` meet the budget.
+
+    It is 1 if single bits meet the budget, and at most 32 768, even if more users are needed.
+    """
+    low, high = 0, _MOST_USERS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _meets(budget, flips, middle) else (middle, high)
+    return high
+
+
+def _meets(budget: Budget, flips: int, users: int) -> bool:
+    """Return True if the number of ones of a batch meets the budget."""
+    if epsilon_of(flips) <= budget.epsilon:
+        return True
+    if budget.delta < _LEAST_DELTA:
+        return False
+    laws = _laws(flips / ONE, min(users, _MOST_USERS), budget.delta)
+    # `epsilon_of_count` may exceed the epsilon at which it meets delta by a relative 1e-12.
+    return _delta(laws, budget.epsilon * (1.0 - 1e-11), budget.delta) <= budget.delta
+
+
+def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return P_1 and P_0 for each k of the grid, as two arrays of equal shape.
+
+    Probabilities are left out, of at most ``_LEFT_OUT`` delta in all for each k.
+    """
+    left_out = (users - 1) // _GRID
+    others = users - 1 - left_out
+    smallest = delta * _LEFT_OUT / (2.0 * (others + 2))
+    grid = sorted({*range(0, others + 1, left_out + 1), others})
+    laws = []
+    for ones in grid:
+        law = np.convolve(_binomial(ones, 1.0 - q, smallest), _binomial(others - ones, q, smallest))
+        laws.append(np.convolve(law, [q, 1.0 - q]))
+        laws.append(np.convolve(law, [1.0 - q, q]))
+    # Rows may start at different numbers of ones, which the divergence does not depend on.
+    stacked = np.zeros((len(laws), max(map(len, laws))))
+    for row, law in zip(stacked, laws, strict=True):
+        row[: len(law)] = law
+    return stacked[0::2], stacked[1::2]
+
+
+def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
+    """Return the probabilities of Bin(count, chance), without those at the ends below a limit."""
+    mode = min(int((count + 1) * chance), count)
+    # Ratios of neighbouring probabilities, upwards and downwards from the mode.
+    up = np.arange(mode, count)
+    down = np.arange(mode, 0, -1)
+    odds = chance / (1.0 - chance)
+    above = np.cumprod((count - up) / (up + 1.0) * odds)
+    below = np.cumprod(down / (count - down + 1.0) / odds)
+    law = np.concatenate([below[::-1], [1.0], above])
+    law /= law.sum()
+    large = np.flatnonzero(law >= smallest)
+    return law[large[0] : large[-1] + 1]
+
+
+def _delta(laws: tuple[np.ndarray, np.ndarray], epsilon: float, delta: float) -> float:
+    """Compute an upper bound of max_k H(k) at epsilon, from `_laws` for ``delta``."""
+    first, second = laws[0], math.exp(epsilon) * laws[1]
+    difference = first - second
+    is_larger = difference > 0.0
+    exact = np.sum(difference, axis=1, where=is_larger)
+    size = np.sum(first + second, axis=1, where=is_larger)
+    return float(np.max(exact + _ROUNDING * size)) + _LEFT_OUT * delta
