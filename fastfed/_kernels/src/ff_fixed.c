@@ -1,13 +1,10 @@
 #include "ff_fixed.h"
 
 #include <math.h>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 #include "ff_linalg.h"
 #include "ff_random.h"
-#include "ff_vectors.h"
+#include "ff_reals.h"
 
 /* Arrays are padded to multiples of this many numbers. */
 #define LANES 8
@@ -20,67 +17,6 @@
 #define QUEUE 16
 /* Number of rows of X V^{-1} X' from which the queue is subtracted together. */
 #define ROWS_AT_ONCE 4
-#define LOAD(p) (*(const loose *)(p))
-#define STORE(p, value) (*(loose *)(p) = (value))
-
-/* widened(p): the WIDTH floats at p as doubles. all(x): WIDTH times x. fused(a, b, c): a b + c, and
- * fused_less(a, b, c): c - a b, rounded once. larger(a, b): b where a is not larger. root_of(x):
- * square roots. reaches(a, b): a bit for each entry of a that is at least that of b. Compilers need
- * more instructions for these. Other processors compute the same bits, the fused ones slowly. */
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
-#if defined(__AVX512F__)
-#define OF(operation) _mm512_##operation
-typedef __m512d reals;
-#define FLOATS(p) _mm256_loadu_ps(p)
-#define BITS_NOT_BELOW(a, b) _mm512_cmp_pd_mask(a, b, _CMP_GE_OQ)
-#else
-#define OF(operation) _mm256_##operation
-typedef __m256d reals;
-#define FLOATS(p) _mm_loadu_ps(p)
-#define BITS_NOT_BELOW(a, b) (unsigned)_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_GE_OQ))
-#endif
-FF_INLINE loose widened(const float *p) { return (loose)OF(cvtps_pd)(FLOATS(p)); }
-FF_INLINE loose all(double x) { return (loose)OF(set1_pd)(x); }
-FF_INLINE loose fused(loose a, loose b, loose c)
-{
-    return (loose)OF(fmadd_pd)((reals)a, (reals)b, (reals)c);
-}
-FF_INLINE loose fused_less(loose a, loose b, loose c)
-{
-    return (loose)OF(fnmadd_pd)((reals)a, (reals)b, (reals)c);
-}
-FF_INLINE loose larger(loose a, loose b) { return (loose)OF(max_pd)((reals)a, (reals)b); }
-FF_INLINE loose root_of(loose x) { return (loose)OF(sqrt_pd)((reals)x); }
-FF_INLINE unsigned reaches(loose a, loose b) { return BITS_NOT_BELOW((reals)a, (reals)b); }
-#else
-#if defined(__GNUC__)
-#define ENTRY(x, i) ((x)[i])
-#else
-#define ENTRY(x, i) (x)
-#endif
-/* Define a function of vectors by an expression for entry i. */
-#define BY_ENTRIES(name, parameters, expression)                                                   \
-    FF_INLINE loose name parameters                                                                \
-    {                                                                                              \
-        loose result;                                                                              \
-        for (int i = 0; i < WIDTH; i++)                                                            \
-            ENTRY(result, i) = (expression);                                                       \
-        return result;                                                                             \
-    }
-BY_ENTRIES(widened, (const float *p), (double)p[i])
-BY_ENTRIES(all, (double x), x)
-BY_ENTRIES(fused, (loose a, loose b, loose c), fma(ENTRY(a, i), ENTRY(b, i), ENTRY(c, i)))
-BY_ENTRIES(fused_less, (loose a, loose b, loose c), fma(-ENTRY(a, i), ENTRY(b, i), ENTRY(c, i)))
-BY_ENTRIES(larger, (loose a, loose b), ENTRY(a, i) > ENTRY(b, i) ? ENTRY(a, i) : ENTRY(b, i))
-BY_ENTRIES(root_of, (loose x), sqrt(ENTRY(x, i)))
-FF_INLINE unsigned reaches(loose a, loose b)
-{
-    unsigned bits = 0;
-    for (int i = 0; i < WIDTH; i++)
-        bits |= (unsigned)(ENTRY(a, i) >= ENTRY(b, i)) << i;
-    return bits;
-}
-#endif
 
 /* Return the largest K for which updating X V^{-1} X' and X V^{-2} X' is faster than updating
  * V^{-1}. */
@@ -687,6 +623,26 @@ double ff_fixed_observe(double *model, double y)
 double ff_fixed_log_entry(const double *model)
 {
     return -ff_log(cut((double *)model).width[(int64_t)model[CHOSEN]]);
+}
+
+/* Return 1 for arms, and pointers to theta and to the diagonal of V^{-1}. */
+int ff_fixed_arms(const double *model, const double **mean, const double **width)
+{
+    const parts m = cut((double *)model);
+    *mean = m.mean;
+    *width = m.width;
+    return m.arms;
+}
+
+/* Set theta and the diagonal of V^{-1} at an arm, with exact roots. */
+void ff_fixed_set_arm(double *model, int64_t a, double mean, double width)
+{
+    const parts m = cut(model);
+    m.mean[a] = mean;
+    m.width[a] = width;
+    m.second[a] = width * width;
+    m.root[a] = sqrt(width);
+    m.second_root[a] = sqrt(m.second[a]);
 }
 
 /* Return 1 if learning the action that was chosen last counts as clipping. */

@@ -40,6 +40,13 @@ double ff_fixed_observe(double *model, double y);
  * actions are the unit vectors and V is diagonal. */
 double ff_fixed_log_entry(const double *model);
 
+/* Return 1 if the actions are the unit vectors and V is diagonal. Then *mean and *width (K) are
+ * theta and the diagonal of V^{-1}. */
+int ff_fixed_arms(const double *model, const double **mean, const double **width);
+
+/* Set theta and the diagonal of V^{-1} of such a model at arm a. */
+void ff_fixed_set_arm(double *model, int64_t a, double mean, double width);
+
 /* Return 1 if learning the action that was chosen last counts as clipping (ff_clip_norm). */
 int ff_fixed_is_clipped(const double *model);
 

@@ -247,8 +247,8 @@ typedef struct {
     int64_t scratch_size;         /* number of doubles for each thread */
     int64_t *status;              /* (M): status of each silo, FF_OK or a failure */
     ff_team *team;                /* the threads of one call of ff_run_rounds, or NULL */
-    ff_pace rounds, reports, own; /* measured times of: rounds, reports, first posteriors of
-                                   * local rounds */
+    ff_pace rounds, groups, reports, own; /* measured times of: rounds, rounds of groups, reports,
+                                           * first posteriors of local rounds */
 } ff_run;
 
 /* The largest number of curves in a run. */
