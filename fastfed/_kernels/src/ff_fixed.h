@@ -23,7 +23,7 @@ FF_INLINE int ff_fixed_is_of(const double *model, int64_t released)
 }
 
 /* Compute the model of the actions (float32, feature-major) from W and theta. bound: features are
- * clipped to this norm when they are learned; INFINITY: they are not. scratch: 3 d doubles. */
+ * clipped to this norm when they are learned; INFINITY: they are not. scratch: 7 d doubles. */
 void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
                    double bound, int64_t released, int64_t d, double *scratch);
 
