@@ -57,6 +57,7 @@ EXACT = (
     "environment",
     "experts",
     "fixed",
+    "group",
     "linalg",
     "losses",
     "random",

@@ -23,7 +23,6 @@ cdef extern from *:
     """
     int FF_HAS_THREADS
 
-#: Bytes of the candidate set of a silo.
 #: Doubles of the bound that shows until when a silo's determinant trigger cannot fire.
 SKIP_BOUND_SIZE = sizeof(ff_skip_bound) // sizeof(double)
 #: Doubles of the bound of the private determinant trigger, for all silos together.
@@ -124,6 +123,8 @@ cdef class Run:
         if scored:
             state = max(0 if score.state is None else score.state.size for score in scored)
             self.c.scratch_size += ff_scored_scratch(d, environment.c.actions, state)
+        if any(curve["arms"] and curve["fixed"] is not None for curve in curves):
+            self.c.scratch_size += ff_groups_scratch(d)
         self.c.scratch_size = (self.c.scratch_size + 63) // 64 * 64
         scratch = np.empty(self.c.threads * self.c.scratch_size + 8)
         self.c.scratch = <double *>((<uintptr_t>&scratch[0] + 63) // 64 * 64)

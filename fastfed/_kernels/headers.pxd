@@ -362,6 +362,9 @@ cdef extern from "ff_trigger.h" nogil:
         int64_t *fired
         double *snapshot
 
+cdef extern from "ff_groups.h" nogil:
+    int64_t ff_groups_scratch(int64_t d)
+
 cdef extern from "ff_run.h" nogil:
     enum:
         FF_MAX_CURVES

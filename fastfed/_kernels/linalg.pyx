@@ -314,7 +314,7 @@ cdef class FixedModel:
     def __init__(self, rows, const double[:, ::1] w, const double[::1] theta, double bound):
         cdef int64_t d = w.shape[0]
         cdef ff_actions view = view_of(rows)
-        cdef double[::1] scratch = np.empty(3 * d)
+        cdef double[::1] scratch = np.empty(7 * d)
         self.rows, self.w, self.model = rows, w, np.zeros(ff_fixed_size(view.actions, d))
         ff_fixed_make(&self.model[0], &view, &w[0, 0], &theta[0], bound, 0, d, &scratch[0])
 

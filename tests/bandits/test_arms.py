@@ -119,6 +119,36 @@ def test_the_two_drivers_agree_at_corner_sizes(
     same(compiled_outcome, step_outcome)
 
 
+@pytest.mark.parametrize("arms", [2, 11])
+@pytest.mark.parametrize(
+    "name", [n for n in CURVES if n.endswith("eager")] + ["alone", "alone, no sieve"]
+)
+@pytest.mark.parametrize("silos", [4, 17, 40])
+def test_the_two_drivers_agree_where_silos_are_simulated_in_groups(
+    name: str, silos: int, arms: int
+) -> None:
+    """Groups have 16 silos; the last one is not full (src/ff_groups.c)."""
+    e = experiment(CURVES[name], silos, 90, Arms(actions=arms))
+    (compiled_outcome,), (step_outcome,) = both(e, rounds_per_call=37)
+    same(compiled_outcome, step_outcome)
+
+
+def test_curves_in_groups_and_others_agree_with_the_step_driver() -> None:
+    """One run has curves in groups, curves silo by silo, and several schedules."""
+    names = ("alone", "federated", "federated, eager", "every round", "bits, eager", "thompson")
+    e = make_experiment(
+        name="arms",
+        environment=Arms(means=MEANS),
+        curves=[{"label": name, **CURVES[name]} for name in names],
+        horizon=60,
+        silos=18,
+        checkpoints=7,
+    )
+    for threads in (1, 2):
+        for ours, theirs in zip(*both(e, threads=threads), strict=True):
+            same(ours, theirs)
+
+
 @pytest.mark.parametrize("regularizer", [1e-3, 2.0])
 def test_the_two_drivers_agree_where_a_noisy_count_is_negative(regularizer: float) -> None:
     """With a regularizer far below the noise, both drivers shift V and count the shifts."""

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ff_groups.h"
 #include "ff_policy.h"
 #include "ff_protocol.h"
 #include "ff_rewind.h"
@@ -10,8 +11,9 @@
 
 /* The arguments of a task that threads perform for each silo. */
 typedef struct {
-    ff_run *run;     /* the run */
-    ff_curve *curve; /* the curve, if the task concerns only one */
+    ff_run *run;      /* the run */
+    ff_curve *curve;  /* the curve, if the task concerns only one */
+    uint64_t grouped; /* bit i: curve i is simulated in groups, and not silo by silo */
     int64_t first, last, watch, release; /* rounds first..last; 1: stop when the trigger fires;
                                           * number of the release */
     int reports;     /* 1: silos report after the last round to the curves that synchronise then */
@@ -93,22 +95,6 @@ static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
     arriving[0] = arriving[1] = 0;
 }
 
-/* Return the debiased bit that replaces the reward y in all sums if users send bits. The user
- * rounds y in [reward_low, reward_high] to a bit at random, and flips it with probability
- * flips / 2^53. Same bits as `user_bit` of protocols/randomizer.py. random: 32-bit words of
- * scratch. */
-static double user_bit(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round, double y,
-                       uint32_t *random)
-{
-    const ff_stream stream = ff_stream_of(run, FF_ROUNDING, silo, round);
-    ff_random_u32(&stream, 4, random);
-    const uint64_t up = ((uint64_t)random[1] << 32 | random[0]) >> 11;
-    const uint64_t flip = ((uint64_t)random[3] << 32 | random[2]) >> 11;
-    const double share = (y - c->reward_low) / (c->reward_high - c->reward_low);
-    const int bit = (double)up < share * 0x1p53;
-    return c->bit_values[bit ^ (flip < c->flips)];
-}
-
 /* Return the action that a silo with its own clock chooses by its view, or -1 if a user's function
  * failed. */
 static int64_t choose_from_view(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
@@ -159,8 +145,10 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         }
         y -= c->reward_centre;
     }
-    if (c->flips)
-        y = user_bit(run, c, silo, round, y, p->random);
+    if (c->flips) {
+        ff_policy_draw_bit(run, silo, round, p->random);
+        y = ff_policy_bit(c, y, p->random);
+    }
     if (c->share_until) {
         const int64_t status = ff_policy_keep(run, c, silo, round, is_local, y, p);
         if (status != FF_OK || is_local)
@@ -201,11 +189,11 @@ static int fires(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, co
                             p->trigger);
 }
 
-/* Simulate rounds first..last of one silo, for all curves. With `watch` (one curve, with a trigger)
- * stop after the round in which the silo's trigger fires, and store that round in trigger.fired.
- * Returns a status. */
+/* Simulate rounds first..last of one silo, for all curves whose bit in `grouped` is 0. With `watch`
+ * (one curve, with a trigger) stop after the round in which the silo's trigger fires, and store
+ * that round in trigger.fired. Returns a status. */
 static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t last,
-                        int64_t watch, double *scratch)
+                        int64_t watch, uint64_t grouped, double *scratch)
 {
     const ff_environment *env = run->environment;
     const int64_t curves = run->curve_count;
@@ -230,7 +218,8 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
                           ff_time_of(run, round), prefetched, next_ahead, p.x, p.mean, &actions);
         prefetched = next_ahead;
         for (int64_t i = 0; status == FF_OK && i < curves; i++)
-            status = run_round(run, &run->curves[i], silo, round, &actions, &p, &pending[i]);
+            if (!(grouped >> i & 1))
+                status = run_round(run, &run->curves[i], silo, round, &actions, &p, &pending[i]);
         if (status != FF_OK) {
             /* With a trigger, a failure counts like a firing in this round (run_until_trigger). */
             if (watch)
@@ -239,8 +228,9 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
         }
         if (next_checkpoint < run->checkpoint_count && run->checkpoints[next_checkpoint] == round) {
             for (int64_t i = 0; i < curves; i++)
-                run->curves[i].curve[silo * run->checkpoint_count + next_checkpoint] =
-                    run->curves[i].regret[silo];
+                if (!(grouped >> i & 1))
+                    run->curves[i].curve[silo * run->checkpoint_count + next_checkpoint] =
+                        run->curves[i].regret[silo];
             next_checkpoint++;
         }
         if (!watch)
@@ -368,7 +358,8 @@ static void run_silo_and_report(void *work, int64_t silo, int64_t thread)
 {
     const ff_task *task = work;
     double *scratch = scratch_of(task->run, thread);
-    const int64_t status = run_silo(task->run, silo, task->first, task->last, task->watch, scratch);
+    const int64_t status = run_silo(task->run, silo, task->first, task->last, task->watch,
+                                    task->grouped, scratch);
     for (int64_t i = 0; task->reports && status == FF_OK && i < task->run->curve_count; i++) {
         ff_curve *c = &task->run->curves[i];
         if (ff_next_end(c) == task->last)
@@ -377,11 +368,43 @@ static void run_silo_and_report(void *work, int64_t silo, int64_t thread)
     task->run->status[silo] = status;
 }
 
+/* Task: simulate the rounds of a group of silos, for one curve. */
+static void run_group(void *work, int64_t group, int64_t thread)
+{
+    const ff_task *task = work;
+    ff_run *run = task->run;
+    double *scratch = scratch_of(run, thread);
+    if (ff_groups_run(run, task->curve, group, task->first, task->last, scratch))
+        return;
+    const uint64_t others = ~((uint64_t)1 << (task->curve - run->curves));
+    for (int64_t i = group * FF_GROUP; i < run->silos && i < (group + 1) * FF_GROUP; i++)
+        run->status[i] = run_silo(run, i, task->first, task->last, 0, others, scratch);
+}
+
+/* Simulate rounds first..last of the curves that suit groups (ff_groups.h). Sets the bit of each of
+ * them in *grouped. Returns a status. */
+static int64_t run_groups(ff_run *run, int64_t first, int64_t last, uint64_t *grouped)
+{
+    const int64_t groups = (run->silos + FF_GROUP - 1) / FF_GROUP;
+    *grouped = 0;
+    for (int64_t i = 0; i < run->curve_count; i++) {
+        if (!ff_groups_suit(run, &run->curves[i]))
+            continue;
+        ff_task task = {.run = run, .curve = &run->curves[i], .first = first, .last = last};
+        *grouped |= (uint64_t)1 << i;
+        ff_team_each(run->team, &run->groups, groups, (double)(last - first + 1), run_group, NULL,
+                     &task);
+    }
+    return *grouped ? status_of(run) : FF_OK;
+}
+
 /* Simulate rounds first..last of all silos; no synchronisation lies before the end of `last`.
  * Returns a status. */
-static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch, int reports)
+static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch, int reports,
+                        uint64_t grouped)
 {
-    ff_task task = {.run = run, .first = first, .last = last, .watch = watch, .reports = reports};
+    ff_task task = {.run = run, .first = first, .last = last, .watch = watch, .reports = reports,
+                    .grouped = grouped};
     ff_team_each(run->team, &run->rounds, run->silos, (double)(last - first + 1),
                  run_silo_and_report, reports ? add_due_messages : NULL, &task);
     return status_of(run);
@@ -395,7 +418,7 @@ static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, i
         return;
     ff_rewind(run, c, silo);
     ff_bonus_cache_rewind(&c->bonus_cache, silo);
-    run->status[silo] = run_silo(run, silo, first, last, 0, scratch);
+    run->status[silo] = run_silo(run, silo, first, last, 0, 0, scratch);
 }
 
 /* Task: rerun one silo. */
@@ -418,7 +441,7 @@ static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_
         ff_snapshot(run, c, i);
         c->trigger.fired[i] = 0;
     }
-    run_span(run, first, last, 1, 0);
+    run_span(run, first, last, 1, 0, 0);
     for (int64_t i = 0; i < silos; i++) {
         if (run->status[i] != FF_OK)
             failed = failed < 0 || fired[i] < fired[failed] ? i : failed;
@@ -456,7 +479,7 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
         if (trigger->due) {
             end = trigger->due < last ? trigger->due : last;
             if (first <= end)
-                status = run_span(run, first, end, 0, 0);
+                status = run_span(run, first, end, 0, 0, 0);
         } else {
             /* Chunks grow with the time since the last synchronisation, so few rounds are rerun. */
             const int64_t since = (first - trigger->last) / 8, chunk = since > 16 ? since : 16;
@@ -472,6 +495,12 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
     return FF_OK;
 }
 
+/* Return a bit for each curve. */
+static uint64_t all_curves(const ff_run *run)
+{
+    return ~(uint64_t)0 >> (FF_MAX_CURVES - run->curve_count);
+}
+
 /* Simulate rounds first..last of curves with fixed schedules. Returns a status. */
 static int64_t run_by_schedule(ff_run *run, int64_t first, int64_t last)
 {
@@ -482,11 +511,15 @@ static int64_t run_by_schedule(ff_run *run, int64_t first, int64_t last)
             const int64_t due = ff_next_end(&run->curves[i]);
             end = due < end ? due : end;
         }
-        int64_t status = run_span(run, first, end, 0, 1);
+        uint64_t grouped;
+        int64_t status = run_groups(run, first, end, &grouped);
+        const int others = grouped != all_curves(run);
+        if (status == FF_OK && others)
+            status = run_span(run, first, end, 0, 1, grouped);
         for (int64_t i = 0; status == FF_OK && i < run->curve_count; i++) {
             ff_curve *c = &run->curves[i];
             if (ff_next_end(c) == end)
-                status = synchronise(run, c, end, 1);
+                status = synchronise(run, c, end, others);
         }
         if (status != FF_OK)
             return status;

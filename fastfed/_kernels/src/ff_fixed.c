@@ -1,13 +1,10 @@
 #include "ff_fixed.h"
 
 #include <math.h>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 #include "ff_linalg.h"
 #include "ff_random.h"
-#include "ff_vectors.h"
+#include "ff_reals.h"
 
 /* Arrays are padded to multiples of this many numbers. */
 #define LANES 8
@@ -18,69 +15,10 @@
 /* Number of data points that are queued before all are subtracted from X V^{-1} X' and X V^{-2} X'
  * in one pass over these matrices. */
 #define QUEUE 16
-/* Number of rows of X V^{-1} X' from which the queue is subtracted together. */
-#define ROWS_AT_ONCE 4
-#define LOAD(p) (*(const loose *)(p))
-#define STORE(p, value) (*(loose *)(p) = (value))
-
-/* widened(p): the WIDTH floats at p as doubles. all(x): WIDTH times x. fused(a, b, c): a b + c, and
- * fused_less(a, b, c): c - a b, rounded once. larger(a, b): b where a is not larger. root_of(x):
- * square roots. reaches(a, b): a bit for each entry of a that is at least that of b. Compilers need
- * more instructions for these. Other processors compute the same bits, the fused ones slowly. */
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
-#if defined(__AVX512F__)
-#define OF(operation) _mm512_##operation
-typedef __m512d reals;
-#define FLOATS(p) _mm256_loadu_ps(p)
-#define BITS_NOT_BELOW(a, b) _mm512_cmp_pd_mask(a, b, _CMP_GE_OQ)
-#else
-#define OF(operation) _mm256_##operation
-typedef __m256d reals;
-#define FLOATS(p) _mm_loadu_ps(p)
-#define BITS_NOT_BELOW(a, b) (unsigned)_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_GE_OQ))
-#endif
-FF_INLINE loose widened(const float *p) { return (loose)OF(cvtps_pd)(FLOATS(p)); }
-FF_INLINE loose all(double x) { return (loose)OF(set1_pd)(x); }
-FF_INLINE loose fused(loose a, loose b, loose c)
-{
-    return (loose)OF(fmadd_pd)((reals)a, (reals)b, (reals)c);
-}
-FF_INLINE loose fused_less(loose a, loose b, loose c)
-{
-    return (loose)OF(fnmadd_pd)((reals)a, (reals)b, (reals)c);
-}
-FF_INLINE loose larger(loose a, loose b) { return (loose)OF(max_pd)((reals)a, (reals)b); }
-FF_INLINE loose root_of(loose x) { return (loose)OF(sqrt_pd)((reals)x); }
-FF_INLINE unsigned reaches(loose a, loose b) { return BITS_NOT_BELOW((reals)a, (reals)b); }
-#else
-#if defined(__GNUC__)
-#define ENTRY(x, i) ((x)[i])
-#else
-#define ENTRY(x, i) (x)
-#endif
-/* Define a function of vectors by an expression for entry i. */
-#define BY_ENTRIES(name, parameters, expression)                                                   \
-    FF_INLINE loose name parameters                                                                \
-    {                                                                                              \
-        loose result;                                                                              \
-        for (int i = 0; i < WIDTH; i++)                                                            \
-            ENTRY(result, i) = (expression);                                                       \
-        return result;                                                                             \
-    }
-BY_ENTRIES(widened, (const float *p), (double)p[i])
-BY_ENTRIES(all, (double x), x)
-BY_ENTRIES(fused, (loose a, loose b, loose c), fma(ENTRY(a, i), ENTRY(b, i), ENTRY(c, i)))
-BY_ENTRIES(fused_less, (loose a, loose b, loose c), fma(-ENTRY(a, i), ENTRY(b, i), ENTRY(c, i)))
-BY_ENTRIES(larger, (loose a, loose b), ENTRY(a, i) > ENTRY(b, i) ? ENTRY(a, i) : ENTRY(b, i))
-BY_ENTRIES(root_of, (loose x), sqrt(ENTRY(x, i)))
-FF_INLINE unsigned reaches(loose a, loose b)
-{
-    unsigned bits = 0;
-    for (int i = 0; i < WIDTH; i++)
-        bits |= (unsigned)(ENTRY(a, i) >= ENTRY(b, i)) << i;
-    return bits;
-}
-#endif
+/* Number of rows of X V^{-1} X' or X V^{-2} X' from which the queue is subtracted together, and of
+ * matrices: LANES columns of them fit into registers, and are enough sums that none waits. */
+#define ROWS_AT_ONCE (WIDTH == 8 ? 8 : 4)
+#define MATRICES_AT_ONCE (WIDTH == 8 ? 2 : 1)
 
 /* Return the largest K for which updating X V^{-1} X' and X V^{-2} X' is faster than updating
  * V^{-1}. */
@@ -185,6 +123,29 @@ FF_INLINE void compute_roots(const parts *m, int64_t a)
     }
 }
 
+/* Call f(.., first, vectors) for all of n (padded) numbers, a tile at a time. `vectors` is a
+ * constant in every call, so that the sums of f are registers. */
+#define BY_TILES(n, f, ...)                                                                        \
+    do {                                                                                           \
+        int64_t first = 0;                                                                         \
+        for (; first + 2 * TILE <= (n); first += TILE)                                             \
+            f(__VA_ARGS__, first, TILE / WIDTH);                                                   \
+        switch (((n) - first) / LANES) {                                                           \
+            IN_TILE(1, f, __VA_ARGS__)                                                             \
+            IN_TILE(2, f, __VA_ARGS__)                                                             \
+            IN_TILE(3, f, __VA_ARGS__)                                                             \
+            IN_TILE(4, f, __VA_ARGS__)                                                             \
+            IN_TILE(5, f, __VA_ARGS__)                                                             \
+            IN_TILE(6, f, __VA_ARGS__)                                                             \
+            IN_TILE(7, f, __VA_ARGS__)                                                             \
+        }                                                                                          \
+    } while (0)
+#define IN_TILE(i, f, ...)                                                                         \
+    case i:                                                                                        \
+        if (i * LANES < 2 * TILE)                                                                  \
+            f(__VA_ARGS__, first, i * LANES < 2 * TILE ? i * VECTORS : 1);                         \
+        break;
+
 /* ---- making ---------------------------------------------------------------------------------- */
 
 /* Return 1 if K = d, action a is the unit vector e_a for every a, and W (d, d) is diagonal. */
@@ -254,31 +215,31 @@ static void whiten(const double *restrict w, double multiple, const double *rest
     }
 }
 
-/* Compute <x_b, v> of actions b = first..np - 1 into out (np); 0 past K. `first` is a multiple of
- * LANES. */
-static void multiply_actions(const ff_actions *actions, const double *v, int64_t d, int64_t first,
-                             int64_t np, double *out)
+/* Compute <x_b, v> of actions b = column, column + 1, .. (`vectors` vectors) into out + column. */
+FF_INLINE void multiply_columns(const float *x, int64_t stride, const double *v, int64_t d,
+                                double *out, int64_t column, const int vectors)
 {
-    const float *x = (const float *)actions->x;
-    const int64_t n = actions->actions, stride = actions->feature_stride;
-    int64_t b = first;
-    while (b + LANES <= n) {
-        /* Several sums at once, which do not wait for each other. */
-        const int count = b + TILE <= n ? TILE / WIDTH : VECTORS;
-        loose sum[TILE_VECTORS];
-        for (int i = 0; i < count; i++)
-            sum[i] = all(0.0);
-        for (int64_t j = 0; j < d; j++)
-            for (int i = 0; i < count; i++)
-                sum[i] = fused(all(v[j]), widened(x + j * stride + b + i * WIDTH), sum[i]);
-        for (int i = 0; i < count; i++, b += WIDTH)
-            STORE(out + b, sum[i]);
-    }
-    for (; b < np; b++) {
-        out[b] = 0.0;
-        for (int64_t j = 0; b < n && j < d; j++)
-            out[b] = fma(v[j], (double)x[j * stride + b], out[b]);
-    }
+    loose sum[TILE_VECTORS];
+    for (int i = 0; i < vectors; i++)
+        sum[i] = all(0.0);
+    for (int64_t j = 0; j < d; j++)
+        for (int i = 0; i < vectors; i++)
+            sum[i] = fused(all(v[j]), widened(x + j * stride + column + i * WIDTH), sum[i]);
+    for (int i = 0; i < vectors; i++)
+        STORE(out + column + i * WIDTH, sum[i]);
+}
+
+/* Compute <x_b, v> of actions b = from..np - 1 into out (np); 0 past K. `from` is a multiple of
+ * LANES. rest (d, LANES): the features of the last K modulo LANES actions, then zeros. */
+static void multiply_actions(const ff_actions *actions, const double *v, int64_t d, int64_t from,
+                             const float *rest, double *out)
+{
+    const float *x = (const float *)actions->x + from;
+    const int64_t whole = actions->actions / LANES * LANES;
+    if (from < whole)
+        BY_TILES(whole - from, multiply_columns, x, actions->feature_stride, v, d, out + from);
+    if (whole < actions->actions)
+        multiply_columns(rest, LANES, v, d, out + whole, 0, VECTORS);
 }
 
 /* Compute the model of all actions from W and theta. */
@@ -293,6 +254,7 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
     const parts m = cut(model);
     const double multiple = ff_multiple_of_identity(w, d);
     double *z = scratch, *u = scratch + d, *x = scratch + 2 * d;
+    float *rest = (float *)(scratch + 3 * d);
     for (int64_t a = 0; a < m.np; a++) {
         m.mean[a] = -INFINITY;
         m.width[a] = m.second[a] = m.weight[a] = m.clipped[a] = 0.0;
@@ -306,6 +268,11 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
         fill_inverse(&m, w, multiple);
         memset(m.rows, 0, (size_t)(d * m.np) * sizeof(float));
     }
+    const int64_t whole = m.n / LANES * LANES;
+    for (int64_t j = 0; j < d; j++)
+        for (int64_t a = whole; a < whole + LANES; a++)
+            rest[j * LANES + a - whole] =
+                a < m.n ? ((const float *)actions->x)[j * actions->feature_stride + a] : 0.0f;
     for (int64_t a = 0; a < m.n; a++) {
         ff_features(actions, a, d, x);
         whiten(w, multiple, x, d, z, u);
@@ -321,10 +288,10 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
         if (!m.by_pairs)
             continue;
         /* x_b' V^{-1} x_a and x_b' V^{-2} x_a. */
-        multiply_actions(actions, u, d, a - a % LANES, m.np, m.g + a * m.np);
+        multiply_actions(actions, u, d, a - a % LANES, rest, m.g + a * m.np);
         if (multiple == 0.0) {
             whiten(w, multiple, u, d, z, x);
-            multiply_actions(actions, x, d, a - a % LANES, m.np, m.h + a * m.np);
+            multiply_actions(actions, x, d, a - a % LANES, rest, m.h + a * m.np);
         }
         for (int64_t b = a - a % LANES; b < m.np && multiple != 0.0; b++)
             m.h[a * m.np + b] = multiple * multiple * m.g[a * m.np + b];
@@ -467,33 +434,54 @@ FF_INLINE void read_row(const double *restrict matrix, const parts *m, int64_t k
         out[j] = matrix[k * m->np + j];
 }
 
-/* Subtract z z' from g and z u' + u z' from h for every queued data point, in rows k..k + rows - 1
- * and in LANES columns from j on. */
-FF_INLINE void subtract_block(const parts *m, int64_t queued, int64_t k, const int rows, int64_t j)
+/* Subtract z z' from g (if with_g) and z u' + u z' from h (if with_h) for every queued data point,
+ * in rows k..k + rows - 1 and in LANES columns from j on. */
+FF_INLINE void subtract_block(const parts *m, int64_t queued, int64_t k, const int rows, int64_t j,
+                              const int with_g, const int with_h)
 {
     const int64_t np = m->np;
     loose g[ROWS_AT_ONCE][VECTORS], h[ROWS_AT_ONCE][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++) {
-            g[r][v] = LOAD(m->g + (k + r) * np + j + v * WIDTH);
-            h[r][v] = LOAD(m->h + (k + r) * np + j + v * WIDTH);
+            g[r][v] = with_g ? LOAD(m->g + (k + r) * np + j + v * WIDTH) : all(0.0);
+            h[r][v] = with_h ? LOAD(m->h + (k + r) * np + j + v * WIDTH) : all(0.0);
         }
-    for (int64_t q = 0; q < queued; q++) {
-        const double *restrict z = m->queue_z + q * np, *restrict u = m->queue_u + q * np;
+    /* The addresses of z; those of u are at a constant distance. */
+    const double *by = m->queue_z + k, *of = m->queue_z + j, *const end = by + queued * np;
+    const int64_t to_u = m->queue_u - m->queue_z;
+    for (; by < end; by += np, of += np) {
+        loose zs[VECTORS], us[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-            const loose zs = LOAD(z + j + v * WIDTH), us = LOAD(u + j + v * WIDTH);
-            for (int r = 0; r < rows; r++) {
-                g[r][v] = fused_less(all(z[k + r]), zs, g[r][v]);
-                h[r][v] = fused_less(all(z[k + r]), us, h[r][v]);
-                h[r][v] = fused_less(all(u[k + r]), zs, h[r][v]);
+            zs[v] = LOAD(of + v * WIDTH);
+            us[v] = LOAD(of + to_u + v * WIDTH);
+        }
+        for (int r = 0; r < rows; r++) {
+            const loose by_z = all(by[r]), by_u = all(by[to_u + r]);
+            for (int v = 0; v < VECTORS; v++) {
+                g[r][v] = with_g ? fused_less(by_z, zs[v], g[r][v]) : g[r][v];
+                h[r][v] = with_h ? fused_less(by_z, us[v], h[r][v]) : h[r][v];
+                h[r][v] = with_h ? fused_less(by_u, zs[v], h[r][v]) : h[r][v];
             }
         }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++) {
-            STORE(m->g + (k + r) * np + j + v * WIDTH, g[r][v]);
-            STORE(m->h + (k + r) * np + j + v * WIDTH, h[r][v]);
+            if (with_g)
+                STORE(m->g + (k + r) * np + j + v * WIDTH, g[r][v]);
+            if (with_h)
+                STORE(m->h + (k + r) * np + j + v * WIDTH, h[r][v]);
         }
+}
+
+/* Subtract all queued data points from rows k..k + rows - 1 of g and h, except from entries that
+ * are not updated. */
+FF_INLINE void subtract_rows(const parts *m, int64_t queued, int64_t k, const int rows)
+{
+    for (int64_t j = k - k % LANES; j < m->np; j += LANES) {
+        subtract_block(m, queued, k, rows, j, 1, MATRICES_AT_ONCE > 1);
+        if (MATRICES_AT_ONCE == 1)
+            subtract_block(m, queued, k, rows, j, 0, 1);
+    }
 }
 
 /* Subtract all queued data points from g and h, except from entries that are not updated. */
@@ -501,30 +489,43 @@ static void subtract_queue(const parts *m, int64_t queued)
 {
     int64_t k = 0;
     for (; k + ROWS_AT_ONCE <= m->n; k += ROWS_AT_ONCE)
-        for (int64_t j = k - k % LANES; j < m->np; j += LANES)
-            subtract_block(m, queued, k, ROWS_AT_ONCE, j);
+        subtract_rows(m, queued, k, ROWS_AT_ONCE);
     for (; k < m->n; k++)
-        for (int64_t j = k - k % LANES; j < m->np; j += LANES)
-            subtract_block(m, queued, k, 1, j);
+        subtract_rows(m, queued, k, 1);
+}
+
+/* Subtract the queued data points from row k of g and of h, which are in z and u, at actions a,
+ * a + 1, .. (`vectors` vectors). */
+FF_INLINE void subtract_points(const parts *m, int64_t k, int64_t queued, int64_t a,
+                               const int vectors)
+{
+    loose z[TILE_VECTORS], u[TILE_VECTORS];
+    for (int v = 0; v < vectors; v++) {
+        z[v] = LOAD(m->z + a + v * WIDTH);
+        u[v] = LOAD(m->u + a + v * WIDTH);
+    }
+    for (int64_t q = 0; q < queued; q++) {
+        const double *of_z = m->queue_z + q * m->np, *of_u = m->queue_u + q * m->np;
+        const loose by_z = all(of_z[k]), by_u = all(of_u[k]);
+        for (int v = 0; v < vectors; v++) {
+            const loose zs = LOAD(of_z + a + v * WIDTH);
+            z[v] = fused_less(by_z, zs, z[v]);
+            u[v] = fused_less(by_u, zs, fused_less(by_z, LOAD(of_u + a + v * WIDTH), u[v]));
+        }
+    }
+    for (int v = 0; v < vectors; v++) {
+        STORE(m->z + a + v * WIDTH, z[v]);
+        STORE(m->u + a + v * WIDTH, u[v]);
+    }
 }
 
 /* Compute X V^{-1} x_k and X V^{-2} x_k, (np) each, into z and u: row k of g and of h, less the
  * queued data points. */
 static void read_products(const parts *m, int64_t k, int64_t queued)
 {
-    double *restrict z = m->z, *restrict u = m->u;
-    read_row(m->g, m, k, z);
-    read_row(m->h, m, k, u);
-    for (int64_t q = 0; q < queued; q++) {
-        const double *restrict of_z = m->queue_z + q * m->np;
-        const double *restrict of_u = m->queue_u + q * m->np;
-        const double by_z = of_z[k], by_u = of_u[k];
-        for (int64_t a = 0; a < m->np; a += WIDTH) {
-            const loose zs = LOAD(of_z + a);
-            STORE(z + a, fused_less(all(by_z), zs, LOAD(z + a)));
-            STORE(u + a, fused_less(all(by_u), zs, fused_less(all(by_z), LOAD(of_u + a), LOAD(u + a))));
-        }
-    }
+    read_row(m->g, m, k, m->z);
+    read_row(m->h, m, k, m->u);
+    BY_TILES(m->np, subtract_points, m, k, queued);
 }
 
 /* Compute the entries of X along and X across of actions a, a + 1, .. (`vectors` vectors) into z
@@ -586,37 +587,14 @@ FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
         STORE(m->across + j + v * WIDTH, sum[v]);
 }
 
-/* Call f(.., first, vectors) for all of n (padded) numbers, a tile at a time. `vectors` is a
- * constant in every call, so that the sums of f are registers. */
-#define BY_TILES(n, f, ...)                                                                        \
-    do {                                                                                           \
-        int64_t first = 0;                                                                         \
-        for (; first + 2 * TILE <= (n); first += TILE)                                             \
-            f(__VA_ARGS__, first, TILE / WIDTH);                                                   \
-        switch (((n) - first) / LANES) {                                                           \
-            IN_TILE(1, f, __VA_ARGS__)                                                             \
-            IN_TILE(2, f, __VA_ARGS__)                                                             \
-            IN_TILE(3, f, __VA_ARGS__)                                                             \
-            IN_TILE(4, f, __VA_ARGS__)                                                             \
-            IN_TILE(5, f, __VA_ARGS__)                                                             \
-            IN_TILE(6, f, __VA_ARGS__)                                                             \
-            IN_TILE(7, f, __VA_ARGS__)                                                             \
-        }                                                                                          \
-    } while (0)
-#define IN_TILE(i, f, ...)                                                                         \
-    case i:                                                                                        \
-        if (i * LANES < 2 * TILE)                                                                  \
-            f(__VA_ARGS__, first, i * LANES < 2 * TILE ? i * VECTORS : 1);                         \
-        break;
-
-/* Update the means and squared widths of all actions by z and u, and the bounds on their roots: a
- * square root lies below its tangent, here at the width whose root was computed last. by: factor of
- * z in the means. The factor 1 + 2^-50 on the bounds covers rounding. */
-static void update_all(const parts *m, double by)
+/* Update the means and squared widths of all actions by zs and us (np), and the bounds on their
+ * roots: a square root lies below its tangent, here at the width whose root was computed last. by:
+ * factor of z in the means. The factor 1 + 2^-50 on the bounds covers rounding. */
+static void update_all(const parts *m, double by, const double *zs, const double *us)
 {
     const loose above = all(1.0 + 0x1p-50);
     for (int64_t a = 0; a < m->np; a += WIDTH) {
-        const loose z = LOAD(m->z + a), square = z * z, product = (z + z) * LOAD(m->u + a);
+        const loose z = LOAD(zs + a), square = z * z, product = (z + z) * LOAD(us + a);
         STORE(m->mean + a, LOAD(m->mean + a) + by * z);
         STORE(m->width + a, LOAD(m->width + a) - square);
         STORE(m->second + a, LOAD(m->second + a) - product);
@@ -658,8 +636,7 @@ double ff_fixed_observe(double *model, double y)
             z[a] = scale * m.z[a];
             u[a] = scale * m.u[a] - half * z[a];
         }
-        memcpy(m.z, z, (size_t)np * sizeof(double));
-        memcpy(m.u, u, (size_t)np * sizeof(double));
+        update_all(&m, r * rest, z, u);
         model[QUEUED] = (double)++queued;
         if (queued == QUEUE) {
             subtract_queue(&m, queued);
@@ -678,8 +655,8 @@ double ff_fixed_observe(double *model, double y)
         for (int64_t j = 0; j < dp; j++)
             m.across[j] -= half * m.along[j];
         BY_TILES(np, multiply_rows, &m);
+        update_all(&m, r * rest, m.z, m.u);
     }
-    update_all(&m, r * rest);
     return s;
 }
 
@@ -687,6 +664,26 @@ double ff_fixed_observe(double *model, double y)
 double ff_fixed_log_entry(const double *model)
 {
     return -ff_log(cut((double *)model).width[(int64_t)model[CHOSEN]]);
+}
+
+/* Return 1 for arms, and pointers to theta and to the diagonal of V^{-1}. */
+int ff_fixed_arms(const double *model, const double **mean, const double **width)
+{
+    const parts m = cut((double *)model);
+    *mean = m.mean;
+    *width = m.width;
+    return m.arms;
+}
+
+/* Set theta and the diagonal of V^{-1} at an arm, with exact roots. */
+void ff_fixed_set_arm(double *model, int64_t a, double mean, double width)
+{
+    const parts m = cut(model);
+    m.mean[a] = mean;
+    m.width[a] = width;
+    m.second[a] = width * width;
+    m.root[a] = sqrt(width);
+    m.second_root[a] = sqrt(m.second[a]);
 }
 
 /* Return 1 if learning the action that was chosen last counts as clipping. */

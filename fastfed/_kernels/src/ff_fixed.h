@@ -23,7 +23,7 @@ FF_INLINE int ff_fixed_is_of(const double *model, int64_t released)
 }
 
 /* Compute the model of the actions (float32, feature-major) from W and theta. bound: features are
- * clipped to this norm when they are learned; INFINITY: they are not. scratch: 3 d doubles. */
+ * clipped to this norm when they are learned; INFINITY: they are not. scratch: 7 d doubles. */
 void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
                    double bound, int64_t released, int64_t d, double *scratch);
 
@@ -39,6 +39,13 @@ double ff_fixed_observe(double *model, double y);
 /* Return -ln ||x||^2_{V^-1} of the action that was chosen last: ln of its entry of V, if the
  * actions are the unit vectors and V is diagonal. */
 double ff_fixed_log_entry(const double *model);
+
+/* Return 1 if the actions are the unit vectors and V is diagonal. Then *mean and *width (K) are
+ * theta and the diagonal of V^{-1}. */
+int ff_fixed_arms(const double *model, const double **mean, const double **width);
+
+/* Set theta and the diagonal of V^{-1} of such a model at arm a. */
+void ff_fixed_set_arm(double *model, int64_t a, double mean, double width);
 
 /* Return 1 if learning the action that was chosen last counts as clipping (ff_clip_norm). */
 int ff_fixed_is_clipped(const double *model);

@@ -26,7 +26,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_normal_capacity_f64) each(ff_normals_from_bits) each(ff_normals_f64) \
     each(ff_laplace_capacity) each(ff_laplace_from_bits) each(ff_laplace) \
     each(ff_laplaces) \
-    each(ff_ideal_normals) each(ff_ideal_laplace) each(ff_uniform) each(ff_normal) \
+    each(ff_ideal_normals) each(ff_ideal_laplace) each(ff_uniform) each(ff_uniforms) each(ff_normal) \
     each(ff_unit) each(ff_log) each(ff_logs) each(ff_uniform_int) each(ff_permutation) \
     each(ff_round_point) each(ff_touched_levels) each(ff_binomial_try) each(ff_binomials) \
     each(ff_encode_bits) each(ff_shuffle_bits) \
@@ -66,6 +66,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_score_sets) \
     each(ff_argmax_sets) \
     each(ff_fixed_size) each(ff_fixed_make) each(ff_fixed_choose) each(ff_fixed_observe) \
+    each(ff_fixed_arms) each(ff_fixed_set_arm) each(ff_group_round) \
     each(ff_fixed_log_entry) each(ff_fixed_is_clipped) each(ff_fixed_inverse_norm) \
     each(ff_stride) each(ff_fill_capacity) each(ff_actions_of) each(ff_reward_of) \
     each(ff_mean_error) each(ff_sphere_mean) each(ff_sphere_fill) each(ff_gap_fill) \

@@ -1,7 +1,5 @@
 #include "ff_policy.h"
 
-#include <math.h>
-
 /* Return the confidence radius of a choice in a round. */
 double ff_policy_radius(const ff_curve *c, double log_det, int64_t round, int64_t d)
 {
@@ -21,25 +19,21 @@ FF_INLINE double log_det_of(const ff_curve *c, int64_t silo)
     return ff_learns(c) ? c->log_dets[silo] : c->log_det;
 }
 
-/* Return the sieve of a round. The slack of a silo that learns alone changes in every round, and
- * its bound on V^{-1} is computed in rounds 16, 64, 256, .. only, because V grows. V is at least
- * anchor I. fixed: NULL, or the silo's model of these actions, which is used instead of w. */
+/* Return the sieve of a round. The slack of a silo that learns alone changes in every round. fixed:
+ * NULL, or the silo's model of these actions, which is used instead of w. */
 static ff_sieve sieve_of(ff_curve *c, int64_t silo, int64_t round, const double *w,
                          const double *fixed, const ff_actions *actions, double beta, int64_t d,
                          double *scratch)
 {
     ff_sieve sieve = c->sieve;
     if (c->inverses) {
-        const int is_power_of_4 = (round & (round - 1)) == 0 && (round & 0x5555555555555555);
-        if (is_power_of_4 && round >= 16)
+        if (ff_policy_updates_inverse(round))
             c->inverses[silo] = fixed ? ff_fixed_inverse_norm(fixed, actions, w, d, scratch)
                                       : ff_inverse_norm(w, d, scratch);
-        const double inverse = round < 16 || c->inverses[silo] == INFINITY
-                                   ? 1.0 / c->radius.anchor
-                                   : c->inverses[silo];
         const double width = ff_row_width(&c->radius, c->second_bonus, (double)(round - 1), d);
         sieve.slack = c->sieve_growth *
-                      ff_slack(width, beta, c->second_bonus, 1.0, inverse);
+                      ff_slack(width, beta, c->second_bonus, 1.0,
+                               ff_policy_inverse(c, silo, round));
     }
     return sieve;
 }
@@ -75,19 +69,27 @@ FF_INLINE int64_t choose_screened(const model *m, const ff_actions *actions, int
     return ff_select(actions, m->w, m->theta, m->beta, m->gamma, d, p->score, p->feature);
 }
 
-/* Return the action that a silo chooses from its fixed set, by its model of the set
- * (ff_fixed.h). */
-static int64_t choose_fixed(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
-                            const ff_actions *actions, const ff_parts *p)
+/* Return a silo's model of its fixed set, computed anew after a synchronisation. */
+double *ff_policy_fixed(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
+                        const ff_parts *p)
 {
     const int64_t d = run->dimension;
     double *fixed = c->fixed + silo * c->fixed_size;
     /* In batches of one round silos do not learn, so they share the first silo's W and theta. */
     const int64_t slot = ff_slot(c, silo);
-    const double *w = c->w + slot * d * d;
     if (!ff_fixed_is_of(fixed, c->released))
-        ff_fixed_make(fixed, actions, w, c->theta + slot * d, c->clip ? c->feature_bound : INFINITY,
-                      c->released, d, p->bound);
+        ff_fixed_make(fixed, actions, c->w + slot * d * d, c->theta + slot * d,
+                      c->clip ? c->feature_bound : INFINITY, c->released, d, p->bound);
+    return fixed;
+}
+
+/* Return the action that a silo chooses from its fixed set, by its model of the set. */
+static int64_t choose_fixed(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                            const ff_actions *actions, const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    double *fixed = ff_policy_fixed(run, c, silo, actions, p);
+    const double *w = c->w + ff_slot(c, silo) * d * d;
     const double beta = ff_policy_radius(c, log_det_of(c, silo), round, d);
     const ff_sieve sieve = c->sieve.ranking < 1.0
                                ? sieve_of(c, silo, round, w, fixed, actions, beta, d, p->bound)

@@ -2,10 +2,49 @@
 #ifndef FF_POLICY_H
 #define FF_POLICY_H
 
+#include <math.h>
+
 #include "ff_run.h"
 
 /* Return beta for a choice in `round`. log_det: ln det V of the model that chooses. */
 double ff_policy_radius(const ff_curve *c, double log_det, int64_t round, int64_t d);
+
+/* Return 1 if the bounds on the eigenvalues of V^{-1} of silos that learn alone are computed in a
+ * round: 16, 64, 256, ... V grows, so a bound holds until the next one. */
+FF_INLINE int ff_policy_updates_inverse(int64_t round)
+{
+    return round >= 16 && (round & (round - 1)) == 0 && (round & 0x5555555555555555);
+}
+
+/* Return the bound of a round. V is at least anchor I. */
+FF_INLINE double ff_policy_inverse(const ff_curve *c, int64_t silo, int64_t round)
+{
+    return round < 16 || c->inverses[silo] == INFINITY ? 1.0 / c->radius.anchor : c->inverses[silo];
+}
+
+/* Return a silo's model of its fixed set (ff_fixed.h), which is computed anew after a
+ * synchronisation. */
+double *ff_policy_fixed(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
+                        const ff_parts *p);
+
+/* Draw the random words of the bit that a user sends. random: ff_random_u32_capacity(4) words. */
+FF_INLINE void ff_policy_draw_bit(const ff_run *run, int64_t silo, int64_t round, uint32_t *random)
+{
+    const ff_stream stream = ff_stream_of(run, FF_ROUNDING, silo, round);
+    ff_random_u32(&stream, 4, random);
+}
+
+/* Return the debiased bit that replaces the reward y in all sums if users send bits. The user
+ * rounds y in [reward_low, reward_high] to a bit at random, and flips it with probability
+ * flips / 2^53. Same bits as `user_bit` of protocols/randomizer.py. random: the drawn words. */
+FF_INLINE double ff_policy_bit(const ff_curve *c, double y, const uint32_t *random)
+{
+    const uint64_t up = ((uint64_t)random[1] << 32 | random[0]) >> 11;
+    const uint64_t flip = ((uint64_t)random[3] << 32 | random[2]) >> 11;
+    const double share = (y - c->reward_low) / (c->reward_high - c->reward_low);
+    const int bit = (double)up < share * 0x1p53;
+    return c->bit_values[bit ^ (flip < c->flips)];
+}
 
 /* Return where a silo's last choice is remembered, or NULL if it is not. It is remembered if the
  * policy is lazy and the environment offers the same rows again. */

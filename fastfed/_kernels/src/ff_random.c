@@ -570,6 +570,15 @@ double ff_uniform(const ff_stream *s, uint32_t block)
     return unit_f64(bits53(w[0], w[1]));
 }
 
+/* Draw a uniform number from each of LANES consecutive streams. */
+void ff_uniforms(const ff_stream *s, double out[LANES])
+{
+    uint32_t words[4][LANES];
+    philox_lanes(s, 0, 1, words);
+    for (int l = 0; l < LANES; l++)
+        out[l] = unit_f64(bits53(words[0][l], words[1][l]));
+}
+
 /* Draw one Laplace number from each of n consecutive streams. */
 void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
 {

@@ -109,6 +109,10 @@ void ff_philox_indices(const ff_stream *s, uint32_t block,
 /* Return a uniform number in (0, 1) with 53 bits, from block number `block`. */
 double ff_uniform(const ff_stream *s, uint32_t block);
 
+/* Write the first such number of the FF_PHILOX_LANES streams with indices s->index, s->index + 1,
+ * ... */
+void ff_uniforms(const ff_stream *s, double out[FF_PHILOX_LANES]);
+
 /* Return the uniform number in (0, 1) with 53 bits that two words give. */
 double ff_unit(uint32_t high, uint32_t low);
 

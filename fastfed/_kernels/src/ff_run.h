@@ -248,8 +248,8 @@ typedef struct {
     int64_t scratch_size;         /* number of doubles for each thread */
     int64_t *status;              /* (M): status of each silo, FF_OK or a failure */
     ff_team *team;                /* the threads of one call of ff_run_rounds, or NULL */
-    ff_pace rounds, reports, own; /* measured times of: rounds, reports, first posteriors of
-                                   * local rounds */
+    ff_pace rounds, groups, reports, own; /* measured times of: rounds, rounds of groups, reports,
+                                           * first posteriors of local rounds */
 } ff_run;
 
 /* The largest number of curves in a run. */
@@ -264,7 +264,7 @@ typedef struct {
     void *x; /* the actions of the round, ff_fill_capacity() doubles */
     /* mean (K actions), score (score_scratch), feature (d: the chosen action's), observe (5 d),
      * normals (ff_noise_capacity(d)), packed (ff_packed(d) + 2 d), trigger (ff_trigger_scratch(d)),
-     * point (s), bound (3 d^2 + d), belief (belief_scratch) */
+     * point (s), bound (3 d^2 + 4 d), belief (belief_scratch) */
     double *mean, *score, *feature, *observe, *normals, *packed, *trigger, *point, *bound, *belief;
     double *pending;   /* (curve_count, PENDING, d + 1) */
     ff_whitened known; /* x and W x of the chosen action if the bonus cache computed them; in
@@ -294,7 +294,7 @@ FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
     p.trigger = p.packed + ff_packed(d) + 2 * d;
     p.point = p.trigger + ff_trigger_scratch(d);
     p.bound = p.point + ff_statistic(d);
-    p.belief = p.bound + 3 * d * d + d;
+    p.belief = p.bound + 3 * d * d + 4 * d;
     p.pending = p.belief + run->belief_scratch;
     p.random = (uint32_t *)(p.pending + run->curve_count * PENDING * (d + 1) + 8);
     return p;
@@ -307,7 +307,7 @@ FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +
            ff_noise_capacity(d) + ff_packed(d) + 2 * d + ff_trigger_scratch(d) + ff_statistic(d) +
-           3 * d * d + d +
+           3 * d * d + 4 * d +
            curves * PENDING * (d + 1) + 8 +
            ff_random_u32_capacity(levels * ff_statistic(d)) / 2 + 16;
 }
