@@ -14,7 +14,6 @@ from oracle import user_bit as oracle
 
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
-from fastfed.bandits.arm_scores import normal_draws
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.silo import Silo
 from fastfed.environments import Arms, Sphere
@@ -29,7 +28,7 @@ from fastfed.privacy.mechanisms.user_bit import ONE, bit_scale, epsilon_of, flip
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import PROTOCOLS
-from fastfed.protocols.score import Score
+from fastfed.protocols.score import CoreScore, Score
 from fastfed.simulation import compiled, server
 from fastfed.simulation.audit import run_audit
 from fastfed.simulation.experiment import make_experiment
@@ -233,7 +232,7 @@ def test_contexts_are_refused() -> None:
 @pytest.mark.parametrize("change", [
     {"flips": 5}, {"lazy": False}, {"arms": False}, {"batch_size": 1}, {"silos": 1},
     {"policy": "random"}, {"protocol": PROTOCOLS["user-bit"]},
-    {"score": Score(normal_draws, diagonal=True)},
+    {"score": Score(CoreScore("normal_draws"), diagonal=True)},
     {"protocol": replace(PROTOCOLS["user-bit"], shuffled=True)},
 ])  # fmt: skip
 def test_a_changed_plan_is_refused(change: dict[str, Any]) -> None:
