@@ -327,7 +327,7 @@ def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> 
             f"{name} must be of texts of printable characters on one line, at most {MOST_TEXT}"
         )
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise InputError(f"{name} must be below 2^63 in size, as all integers")
+        raise InputError(f"integers in {name} must be below 2^63 in size")
 
 
 def folder(value: object) -> Path:

@@ -758,6 +758,11 @@ def verify(folder: Path) -> None:
     """Check the chain of a party's log in FOLDER; for a hub, also compute all sums again."""
     from fastfed.deployment import folder as folders
 
+    if folder.is_file() and folder.name != folders.STATE:
+        raise InputError(
+            f"FOLDER must be a party's folder, got the file {folder}; `fastfed ledger show` checks "
+            "a ledger"
+        )
     folder = folder.parent if folder.is_file() else folder
     process = folders.read_party(folder)
     if not (folder / folders.STATE).exists():

@@ -30,7 +30,7 @@ from fastfed._validate import InputError, array, choice, integer, number, plain,
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import failure
 from fastfed.deployment.ledger import Ledger, spent_lines
-from fastfed.deployment.model import Decision
+from fastfed.deployment.model import Decision, id_of
 from fastfed.deployment.plans import compile_plan
 from fastfed.deployment.process import Process, SiloProcess, settle
 from fastfed.privacy.certificate import Certificate
@@ -227,22 +227,22 @@ class PrivateLinUCB:
             If there is no such decision, or it has a different reward already.
         """
         self._advance_if_due()
-        self._silo.reward(decision.id if isinstance(decision, Decision) else decision, reward)
+        self._silo.reward(id_of(decision), reward)
 
     def outcome(self, decision: str | Decision, value: object) -> None:
         """Store the outcome of a decision, from which the plan's ``reward`` computes the reward."""
         self._advance_if_due()
-        self._silo.outcome(decision.id if isinstance(decision, Decision) else decision, value)
+        self._silo.outcome(id_of(decision), value)
 
     def bit(self, decision: str | Decision, bit: int) -> None:
         """Store the bit, 0 or 1, that a user's device sends in place of the reward ("user-bit")."""
         self._advance_if_due()
-        self._silo.bit(decision.id if isinstance(decision, Decision) else decision, bit)
+        self._silo.bit(id_of(decision), bit)
 
     def cancel(self, decision: str | Decision) -> None:
         """End a decision that will never have a reward."""
         self._check_open()
-        self._silo.cancel(decision.id if isinstance(decision, Decision) else decision)
+        self._silo.cancel(id_of(decision))
 
     # ---- releases --------------------------------------------------------------------------------
 

@@ -28,14 +28,14 @@ import msgspec
 
 from fastfed._validate import InputError, check_plain, nearest, parsed
 from fastfed.deployment import calls
-from fastfed.deployment.calls import check_path, failure, files_for
+from fastfed.deployment.calls import REQUEST, check_path, failure, files_for
 from fastfed.deployment.model import Decision, model_of
 from fastfed.deployment.process import SYNCS, Batch, Call, SiloProcess
 from fastfed.deployment.store import SyncFailed, Syncing
 from fastfed.deployment.syncs import SyncThreads
 
-#: Maximum numbers of bytes of a request's body and of its head.
-REQUEST, HEAD = 1 << 24, 1 << 16
+#: Maximum number of bytes of a request's head.
+HEAD = 1 << 16
 #: Maximum number of decisions or rewards in one request.
 MANY = 10_000
 #: Answer to bytes that are no request.
@@ -78,6 +78,8 @@ def _checked(path: str, given: object) -> dict[str, Any]:
             raise InputError(f'unknown key "{key[:40]}"{hint}: {path} {takes}')
     if "id" in keys and path != "/decide" and not isinstance(given.get("id"), str):
         raise InputError(f"{path} needs id, the text that decide answered")
+    if path in CALLS[1:] and (missing := [key for key in keys if key not in given]):
+        raise InputError(f"{path} needs {missing[0]}")
     return given
 
 
@@ -90,13 +92,13 @@ def _call_of(silo: SiloProcess, path: str, given: object) -> Call[Any]:
         return Call(lambda: party.decide(request.get("actions"), now(), **other_keys))
     name = request["id"]
     if path == "/reward":
-        return Call(lambda: (party.reward(name, request.get("reward"), now()), None))  # type: ignore[arg-type]
+        return Call(lambda: (party.reward(name, request["reward"], now()), None))
     if path == "/outcome":
-        return Call(lambda: (party.outcome(name, request.get("outcome"), now()), None))
+        return Call(lambda: (party.outcome(name, request["outcome"], now()), None))
     if path == "/losses":
-        return Call(lambda: (party.losses(name, request.get("losses"), now()), None))
+        return Call(lambda: (party.losses(name, request["losses"], now()), None))
     if path == "/bit":
-        return Call(lambda: (party.bit(name, request.get("bit"), now()), None))
+        return Call(lambda: (party.bit(name, request["bit"], now()), None))
     return Call(lambda: (party.cancel(name, now()), None))
 
 

@@ -38,6 +38,8 @@ if find_spec("httptools") is None:
 
 #: Time limits in seconds: of a single read or write, and of a whole call.
 PATIENCE, WHOLE = 30.0, 120.0
+#: Maximum number of bytes of the body of a request to a silo.
+REQUEST = 1 << 24
 #: Maximum number of bytes in the path of a Unix socket.
 MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
 #: Exceptions that a full disk raises.

@@ -25,7 +25,8 @@ import numpy as np
 
 from fastfed._validate import InputError, number, parsed
 from fastfed.deployment import calls
-from fastfed.deployment.model import Decision
+from fastfed.deployment.calls import REQUEST
+from fastfed.deployment.model import Decision, id_of
 
 #: Seconds that a client waits for a silo that does not answer, and between two attempts.
 WAIT, PAUSE = 10.0, 0.05
@@ -91,6 +92,8 @@ def _request(what: str, given: Mapping[str, Any]) -> bytes:
         body = json.dumps(given, default=_list).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"give numbers, text and lists: {error}") from None
+    if len(body) > REQUEST:
+        raise InputError(f"a request must be at most {REQUEST} bytes long, got {len(body)}")
     head = f"POST /{what} HTTP/1.1\r\nhost: silo\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -100,11 +103,6 @@ def _list(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not plain data")
-
-
-def _id_of(decision: str | Decision) -> str:
-    """Return the id of a decision, which may be given as a `Decision` or as its id."""
-    return decision.id if isinstance(decision, Decision) else decision
 
 
 def _offers(offers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -128,6 +126,8 @@ def _socket_of(path: str | Path) -> str:
     """Return a socket's path as text; raise InputError for a folder."""
     if Path(path).is_dir():
         raise InputError(f"{path} is a folder: give its socket, {Path(path) / 'silo.sock'}")
+    if "://" in str(path):
+        raise InputError(f"path must be the socket of a silo, FOLDER/silo.sock, got {path}")
     return str(path)
 
 
@@ -274,7 +274,7 @@ class Client:
 
         A late reward is stored but not learned from. A reward outside [0, 1] is clipped.
         """
-        self.call("reward", id=_id_of(id), reward=reward)
+        self.call("reward", id=id_of(id), reward=reward)
 
     def reward_many(self, rewards: Mapping[str, float]) -> dict[str, str]:
         """Store the rewards of many decisions, id -> reward, with one sync to disk.
@@ -289,19 +289,19 @@ class Client:
 
     def outcome(self, id: str | Decision, outcome: Any) -> None:
         """Store the outcome of a decision, from which the plan computes the reward."""
-        self.call("outcome", id=_id_of(id), outcome=outcome)
+        self.call("outcome", id=id_of(id), outcome=outcome)
 
     def losses(self, id: str | Decision, losses: Any) -> None:
         """Store the losses of all experts at a decision, for a plan with experts."""
-        self.call("losses", id=_id_of(id), losses=losses)
+        self.call("losses", id=id_of(id), losses=losses)
 
     def bit(self, id: str | Decision, bit: int) -> None:
         """Store the bit that the user's device has sent for a decision, in a plan of bits."""
-        self.call("bit", id=_id_of(id), bit=bit)
+        self.call("bit", id=id_of(id), bit=bit)
 
     def cancel(self, id: str | Decision) -> None:
         """End a decision that will never have a reward."""
-        self.call("cancel", id=_id_of(id))
+        self.call("cancel", id=id_of(id))
 
     def status(self) -> dict[str, Any]:
         """Return the silo's status."""
@@ -442,7 +442,7 @@ class AsyncClient:
 
     async def reward(self, id: str | Decision, reward: float) -> None:
         """Store the reward of a decision; see `Client.reward`."""
-        await self.call("reward", id=_id_of(id), reward=reward)
+        await self.call("reward", id=id_of(id), reward=reward)
 
     async def reward_many(self, rewards: Mapping[str, float]) -> dict[str, str]:
         """Store the rewards of many decisions; see `Client.reward_many`."""
@@ -451,19 +451,19 @@ class AsyncClient:
 
     async def outcome(self, id: str | Decision, outcome: Any) -> None:
         """Store the outcome of a decision; see `Client.outcome`."""
-        await self.call("outcome", id=_id_of(id), outcome=outcome)
+        await self.call("outcome", id=id_of(id), outcome=outcome)
 
     async def losses(self, id: str | Decision, losses: Any) -> None:
         """Store the losses of all experts at a decision; see `Client.losses`."""
-        await self.call("losses", id=_id_of(id), losses=losses)
+        await self.call("losses", id=id_of(id), losses=losses)
 
     async def bit(self, id: str | Decision, bit: int) -> None:
         """Store the bit of a decision; see `Client.bit`."""
-        await self.call("bit", id=_id_of(id), bit=bit)
+        await self.call("bit", id=id_of(id), bit=bit)
 
     async def cancel(self, id: str | Decision) -> None:
         """End a decision that will never have a reward."""
-        await self.call("cancel", id=_id_of(id))
+        await self.call("cancel", id=id_of(id))
 
     async def status(self) -> dict[str, Any]:
         """Return the silo's status."""

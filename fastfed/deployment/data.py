@@ -432,7 +432,10 @@ def surveyed(
         A message about each row that does not fit.
     """
     if schema.records is None:
-        raise InputError("this plan has no columns of records, so tables cannot be read for it")
+        raise InputError(
+            "this plan has no columns of records, so tables cannot be read for it: its spec needs "
+            "[[columns]], [actions] and [reward] (docs/records.md)"
+        )
     records = schema.records
     if connection is not None and source.query is None:
         raise InputError("a connection needs the source's query")

@@ -272,11 +272,17 @@ def opened(
     Raises
     ------
     InputError
-        If there is no plan, a different process uses the folder, its state is damaged, or the
-        ledger is not the ledger of the folder's note.
+        If there is no plan, its party has not joined it, a different process uses the folder, its
+        state is damaged, or the ledger is not the ledger of the folder's note.
     """
     target = Path(folder)
     name, plan, secret = _party_in(target)
+    if name not in plan.signatures:
+        signed = ", ".join(plan.signatures) or "nobody"
+        raise InputError(
+            f"the plan in {target} was joined by {signed}, but the secret is that of {name}: use "
+            f"the right secret, or join (fastfed deploy join {target} PLAN)"
+        )
     if name not in plan.silos:
         with damage_named(target / STATE):
             return Process(_hub_or_helper(name, plan, secret), SqliteStore(str(target / STATE)))
@@ -357,7 +363,9 @@ def _party_in(folder: Path) -> tuple[str, DeployedPlan, bytes]:
     if not (folder / PLAN).exists():
         inside = sorted(plan.parent.name for plan in folder.glob(f"*/{PLAN}"))
         hint = f" (folders of parties in it: {', '.join(inside[:6])})" if inside else ""
-        raise InputError(f"{folder} holds no plan; join one first: fastfed deploy join{hint}")
+        raise InputError(
+            f"{folder} holds no plan; join one first: fastfed deploy join {folder} PLAN{hint}"
+        )
     secret, plan = read_secret(folder / SECRET), load(folder / PLAN)
     return party_of(plan, secret, folder), plan, secret
 
@@ -717,6 +725,11 @@ def join(
     if extends is not None:
         prepare(target, plan, extends)
     if not is_silo(target, plan_file):
+        if ceiling is not None or dataset is not None or ledger is not None:
+            raise InputError(
+                "a ceiling, a dataset and a ledger belong to silos; the hub and a helper join "
+                "without them"
+            )
         return countersign(target, plan_file)
     if plan.earlier is not None and extends is None and ledger is None:
         raise InputError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -130,7 +131,7 @@ class Ledger:
             # A ledger of an earlier version has no chain and no identity.
             db.executescript(LOG)
             ledger._attach(db, str(path))
-            if ledger.identity:
+            if ledger._chain.position.number:
                 ledger._check()
         db.execute("PRAGMA query_only = ON")
         return ledger
@@ -168,7 +169,7 @@ class Ledger:
                     )
                 )
         stored = {row[0]: row[1:] for row in self._db.execute("SELECT * FROM ceilings")}
-        if ceilings != stored or sorted(charges) != sorted(
+        if ceilings != stored or Counter(charges) != Counter(
             self._db.execute("SELECT * FROM charges")
         ):
             raise InputError(

@@ -260,6 +260,16 @@ class Decision:
     name: str = ""
 
 
+def id_of(decision: str | Decision) -> str:
+    """Return the id of a decision, which may be given as a `Decision` or as its id."""
+    if not isinstance(decision, str | Decision):
+        raise InputError(
+            "decision must be a Decision or its id, a text; it comes before the reward, got "
+            f"{type(decision).__name__}"
+        )
+    return decision.id if isinstance(decision, Decision) else decision
+
+
 class Decided(msgspec.Struct, frozen=True, array_like=True):
     """A stored decision.
 

@@ -654,7 +654,10 @@ def _check_parties(document: Document) -> None:
         raise InputError(f"public keys must have {KEY} bytes")
     for party in (*document.silos, document.hub, document.helper):
         if party is not None and not is_encryption_key(party.open):
-            raise InputError(f"the key `open` of {party.name} is no X25519 key in its usual form")
+            raise InputError(
+                f"the key `open` of {party.name} is no X25519 key in its usual form: is it its "
+                "`sign`?"
+            )
     integer("number of silos", len(document.silos), at_least=1, at_most=MOST_SILOS)
 
 

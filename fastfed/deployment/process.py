@@ -158,7 +158,13 @@ class Process:
         #: What the last tick could not do, such as charge more than the ceiling; empty if nothing.
         self.problem = ""
         digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
-        store.write(Write("plan", "", digest + party.name.encode()))
+        try:
+            store.write(Write("plan", "", digest + party.name.encode()))
+        except Conflict:
+            raise InputError(
+                f"{getattr(store, 'path', 'the state')} is of another plan or party, or is "
+                "damaged: restore the newest backup of this folder"
+            ) from None
         #: The place in the log up to which all writes are applied to the party's state.
         self._end = store.position
         self._covered = restored(party, store)

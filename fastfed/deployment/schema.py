@@ -67,7 +67,9 @@ def private_array(name: str, value: object, shape: tuple[int | None, ...]) -> np
     except (InputError, RecursionError) as error:
         if str(error).startswith(f"{name} must have shape"):
             raise
-        raise InputError(f"{name} must be finite numbers, got something else") from None
+        raise InputError(
+            f"{name} must be finite numbers, in rows of equal length, got something else"
+        ) from None
 
 
 # ---- columns of records --------------------------------------------------------------------------
@@ -450,6 +452,10 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         if self.records is None:
             if record is not None or among is not None:
                 raise InputError("this plan has no columns of records: decide takes actions, rows")
+            if actions is None:
+                raise InputError(
+                    f"decide needs actions, a row of {len(self.columns)} numbers for each action"
+                )
             rows = self.features(actions)
             return rows, list(range(len(rows)))
         if actions is not None or record is None:
@@ -484,7 +490,10 @@ def check_columns(columns: Sequence[Column]) -> None:
     """Raise InputError for a column without a valid range."""
     for column in columns:
         if not is_range(column.low, column.high):
-            raise InputError(f"column {show(column.name)} must have a range low < high{_WITHIN}")
+            raise InputError(
+                f"column {show(column.name)} must have a range low < high, got {show(column.low)} "
+                f"and {show(column.high)}{_WITHIN}"
+            )
 
 
 def check_schema(schema: Schema) -> None:

@@ -231,7 +231,11 @@ def read_secret(path: str | Path) -> bytes:
     if mode & 0o077:
         raise InputError(f"{target} can be read by others (mode {mode:o}); chmod 400 it")
     if len(secret) != KEY:
-        raise InputError(f"{target} must hold {KEY} bytes")
+        size = f"{len(secret)}" if len(secret) < KEY else "more"
+        raise InputError(
+            f"{target} must hold {KEY} bytes, got {size}: restore its backup; without it, make new "
+            "keys and a new plan"
+        )
     return secret
 
 

@@ -638,6 +638,11 @@ class SiloParty(SiloRecords):
         charges = self._missing_charge(release, digest(data) if data else b"")
         if not all(map(self.ledger.allows, charges)):
             # Later releases wait too: a charge is the cost in addition to all earlier releases.
+            if self.ledger.ceiling(self.dataset) is None:
+                return Step(
+                    problem=f'no ceiling is set for dataset "{self.dataset}": stop this silo, and '
+                    "set one by fastfed deploy join FOLDER PLAN --epsilon E --delta D"
+                )
             return Step(problem=f"release {release} is more than the ceiling of the budget allows")
         if already_opened:
             return Step((*charges, Write("without", str(release), b"opened without this silo")))

@@ -369,12 +369,17 @@ class Chain:
                 write, is_next = Write(kind, key, value), number == last_number + 1
                 is_checked = not except_kinds and (is_next or number > erased)
                 if is_checked and not (is_next and chained(head, write) == chain):
-                    raise InputError(f"the log of {self._name} is broken at entry {number}")
+                    raise InputError(
+                        f"the log of {self._name} is broken at entry {number}; restore the newest "
+                        "backup"
+                    )
                 head, last_number = chain, number
                 yield write
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, TypeError, AttributeError) as error:
+            # The last two: a value in the file has a different type.
             raise InputError(
-                f"the log of {self._name} is damaged after entry {last_number} ({error})"
+                f"the log of {self._name} is damaged after entry {last_number} ({error}); "
+                "restore the newest backup"
             ) from None
 
 
@@ -451,6 +456,8 @@ class SqliteStore(Store):
     def _attach(self, db: sqlite3.Connection, path: str) -> None:
         """Set the attributes for an open connection."""
         self._db, self.path = db, path
+        #: The process that opened the file. A process that it forks would share its lock.
+        self._process = os.getpid()
         #: Connections for reads, and for `tidy`; `__init__` opens new connections for a file.
         self._reads = self._copier = db
         self._chain = self._read_chain = Chain(db, path)
@@ -550,7 +557,12 @@ class SqliteStore(Store):
             self._durable = max(self._durable, syncing.number)
 
     def _check_disk(self) -> None:
-        """Raise OSError if a sync has failed."""
+        """Raise OSError if a sync has failed, and InputError in a forked process."""
+        if os.getpid() != self._process:
+            raise InputError(
+                f"{self.path} cannot be used in a forked process, which would share it with the "
+                "process that opened it: open it after the fork, in one process"
+            )
         if self._failure is not None:
             raise SyncFailed(
                 self._failure.errno,
