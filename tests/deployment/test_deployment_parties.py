@@ -176,7 +176,7 @@ def test_what_the_application_was_told_is_there_after_a_restart(tmp_path):
     silo.store.close()
     other = federation.deployed(batch=6)
     party = SiloParty(other, "silo0", federation.secret("silo0"), ledger)
-    with pytest.raises(InputError, match="another content"):
+    with pytest.raises(InputError, match="of another plan or party"):
         SiloProcess(party, SqliteStore(path), ledger)
 
 
