@@ -61,7 +61,9 @@ SYSTEMS = {
     "shuffle-masks": (LINEAR.format("shuffle-vector"), "masks"),
     "robin": (ROBIN, ""),
     "fed-svt": (SVT, ""),
+    "own-clocks": (LINEAR.format("silo-ldp"), ""),
 }  # [system], and how sums are kept secret: with shares or masks every silo is in every set
+PERIODS = 5  # periods of a plan; with clocks, of its fastest silo
 CLOCK = '''"""Shift the wall clock of a party by the seconds in a file; monotonic clocks stay."""
 import os
 import time
@@ -479,6 +481,18 @@ class Party:
         return source.name
 
 
+def releases_of(said: dict[str, Any]) -> int:
+    """Return how many releases, or views, a status says that its party has."""
+    return said.get("views", said.get("released", said.get("model")))
+
+
+def broadcasts_of(folder: Path) -> dict[str, str]:
+    """Return number -> digest of the broadcasts in a silo's state."""
+    with closing(sqlite3.connect(f"{(folder / 'state.sqlite').as_uri()}?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT key, value FROM writes WHERE kind = 'broadcast'").fetchall()
+    return {key: hashlib.sha256(value).hexdigest()[:16] for key, value in rows}
+
+
 class Plan:
     """One federation from its keys to its last release."""
 
@@ -486,7 +500,7 @@ class Plan:
         args, self.rng = journal.args, random.Random(f"{journal.seed}/{number}")
         self.journal, self.fastfed = journal, args.fastfed
         self.home, self.site = args.folder / f"plan{number}", args.folder / "site"
-        kinds = list(SYSTEMS)
+        kinds = args.systems or list(SYSTEMS)
         random.Random(args.seed).shuffle(kinds)
         self.kind, self.tls = kinds[number % len(kinds)], self.rng.choice(["", "", "tls", "mutual"])
         self.system, self.sum = SYSTEMS[self.kind]
@@ -494,6 +508,9 @@ class Plan:
         self.period, self.releases = self.rng.choice([10, 12, 15]), 0
         self.grace = self.period // 2
         self.silos = [Party(self, n, "silo") for n in "abcde"[: self.rng.choice([3, 3, 4, 5])]]
+        self.clocks = self.kind == "own-clocks"
+        if self.clocks:
+            self.system, self.moments = self.clocked()
         self.least = len(self.silos) if self.sum else self.rng.choice([2, len(self.silos) - 1])
         self.hub = Party(self, "hub", "serve")
         self.parties = [self.hub, *self.silos]
@@ -505,6 +522,39 @@ class Plan:
         self.released, self.silent, self.ended, self.dead = 0, 0.0, False, False
         self.events: list[tuple[float, Callable[[], None]]] = []
         self.note_lock, self.bad = threading.Lock(), 0
+
+    def clocked(self) -> tuple[str, list[int]]:
+        """Draw clocks of silos: return [system], and the seconds from the start to each exchange.
+
+        Silos differ in their rates. One of them may come late, pause or leave.
+        """
+        horizon, batch = PERIODS * self.period, self.period
+        rates = [1.0, *(self.rng.choice([1.0, 0.7, 0.5, 0.3]) for _ in self.silos[1:])]
+        asleep, last = [], len(self.silos) - 1
+        kind = self.rng.choice(["late", "pause", "leave", ""])
+        if kind:
+            rates[last] = 1.0
+            interval = {"late": [1, 2 * batch], "pause": [batch + 3, 3 * batch],
+                        "leave": [3 * batch, horizon]}  # fmt: skip
+            asleep = [[last, *interval[kind]]]
+        closes = set()
+        for silo, rate in enumerate(rates):
+            served = 0
+            for tick in range(1, horizon + 1):
+                is_asleep = any(i == silo and a <= tick <= b for i, a, b in asleep)
+                comes = int(tick * rate + 1e-9) - int((tick - 1) * rate + 1e-9)
+                served += comes and not is_asleep
+                if comes and not is_asleep and served % batch == 0:
+                    closes.add(tick)
+        system = self.system.replace("horizon = 100", f"horizon = {horizon}")
+        system = system.replace("batch_size = 20", f"batch_size = {batch}")
+        return f"{system}clock = {{ rates = {rates}, asleep = {asleep} }}\n", sorted(closes)
+
+    def close_of(self, number: int) -> float:
+        """Return when the period of a release, or the moment of a view, is over."""
+        if not self.clocks:
+            return self.start + number * self.period
+        return self.start + self.moments[min(number, len(self.moments)) - 1]
 
     # ---- making it, as the pages say ----
 
@@ -538,10 +588,12 @@ class Plan:
                 party.mount()
         keys = {party.name: self.cli("deploy", "keys", party.name) for party in self.parties}
         self.start = int(time.time()) + 14 + 3 * len(self.parties)
-        lines = [f'norm = 1.5\n[federation]\nname = "{self.kind}"\nleast = {self.least}']
+        lines = [f'norm = 1.5\n[federation]\nname = "{self.kind}"']
+        lines += [] if self.clocks else [f"least = {self.least}"]
         lines += ['sum = "masks"'] if self.sum == "masks" else []
         lines += [f"[system]\n{self.system}[calendar]\nstart = {self.start}"]
-        lines += [f"period = {self.period}\ngrace = {self.grace}\nreward_deadline = 600"]
+        lines += ["round = 1" if self.clocks else f"period = {self.period}"]
+        lines += [f"grace = {self.grace}\nreward_deadline = 600"]
         for name in ("age", "dose", "bmi"):
             lines.append(f'[[columns]]\nname = "{name}"\nlow = 0.0\nhigh = 1.0')
         lines += [f'[[silos]]\nname = "{each.name}"\n{keys[each.name]}' for each in self.silos]
@@ -650,12 +702,14 @@ class Plan:
     def judge(self, now: dict[str, Any]) -> None:
         """Check whether a release is overdue, and how long no status has named the cause."""
         hub, clock = now["hub"], time.monotonic()
-        models = [each.get("released", each.get("model")) for each in now.values() if each]
+        models = [releases_of(each) for each in now.values() if each]
         self.releases = hub["releases"] if hub else self.releases
+        if hub and self.clocks:
+            self.check("as many views as moments", self.releases == len(self.moments), hub=hub)
         if max([0, *models]) > self.released:
             self.released = max(models)
             self.journal.write("released", plan=self.title, release=self.released)
-        late = time.time() - (self.start + (self.released + 1) * self.period + self.grace)
+        late = time.time() - (self.close_of(self.released + 1) + self.grace)
         overdue = late > 0 and self.released < (self.releases or 1) and any(now.values())
         if overdue and not self.named(now):
             self.silent = self.silent or clock
@@ -890,7 +944,7 @@ class Plan:
                     self.events.remove(event)
                     event[1]()
             self.care()
-            closing = self.start + (self.releases or 5) * self.period
+            closing = self.close_of(self.releases or PERIODS)
             if faults_from < time.time() < closing - 2:
                 if now > next_fault:
                     self.fault()
@@ -923,7 +977,7 @@ class Plan:
         if not all(p.answered and p.running for p in self.parties if p.role != "helper"):
             return False  # a status may be older than the process
         for said in self.statuses.values() or [None]:
-            if not said or said.get("released", said.get("model")) != self.releases:
+            if not said or releases_of(said) != self.releases:
                 return False
             if said.get("lost") or said["waits"]["state"] == "recover":
                 return False
@@ -938,7 +992,8 @@ class Plan:
         states = [
             ((self.statuses.get(s.name) or {}).get("waits") or {}).get("state") for s in self.silos
         ]
-        if "given-up" in states and silo_back:
+        # Silos on their own clocks wait for no report.
+        if "given-up" in states and silo_back and not self.clocks:
             return "records lost, all silos needed" if self.sum else "too few reports left"
         if self.hub.restored and any(p.restored for p in self.parties if p.role == "helper"):
             return "hub and helper put back"
@@ -946,13 +1001,16 @@ class Plan:
             return "hub and silo put back"
         if "masks differ" in str(hub.get("ended")) and silo_back and self.hub.restored:
             return "hub and silo put back"
-        if without and state in ("too-few", "reports", "sessions", "unheard"):
+        if without and state in ("too-few", "reports", "sessions", "unheard") and not self.clocks:
             few = "records lost, all silos needed" if self.sum else "too few reports left"
             return few if not self.hub.restored else "hub and silo put back"
         return ""
 
     def finish(self, completed: bool) -> None:
-        """Check what must hold at the end: equal models at all silos, and valid ledgers."""
+        """Check what must hold at the end: equal broadcasts and models, and valid ledgers.
+
+        Silos on their own clocks may use different views.
+        """
         self.ended = True
         time.sleep(0.5)
         for silo in self.silos:
@@ -966,8 +1024,11 @@ class Plan:
                     model = json.loads(self.cli("deploy", "export", silo.name))
                     model = json.dumps(model, sort_keys=True).encode()
                     models[silo.name] = hashlib.sha256(model).hexdigest()[:16]
-            one = len(set(models.values())) == 1 and len(models) == len(self.silos)
+            one = len(models) == len(self.silos) and (self.clocks or len(set(models.values())) == 1)
             self.check("one model at all silos", one, models=models)
+            all_of = [broadcasts_of(silo.folder) for silo in self.silos]
+            one = all(each == all_of[0] for each in all_of) and len(all_of[0]) == self.releases
+            self.check("the same broadcasts at all silos", one, broadcasts=all_of)
         for party in self.parties:
             party.terminate()
             if not party.restored:
@@ -1010,6 +1071,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, required=True, help="new, for plans and the log")
     parser.add_argument("--fastfed", default="fastfed", help="path of the command")
+    parser.add_argument("--systems", nargs="*", choices=SYSTEMS, help="default: all")
     parser.add_argument("--lanes", type=int, default=2, help="plans at a time")
     args = parser.parse_args()
     args.folder = args.folder.absolute()

@@ -69,6 +69,13 @@ def within(seconds: int) -> Iterator[None]:
 BANDITS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fedlinucb", {"batch_size": 5}),
     ("private-fedlinucb", {"batch_size": 5, "epsilon": 1.0, "delta": 1e-5}),
+    (
+        "private-fedlinucb",
+        {
+            **{"batch_size": 5, "epsilon": 1.0, "delta": 1e-3},
+            **{"protocol": "user-bit", "protects": "reward", "shuffled": True},
+        },
+    ),
     ("fedlinucb", {"batch_size": 2, "clock": {"rates": [0.3], "asleep": [[0, 9, 20]]}}),
     ("feducb", {"epsilon": 1.0, "delta": 1e-5}),
     ("feducb-decentralized", {"epsilon": 1.0, "delta": 1e-5, "graph": "ring"}),

@@ -355,7 +355,7 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
         is at least M T, because the regret of a round is at most 1. None if no proof covers the
         plan: for any other radius, a multiplier below 1, rewards or features that violate the
         theory's conditions, a federation without lazy updates, a schedule that depends on data,
-        rewards that arrive late, silos with their own clocks, or local rounds that use a posterior.
+        rewards that arrive late, or local rounds that use a posterior.
 
     Notes
     -----
@@ -383,11 +383,13 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
 
     A silo that never synchronises adds one row at a time. The proof is the same with M = B = 1, and
     there is no bad batch if c >= 1, because a row then at most doubles det A. With a sieve, step 1
-    becomes: the regret of a round is at most 2 C ||x||_{A^-1}, see `sieve_widths`.
+    becomes: the regret of a round is at most 2 C ||x||_{A^-1}, see `sieve_widths`. If silos have
+    their own clocks, batches are those of single silos, see `_bound_with_clocks`.
     """
-    unbounded = isinstance(plan, DelayedPlan | ClockedPlan)
-    if not (theory.proven and _direct_in_batches(plan)) or unbounded:
+    if not (theory.proven and _direct_in_batches(plan)) or isinstance(plan, DelayedPlan):
         return None
+    if isinstance(plan, ClockedPlan):
+        return _bound_with_clocks(plan, theory)
     if plan.own is not None:
         if plan.own.bound is None:
             return None
@@ -404,6 +406,40 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     # A sieve with its slack multiplied by a factor multiplies the bound on a round by that factor.
     good *= plan.radius.multiplier * max(1.0, plan.sieve_growth)
     return float((plan.silos if unsynchronised else 1) * (bad + good))
+
+
+def _bound_with_clocks(plan: ClockedPlan, theory: Theory) -> float:
+    """Return the bound of `direct_regret_bound` for silos with their own clocks.
+
+    Notes
+    -----
+    Proof. Steps 1 to 3 hold for a silo with view v, with A_v = G + c I for the rows G of this view
+    and its width C_v. A silo that chose x with view v reports x in exchange w > v, or in none: then
+    let w = V + 1, an exchange in which all remaining rows are added. The intervals (v, w] of one
+    silo are disjoint.
+
+    Good batches of a silo have ln det A_w - ln det A_v <= ln 2. So A_w <= 2 A_v, and
+    ||x||^2_{A_v^-1} <= 2 ||x||^2_{A_w^-1}. The sum of ||x||^2_{A_w^-1} over all rows of exchange w
+    is at most ln det A_w - ln det A_{w-1}, and over all rows at most Lambda. By the Cauchy-Schwarz
+    inequality all good batches together cost at most 2 sqrt(2 Lambda sum C_v^2), summed over rows.
+    Each silo has at most Lambda / ln 2 bad batches. Count its longest ones as bad.
+    """
+    clocks, d, c = plan.clocks, plan.dimension, plan.radius.anchor
+    views = np.arange(len(clocks.rows))
+    widths = _widths_of_releases(plan, theory, views, clocks.rows)
+    served = clocks.serves.cumsum(axis=1)
+    growth = d * math.log1p(float(served[:, -1].sum()) / (d * c))
+    most_bad = math.floor(growth / math.log(2.0))
+    squares = bad = 0.0
+    for silo in range(plan.silos):
+        exchanges = np.flatnonzero(clocks.sends[:, silo])
+        ends = np.append(served[silo, clocks.ticks[exchanges] - 1], served[silo, -1])
+        lengths = np.diff(ends, prepend=0)
+        squares += float((lengths * widths[np.append(0, exchanges + 1)] ** 2).sum())
+        bad += float(np.sort(lengths)[::-1][:most_bad].sum())
+    good = 2.0 * math.sqrt(2.0 * growth * squares)
+    good *= plan.radius.multiplier * max(1.0, plan.sieve_growth)
+    return theory.most_regret * bad + good
 
 
 def local_round_regret(plan: Plan) -> float:

@@ -188,8 +188,9 @@ class PrivateLinUCB:
         actions : array_like, shape (K, d), optional
             Features of each action, for an agent with ``dimension``.
         subject : str or int, optional
-            Who the person is. Only the first decision for a person is learned from. Without it, the
-            service promises that nobody comes twice.
+            Who the person is. Only the first decision for a person is learned from, or with
+            "user-bit" the first ``returning`` ones. Without it, the service promises that nobody
+            comes twice.
         record : mapping, optional
             The person's record, for an agent with ``columns``.
         among : sequence of str, optional

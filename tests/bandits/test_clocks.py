@@ -704,12 +704,77 @@ def test_coverage_notices_an_error_bound_that_is_too_small():
     assert failures > int(stats.binom.isf(1e-6, 20, ALPHA))
 
 
-def test_the_theory_is_proven_and_has_no_regret_bound():
-    system = experiment(CURVES["silo-ldp"], CLOCKS["all differ"]).curves[0].system
-    assert system.theory.proven
-    assert direct_regret_bound(system.plan, system.theory) is None
-    plain = experiment(CURVES["silo-ldp"]).curves[0].system
-    assert direct_regret_bound(plain.plan, plain.theory) is not None
+@pytest.mark.parametrize("clock", ["all differ", "outages", "calendar with outages"])
+@pytest.mark.parametrize("name", ["silo-ldp", "none", "prefix"])
+def test_the_regret_bound_counts_the_batches_of_each_silo(name, clock):
+    """Sums and widths over the rows of the event loop, row by row."""
+    e = experiment(CURVES[name], CLOCKS[clock])
+    plan, theory = e.curves[0].system.plan, e.curves[0].system.theory
+    assert theory.proven
+    events = oracle_clocks(CLOCKS[clock], plan.clocks.ends).exchanges()
+    exchange_of = {tick: v for v, (tick, _) in enumerate(events, 1)}
+    total, squares, bad = 0, 0.0, 0
+    widths = np.array(plan.widths) / plan.radius.multiplier
+    batches = {i: [0] for i in range(SILOS)}
+    view = dict.fromkeys(range(SILOS), 0)
+    model = oracle_clocks(CLOCKS[clock], plan.clocks.ends)
+    for tick in range(1, HORIZON + 1):
+        for i in range(SILOS):
+            if model.serves(i, tick):
+                total += 1
+                squares += widths[view[i]] ** 2
+                batches[i][-1] += 1
+        v = exchange_of.get(tick)
+        for i in events[v - 1][1] if v else ():
+            view[i] = v
+            batches[i].append(0)
+    growth = plan.dimension * math.log(1.0 + total / (plan.dimension * plan.radius.anchor))
+    for lengths in batches.values():
+        bad += sum(sorted(lengths)[::-1][: int(growth / math.log(2.0))])
+    expected = bad + 2.0 * math.sqrt(2.0 * growth * squares)
+    assert direct_regret_bound(plan, theory) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_own_clocks_add_up_as_in_the_proof_of_the_regret_bound(seed):
+    """Step 4 of `direct_regret_bound` for batches of single silos, on skewed rows."""
+    rng = np.random.default_rng(seed)
+    silos, horizon, d, c = 4, 80, 3, 0.1
+    clock = random_clock(rng, silos, horizon)
+    clocks = oracle_clocks(clock, range(3, horizon, 5), silos, horizon)
+    # After the last tick, all rows are added that no silo has reported.
+    due_at = {**dict(clocks.exchanges()), horizon: range(silos)}
+    view, waiting = dict.fromkeys(range(silos), 0), {i: [] for i in range(silos)}
+    matrices, reported = [c * np.eye(d)], []
+    for tick in range(1, horizon + 1):
+        for i in range(silos):
+            if clocks.serves(i, tick):
+                x = rng.normal(size=d) * (1.0, 0.3, 0.1)
+                waiting[i].append(x / max(1.0, np.linalg.norm(x)))
+        if due := due_at.get(tick):
+            rows = [x for i in due for x in waiting[i]]
+            matrices.append(matrices[-1] + sum((np.outer(x, x) for x in rows), np.zeros((d, d))))
+            for i in due:
+                reported.append((i, view[i], len(matrices) - 1, waiting[i]))
+                view[i], waiting[i] = len(matrices) - 1, []
+    total = sum(len(rows) for *_, rows in reported)
+    growth = d * math.log(1.0 + total / (d * c))
+    bad, good = dict.fromkeys(range(silos), 0), 0.0
+    for i, v, w, rows in reported:
+        before, after = matrices[v], matrices[w]
+        if np.linalg.slogdet(after)[1] - np.linalg.slogdet(before)[1] > math.log(2.0):
+            bad[i] += 1
+        else:
+            good += sum(float(x @ np.linalg.solve(before, x)) for x in rows)
+    assert total and good <= 2.0 * growth
+    assert max(bad.values()) <= growth / math.log(2.0)
+
+
+def test_the_regret_bound_of_equal_clocks_is_that_without_clocks():
+    keys = {**CURVES["silo-ldp"], "batch_size": "growing"}
+    systems = [experiment(keys, clock).curves[0].system for clock in ({}, None)]
+    with_clocks, plain = (direct_regret_bound(s.plan, s.theory) for s in systems)
+    assert with_clocks == pytest.approx(plain, rel=1e-9)
 
 
 def test_the_slack_of_the_sieve_counts_the_rows_of_the_view():

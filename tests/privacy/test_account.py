@@ -26,7 +26,7 @@ from fastfed import _system
 from fastfed._system import UNVERIFIED, System, account
 from fastfed._validate import InputError
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.environments import Sphere, StochasticLosses
+from fastfed.environments import Arms, Sphere, StochasticLosses
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.limited_updates import LimitedPlan
@@ -63,6 +63,7 @@ class Case:
     silos: int = 3
     horizon: int = RELEASES * BATCH
     intercept: float | None = None
+    arms: bool = False
 
     @property
     def setting(self) -> Any:
@@ -70,7 +71,7 @@ class Case:
         if self.algorithm.startswith(("fed-", "private-dart", "limited")):
             return LossSetting(silos=self.silos, horizon=self.horizon, experts=5)
         sizes = {"silos": self.silos, "horizon": self.horizon, "dimension": 3}
-        return ProblemSpec(**sizes, intercept=self.intercept)
+        return ProblemSpec(**sizes, intercept=self.intercept, arms=self.arms)
 
     def make(self, **changes: Any) -> Any:
         """Make the system, with ``changes`` of its keys."""
@@ -148,6 +149,9 @@ CASES = {
     "shuffle-vector": _private("shuffle-vector", epsilon=5.0),
     "secure-sum": _private("secure-sum"),
     "user-bit": _private("user-bit", protects="reward"),
+    "user-bit counted": replace(
+        _private("user-bit", protects="reward", shuffled=True, epsilon=0.5), arms=True
+    ),
     "linucb-jdp": _agent("linucb-jdp", release="tree"),
     "linucb-jdp toeplitz": _agent("linucb-jdp", release="toeplitz"),
     "linucb-jdp honaker": _agent("linucb-jdp", release="honaker"),
@@ -235,7 +239,7 @@ FLAT = tuple(
     for name in CASES
     if name.startswith(("linucb-ldp", "linucb-sdp"))
     or "flat" in name
-    or name == "user-bit"
+    or name.startswith("user-bit")
     or name == "shuffle-vector centred"
 )
 FACTORISED = tuple(name for name in CASES if CASES[name].keys.get("release") == "factorised")
@@ -550,7 +554,7 @@ def less_chance(case: Case, plan: Any) -> Any:
 Fault = Callable[[Case, Any], Any]
 _LINEAR = tuple(n for n in CASES if n not in (*EXPERTS, "robin"))
 #: Cases whose noise is in sums. A flipped bit hides any reward, and has no noise in sums.
-_SUMS = tuple(n for n in _LINEAR if n != "user-bit")
+_SUMS = tuple(n for n in _LINEAR if not n.startswith("user-bit"))
 _GAUSSIAN = tuple(n for n in _SUMS if n not in BITS)
 _SCHEDULED = ("feducb private-determinant", "feducb-decentralized private")
 #: For each fault, the cases in which it changes privacy. With flat releases, a user of one batch is
@@ -584,9 +588,10 @@ FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
         doubled_sensitivity, (*_SUMS, *(n for n in CASES if n.startswith("fed-dp-ope"))),
     ),
     "rewards doubled": (doubled_rewards, _SUMS),
-    # For unequal batches with noise bits no account is proven: see below.
+    # For unequal batches with noise bits, and for counted bits, no account is proven: see below.
     "participation counted once": (
-        participation_counted_once, tuple(n for n in _LINEAR if n not in UNEQUAL),
+        participation_counted_once,
+        tuple(n for n in _LINEAR if n not in (*UNEQUAL, "user-bit counted")),
     ),
     "factor with less noise late": (factor_times(1.0), FACTORISED),
     "factor of prefixes alone": (identity_for_factor, FACTORISED),
@@ -645,6 +650,8 @@ def drivers(plan: Any) -> dict[str, Callable[[], Any]]:
             "steps": lambda: run_steps(losses, plan, checkpoints),
         }
     environment = Sphere(dimension=plan.dimension, actions=2).open(0, 0, plan.silos)
+    if getattr(plan, "arms", False):
+        environment = Arms(actions=plan.dimension).open(0, 0, plan.silos)
     if isinstance(plan, PeerPlan):
         return {
             "compiled": lambda: peers.run(environment, plan, checkpoints),
@@ -976,6 +983,8 @@ def test_claims_and_accounts_include_returning_users() -> None:
         field, message = "max_participations", "a user takes part in at most 3 batches"
         if CASES[name].algorithm == "feducb":
             field, message = "silos_met", "at most 3 silos meet one user"
+        elif name == "user-bit counted":
+            continue
         elif name == "user-bit":
             message = "a user has at most 3 rewards"
         system = CASES[name].make(returning=3)

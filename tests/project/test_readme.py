@@ -314,7 +314,7 @@ def test_every_algorithm_is_in_the_readme():
 
 
 @pytest.mark.parametrize(
-    ("name", "curves"), [("sphere", 5), ("visits", 6), ("digits", 4), ("arms", 9)]
+    ("name", "curves"), [("sphere", 5), ("visits", 6), ("digits", 4), ("arms", 10)]
 )
 def test_the_quickstart_specs_load(name, curves):
     if name == "digits":
