@@ -231,8 +231,16 @@ def test_an_application_talks_through_a_socket_of_its_own(tmp_path):
             {"actions": ROWS, "subject": ""},
             "subject must be a whole number, or a text of printable characters",
         ),
-        ("/decide", {"actions": ROWS, "subject": ["ada"]}, "subject must be a whole number, or a text"),
-        ("/decide", {"actions": ROWS, "subject": True}, "subject must be a whole number, or a text"),
+        (
+            "/decide",
+            {"actions": ROWS, "subject": ["ada"]},
+            "subject must be a whole number, or a text",
+        ),
+        (
+            "/decide",
+            {"actions": ROWS, "subject": True},
+            "subject must be a whole number, or a text",
+        ),
         ("/reward", {"id": "x", "rewrad": 1.0}, 'unknown key "rewrad"; did you mean "reward"'),
         ("/reward", {"reward": 1.0}, "/reward needs id"),
         ("/cancel", {"id": 7}, "/cancel needs id"),
