@@ -53,6 +53,10 @@ from fastfed.deployment.schema import Records, Schema
 _WHOLE = re.compile(r"(?<=\d),0+\s*$", re.ASCII)
 
 
+#: The key of `Source.codes` for the column of actions.
+ACTION = "action"
+
+
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a silo's table is, and how its columns and codes map to the plan's.
 
@@ -82,7 +86,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns : dict of str to str
         Column of the plan -> its name in this table, if it differs.
     codes : dict of str to dict
-        Column of the plan -> {code in this table: code in the plan}.
+        Column of the plan -> {code in this table: code in the plan}. The key "action" is for the
+        column ``action``: {name in this table: name of the plan's action}.
     factors : dict of str to float
         Column of the plan -> factor that converts its numbers to the plan's unit.
     fixed : dict
@@ -495,6 +500,8 @@ class _Reader:
         }
         for name, codes in source.codes.items():
             self._declared[name] = [*codes, *self._declared.get(name, ())]
+        #: Names of actions in this table -> the plan's; a column of this name comes first.
+        self._action_codes = {} if ACTION in self._plan_columns else source.codes.get(ACTION, {})
         self._missing = frozenset(text.strip() for text in source.missing)
         #: Columns of the table that are no columns of the plan: person, action and times.
         extra = (source.subject, source.action, source.time, source.known)
@@ -583,8 +590,12 @@ class _Reader:
             raise InputError(f'column "{source.subject}" must say who it is, got nothing')
         action_taken = None
         if source.action is not None:
-            names = self._records.actions.names
-            action_index = matched(cell(source.action, names), names)
+            names, codes = self._records.actions.names, self._action_codes
+            taken = cell(source.action, [*codes, *names])
+            code_index = matched(taken, list(codes))
+            if code_index is not None:
+                taken = list(codes.values())[code_index]
+            action_index = matched(taken, names)
             if action_index is None:
                 raise InputError(
                     f'column "{source.action}" must be an action of the plan, got something else'
@@ -698,6 +709,8 @@ def _check_names(
     """
     for key in ("columns", "codes", "factors", "fixed", "absent"):
         for name in getattr(source, key):
+            if (key, name) == ("codes", ACTION) and source.action is not None:
+                continue
             if name not in plan_columns:
                 raise InputError(
                     f"{key} of the source has {show(name)}, which is no column of the plan"

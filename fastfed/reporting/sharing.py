@@ -12,7 +12,7 @@ from fastfed.results.results import CurveResult, Results
 
 #: Largest number of curves that the sentence names.
 NAMED = 8
-#: Number of curves that a note names if it is about more than ``NAMED``.
+#: Number of curves that are named, of a group or by a note, if there are more than ``NAMED``.
 FEW = 3
 #: Above this epsilon a guarantee changes odds by a factor of more than 22 000.
 LARGE_EPSILON = 10.0
@@ -58,11 +58,11 @@ def sharing_sentence(results: Results) -> str:
 def _names(group: Sequence[Difference], of_all: str) -> str:
     """Return a text with the curves of a group and their differences.
 
-    If ``of_all`` is not empty, there are too many curves: the text has their number and the range
-    of their differences. ``of_all`` follows the number, such as " of 20 curves".
+    If ``of_all`` is not empty and the group is not small, there are too many curves: the text has
+    their number and the range of their differences. ``of_all`` follows the number, such as " of 20 curves".
     """
     ordered = sorted(group, key=lambda each: each.mean)
-    if of_all:
+    if of_all and len(group) > FEW:
         return f"{len(group)}{of_all} (from {signed(ordered[0])} to {signed(ordered[-1])})"
     names = [f"{each.first} ({signed(each)})" for each in ordered]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

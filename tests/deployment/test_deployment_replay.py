@@ -326,6 +326,10 @@ def test_an_outcome_of_another_action_is_not_learned_from(tmp_path):
 
     # Without a model the first action is played.
     assert rewards(action="done") == ([0, 0], [0.5, None])
+    names = {"action": {"ill": "well", "well": "ill"}}
+    assert rewards(action="done", codes=names) == ([0, 0], [None, 0.1])
+    with pytest.raises(InputError, match="codes of the source has 'action', which is no column"):
+        rewards(outcomes={"ill": "if_ill", "well": "if_well"}, codes=names)
     assert rewards(outcomes={"ill": "if_ill", "well": "if_well"}) == ([0, 0], [0.2, 0.6])
 
 
