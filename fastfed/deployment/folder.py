@@ -360,9 +360,11 @@ def in_use(folder: str | Path) -> bool | None:
 
 def _party_in(folder: Path) -> tuple[str, DeployedPlan, bytes]:
     """Return the name of a folder's party, its plan and its secret."""
+    inside = sorted(plan.parent.name for plan in folder.glob(f"*/{PLAN}"))
+    hint = f" (folders of parties in it: {', '.join(inside[:6])})" if inside else ""
+    if inside and not (folder / SECRET).exists():
+        raise InputError(f"{folder} is not the folder of a party{hint}")
     if not (folder / PLAN).exists():
-        inside = sorted(plan.parent.name for plan in folder.glob(f"*/{PLAN}"))
-        hint = f" (folders of parties in it: {', '.join(inside[:6])})" if inside else ""
         raise InputError(
             f"{folder} holds no plan; join one first: fastfed deploy join {folder} PLAN{hint}"
         )
