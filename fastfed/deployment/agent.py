@@ -26,7 +26,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from fastfed._files import write_whole
-from fastfed._validate import InputError, array, choice, integer, number, plain, show
+from fastfed._validate import InputError, array, choice, integer, number, plain, show, with_example
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import failure
 from fastfed.deployment.ledger import Ledger, spent_lines
@@ -114,6 +114,10 @@ class PrivateLinUCB:
     >>> agent.observe(decision.id, 1.0)                                 # doctest: +SKIP
     """
 
+    @with_example(
+        'PrivateLinUCB("shop", epsilon=1.0, delta=1e-6, period=86_400, releases=30, '
+        "batch_size=5_000, dimension=10)"
+    )
     def __init__(
         self,
         folder: str | Path,
@@ -227,22 +231,22 @@ class PrivateLinUCB:
             If there is no such decision, or it has a different reward already.
         """
         self._advance_if_due()
-        self._silo.reward(decision.id if isinstance(decision, Decision) else decision, reward)
+        self._silo.reward(_id_of(decision, "observe(decision, reward)"), reward)
 
     def outcome(self, decision: str | Decision, value: object) -> None:
         """Store the outcome of a decision, from which the plan's ``reward`` computes the reward."""
         self._advance_if_due()
-        self._silo.outcome(decision.id if isinstance(decision, Decision) else decision, value)
+        self._silo.outcome(_id_of(decision, "outcome(decision, value)"), value)
 
     def bit(self, decision: str | Decision, bit: int) -> None:
         """Store the bit, 0 or 1, that a user's device sends in place of the reward ("user-bit")."""
         self._advance_if_due()
-        self._silo.bit(decision.id if isinstance(decision, Decision) else decision, bit)
+        self._silo.bit(_id_of(decision, "bit(decision, bit)"), bit)
 
     def cancel(self, decision: str | Decision) -> None:
         """End a decision that will never have a reward."""
         self._check_open()
-        self._silo.cancel(decision.id if isinstance(decision, Decision) else decision)
+        self._silo.cancel(_id_of(decision, "cancel(decision)"))
 
     # ---- releases --------------------------------------------------------------------------------
 
@@ -428,6 +432,15 @@ def _write(folder: Path, settings: Mapping[str, Any]) -> None:
     write_whole(folder / SETTINGS, text.encode())
 
 
+def _id_of(decision: object, call: str) -> str:
+    """Return the id of a decision, which may be given by its id; ``call`` is for the message."""
+    name = decision.id if isinstance(decision, Decision) else decision
+    if not isinstance(name, str):
+        # The value may be a reward, which messages never quote.
+        raise InputError(f"decision must be a Decision or its id, got something else: write {call}")
+    return name
+
+
 def _spec_of(settings: Mapping[str, Any], keys: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Return the spec of an agent's plan, given the public keys of its silo and its hub.
 
@@ -468,8 +481,10 @@ def _spec_of(settings: Mapping[str, Any], keys: Mapping[str, Mapping[str, str]])
     }
     dimension = settings.get("dimension")
     if (dimension is None) == ("columns" not in settings):
+        given = "neither" if dimension is None else "both"
         raise InputError(
-            "a new agent needs dimension (features of actions) or columns (of records)"
+            "a new agent needs either dimension (features of actions) or columns (of records), "
+            f"got {given}"
         )
     if dimension is not None:
         names = [f"x{i}" for i in range(integer("dimension", dimension, at_least=1))]

@@ -170,8 +170,9 @@ class SiloRecords(Speaker):
             subject = str(int(subject))
         if not isinstance(subject, str) or not subject.strip() or not is_line(subject):
             raise InputError(
-                "subject must be text that tells persons apart, of printable characters on one "
-                "line; leave it out for somebody who is not to be counted"
+                "subject must be text or a whole number that tells persons apart, text of "
+                "printable characters on one line; leave it out for somebody who is not to be "
+                "counted"
             )
         return subject
 

@@ -229,7 +229,7 @@ def test_an_application_talks_through_a_socket_of_its_own(tmp_path):
         (
             "/decide",
             {"actions": ROWS, "subject": ""},
-            "subject must be text that tells persons apart",
+            "subject must be text or a whole number that tells persons apart",
         ),
         ("/decide", {"actions": ROWS, "subject": ["ada"]}, "subject must be text"),
         ("/decide", {"actions": ROWS, "subject": True}, "subject must be text"),
