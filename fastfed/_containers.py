@@ -130,7 +130,8 @@ def _decompressed(data: bytes, kind: str, name: str) -> bytes:
         raise InputError(f"{name} is compressed: {error}") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         raise InputError(
-            f"{name} must be a whole {kind} file, got damage ({type(error).__name__})"
+            f"{name} must be a whole {kind} file, got damage ({type(error).__name__}): "
+            "copy it again"
         ) from None
 
 
@@ -181,7 +182,8 @@ def _unzipped(data: bytes, name: str) -> bytes:
             content = archive.read(member)
         except Exception as e:  # zipfile and its decompressors raise many kinds of errors
             raise InputError(
-                f"{name} must be a whole ZIP archive, got damage ({type(e).__name__})"
+                f"{name} must be a whole ZIP archive, got damage ({type(e).__name__}): "
+                "copy it again"
             ) from None
     compressed = compression(content)
     return content if compressed is None else _decompressed(content, compressed, name)

@@ -123,7 +123,8 @@ def _excel(data: bytes, name: str, sheet: str | None) -> Sheet:
         raise
     except Exception as error:  # openpyxl raises many kinds of errors for a damaged file
         raise InputError(
-            f"{name} must be a whole Excel file, got damage ({type(error).__name__})"
+            f"{name} must be a whole Excel file, got damage ({type(error).__name__}): copy it "
+            "again, or save the table as CSV (UTF-8)"
         ) from None
     titles, rows = values
     chosen = titles[0] if sheet is None else sheet
@@ -219,7 +220,8 @@ def _sqlite(data: bytes, path: Path, name: str, table: str | None) -> Sheet:
         # The message of an error may quote a cell, such as text that is not UTF-8.
         raise InputError(
             f"{name} must be a whole SQLite file with text in UTF-8, got damage "
-            f"({getattr(error, 'sqlite_errorname', type(error).__name__)})"
+            f"({getattr(error, 'sqlite_errorname', type(error).__name__)}): copy it again, "
+            "or write its text in UTF-8"
         ) from None
     for where, row in rows:
         if any(isinstance(cell, bytes) for cell in row):

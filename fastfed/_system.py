@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from fastfed._display import Displayed, Located
-from fastfed._validate import InputError, listed, misplaced, plain, show, unquoted
+from fastfed._validate import InputError, listed, misplaced, plain, show, unquoted, unquoted_word
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 
@@ -236,7 +236,7 @@ class Algorithm:
             cause = error.__cause__
             if isinstance(cause, InputError):
                 raise cause from None
-            raise InputError(_type_error(error, keys, self.config)) from None
+            raise InputError(type_error(error, keys, self.config)) from None
 
 
 #: Examples of keys whose values are tables.
@@ -269,7 +269,7 @@ def _keys_of_table(config: type[msgspec.Struct], key: str) -> tuple[str, ...]:
     return tables[0].__struct_encode_fields__ if len(tables) == 1 else ()
 
 
-def _type_error(
+def type_error(
     error: msgspec.ValidationError, keys: dict[str, Any], config: type[msgspec.Struct]
 ) -> str:
     """Return msgspec's message in fastfed's words, such as "epsilon must be a number, got 'one'".
@@ -305,6 +305,8 @@ def _type_error(
     remedy = unquoted(value) if is_number else ""
     if is_number and isinstance(value, dict):
         remedy = ": a list of numbers, [1.0, 2.0], makes one curve for each"
+    elif "bool" in types:
+        remedy = unquoted_word(value)
     elif "object" in types and key in _TABLE_EXAMPLES:
         remedy = f": write {key} = {_TABLE_EXAMPLES[key]}"
     return f"{key} must be {expected}{type_match[2]}, got {show(value)}{remedy}"

@@ -182,20 +182,29 @@ _MEANT = {
 }
 
 
+def _in_order(name: str) -> str:
+    """Return a name with its parts in alphabetical order: linucb-private for private-linucb."""
+    return "-".join(sorted(re.split("[-_ ]", name)))
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the option closest to word, or "" when none is close."""
     named = {str(option).lower(): option for option in options}
     word = str(word).lower()
+
+    def likeness(option: str) -> float:
+        """Return the ratio of equal characters, with the parts of both words in the best order."""
+        pairs = (option, word), (_in_order(option), _in_order(word))
+        return max(difflib.SequenceMatcher(None, a, b).ratio() for a, b in pairs)
+
     meant = [value for value in _MEANT.get(re.sub("[ _]", "-", word), ()) if value in named]
     # A ratio below 0.7 is likely to be chance (epsilom, silos), unless one word contains the other
     # or their lengths differ by at most 1 (two, too).
     close = [
         option
-        for option in difflib.get_close_matches(word, list(named), n=len(named) or 1, cutoff=0.5)
-        if word in option
-        or option in word
-        or difflib.SequenceMatcher(None, option, word).ratio()
-        >= (0.65 if abs(len(option) - len(word)) <= 1 else 0.7)
+        for option in sorted(named, key=likeness, reverse=True)
+        if likeness(option) >= (0.65 if abs(len(option) - len(word)) <= 1 else 0.7)
+        or (likeness(option) >= 0.5 and (word in option or option in word))
     ]
     return f'; did you mean "{named[(meant + close)[0]]}"?' if meant or close else ""
 
@@ -217,7 +226,13 @@ def boolean(name: str, value: object) -> bool:
     """Return value as a bool if it is True or False; raise InputError for texts and numbers."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise InputError(f"{name} must be true or false, got {show(value)}")
+    raise InputError(f"{name} must be true or false, got {show(value)}{unquoted_word(value)}")
+
+
+def unquoted_word(value: object) -> str:
+    """Return how to write true or false that was given as a text, else ""."""
+    is_word = isinstance(value, str) and value.lower() in ("true", "false")
+    return ": write it without quotes" if is_word else ""
 
 
 def unquoted(value: object) -> str:
@@ -265,6 +280,8 @@ def number(
         tail = ": it must be finite" if math.isinf(result) and bounds else ""
         if tail and name == "epsilon" and result > 0:
             tail += "; without privacy there is no epsilon (fedlinucb)"
+        if name == "delta" and result == 0.0:
+            tail = ": it may be 0 only where users send single bits (user-bit), and for experts"
         raise InputError(f"{name} must be {bounds or 'finite'}, got {show(value)}{tail}")
     return result
 
@@ -419,13 +436,17 @@ def is_list(value: object) -> bool:
     return has_entries and not isinstance(value, Mapping)
 
 
+#: The error of an array of texts.
+_TEXTS = "texts"
+
+
 def _no_array(name: str, value: object, error: Exception) -> InputError:
     """Return the InputError for argument ``name`` if NumPy raised ``error`` when converting it."""
     if "inhomogeneous" in str(error):
         return InputError(
             f"{name} must be an array of numbers, got lists of different lengths, {show(value)}"
         )
-    advice = ""
+    advice = ": write numbers without quotes" if str(error) == _TEXTS else ""
     if isinstance(value, Mapping):
         advice = ": make an array of its columns, such as numpy.column_stack(list(x.values()))"
     return InputError(f"{name} must be an array of numbers, got {show(value)}{advice}")
@@ -438,7 +459,11 @@ def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
         if type(value) is list and (result := np.asarray(value)).dtype == dtype == np.float64:
             # The common case, converted once: NumPy chooses float64 for real numbers only.
             return result
-        if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
+        kind = np.asarray(value).dtype.kind
+        if kind in "SU":
+            np.asarray(value, dtype=dtype)
+            raise TypeError(_TEXTS)  # texts that NumPy would convert to numbers
+        if np.iscomplexobj(value) or kind in "mM":
             raise TypeError
         # The caller refuses infinity and NaN; signalling NaN must not warn here.
         floats = np.dtype(dtype).kind == "f"

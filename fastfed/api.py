@@ -6,9 +6,10 @@ Each name is loaded at its first use, so that ``import fastfed`` alone does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 if TYPE_CHECKING:
     from fastfed._validate import InputError as InputError
@@ -76,6 +77,26 @@ if not TYPE_CHECKING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _with_example(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function by `_validate.with_example`, which is imported at its first call."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*arguments: P.args, **keys: P.kwargs) -> R:
+            from fastfed._validate import with_example
+
+            return with_example(example)(function)(*arguments, **keys)
+
+        return call
+
+    return decorate
+
+
+@_with_example('fastfed.run("spec.toml", "out")')
 def run(
     experiment: Experiment | str | Path,
     folder: str | Path,
@@ -279,8 +300,18 @@ def audit(
                 f'audit "{mechanism}" has built-in datasets and claim: give trials and seed only'
             )
         return run_audit(mechanism, trials, seed)
+    from fastfed._validate import InputError, unknown_argument
     from fastfed.privacy.audit.bounds import audit_function
 
+    for key in claim:
+        if key not in _Claim.__annotations__:
+            raise InputError(unknown_argument(key, _Claim.__annotations__))
+    for key in ("epsilon", "delta"):
+        if key not in claim:
+            raise InputError(
+                f"{key} is required to audit a function: write fastfed.audit(f, data, neighbour, "
+                "epsilon=1.0, delta=0.0)"
+            )
     if trials is None:
         return audit_function(mechanism, data, neighbour, seed=seed, **claim)
     return audit_function(mechanism, data, neighbour, trials=trials, seed=seed, **claim)

@@ -90,7 +90,12 @@ class _Log:
         confidence: float,
     ) -> _Log:
         """Return the checked log with its importance weights; see `inverse_propensity`."""
-        policy = array("policy", policy, ndim=2)
+        policy = array("policy", policy)
+        if policy.ndim != 2:
+            raise InputError(
+                "policy must have shape (n, K), the probability of each action in each round, got "
+                f"shape {policy.shape}: chosen actions are numpy.eye(K)[actions]"
+            )
         n, k = policy.shape
         if n < 2:
             raise InputError(f"policy must have a row for each of at least 2 rounds, got {n}")

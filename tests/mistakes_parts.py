@@ -313,7 +313,7 @@ KERNELS = [
     Mistake(
         "actions in place of probabilities",
         estimate("inverse_propensity", [0, 1], [0.0, 1.0], [0.5, 0.5], [0, 1]),
-        ("policy", "2 axes", "(2,)"),
+        ("policy", "shape (n, K)", "(2,)", "numpy.eye(K)[actions]"),
     ),
     Mistake(
         "probabilities that sum to 2",

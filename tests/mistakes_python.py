@@ -551,8 +551,7 @@ PRIVACY = [
     Mistake(
         "audit without a claim",
         fastfed("audit", lambda data: 1.0, [0.0], [1.0]),
-        ("epsilon", "delta"),
-        error=TypeError,
+        ("epsilon", "required", "fastfed.audit(f, data, neighbour"),
     ),
     Mistake(
         "audit of a function of texts",

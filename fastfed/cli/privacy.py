@@ -106,6 +106,14 @@ def _list_audits(as_json: bool) -> None:
 
 #: Mechanisms that take --users and --dimension.
 SIZED = ("vector-sum", "vector-batches", "secure-sum")
+#: Mechanisms of sums that are released again and again, whose noise grows with the releases.
+STREAMS = (
+    "gaussian-tree",
+    "gaussian-tree-theorem",
+    "gaussian-tree-published-code",
+    "honaker",
+    "toeplitz",
+)
 
 
 @click.command()
@@ -113,9 +121,9 @@ SIZED = ("vector-sum", "vector-batches", "secure-sum")
 @click.option("--epsilon", type=float, metavar="E", help="Above 0.  [required]")
 @click.option("--delta", type=float, metavar="D",
               help="Between 0 and 1; 0 for laplace and exponential.  [required]")  # fmt: skip
-@click.option("--releases", type=int, default=1, show_default=True, metavar="K",
+@click.option("--releases", type=int, metavar="K",
               help="Total number of releases; for a single agent, the releases with data of "
-              "one user.")  # fmt: skip
+              "one user.  [default: 1]")  # fmt: skip
 @click.option("--relation", default="replace", show_default=True, metavar="R",
               help="Relation of neighbouring datasets: replace, or zero-out.")  # fmt: skip
 @click.option("--users", type=int, metavar="N",
@@ -130,7 +138,7 @@ def calibrate(
     mechanism: str,
     epsilon: float | None,
     delta: float | None,
-    releases: int,
+    releases: int | None,
     relation: str,
     users: int | None,
     dimension: int | None,
@@ -184,11 +192,13 @@ def calibrate(
     calibrated_mechanism = calibrated(
         mechanism,
         Budget(epsilon, delta, relation),
-        releases,
+        1 if releases is None else releases,
         users=users,
         dimension=dimension,
         sensitivity=sensitivity,
     )
+    if releases is None and mechanism in STREAMS:
+        say(f"{mechanism} is for several releases, and this noise is for one: set --releases")
     values = msgspec.to_builtins(calibrated_mechanism)
     if as_json:
         print_json(values)

@@ -26,7 +26,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from fastfed._files import write_whole
-from fastfed._validate import InputError, array, choice, integer, number, plain, show
+from fastfed._validate import InputError, array, choice, integer, number, plain, show, with_example
 from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import failure
 from fastfed.deployment.ledger import Ledger, spent_lines
@@ -114,6 +114,10 @@ class PrivateLinUCB:
     >>> agent.observe(decision.id, 1.0)                                 # doctest: +SKIP
     """
 
+    @with_example(
+        'PrivateLinUCB("shop", epsilon=1.0, delta=1e-6, period=86_400, releases=30, '
+        "batch_size=5_000, dimension=10)"
+    )
     def __init__(
         self,
         folder: str | Path,
@@ -469,8 +473,10 @@ def _spec_of(settings: Mapping[str, Any], keys: Mapping[str, Mapping[str, str]])
     }
     dimension = settings.get("dimension")
     if (dimension is None) == ("columns" not in settings):
+        given = "neither" if dimension is None else "both"
         raise InputError(
-            "a new agent needs dimension (features of actions) or columns (of records)"
+            "a new agent needs either dimension (features of actions) or columns (of records), "
+            f"got {given}"
         )
     if dimension is not None:
         names = [f"x{i}" for i in range(integer("dimension", dimension, at_least=1))]

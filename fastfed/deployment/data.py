@@ -39,6 +39,7 @@ from fastfed._containers import (
     other_kind,
 )
 from fastfed._sheets import read_sheet
+from fastfed._system import type_error
 from fastfed._validate import (
     InputError,
     check_plain,
@@ -185,7 +186,10 @@ def load_source(path: str | Path) -> Source:
         table = parsed(tomllib.loads, file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"{file} cannot be read as TOML ({error})") from None
-    return source_of(table, file.parent)
+    try:
+        return source_of(table, file.parent)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
 
 
 def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
@@ -198,11 +202,12 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
     try:
         source = msgspec.convert(dict(table), Source)
     except msgspec.ValidationError as error:
-        raise InputError(f"the source cannot be read ({error})") from None
+        raise InputError(f"source: {type_error(error, dict(table), Source)}") from None
     if (source.file is None) == (source.query is None):
-        raise InputError("a source needs either file, or query and its database")
+        given = "neither" if source.file is None else "both"
+        raise InputError(f"a source needs either file, or database and query, got {given}")
     if source.database is not None and source.query is None:
-        raise InputError("a source needs database and query together")
+        raise InputError("a source needs either file, or database and query, got file and database")
     for key in ("sheet", "table"):
         if getattr(source, key) is not None and source.file is None:
             raise InputError(f"{key} is only for file: a query names its table")
@@ -211,6 +216,11 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
     if source.delimiter is not None and len(source.delimiter) != 1:
         raise InputError(f"delimiter must be one character, got {show(source.delimiter)}")
     number("delay", source.delay, at_least=0)
+    for name, factor in source.factors.items():
+        if number(f"factors.{name}", factor) == 0.0:
+            raise InputError(
+                f"factors.{name} must not be 0, which turns all values into 0: use fixed"
+            )
     if (source.time is None) != (source.begin is None) or (source.begin is None) != (
         source.until is None
     ):

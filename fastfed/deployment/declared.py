@@ -176,7 +176,11 @@ def _variable(where: str, table: Mapping[str, Any]) -> Variable:
     else:
         fill = None if fill is None else _code(fill)
         if kind == "category":
-            codes = _codes(f"{where}.codes", table.get("codes"))
+            if "codes" not in table:
+                raise InputError(
+                    f"{where}.codes is required for the category {show(name)}: a list of its texts"
+                )
+            codes = _codes(f"{where}.codes", table["codes"])
         else:
             yes = _codes(f"{where}.yes", table.get("yes", YES))
             codes = (*yes, *_codes(f"{where}.no", table.get("no", NO)))
@@ -198,7 +202,11 @@ def _variable(where: str, table: Mapping[str, Any]) -> Variable:
 def _catalogue(table: Mapping[str, Any]) -> Catalogue:
     """Parse the table ``actions``."""
     only("actions", table, ("names", "features", "constant", "shared"))
-    names = _codes("actions.names", table.get("names"))
+    if "names" not in table:
+        raise InputError("actions.names is required: a list of the actions to choose from")
+    names = _codes("actions.names", table["names"])
+    if len(names) < 2:
+        raise InputError(f"actions.names must name at least two actions, got {show([*names])}")
     features = []
     for row in table.get("features", ()):
         if isinstance(row, str) or not isinstance(row, Sequence) or not row:

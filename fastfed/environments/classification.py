@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, choice, constructed, integer, nearest, number, show
-from fastfed.environments.coding import feature_columns, from_table
+from fastfed.environments.coding import feature_columns, from_table, silo_names
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment
 from fastfed.environments.replay import CODINGS, DIMENSION, Records, records_pool
 from fastfed.environments.selection import (
@@ -32,6 +32,7 @@ from fastfed.environments.selection import (
 from fastfed.environments.tables import (
     PARTS,
     SILO,
+    Table,
     check_mapping,
     digest_of,
     has_several_tables,
@@ -356,10 +357,7 @@ class Classification(PoolEnvironment):
             norm = default_norm if self.norm is None else self.norm
             owner, declared = None, True
         else:
-            read = read_table(self.data, self.columns is not None, self.sheet, self.table)
-            known = declared_columns(read, self.ranges)
-            kept = declared_columns(read, self.where, "where")
-            rows = selected(with_missing(read, self.missing, (known, kept)), kept)
+            rows, known = self._rows()
             features, classes, owner, coding_notes = from_table(
                 rows, self.label, self.silo, self.columns, known, self.bins
             )
@@ -373,6 +371,20 @@ class Classification(PoolEnvironment):
         # Edges declare the classes, also those that no record has.
         n_classes = None if self.bins is None else len(self.bins) + 1
         return Records(features, classes, owner, norm, n_classes), notes, declared
+
+    def _rows(self) -> tuple[Table, dict[str, Any]]:
+        """Return the chosen rows of the table, and the declared ranges of its columns."""
+        read = read_table(self.data, self.columns is not None, self.sheet, self.table)
+        known = declared_columns(read, self.ranges)
+        kept = declared_columns(read, self.where, "where")
+        return selected(with_missing(read, self.missing, (known, kept)), kept), known
+
+    def silo_name(self, silo: int) -> str:
+        """Return a comma and the name of a silo, for messages; "" if silos have no names."""
+        if self.silo is None or self._shipped or isinstance(self.data, Records):
+            return ""
+        names = dict.fromkeys(silo_names(self._rows()[0], self.silo))
+        return f", {show([*names][silo])}"
 
     def declared_rewards(self) -> tuple[float, float]:
         """Return (0, 1): the reward is 1 for the class of the record and 0 for any other class."""

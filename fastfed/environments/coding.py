@@ -69,11 +69,16 @@ def from_table(
     return features, classes, silos, (*notes, *label_notes)
 
 
-def silo_numbers(table: Table, silo: str) -> np.ndarray:
-    """Return the silo of each record, int64 (n,), numbered in order of first appearance."""
+def silo_names(table: Table, silo: str) -> list[str]:
+    """Return the name of the silo of each record, from the column ``silo``."""
     cells = table.complete("silo", silo)
     form = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
-    names = [form[cell] for cell in cells]
+    return [form[cell] for cell in cells]
+
+
+def silo_numbers(table: Table, silo: str) -> np.ndarray:
+    """Return the silo of each record, int64 (n,), numbered in order of first appearance."""
+    names = silo_names(table, silo)
     numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names])
 
@@ -176,6 +181,7 @@ def features_of(
     empty: list[str] = []
     too_broad: list[str] = []
     coded_as_text: list[str] = []
+    identifiers: list[str] = []
     missing = False
     for name in names:
         if name in known:
@@ -187,6 +193,8 @@ def features_of(
         if not present:
             empty.append(name)
             continue
+        if _is_identifier(present):
+            identifiers.append(name)
         if table.numbers(name):
             parts.append(_scaled_column(table, name, cells, absent))
         else:
@@ -217,6 +225,13 @@ def features_of(
         )
     if not parts:
         raise InputError(f"{table.path} must have a feature column with values, found none")
+    for name in identifiers:
+        # A certificate must not depend on cells, so this is a warning and no note.
+        warnings.warn(
+            f"{table.path}: column {show(name)} has a different value in each record: if it "
+            "identifies records or people, leave it out by listing the other columns in columns",
+            stacklevel=2,
+        )
     if len(known) == len(names):
         return np.hstack(parts), ("features are scaled and coded by declared ranges",)
     what = "the least and largest value of each column"
@@ -234,6 +249,18 @@ def features_of(
     if empty:
         notes.append(f"columns without any value are left out: {', '.join(empty)}")
     return np.hstack(parts), tuple(notes)
+
+
+def _is_identifier(cells: list[str]) -> bool:
+    """Return True if all cells differ, and all of them are whole numbers or none is a number.
+
+    Return False for few cells, which may all differ by chance, and for measurements with decimals.
+    """
+    if len(set(cells)) < len(cells):
+        return False
+    numbers = sum(bool(NUMBER.fullmatch(cell)) for cell in cells)
+    whole = all(cell.lstrip("+-").isdecimal() for cell in cells)
+    return len(cells) >= _MANY_NUMBERS if whole else not numbers and len(cells) >= _MANY_TEXTS
 
 
 def _warn_about_texts(table: Table, name: str, quoted: bool) -> None:
@@ -323,6 +350,8 @@ def _classes(table: Table, label: str) -> np.ndarray:
 _MANY_CLASSES, _FEW_RECORDS = 20, 10
 #: The same for labels with numbers that are not whole.
 _MANY_FRACTIONS = 10
+#: Fewer whole numbers, or texts, in a feature column may all differ by chance.
+_MANY_NUMBERS, _MANY_TEXTS = 50, 20
 #: With more classes, numbers that are not whole are refused: a run would take too long.
 _MOST_FRACTIONS = 100
 

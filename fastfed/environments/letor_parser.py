@@ -411,7 +411,7 @@ def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
                 yield b"".join([*rest, b"\n"]), line
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise InputError(
-            f"{source} must be a whole {kind or 'gzip'} file, got damage: {error}"
+            f"{source} must be a whole {kind or 'gzip'} file, got damage ({error}): copy it again"
         ) from None
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror or error}") from None

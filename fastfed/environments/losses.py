@@ -272,7 +272,7 @@ class GradientLosses:
         if self.optimum.min() < 0.0 or abs(self.optimum.sum() - 1.0) > 1e-9:
             raise InputError("optimum must hold weights >= 0 that add up to 1")
         self.function, self.state = user_function(
-            self.function, self.state, gradient_signature, "gradient_signature"
+            self.function, self.state, gradient_signature, "seed, replicate, silo, round, x"
         )
 
     @property
@@ -423,7 +423,7 @@ class ObliviousLosses:
             raise InputError("experts is required with function")
         check_experts(self.experts)
         self.function, self.state = user_function(
-            self.function, self.state, losses_signature, "losses_signature"
+            self.function, self.state, losses_signature, "seed, replicate, silo, round"
         )
         if self.optimal_loss is not None:
             integer("optimal_loss", self.optimal_loss, at_least=0)

@@ -388,14 +388,19 @@ class PoolEnvironment(ABC):
         """Return the largest number of queries of the pool that may belong to one record."""
         return 1
 
+    def silo_name(self, silo: int) -> str:
+        """Return a comma and the name of a silo, for messages; "" if silos have no names."""
+        return ""
+
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
         """Return the properties of this environment for M silos and T rounds."""
         pool = self.pool(silos)
         blocks = np.diff(pool.silo_starts)
         if self.sampling != "with-replacement" and horizon > blocks.min():
             raise InputError(
-                f"horizon must be <= {blocks.min()}, the {self.records} of the smallest silo "
-                f'(sampling = "{self.sampling}"), got {horizon}'
+                f"horizon must be <= {blocks.min()}, the {self.records} of the smallest silo"
+                f'{self.silo_name(int(blocks.argmin()))} (sampling = "{self.sampling}"), got '
+                f"{horizon}"
             )
         low, high = float(pool.means.min()), float(pool.means.max())
         # The least and largest reward of these data are no bound: a different record may exceed it.

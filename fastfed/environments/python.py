@@ -113,7 +113,7 @@ class Python:
         if self.independent is not None:
             boolean("independent", self.independent)
         self.function, self.state = user_function(
-            self.function, self.state, environment_signature, "environment_signature"
+            self.function, self.state, environment_signature, "seed, replicate, silo, round"
         )
 
     @property
@@ -200,13 +200,13 @@ class Python:
 
 
 def user_function(
-    function: Any, state: Any, signature: Callable[[], Signature], name: str
+    function: Any, state: Any, signature: Callable[[], Signature], arguments: str
 ) -> tuple[Any, np.ndarray | None]:
     """Return a user's function, and its state as a float64 array or None.
 
     A text "module:name" is imported. A numba.cfunc must have the signature that ``signature()``
-    returns, because it would otherwise access memory out of bounds. ``name`` is the name of this
-    public function, for error messages. Raises InputError if ``function`` is not such a function.
+    returns, because it would otherwise access memory out of bounds. ``arguments`` are the names of
+    the arguments of a plain callable. Raises InputError if ``function`` is not such a function.
     """
     if isinstance(function, str):
         function = import_function(function)
@@ -218,8 +218,11 @@ def user_function(
     function_signature = getattr(function, "_sig", None)
     if function_signature is not None and function_signature != signature():
         raise InputError(
-            f"function must be a numba.cfunc of {name}(), got one of {function_signature}"
+            f"function must be a numba.cfunc of {signature.__name__}(), got one of "
+            f"{function_signature}"
         )
+    if not compiled:
+        _check_arguments(function, arguments, signature.__name__)
     if state is None:
         return function, None
     if not compiled:
@@ -227,6 +230,27 @@ def user_function(
             "state is only for a numba.cfunc: a Python function can close over its values"
         )
     return function, array("state", state)
+
+
+def _check_arguments(function: Any, arguments: str, signature: str) -> None:
+    """Raise InputError unless a plain callable can be called with these positional arguments.
+
+    ``signature`` is the name of the function that returns the signature of a ``numba.cfunc``.
+    """
+    try:
+        parameters = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables of extensions have no signature
+        return
+    try:
+        parameters.bind(*arguments.split(", "))
+    except TypeError:
+        hint = ""
+        if "state" in parameters.parameters:
+            hint = f": to pass state, compile it by numba.cfunc({signature}())"
+        raise InputError(
+            f"function must be a plain function of ({arguments}), or a numba.cfunc, got a function "
+            f"of {parameters}{hint}"
+        ) from None
 
 
 def may_keep_state(function: Any) -> bool:

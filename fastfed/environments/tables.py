@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,8 @@ class Table:
         File and line of each record, for messages.
     notes : tuple of str
         Sentences for the certificate, if the table has an unusual separator or decimal commas.
+    partial : dict of str to str
+        In a table of several files or frames: column that only some of them have -> one without it.
     """
 
     path: str
@@ -82,6 +84,7 @@ class Table:
     cells: list[list[str]]
     where: list[str]
     notes: tuple[str, ...] = ()
+    partial: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def positions(self) -> dict[str, int]:
@@ -109,9 +112,16 @@ class Table:
         """Raise InputError unless ``name``, the value of the option ``key``, is a column."""
         if not isinstance(name, str) or code(name) not in self.positions:
             columns = list(self.positions)
-            hint = nearest(str(name), columns) or "; it has " + ", ".join(columns[:20])
-            if columns and all(NUMBER.fullmatch(cell) or cell in MISSING for cell in columns[:2]):
-                hint += ": the first line must be a header"
+            if isinstance(name, str) and code(name) in self.partial:
+                raise InputError(
+                    f"{key} must be a column of every table of {self.path}, got {show(name)}, "
+                    f"which {self.partial[code(name)]} does not have"
+                )
+            hint = nearest(str(name), columns)
+            if not hint:
+                hint = "; it has " + ", ".join(columns[:20])
+                if any(map(NUMBER.fullmatch, columns)):
+                    hint += ": the first line must be a header"
             raise InputError(f"{key} must be a column of {self.path}, got {show(name)}{hint}")
 
     def numbers(self, name: str) -> bool:
@@ -310,6 +320,7 @@ def _combine(parts: Mapping[str, Table], path: str, shared: bool) -> Table:
         raise InputError("data must hold a table for each silo, got none")
     first = next(iter(parts.values()))
     names = [n for n in first.names if all(n in part.names for part in parts.values())]
+    all_names = {n for part in parts.values() for n in part.positions}
     for name, part in parts.items():
         if not shared and set(part.names) != set(first.names):
             differing = sorted(set(part.names) ^ set(first.names))
@@ -335,6 +346,7 @@ def _combine(parts: Mapping[str, Table], path: str, shared: bool) -> Table:
         ],
         [where for part in parts.values() for where in part.where],
         tuple(dict.fromkeys(note for part in parts.values() for note in part.notes)),
+        {n: p.path for p in parts.values() for n in all_names if n not in p.positions},
     )
 
 

@@ -569,6 +569,9 @@ def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     known = {field.name: field.type for field in msgspec.structs.fields(SideCertificate)}
     fields = {name: msgspec.convert(data[name], known[name]) for name in known if name in data}
+    for name in ("claimed", "exact"):
+        if fields.get(name) is not None:
+            _check_mu(name, fields[name])
     claim = fields["claimed"]
     # Without a claim, search for a character that no text has.
     comparison = f" is at most {claim.epsilon:g}" if claim is not None else "\0"
@@ -577,6 +580,20 @@ def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
         for c in fields.get("conditions", ())
     ]
     return fields
+
+
+def _check_mu(name: str, guarantee: Guarantee) -> None:
+    """Raise InputError if a guarantee that was read states less than the epsilon of its mu."""
+    if not guarantee.mu:
+        return
+    # With delta = 0 no finite epsilon holds for Gaussian noise.
+    proven = guarantee.epsilon_at(guarantee.delta) if guarantee.delta else math.inf
+    if guarantee.epsilon < proven * (1.0 - 1e-6):  # tolerates rounding in other versions only
+        raise InputError(
+            f"{name}.epsilon must be at least {proven:.4g}, "
+            f"which its mu = {guarantee.mu:g} gives at delta {guarantee.delta:g}, got "
+            f"{guarantee.epsilon:g}: the certificate was changed"
+        )
 
 
 def deployed(certificate: Certificate) -> Certificate:

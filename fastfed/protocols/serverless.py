@@ -145,7 +145,10 @@ class Graph:
         elif hasattr(value, "nodes") and hasattr(value, "edges"):
             graph = cls.from_networkx(value)
         else:
-            graph = cls.from_edges(value, silos)
+            try:
+                graph = cls.from_edges(value, silos)
+            except InputError as error:
+                raise InputError(f"graph: {error}") from None
         if graph.silos != integer("silos", silos, at_least=1):
             raise InputError(f"graph must have {silos} silos, got {graph.silos}")
         return graph

@@ -115,7 +115,13 @@ def notes_on_curves(results: Results) -> list[str]:
     if useless:
         how = " (whose regret is estimated from a few rounds)" if estimated else ""
         notes.append(f"not shown to be better than random actions{how}: {_listed(useless)}")
-    notes += dict.fromkeys(text for curve in results.curves for text in curve.cautions)
+    cautious: dict[str, list[str]] = {}
+    for curve in results.curves:
+        for text in curve.cautions:
+            cautious.setdefault(text, []).append(curve.label)
+    for text, labels in cautious.items():
+        concerns_all = len(labels) == len(results.curves)
+        notes.append(text if concerns_all else f"{_listed(labels)}: {text}")
     return notes
 
 

@@ -11,6 +11,8 @@ from typing import Any
 #: Keys of an identity whose values have an entry for each curve. The value of "curves" is a list,
 #: the other values are dicts with the curves' labels as keys.
 OF_CURVES = ("curves", "packages", "accounts", "revisions")
+#: Keys of a curve that fastfed chooses from the other keys if the spec does not have them.
+CHOSEN = ("release", "saturation", "batch_first", "batch_ratio")
 
 
 def positions_in(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
@@ -54,5 +56,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
             return f'curves: "{curve["label"]}" is not among these'
         changed_keys = [k for k in {**curve, **curve_now} if curve.get(k) != curve_now.get(k)]
         if changed_keys:
+            # Name values that fastfed chose only if nothing that the user wrote differs.
+            changed_keys = [k for k in changed_keys if k not in CHOSEN] or changed_keys
             return f'curves: "{curve["label"]}" in {", ".join(changed_keys)}'
     return "curves"

@@ -72,6 +72,8 @@ class StoredCertificate(dict[str, Any], Displayed, Located):
         """Return the expression that reads a key of a certificate; empty for unknown keys."""
         if name in self:
             return f'certificate["{name}"]'
+        if name == "to_builtins":
+            return "dict(certificate), since a stored certificate is plain data"
         if name in ("to_dp_event", "epsilon_at", "delta_at"):
             return f"fastfed.privacy.Certificate.from_builtins(certificate).exact.{name}(...)"
         if name not in ("epsilon", "delta", "mu"):

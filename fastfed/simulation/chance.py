@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastfed._kernels import environments
 from fastfed.environments import EnvironmentSpec
+from fastfed.protocols.plan import DelayedPlan
 from fastfed.results.paired import mean_and_error
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ FEATURES = 125_000
 SHARE = 0.01
 #: Environments whose rounds call a function of the user, which may be slow.
 SLOW = ("python",)
+#: Environments whose features are (u, 1) / sqrt(2) with u on a sphere: 1 / sqrt(2) in dimension 1.
+SPHERES = ("sphere", "fixed-set", "rotated")
 
 
 def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, float] | None:
@@ -67,12 +70,23 @@ def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, flo
     return mean * agent_rounds, stderr * agent_rounds
 
 
-def cautions(problem: Problem) -> list[str]:
-    """Return sentences that warn readers of results about this problem, empty for most problems."""
+def cautions(problem: Problem, plan: Any) -> list[str]:
+    """Return sentences that warn readers of results about a curve, empty for most curves.
+
+    ``problem`` and ``plan`` are those of the curve.
+    """
     facts = problem.facts
     sentences = []
+    if isinstance(plan, DelayedPlan) and not plan.arrivals.any():
+        sentences.append(
+            "the delay is so long that no reward arrives before the horizon: nothing is learned"
+        )
     if getattr(facts, "actions", 0) == 1:
         sentences.append("there is only one action, so nothing is chosen and no curve has regret")
+    elif problem.environment.kind in SPHERES and facts.dimension == 1:
+        sentences.append(
+            "dimension is 1, so all actions of the sphere are the same and no curve has regret"
+        )
     if facts.real_records and problem.silos > 1 and problem.environment.natural_silos() is None:
         sentences.append(
             f"the data have no silos, so fastfed divided the records into {problem.silos} blocks "

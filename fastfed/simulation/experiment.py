@@ -370,6 +370,12 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
                 f"{key} must not be an empty list: write a value, or a list of values, which makes "
                 f'one curve for each (curve "{curve["label"]}")'
             )
+        # True is equal to 1, but a different value of a key.
+        if len({value if _is_number(value) else repr(value) for value in values}) < len(values):
+            raise InputError(
+                f"{key} must hold each value once, as each makes a curve, got {show(values)} "
+                f'(curve "{curve["label"]}")'
+            )
     if (combinations := math.prod(map(len, lists.values()))) > MOST_CURVES:
         raise InputError(
             f"{', '.join(lists)} must give at most {MOST_CURVES} combinations, got "
@@ -383,6 +389,24 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
         )
         expanded.append({**curve, **chosen, "label": label})
     return expanded
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for an integer or a float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _write_a_list(error: InputError, keys: dict[str, Any]) -> str:
+    """Return how to write a sweep, if ``error`` is about a key whose value is a tuple or an array.
+
+    It is the end of the error message; "" for other errors.
+    """
+    for key, value in keys.items():
+        is_sweep = isinstance(value, (tuple, set, frozenset, range, np.ndarray))
+        if is_sweep and str(error).startswith(f"{key} must be "):
+            values = value.tolist() if isinstance(value, np.ndarray) else list(value)
+            return f": write a list for a curve of each value, {show(values)}"
+    return ""
 
 
 def _in_label(value: Any) -> str:
@@ -415,7 +439,7 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
             system = entry.make_checked(checked, spec_of_problem)
             settled = entry.settled(checked, spec_of_problem)
     except InputError as error:
-        raise InputError(f'{error} (curve "{label}")') from None
+        raise InputError(f'{error}{_write_a_list(error, spec)} (curve "{label}")') from None
     return Curve(label, entry.id, key_values(settled), system, problem, sizes)
 
 

@@ -19,6 +19,7 @@ from fastfed._validate import (
     nearest,
     show,
     unknown_argument,
+    with_example,
 )
 from fastfed._validate import folder as path_of
 from fastfed.environments import ENVIRONMENTS, Environment, environment_from_spec
@@ -80,7 +81,7 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
         }
         if caveats := about_records(curve.problem):
             facts["about_records"] = caveats
-        if sentences := cautions(curve.problem):
+        if sentences := cautions(curve.problem, curve.system.plan):
             facts["cautions"] = sentences
         if (regret := random_regrets[id(curve.problem)]) is not None:
             facts["random_regret"] = list(regret)
@@ -241,6 +242,7 @@ def load(folder: str | Path) -> Results:
 # ---- `simulate`: from an environment and an algorithm to results, in memory ----------------------
 
 
+@with_example('fastfed.simulate({"kind": "sphere"}, "local-linucb", silos=4, horizon=100)')
 def simulate(
     environment: Environment | dict[str, Any],
     algorithm: str | None = None,
@@ -374,6 +376,11 @@ def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str])
     # A curve may also change numbers of the environment.
     known = ["label", *config, *getattr(environment, "__dataclass_fields__", ())]
     for key in keys:
+        if key not in known and key in ("folder", "output", "out", "output_folder"):
+            raise InputError(
+                f'unknown argument "{key}": simulate writes no files; fastfed.run(spec, folder) '
+                "writes a folder"
+            )
         hint = nearest(key, [*arguments, *known])
         if key not in known and hint and nearest(key, known) != hint:
             raise InputError(f'unknown argument "{key}"{hint}')

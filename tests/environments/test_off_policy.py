@@ -168,7 +168,7 @@ def test_a_largest_weight_that_is_known_shortens_the_bounded_interval():
         ({1: lambda r: r * np.nan}, "rewards must be finite"),
         ({2: lambda p: 0 * p}, "propensities must be > 0 and <= 1, got 0"),
         ({3: lambda q: 2 * q}, "policy must hold probabilities"),
-        ({3: lambda q: q[0]}, "policy must have 2 axes"),
+        ({3: lambda q: q[0]}, "policy must have shape \\(n, K\\)"),
     ],
 )
 def test_logs_that_do_not_fit_are_refused(change, sentence):

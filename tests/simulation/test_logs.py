@@ -349,7 +349,7 @@ def test_propensities_that_do_not_fit_the_actions_are_noted(tmp_path):
     assert not any("do not fit" in note for note in right.notes)
     wrong = [(a, r, 0.9) for a, r, _ in drawn(0)]
     actual = Log(data=str(written(tmp_path, wrong, "wrong.csv"))).rounds(1)
-    assert any("mean of 1 / propensity is 1.11, but 3 actions" in note for note in actual.notes)
+    assert any("mean of 1 / propensity is 1.111, but 3 actions" in note for note in actual.notes)
 
 
 def test_a_log_cannot_be_simulated_for_its_regret(tmp_path):
