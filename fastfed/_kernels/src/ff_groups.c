@@ -80,16 +80,16 @@ static void write_silo(const ff_run *run, ff_curve *c, const members *m, int64_t
     c->regret[silo] = m->g.regret[l];
 }
 
-/* Draw the random numbers of rounds round..round + BLOCK - 1. */
+/* Draw the random numbers of rounds round..round + count - 1, count <= BLOCK. */
 static void draw_block(const ff_run *run, const ff_curve *c, members *m, int64_t round,
-                       const ff_parts *p)
+                       int64_t count, const ff_parts *p)
 {
     for (int64_t l = 0; l < FF_GROUP; l++) {
         const int64_t silo = m->first_silo + (l < m->silos ? l : 0);
         const ff_stream stream = ff_stream_of(run, FF_REWARD, silo, round);
         double drawn[BLOCK];
         ff_uniforms(&stream, drawn);
-        for (int64_t i = 0; i < BLOCK; i++) {
+        for (int64_t i = 0; i < count; i++) {
             m->uniform[i][l] = drawn[i];
             if (!c->flips)
                 continue;
@@ -98,7 +98,7 @@ static void draw_block(const ff_run *run, const ff_curve *c, members *m, int64_t
             m->learned[i][1][l] = ff_policy_bit(c, 1.0, p->random);
         }
     }
-    for (int64_t i = 0; i < BLOCK && c->inverses; i++)
+    for (int64_t i = 0; i < count && c->inverses; i++)
         m->cap[i] = ff_row_width(&c->radius, c->second_bonus, (double)(round + i - 1),
                                  run->dimension);
 }
@@ -167,7 +167,7 @@ int ff_groups_run(const ff_run *run, ff_curve *c, int64_t group, int64_t first, 
     for (int64_t round = first; round <= last; round++) {
         const int64_t i = (round - first) % BLOCK;
         if (i == 0)
-            draw_block(run, c, &m, round, &p);
+            draw_block(run, c, &m, round, last - round < BLOCK ? last - round + 1 : BLOCK, &p);
         const double *learned = c->flips ? m.learned[i][0] : NULL;
         if (c->inverses && ff_policy_updates_inverse(round))
             update_inverses(run, c, &m, round);
