@@ -59,7 +59,8 @@ def _names(group: Sequence[Difference], of_all: str) -> str:
     """Return a text with the curves of a group and their differences.
 
     If ``of_all`` is not empty and the group is not small, there are too many curves: the text has
-    their number and the range of their differences. ``of_all`` follows the number, such as " of 20 curves".
+    their number and the range of their differences. ``of_all`` follows the number, such as
+    " of 20 curves".
     """
     ordered = sorted(group, key=lambda each: each.mean)
     if of_all and len(group) > FEW:
