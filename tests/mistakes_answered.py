@@ -97,6 +97,53 @@ def missing_package(folder: Path) -> None:
         raise_as_said(doctor.examine(None)["problems"])
 
 
+def noted(old: str, new: str) -> Make:
+    """Run the spec with a part of it replaced, and show its notes."""
+
+    def make(folder: Path) -> None:
+        import fastfed
+        from fastfed.reporting.sharing import notes_on_curves
+
+        assert old in SPEC
+        (folder / "s.toml").write_text(SPEC.replace(old, new))
+        notes = notes_on_curves(fastfed.run(folder / "s.toml", folder / "kept"))
+        raise_as_said([*notes, "end of notes"])
+
+    return make
+
+
+def table_notes(header: str, row: Callable[[int], str]) -> Make:
+    """Simulate over a table of 60 records, and show the warnings."""
+
+    def make(folder: Path) -> None:
+        import fastfed
+
+        lines = [header, *(f"{row(i)},{'ill' if i % 3 else 'well'}" for i in range(60))]
+        (folder / "t.csv").write_text("\n".join(lines) + "\n")
+        world = fastfed.environments.Classification(data="t.csv", label="state")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fastfed.simulate(world, "local-linucb", silos=2, horizon=4)
+        raise_as_said([str(one.message) for one in caught] or ["no warning"])
+
+    return make
+
+
+def log_notes(propensity: str) -> Make:
+    """Read a log of three actions with this propensity, and show its doubts."""
+
+    def make(folder: Path) -> None:
+        import fastfed
+
+        lines = [f"{'abc'[i % 3]},{i % 2},{propensity}" for i in range(60)]
+        (folder / "log.csv").write_text("\n".join(["action,reward,propensity", *lines]) + "\n")
+        rounds = fastfed.environments.Log(data=str(folder / "log.csv")).rounds(1)
+        raise_as_said(list(rounds.doubts) or ["no doubt"])
+
+    return make
+
+
+LATE = 'delay = { kind = "constant", rounds = %d }\n'
 PLAN = ("--silos", 4, "--horizon", 60, "--dimension", 2, "--actions", 5, "--seconds", 0.1)
 MISTAKES = [
     Mistake(
@@ -132,4 +179,44 @@ MISTAKES = [
     Mistake("a pandas frame", simulated(frame_of("pandas")), ("2 silos",), ("pandas",), 0),
     Mistake("a polars frame", simulated(frame_of("polars")), ("2 silos",), ("polars",), 0),
     Mistake("an Arrow table", simulated(frame_of("pyarrow")), ("2 silos",), ("pyarrow",), 0),
+    Mistake(
+        "a sphere of dimension 1",
+        noted("dimension = 3", "dimension = 1"),
+        ("dimension is 1", "all actions"),
+        code=0,
+    ),
+    Mistake(
+        "a delay beyond the horizon",
+        noted('"fedlinucb"\n', '"fedlinucb"\n' + LATE % 60),
+        ("open: ", "no reward arrives", "nothing is learned"),
+        code=0,
+    ),
+    Mistake(
+        "the longest delay from which something is learned",
+        noted('"fedlinucb"\n', '"fedlinucb"\n' + LATE % 59),
+        ("end of notes",),
+        code=0,
+        never=("no reward arrives",),
+    ),
+    Mistake(
+        "a number of each record among the features",
+        table_notes("id,age,state", lambda i: f"{i + 100},{20 + i % 40}"),
+        ("'id'", "different value", "columns"),
+        code=0,
+        never=("'age'",),
+    ),
+    Mistake(
+        "measurements that all differ",
+        table_notes("dose,state", lambda i: f"{i + 0.25}"),
+        ("no warning",),
+        code=0,
+    ),
+    Mistake("a propensity of 1/3, rounded", log_notes("0.333"), ("no doubt",), code=0),
+    Mistake("a propensity of 1/3, rounded to 2", log_notes("0.33"), ("no doubt",), code=0),
+    Mistake(
+        "a propensity of 0.4 for three actions",
+        log_notes("0.4"),
+        ("1 / propensity is 2.5, but 3 actions", "do not fit"),
+        code=0,
+    ),
 ]

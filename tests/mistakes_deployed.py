@@ -115,6 +115,34 @@ def agent(**settings: Any) -> Make:
     return make
 
 
+def source(text: str) -> Make:
+    """Read the source of a table with a further line."""
+
+    def make(folder: Path) -> None:
+        from fastfed.deployment.data import load_source
+
+        (folder / "north.toml").write_text(f'file = "north.csv"\n{text}\n')
+        load_source(folder / "north.toml")
+
+    return make
+
+
+def declared(**changes: Any) -> Make:
+    """Read the columns, actions and reward of a spec."""
+
+    def make(folder: Path) -> None:
+        from fastfed.deployment.declared import schema_of
+
+        tables = {
+            "columns": [{"name": "sex", "kind": "flag"}],
+            "actions": {"names": ["A", "B"]},
+            "reward": {"column": "days", "low": 0, "high": 9},
+        }
+        schema_of({**tables, **changes})
+
+    return make
+
+
 CALENDAR = HEAD[HEAD.index("[calendar]") : HEAD.index("[[columns]]")]
 UNTIL_PERIOD = HEAD[HEAD.index("epsilon") : HEAD.index("grace")]
 PLANS = [
@@ -369,6 +397,40 @@ FOLDERS = [
         call("deploy", "demo", "--protocol", "ldp"),
         ("ldp", "silo-ldp"),
         DEPLOY,
+    ),
+    Mistake(
+        "an agent with an unknown setting",
+        agent(period=60, relases=3),
+        ("relases", 'mean "releases"'),
+        DEPLOY,
+        error=TypeError,
+    ),
+    Mistake(
+        "an agent with dimension and columns",
+        agent(period=60, dimension=3, columns=[{"name": "a"}]),
+        ("dimension", "columns", "either", "got both"),
+        DEPLOY,
+    ),
+    *(
+        Mistake(what, source(text), ("north.toml", *words))
+        for what, text, words in [
+            ("a misspelled key of a source", 'acton = "a"', ("'acton'", 'mean "action"')),
+            ("a delimiter of two characters", 'delimiter = ";;"', ("delimiter", "';;'")),
+            ("a file and a database", 'database = "x.sqlite"', ("file", "database")),
+            ("a missing value as a number", "missing = [-9]", ("missing", "a text", "-9")),
+            ("a factor of 0", "factors = { dose = 0 }", ("factors.dose", "0", "fixed")),
+            ("times without their span", 'time = "day"', ("time", "begin", "until")),
+        ]
+    ),
+    Mistake(
+        "a category without its codes",
+        declared(columns=[{"name": "sex", "kind": "category"}]),
+        ("columns[0].codes", "required", "'sex'"),
+    ),
+    Mistake(
+        "a choice of one action",
+        declared(actions={"names": ["A"]}),
+        ("actions.names", "at least two", "['A']"),
     ),
 ]
 MISTAKES = PLANS + FOLDERS

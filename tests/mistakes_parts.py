@@ -343,5 +343,10 @@ PARTIES = [
         silo(lambda s: None, discount=0.9),
         ("discount", "private-fedlinucb"),
     ),
+    Mistake(
+        "features as texts",
+        agent(lambda a: a.select([["1", "2", "3"]])),
+        ("actions", "numbers", "without quotes"),
+    ),
 ]
 MISTAKES = AGENTS + KERNELS + PARTIES

@@ -154,6 +154,11 @@ def sized(**keys: Any) -> Make:
     return fastfed("plan", **{**given, **keys})
 
 
+def claiming(certificate: dict[str, Any], epsilon: float) -> dict[str, Any]:
+    """Return a certificate with another exact epsilon and the same mu."""
+    return {**certificate, "exact": {**certificate["exact"], "epsilon": epsilon}}
+
+
 RUNS = [
     Mistake(
         "changes as a text",
@@ -587,5 +592,60 @@ PRIVACY = [
         ("environment", "sphere", "spec"),
     ),
     Mistake("plan with no time", sized(seconds=0), ("seconds", "> 0", "got 0")),
+    Mistake(
+        "epsilon as a tuple", private(epsilon=(1.0, 2.0)), ("epsilon", "write a list", "[1.0, 2.0]")
+    ),
+    Mistake(
+        "epsilon as an array",
+        private(epsilon=np.array([1.0, 2.0])),
+        ("epsilon", "write a list", "[1.0, 2.0]"),
+    ),
+    Mistake(
+        "batch_size as a range",
+        private(batch_size=range(5, 7)),
+        ("batch_size", "write a list", "[5, 6]"),
+    ),
+    Mistake(
+        "run without a folder argument",
+        fastfed("run", "s.toml"),
+        ("'folder'", 'fastfed.run("spec.toml", "out")'),
+        error=TypeError,
+    ),
+    Mistake(
+        "simulate nothing",
+        fastfed("simulate"),
+        ("'environment'", "fastfed.simulate({"),
+        error=TypeError,
+    ),
+    Mistake(
+        "simulate with a folder and curves",
+        simulate(curves=[PRIVATE], output="out"),
+        ("output", "fastfed.run(spec, folder)"),
+    ),
+    Mistake(
+        "an audit with a misspelled claim",
+        fastfed("audit", lambda data: 1.0, [0.0], [1.0], epsilom=1.0, delta=0.0),
+        ("epsilom", 'mean "epsilon"'),
+    ),
+    Mistake(
+        "a plain function with the arguments of a compiled one",
+        made_world(
+            "Python",
+            function=lambda state, seed, replicate, silo, round, x, mean: 2,
+            dimension=3,
+            actions=2,
+        ),
+        ("function", "(seed, replicate, silo, round)", "(state, seed,", "environment_signature()"),
+    ),
+    Mistake(
+        "losses as a function of the round only",
+        made_world("ObliviousLosses", function=lambda round: [0.0, 1.0], experts=2),
+        ("function", "(seed, replicate, silo, round)", "(round)"),
+    ),
+    Mistake(
+        "a certificate with a smaller epsilon",
+        results(lambda r: Certificate.from_builtins(claiming(dict(r["LDP"].certificate), 0.1))),
+        ("exact.epsilon", "mu", "got 0.1", "was changed"),
+    ),
 ]
 MISTAKES = RUNS + SIMULATIONS + USES + POLICIES + PRIVACY

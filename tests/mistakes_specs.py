@@ -632,5 +632,47 @@ COMMANDS = [
         ),
         ("--set", "curve.epsilon=2"),
     ),
+    Mistake(
+        "a value twice in a sweep",
+        spec("epsilon = 1.0", "epsilon = [1.0, 1, 2.0]"),
+        ("epsilon", "each value once", "[1.0, 1, 2.0]", "LDP"),
+    ),
+    Mistake(
+        "a truth value in quotes",
+        private(BUDGET + 'batch_size = 10\nlazy = "false"\n'),
+        ("lazy", "'false'", "without quotes"),
+    ),
+    Mistake(
+        "Gaussian noise with delta = 0",
+        spec("delta = 1e-5", "delta = 0"),
+        ("delta", "> 0", "got 0", "user-bit", "experts"),
+    ),
+    Mistake(
+        "the parts of an algorithm's name in another order",
+        spec('"private-fedlinucb"', '"LinUCB-private"'),
+        ("LinUCB-private", 'mean "private-fedlinucb"'),
+    ),
+    Mistake(
+        "an edge to a silo that is not there",
+        curve('algorithm = "feducb-decentralized"\n' + BUDGET + "graph = [[0, 1], [1, 7]]\n"),
+        ("graph", "a silo of edges", "<= 3", "got 7"),
+    ),
+    Mistake(
+        "another epsilon in the same folder",
+        stored("run", "s.toml", "-o", "kept", "--set", "curve.LDP.epsilon=2"),
+        ("kept", '"LDP" in epsilon)', "another output folder"),
+        never=("saturation",),
+    ),
+    Mistake(
+        "--set of a label with a space, without quotes",
+        spec("", "", "--set", "curve.my", "LDP.epsilon=2"),
+        ("LDP.epsilon=2", "quote", "'curve.my label.epsilon=2'"),
+    ),
+    Mistake(
+        "calibrate a tree without releases",
+        call("calibrate", "gaussian-tree", "--epsilon", 1, "--delta", "1e-6"),
+        ("gaussian-tree", "several releases", "--releases"),
+        code=0,
+    ),
 ]
 MISTAKES = KEYS + COMMANDS

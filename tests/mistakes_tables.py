@@ -308,6 +308,37 @@ FILES = [
         files(north=GOOD, south=HEADER + "\n"),
         ("south.csv", "record"),
     ),
+    Mistake(
+        "a table without its header",
+        table("0,s,23,well\n1,n,30,ill\n", old='"state"', new='"diagnosis"'),
+        ("label", "'diagnosis'", "0, s, 23, well", "first line must be a header"),
+    ),
+    Mistake(
+        "more rounds than one silo has records",
+        table(GOOD + "50,6,west,ill\n"),
+        ("horizon", "<= 1", "smallest silo", "'west'", "got 4"),
+    ),
+    Mistake(
+        "half of a compressed file",
+        table(
+            gzip.compress(GOOD.encode())[:40],
+            name="patients.csv.gz",
+        ),
+        ("patients.csv.gz", "gzip", "copy it again"),
+    ),
+    Mistake(
+        "a column that one of several files lacks",
+        lambda f: (
+            (f / "data").mkdir(),
+            (f / "data" / "a.csv").write_text("age,lab,state\n1,2,ill\n3,4,well\n"),
+            (f / "data" / "b.csv").write_text("age,state\n1,ill\n3,well\n"),
+            (f / "s.toml").write_text(
+                SPEC.format(data="data", more='columns = ["age", "lab"]').replace("site", "silo")
+            ),
+            command("run", f / "s.toml", "-o", f / "out"),
+        ),
+        ("columns", "every table", "'lab'", "b.csv"),
+    ),
 ]
 FRAMES = [
     Mistake(

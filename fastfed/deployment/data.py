@@ -202,7 +202,7 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
     try:
         source = msgspec.convert(dict(table), Source)
     except msgspec.ValidationError as error:
-        raise InputError(f"source: {type_error(error, dict(table), Source)}") from None
+        raise InputError(type_error(error, dict(table), Source)) from None
     if (source.file is None) == (source.query is None):
         given = "neither" if source.file is None else "both"
         raise InputError(f"a source needs either file, or database and query, got {given}")

@@ -207,8 +207,8 @@ def test_records_and_a_catalogue_of_actions(tmp_path: Path, clock: Clock) -> Non
         ({"period": 0}, "period must be an integer >= 1"),
         ({"releases": 2.5}, "releases must be an integer"),
         ({"batch_size": 0}, "batch_size must be"),
-        ({"dimension": None}, "needs dimension"),
-        ({"columns": [{"name": "age"}]}, "needs dimension"),
+        ({"dimension": None}, "needs either dimension .* got neither"),
+        ({"columns": [{"name": "age"}]}, "needs either dimension .* got both"),
         ({"system": {"protocol": "central"}}, "system must not have protocol"),
         ({"system": {"epsilom": 1}}, "unknown key"),
         ({"system": np.eye(2)}, "system must be numbers, texts"),
@@ -308,3 +308,15 @@ def test_numbers_of_numpy_are_settings(tmp_path: Path) -> None:
     numbers = {"period": np.int64(100), "releases": np.int32(4), "epsilon": np.float64(1.0)}
     PrivateLinUCB(tmp_path / "shop", **{**SETTINGS, **numbers}).close()
     PrivateLinUCB(tmp_path / "shop", **SETTINGS).close()
+
+
+def test_arguments_in_another_order_are_refused(tmp_path: Path, clock: Clock) -> None:
+    with opened(tmp_path / "shop", clock, **SETTINGS) as agent:
+        decision = agent.select(np.eye(SETTINGS["dimension"]))
+        with pytest.raises(InputError, match=r"its id, got something else: write observe\("):
+            agent.observe(1.0, decision.id)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"write cancel\(decision\)"):
+            agent.cancel(None)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="subject must be text or a whole number"):
+            agent.select(np.eye(SETTINGS["dimension"]), subject=17.0)  # type: ignore[arg-type]
+        agent.observe(decision, 1.0)

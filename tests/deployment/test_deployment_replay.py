@@ -139,7 +139,7 @@ def test_names_codes_and_units_of_a_site_are_its_own(tmp_path):
         ("age,pain,sex,num\n63,1,m,0\n", {"time": "age"}, "time, begin and until together"),
         ("age,pain,sex,num\n63,1,m,0\n", {"file": "b.csv"}, "there is no file"),
         ("age,pain,sex,num\n63,1,m,0\n", {"fil": "b.csv"}, "unknown key 'fil'.*did you mean"),
-        ("age,pain,sex,num\n63,1,m,0\n", {"delay": "a"}, "the source cannot be read"),
+        ("age,pain,sex,num\n63,1,m,0\n", {"delay": "a"}, "delay must be a number, got 'a'"),
         ("age,pain,sex,num\n63,1,m,0\n", {"time": "pain", "begin": 3, "until": 2}, "before until"),
         ("age,pain,sex,num\n63,1,m,0\n", {"time": "pain", "begin": 3, "until": 9},
          'line 2: column "pain" must be from begin to until'),
