@@ -313,10 +313,11 @@ def test_numbers_of_numpy_are_settings(tmp_path: Path) -> None:
 def test_arguments_in_another_order_are_refused(tmp_path: Path, clock: Clock) -> None:
     with opened(tmp_path / "shop", clock, **SETTINGS) as agent:
         decision = agent.select(np.eye(SETTINGS["dimension"]))
-        with pytest.raises(InputError, match=r"its id, got something else: write observe\("):
-            agent.observe(1.0, decision.id)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=r"write cancel\(decision\)"):
-            agent.cancel(None)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="subject must be text or a whole number"):
+        for wrong in (1.0, None):
+            with pytest.raises(InputError, match="it comes before the reward, got"):
+                agent.observe(wrong, decision.id)  # type: ignore[arg-type]
+            with pytest.raises(InputError, match="decision must be a Decision or its id"):
+                agent.cancel(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="subject must be a whole number, or a text"):
             agent.select(np.eye(SETTINGS["dimension"]), subject=17.0)  # type: ignore[arg-type]
         agent.observe(decision, 1.0)
