@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -166,6 +167,13 @@ pre {
 }
 footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line); }
 
+@media (min-width: 80rem) {
+  /* A table that is wider than the text uses the room at both sides. */
+  .sweep.scroll {
+    width: max-content; min-width: 100%; max-width: calc(100vw - 4rem);
+    position: relative; left: 50%; transform: translateX(-50%);
+  }
+}
 @media (max-width: 40rem) {
   body { padding: 1.5rem 1rem 3rem; }
   h1 { font-size: 1.65rem; }
@@ -275,6 +283,10 @@ def join(*content: str | Iterable[str]) -> Html:
     return Html("".join(parts))
 
 
+#: A guarantee as (epsilon, delta), which is not broken at the hyphen of 1e-06.
+PAIR = re.compile(r"\([\d.e+-]+, [\d.e+-]+\)")
+
+
 def table(
     headings: Iterable[str],
     rows: Iterable[Iterable[str]],
@@ -298,7 +310,8 @@ def table(
         if position == 0:
             return element("th", content, scope="row", class_=side)
         # Wrap the content in one element, so that the grid of a narrow screen has two columns.
-        return element("td", element("div", content), class_=side, data_label=str(names[position]))
+        inner = element("div", content, class_="keep" if PAIR.fullmatch(str(content)) else None)
+        return element("td", inner, class_=side, data_label=str(names[position]))
 
     head = element("tr", [cell(i, h, True) for i, h in enumerate(names)])
     body = [element("tr", [cell(i, c, False) for i, c in enumerate(row)]) for row in rows]
