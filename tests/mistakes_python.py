@@ -611,6 +611,14 @@ PRIVACY = [
         ("'folder'", 'fastfed.run("spec.toml", "out")'),
         error=TypeError,
     ),
+    *(
+        Mistake(f"{name} without its folders", fastfed(name), ("missing", example), error=TypeError)
+        for name, example in {
+            "load": 'fastfed.load("out")',
+            "merge": 'fastfed.merge(["out-0", "out-1"], "out")',
+            "compare": 'fastfed.compare("before", "after")',
+        }.items()
+    ),
     Mistake(
         "simulate nothing",
         fastfed("simulate"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, with_example
 from fastfed.reporting.figure import Source, experiment_folders, read_source
 from fastfed.results.identity import OF_CURVES
 from fastfed.results.paired import STANDARD_ERRORS, mean_and_error, regrets
@@ -141,6 +141,7 @@ class FolderComparison:
         }
 
 
+@with_example('fastfed.compare("before", "after")')
 def compare(a: str | Path, b: str | Path) -> FolderComparison:
     """Compare the experiments of two output folders.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fastfed._validate import InputError, show
+from fastfed._validate import InputError, show, with_example
 from fastfed._validate import folder as path_of
 from fastfed.results import digests
 from fastfed.results.files import opener, write_error
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 CELL = ("group_regret", "synchronisations", "bits_up", "bits_down", "events")
 
 
+@with_example('fastfed.merge(["out-0", "out-1"], "out")')
 def merge(parts: Sequence[str | Path], folder: str | Path) -> Results:
     """Copy the replicates of several output folders of one experiment into one folder.
 

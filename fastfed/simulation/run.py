@@ -211,6 +211,7 @@ def left_to_run(experiment: Experiment, folder: str | Path) -> list[RunBatch]:
     return missing_batches(experiment, Store.done_in(Path(folder), experiment.identity()))
 
 
+@with_example('fastfed.load("out")')
 def load(folder: str | Path) -> Results:
     """Load the results of an output folder.
 
