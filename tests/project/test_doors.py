@@ -77,7 +77,7 @@ def private_agent() -> Any:
 
 
 def expert() -> Any:
-    client = parties.ExpertClient(system("follow-the-leader"))
+    client = parties.ExpertClient(system("follow-the-leader"), 0)
     client.receive(parties.ExpertServer(client.plan).start())
     return client
 
