@@ -139,7 +139,7 @@ def test_what_an_outcome_is_worth():
         ({"columns": [PAIN | {"fill": "9"}]}, "fill must be one of 1, 2, none, got '9'"),
         ({"columns": [SEX | {"no": []}]}, "codes for yes and codes for no"),
         ({"columns": ["age"]}, r"columns\[0\] must be a table"),
-        ({"actions": {}}, "actions.names must be a list"),
+        ({"actions": {}}, "actions.names is required: a list"),
         ({"actions": ACTIONS | {"features": [[1]]}}, "must be 2 rows of one length"),
         ({"actions": ACTIONS | {"features": [[0], [0]]}}, "0 for every action"),
         ({"reward": CORRECT | {"column": "age"}}, "must not be a feature"),

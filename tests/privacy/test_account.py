@@ -1031,7 +1031,7 @@ def test_plans_of_unknown_types_have_unverified_certificates() -> None:
     assert [condition for condition in certificate.conditions if not condition.holds] == [
         UNVERIFIED
     ]
-    fastfed.parties.ExpertClient(plan)
+    fastfed.parties.ExpertClient(plan, 0)
     with pytest.raises(InputError, match="must be of a kind that fastfed accounts for"):
         account(plan, CASES["fed-svt"].setting)
     with pytest.raises(InputError, match="no account is registered for plans of type"):
