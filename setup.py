@@ -46,6 +46,8 @@ BINDINGS = (
 )
 #: The module of what Cython needs for views of arrays, which the bindings share.
 VIEWS = "fastfed._kernels._views"
+#: Bindings whose calls do much work each, so that the time of the call itself does not matter.
+LONG_CALLS = {"_native", "driver", "experts", "losses"}
 #: Compiled once for each level. Screening alone may fuse multiplications and additions: what it
 #: keeps is scored exactly.
 EXACT = (
@@ -160,15 +162,16 @@ class BuildKernels(build_ext):
         threads = [macro for macro in macros if macro[0] == "FF_THREADS"]
         wrappers, native.sources = native.sources, []
         native.depends += wrappers
-        # They only convert and call: less optimization halves their time, and changes no bit.
-        wrapping = [flag.replace("-O3", "-O1") for flag in compile_args]
         # The wrappers take longer than all else, so they are compiled side by side.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            parts = [
-                pool.submit(self.objects, "", [Path(one)], flags, macros)
-                for flags, files in ((wrapping, wrappers), (compile_args, once()))
-                for one in files
-            ]
+            parts = []
+            for one in map(Path, wrappers):
+                # They only convert and call: less optimization halves their time, changes no bit.
+                less = "-Og" if one.stem in LONG_CALLS else "-O1"
+                flags = [flag.replace("-O3", less) for flag in compile_args]
+                parts.append(pool.submit(self.objects, "", [one], flags, macros))
+            for one in once():
+                parts.append(pool.submit(self.objects, "", [one], compile_args, macros))
             if ("FF_LEVELS", "1") in macros:
                 for level, flags in LEVELS.items():
                     args = [*compile_args, *self.spelled(flags)]
@@ -204,10 +207,14 @@ class BuildKernels(build_ext):
         # These call each other at their own level, and others call what the processor has.
         wider = self.spelled(WIDER.get(level, []))
         wider = [*flags, *wider, *self.renamed(level, names + wide, "wide_names.h")]
+        # As one file, because the compiler's header of instructions takes longer than their code.
+        together = Path(self.build_temp) / level / "wide.c"
+        together.parent.mkdir(parents=True, exist_ok=True)
+        together.write_text("".join(f'#include "{path(name).name}"\n' for name in WIDE))
         return [
             *self.objects(level, [path(name) for name in EXACT], own, macros),
             *self.objects(level, [path(name) for name in FUSED], fusing, macros),
-            *self.objects(level, [path(name) for name in WIDE], wider, macros),
+            *self.objects(level, [together], wider, macros),
         ]
 
     def objects(

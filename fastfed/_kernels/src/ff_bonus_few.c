@@ -193,8 +193,8 @@ FF_INLINE int64_t groups_up_to(int64_t groups, int64_t rows_max)
 /* Multiply rows first..first + count - 1 of `rows` (., d) by `factor` and round them to 16 bits,
  * into `entries`, with one unit for each row, into `units`. The rows receive the rounded values.
  * Returns the sum of the squares of their entries. */
-static double quantise_rows(double *restrict rows, double factor, int64_t first, int64_t count,
-                            int64_t d, double *restrict units, int16_t *restrict entries)
+static double quantise_range(double *restrict rows, double factor, int64_t first, int64_t count,
+                             int64_t d, double *restrict units, int16_t *restrict entries)
 {
     double total = 0.0;
     for (int64_t k = first; k < first + count; k++) {
@@ -246,7 +246,7 @@ ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_directions *po
     double *scratch = rows + count * d, units[FF_FEW_ROWS];
     largest_directions(m, rows_h, BULK * trace / (double)d, d, rows, scratch);
     largest_part(m, rows_h, d, rows, scratch);
-    const double h_square = quantise_rows(rows, LONGER, 0, rows_h, d, units, entries);
+    const double h_square = quantise_range(rows, LONGER, 0, rows_h, d, units, entries);
     subtract_gram(m, rows, rows_h, d);
     const double proven = HIGHER * MARGIN * largest_eigenvalue(m, d, scratch);
     if (!(proven > 0.0) || !(proven < INFINITY) || !(h_square < INFINITY))
@@ -257,7 +257,7 @@ ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_directions *po
         double *g = rows + rows_h * d;
         memcpy(g, pool->rows, (size_t)(rows_g * d) * sizeof(double));
         largest_part(m, rows_g, d, g, scratch);
-        g_square = quantise_rows(rows, SHORTER, rows_h, rows_g, d, units, entries);
+        g_square = quantise_range(rows, SHORTER, rows_h, rows_g, d, units, entries);
         subtract_gram(m, g, rows_g, d);
     }
     if (!(g_square < INFINITY) || !ff_factor_from_below(m, d))

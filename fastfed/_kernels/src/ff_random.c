@@ -174,7 +174,11 @@ typedef struct {
 } generators;
 
 #if defined(__GNUC__) && defined(__SSE2__)
+#if FF_BYTES == 16
+#include <emmintrin.h> /* a tenth of immintrin.h, which takes longer than this file */
+#else
 #include <immintrin.h>
+#endif
 
 typedef uint64_t pairs __attribute__((vector_size(FF_BYTES)));
 

@@ -10,8 +10,8 @@
  * results, or vectors. */
 #define MOST_RESULTS (FF_WIDE == 64 ? 6 : 3)
 #define RESULTS 3
-#define VECTORS_AT_ONCE (FF_WIDE == 64 ? 8 : 4)
-#define VECTORS_FOR(results) ((results) > 3 ? 4 : VECTORS_AT_ONCE)
+#define MOST_VECTORS (FF_WIDE == 64 ? 8 : 4)
+#define VECTORS_FOR(results) ((results) > 3 ? 4 : MOST_VECTORS)
 
 /* Compute the first `results` rows and `vectors` vectors of columns of ff_sum_rows, the last vector
  * masked by `in`. */
@@ -19,7 +19,7 @@ FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t r
                          const int results, int64_t from, int64_t to, const int vectors, mask64 in,
                          const double *start, double sign, double *out)
 {
-    f64s sum[MOST_RESULTS][VECTORS_AT_ONCE];
+    f64s sum[MOST_RESULTS][MOST_VECTORS];
     for (int r = 0; r < results; r++)
         for (int v = 0; v < vectors; v++)
             sum[r][v] = !start             ? f64_set(0.0)
