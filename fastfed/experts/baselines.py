@@ -173,9 +173,9 @@ class HedgePlan(SumsPlan):
 
 
 #: Largest number of exponentials that a server stores.
-MOST_EXPONENTIALS = 2**18
+MAX_EXPONENTIALS = 2**18
 #: Rounds that `Rounds.run` computes together.
-MOST_ROUNDS = 16
+MAX_ROUNDS = 16
 
 
 class Hedge:
@@ -217,9 +217,9 @@ class Hedge:
             self._rows = np.empty((count, self.plan.experts))
         weights = self._rows[:count]
         rate, silos = -self.plan.learning_rate, self.plan.silos
-        units, known = kernels.hedge_spread(sums, cumulative) + 1, len(self._table)
+        units, table_size = kernels.hedge_spread(sums, cumulative) + 1, len(self._table)
         # Losses of few units have fewer different exponentials than there are weights.
-        if units - known <= weights.size and units <= MOST_EXPONENTIALS:
+        if units - table_size <= weights.size and units <= MAX_EXPONENTIALS:
             self._extend_table(units, unit)
             kernels.hedge_weights(sums, has_exchange, cumulative, self._table, weights)
         else:
@@ -240,11 +240,11 @@ class Hedge:
         exponent = math.log(2.0**55 * plan.experts)
         alone = math.ceil(min(exponent * plan.silos / plan.learning_rate, 2.0**62))
         while rounds.done < last:
-            units = int(lost.max() - lost.min()) + MOST_ROUNDS * plan.silos + 1
-            if units > MOST_EXPONENTIALS:
+            units = int(lost.max() - lost.min()) + MAX_ROUNDS * plan.silos + 1
+            if units > MAX_EXPONENTIALS:
                 break
             # Few losses differ by more units than `alone`.
-            more = min(2 * len(self._table), alone + alone // 8, MOST_EXPONENTIALS)
+            more = min(2 * len(self._table), alone + alone // 8, MAX_EXPONENTIALS)
             self._extend_table(max(units, more), 1.0)
             rule = CompiledRule("hedge", table=self._table, alone=alone)
             _, self._release, _ = rounds.run(rule, 0, self._release, last=last)
@@ -261,10 +261,10 @@ class Hedge:
 
         Entry k is the weight of an expert that lost k times ``unit`` more than the best expert.
         """
-        known, rate = len(self._table), -self.plan.learning_rate
-        if size > known:
-            fresh = np.empty(size - known)
-            kernels.hedge_exponents(known, fresh, unit, self.plan.silos, rate)
+        old_size, rate = len(self._table), -self.plan.learning_rate
+        if size > old_size:
+            fresh = np.empty(size - old_size)
+            kernels.hedge_exponents(old_size, fresh, unit, self.plan.silos, rate)
             self._table = np.concatenate([self._table, np.exp(fresh, out=fresh)])
 
 
