@@ -149,6 +149,10 @@ def running(folder, sync_ms, library, inside=None):
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while not path.exists() and time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(
+                f"the silo ended with {process.returncode}: run {command[1:]} to see why"
+            )
         time.sleep(0.05)
     time.sleep(0.5)
     try:

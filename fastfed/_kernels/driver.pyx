@@ -1,7 +1,7 @@
 # cython: language_level=3
 """The compiled driver (``src/ff_driver.h``): simulates rounds of a run without Python."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 cimport cython
@@ -70,21 +70,94 @@ def bonus_cache_size(int64_t d):
     return ff_bonus_cache_size(d)
 
 
-cdef double *pointer(array) except? NULL:
-    return <double *>address_of(array)
+cdef extern from *:
+    """
+    /* The fields of ff_curve that Python sets by name. INTEGER: 64 bits; REAL: a double or the first
+     * of several; ARRAY: a pointer. */
+    enum { FF_INTEGER, FF_REAL, FF_ARRAY };
+    typedef struct { const char *name; size_t offset; int kind; } ff_field;
+    #define FF_FIELD(field, kind) {#field, offsetof(ff_curve, field), kind},
+    #define INTEGER(field) FF_FIELD(field, FF_INTEGER)
+    #define REAL(field) FF_FIELD(field, FF_REAL)
+    #define ARRAY(field) FF_FIELD(field, FF_ARRAY)
+    static const ff_field ff_fields[] = {
+        INTEGER(batch_size) INTEGER(releases) INTEGER(by_release) INTEGER(lazy) INTEGER(random)
+        INTEGER(randomizer) INTEGER(analyzer) INTEGER(release) INTEGER(buffers) INTEGER(drawn_once)
+        INTEGER(radius.determinant) INTEGER(radius.arms) INTEGER(direct) INTEGER(last_entry)
+        INTEGER(clip) INTEGER(public_constant) INTEGER(flips) INTEGER(levels) INTEGER(shuffled)
+        INTEGER(share_until) INTEGER(share_coin) INTEGER(share_threshold) INTEGER(own_least)
+        INTEGER(own_radius.determinant) INTEGER(arrival_count) INTEGER(exchanges) INTEGER(released)
+        INTEGER(alike) INTEGER(fixed_size) INTEGER(trigger.kind) INTEGER(trigger.delay)
+        INTEGER(trigger.levels) INTEGER(trigger.last) INTEGER(trigger.due)
+        REAL(noise_std) REAL(radius) REAL(radius.anchor) REAL(radius_count) REAL(tau)
+        REAL(sieve) REAL(sieve.slack) REAL(sieve_growth) REAL(constant) REAL(reward_centre)
+        REAL(feature_bound) REAL(reward_low) REAL(reward_high) REAL(bit_values) REAL(count_values)
+        REAL(own_radius) REAL(own_radius.anchor) REAL(own_offset) REAL(own_sieve_width)
+        REAL(own_bonus) REAL(second_bonus) REAL(inflation) REAL(log_inflation) REAL(log_det)
+        REAL(trigger.threshold) REAL(trigger.extra) REAL(trigger.std.off_diagonal)
+        REAL(trigger.before) REAL(trigger.ridge)
+        ARRAY(ends) ARRAY(release_scale) ARRAY(coefficients) ARRAY(noise_scale) ARRAY(regularizer)
+        ARRAY(radius_offset) ARRAY(radius_lambda) ARRAY(error_bound) ARRAY(floor) ARRAY(widths)
+        ARRAY(bit_levels) ARRAY(noise_bits) ARRAY(unit) ARRAY(share_rule) ARRAY(own_ridges)
+        ARRAY(arrivals) ARRAY(serves) ARRAY(sends) ARRAY(synchronised) ARRAY(requested)
+        ARRAY(synchronised_rounds) ARRAY(inverses) ARRAY(choice) ARRAY(fixed) ARRAY(history)
+        ARRAY(w) ARRAY(theta) ARRAY(log_dets) ARRAY(batch) ARRAY(sums) ARRAY(nodes)
+        ARRAY(messages) ARRAY(own_w) ARRAY(own_theta) ARRAY(local_w) ARRAY(local_theta)
+        ARRAY(own_sums) ARRAY(own_shared) ARRAY(own_rest) ARRAY(late) ARRAY(late_next)
+        ARRAY(late_ends) ARRAY(reported) ARRAY(views) ARRAY(view_w) ARRAY(view_theta) ARRAY(order)
+        ARRAY(total) ARRAY(regret) ARRAY(curve) ARRAY(clipped) ARRAY(indefinite) ARRAY(actions)
+        ARRAY(rewards) ARRAY(trigger.skip_bound) ARRAY(trigger.aggregate_factor)
+        ARRAY(trigger.nodes) ARRAY(trigger.snapshot) ARRAY(trigger.node_rounds)
+        ARRAY(trigger.inverse) ARRAY(trigger.mass) ARRAY(trigger.trace_bound) ARRAY(trigger.fired)
+    };
+    """
+    enum: FF_INTEGER, FF_REAL, FF_ARRAY
+    ctypedef struct ff_field:
+        const char *name
+        size_t offset
+        int kind
+    const ff_field ff_fields[1]
+
+FIELDS = {ff_fields[i].name.decode(): i for i in range(sizeof(ff_fields) // sizeof(ff_field))}
+#: The numbers of a curve's state; those of its model of local rounds follow.
+NUMBERS = ("released", "second_bonus", "inflation", "sieve.slack", "log_inflation", "log_det",
+           "trigger.before", "trigger.ridge", "trigger.last", "trigger.due", "alike")
+
+
+cdef void put(ff_curve *c, str name, value) except *:
+    """Set a field of a curve: a number, a tuple of doubles, or the address of an array."""
+    cdef const ff_field *field = &ff_fields[FIELDS[name]]
+    cdef char *place = <char *>c + field.offset
+    if field.kind == FF_INTEGER:
+        if value < 0:
+            (<int64_t *>place)[0] = int(value)
+        else:
+            (<uint64_t *>place)[0] = int(value)
+    elif field.kind == FF_ARRAY:
+        (<void **>place)[0] = address_of(value)
+    else:
+        for i, number in enumerate(value if isinstance(value, tuple) else (value,)):
+            (<double *>place)[i] = number
+
+
+cdef get(ff_curve *c, str name):
+    """Return the number in a field of a curve."""
+    cdef const ff_field *field = &ff_fields[FIELDS[name]]
+    cdef char *place = <char *>c + field.offset
+    return (<double *>place)[0] if field.kind == FF_REAL else (<int64_t *>place)[0]
 
 
 cdef class Run:
     """One replicate of one or several curves over one environment (see ``src/ff_run.h``).
 
     Each curve is a mapping with the numbers of the plan and the arrays of the state, named as in
-    ff_curve. A run may be a part of a larger run: its silos are ``names`` there, and its rounds are
+    ff_curve; None leaves a field zero. A run may be a part of a larger run: its silos are ``names`` there, and its rounds are
     those equal to ``phase`` modulo ``stride``. A curve with a trigger must be the only curve.
     """
 
     cdef ff_run c
     cdef ff_curve curves[FF_MAX_CURVES]
-    cdef object keep, caches
+    cdef list keep
     cdef Environment environment
     cdef bint busy
 
@@ -92,9 +165,6 @@ cdef class Run:
                  const int64_t[::1] checkpoints, curves, int64_t threads,
                  const int64_t[::1] names=None, int64_t phase=0, int64_t stride=1):
         cdef int64_t d = environment.c.dimension, i
-        cdef double[::1] scratch
-        cdef int64_t[::1] status = np.zeros(silos, np.int64)
-        cdef ff_curve *c
         if len(curves) > FF_MAX_CURVES:
             raise ValueError(f"a run has at most {FF_MAX_CURVES} curves, got {len(curves)}")
         if len(curves) > 1 and any(curve["trigger"] is not None for curve in curves):
@@ -123,14 +193,13 @@ cdef class Run:
         if scored:
             state = max(0 if score.state is None else score.state.size for score in scored)
             self.c.scratch_size += ff_scored_scratch(d, environment.c.actions, state)
-        if any(curve["arms"] and curve["fixed"] is not None for curve in curves):
+        if any(curve["radius.arms"] and curve["fixed"] is not None for curve in curves):
             self.c.scratch_size += ff_groups_scratch(d)
         self.c.scratch_size = (self.c.scratch_size + 63) // 64 * 64
         scratch = np.empty(self.c.threads * self.c.scratch_size + 8)
-        self.c.scratch = <double *>((<uintptr_t>&scratch[0] + 63) // 64 * 64)
-        self.c.status = &status[0]
-        self.keep = (checkpoints, scratch, status, curves, names)
-        self.caches = []
+        self.c.scratch = <double *>((<uintptr_t>address_of(scratch) + 63) // 64 * 64)
+        self.keep = [checkpoints, scratch, curves, names]
+        self.c.status = <int64_t *>self.zeros(silos, np.int64)
         for i, curve in enumerate(curves):
             self.describe(&self.curves[i], curve)
             # The caches of silos that learn within a batch expect one data point in each round.
@@ -138,24 +207,23 @@ cdef class Run:
             # Cached bounds are for one W, and silos with their own clocks have several.
             clocked = curve["sends"] is not None
             chooses = not curve["random"] and curve["score"] is None and not late and not clocked
-            self.caches.append(None)
             if chooses and curve["fixed"] is None and self.bounds_pay():
-                self.caches[i] = self.bonus_cache(i, curve["lazy"])
+                self.bonus_cache(&self.curves[i], curve["lazy"])
 
     def bonus_bounds(self):
         """Return the state of the bonus bounds, one tuple for each curve that has them: for each
         query the number of releases (plus one) of its cached bounds; for each silo the number of
         its own factors since the last release; and for each silo the bound on the growth of
         ||V^{-1} x||, in units of ||W x||."""
-        cdef ff_bonus_silo *silo
+        cdef ff_bonus_cache *cache
         bounds = []
         for i in range(self.c.curve_count):
-            silo = self.curves[i].bonus_cache.silo
-            if silo != NULL:
-                factors = [silo[j].made for j in range(self.c.silos)]
-                moved = [silo[j].moved for j in range(self.c.silos)]
-                bounds.append(
-                    (np.array(self.caches[i][0]) >> 30, np.array(factors), np.array(moved)))
+            cache = &self.curves[i].bonus_cache
+            if cache.silo != NULL:
+                releases = [cache.made[j] >> 30 for j in range(self.environment.queries)]
+                factors = [cache.silo[j].made for j in range(self.c.silos)]
+                moved = [cache.silo[j].moved for j in range(self.c.silos)]
+                bounds.append((np.array(releases), np.array(factors), np.array(moved)))
         return bounds
 
     cdef bint bounds_pay(self):
@@ -166,148 +234,49 @@ cdef class Run:
             return True
         return not self.environment.fixed and not c.is_double and c.dimension >= 32 and c.actions >= 16
 
-    cdef tuple bonus_cache(self, int64_t curve, bint lazy):
+    cdef void *zeros(self, int64_t count, dtype) except NULL:
+        """Return the address of ``count`` zeros, at least one, which live as long as the run. The
+        operating system gives memory to pages only when they are written."""
+        array = np.zeros(max(1, count), dtype)
+        self.keep.append(array)
+        return address_of(array)
+
+    cdef void bonus_cache(self, ff_curve *c, bint lazy) except *:
         """Allocate the bonus cache of a curve, which refers to it from now on."""
-        cdef ff_bonus_cache *cache = &self.curves[curve].bonus_cache
-        cdef int64_t size = max(1, ff_bonus_cache_size(self.c.dimension)), silos = self.c.silos
-        # The operating system gives memory to pages only when they are written.
-        cdef float[::1] bound = np.zeros(max(1, self.environment.rows), np.float32)
-        cdef int64_t[::1] made = np.zeros(max(1, self.environment.queries), np.int64)
-        cdef uint8_t[::1] silo = np.zeros(silos * sizeof(ff_bonus_silo), np.uint8)
-        cdef double[::1] sample = np.zeros(silos * self.c.dimension)
-        cdef double[::1] factor = np.zeros(size)
-        cdef double[::1] own = np.zeros(1 if lazy else silos * size)
-        cache.bound, cache.made = &bound[0], &made[0]
-        cache.choices = self.environment.queries * self.environment.c.actions
-        cache.silo = <ff_bonus_silo *>&silo[0]
-        cache.sample, cache.factor = &sample[0], &factor[0]
+        cdef ff_bonus_cache *cache = &c.bonus_cache
+        cdef int64_t size = ff_bonus_cache_size(self.c.dimension), silos = self.c.silos
+        cdef int64_t queries = self.environment.queries
+        cache.bound = <float *>self.zeros(self.environment.rows, np.float32)
+        cache.made = <int64_t *>self.zeros(queries, np.int64)
+        cache.choices = queries * self.environment.c.actions
+        cache.silo = <ff_bonus_silo *>self.zeros(silos * sizeof(ff_bonus_silo), np.uint8)
+        cache.sample = <double *>self.zeros(silos * self.c.dimension, np.float64)
+        cache.factor = <double *>self.zeros(size, np.float64)
         cache.directions = self.environment.directions
-        cdef int64_t[::1] chosen = np.zeros(max(1, self.environment.queries) if lazy else 1, np.int64)
-        cache.own = NULL
-        self.curves[curve].chosen = NULL
         if lazy:
-            self.curves[curve].chosen = &chosen[0]
+            c.chosen = <int64_t *>self.zeros(queries, np.int64)
         else:
-            cache.own = &own[0]
-        return made, bound, silo, sample, factor, own, chosen
+            cache.own = <double *>self.zeros(silos * size, np.float64)
 
     cdef void describe(self, ff_curve *c, curve) except *:
-        memset(c, 0, sizeof(ff_curve))
-        c.batch_size, c.lazy = curve["batch_size"], curve["lazy"]
-        c.releases, c.by_release = curve["releases"], curve["by_release"]
-        if curve["ends"] is not None:
-            c.ends = <const int64_t *>pointer(curve["ends"])
-        if curve["release_scale"] is not None:
-            c.release_scale = pointer(curve["release_scale"])
-        c.random = curve["random"]
         cdef uintptr_t function
-        if curve["score"] is not None:
-            function = curve["score"].function.address
-            c.score = <ff_score>function
-            c.score_diagonal = curve["score"].diagonal
-            if curve["score"].state is not None:
-                c.score_state = <const double *>address_of(curve["score"].state)
-                c.score_state_size = curve["score"].state.size
-        c.randomizer, c.analyzer = curve["randomizer"], curve["analyzer"]
-        c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
-        c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
-        c.radius.determinant, c.radius.anchor = curve["determinant"], curve["anchor"]
-        c.radius.arms = curve["arms"]
-        c.direct, c.inflation = curve["direct"], 1.0
-        c.sieve.limit, c.sieve.slack, c.sieve.ranking = curve["sieve"]
-        c.sieve_growth = curve["sieve_growth"]
-        if curve["widths"] is not None:
-            c.widths = pointer(curve["widths"])
-        if "inverses" in curve:
-            c.inverses = pointer(curve["inverses"])
-        c.radius_count = curve["radius_count"]
-        c.last_entry = len(curve["regularizer"]) - 1
-        c.error_bound, c.floor = pointer(curve["error_bound"]), pointer(curve["floor"])
-        c.release, c.coefficients = curve["release"], pointer(curve["coefficients"])
-        c.buffers = curve["buffers"]
-        c.history = pointer(curve["history"])
-        c.share_until = curve["share_until"]
-        if c.share_until:
-            if curve["share_rule"] is not None:
-                c.share_rule = <const uint8_t *>pointer(curve["share_rule"])
-            if curve["share_threshold"] is not None:
-                c.share_coin, c.share_threshold = 1, curve["share_threshold"]
-            c.own_w, c.own_theta = pointer(curve["own_w"]), pointer(curve["own_theta"])
-            if curve["own_bound"] is not None:
-                (c.own_radius.multiplier, c.own_radius.scale, c.own_radius.base,
-                 c.own_offset) = curve["own_bound"]
-                c.own_radius.determinant, c.own_radius.anchor = 1, 1.0
-            c.own_sieve_width = curve["own_sieve_width"]
-            if c.own_sieve_width:
-                c.local_w, c.local_theta = pointer(curve["local_w"]), pointer(curve["local_theta"])
-            c.own_least = curve["belief"] is None
-            if not c.own_least:
-                fill_belief(&c.belief, curve["belief"])
-                c.own_ridges, c.own_bonus = pointer(curve["own_ridges"]), curve["own_bonus"]
-                c.own_sums, c.own_rest = pointer(curve["own_sums"]), pointer(curve["own_rest"])
-                c.own_shared = pointer(curve["own_shared"])
-        if curve["arrivals"] is not None:
-            c.arrivals, c.arrival_count = pointer(curve["arrivals"]), len(curve["arrivals"])
-            c.late = pointer(curve["late"])
-            c.late_next = <int64_t *>pointer(curve["late_next"])
-            c.late_ends = <int64_t *>pointer(curve["late_ends"])
-        if curve["sends"] is not None:
-            c.serves = <const uint8_t *>pointer(curve["serves"])
-            c.sends, c.exchanges = <const uint8_t *>pointer(curve["sends"]), len(curve["sends"])
-            c.reported = <int64_t *>pointer(curve["reported"])
-            c.views = pointer(curve["views"])
-            c.view_w, c.view_theta = pointer(curve["view_w"]), pointer(curve["view_theta"])
-        c.noise_scale, c.drawn_once = pointer(curve["noise_scale"]), curve["drawn_once"]
-        c.regularizer = pointer(curve["regularizer"])
-        c.radius_offset = pointer(curve["radius_offset"])
-        c.radius_lambda = pointer(curve["radius_lambda"])
-        c.clip = curve["clip"]
-        c.feature_bound = curve["feature_bound"]
-        c.public_constant = curve["public_constant"]
-        c.constant, c.reward_centre = curve["constant"], curve["reward_centre"]
-        c.tau = curve["tau"]
-        c.reward_low, c.reward_high = curve["reward_range"]
-        c.flips = curve["flips"]
-        c.bit_values[0], c.bit_values[1] = curve["bit_values"]
-        c.count_values[0], c.count_values[1] = curve["count_values"]
-        c.levels, c.shuffled = curve["levels"], curve["shuffled"]
-        c.bit_levels = <int64_t *>pointer(curve["bit_levels"])
-        c.noise_bits = <int64_t *>pointer(curve["noise_bits"])
-        c.unit = pointer(curve["unit"])
-        c.choice = <ff_choice *>pointer(curve["choice"])
+        memset(c, 0, sizeof(ff_curve))
+        for name, value in curve.items():
+            if name == "trigger":
+                for part, value in (value or {}).items():
+                    put(c, f"trigger.{part}", value)
+            elif name == "belief" and value is not None:
+                fill_belief(&c.belief, value)
+            elif name == "score" and value is not None:
+                function = value.function.address
+                c.score, c.score_diagonal = <ff_score>function, value.diagonal
+                if value.state is not None:
+                    c.score_state = <const double *>address_of(value.state)
+                    c.score_state_size = value.state.size
+            elif value is not None:
+                put(c, name, value)
         if curve["fixed"] is not None:
-            c.fixed, c.fixed_size = pointer(curve["fixed"]), curve["fixed"].shape[1]
-        c.order = <int64_t *>pointer(curve["order"])
-        c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
-        c.log_dets = pointer(curve["log_dets"])
-        c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])
-        c.nodes, c.messages = pointer(curve["nodes"]), pointer(curve["messages"])
-        c.total, c.regret = pointer(curve["total"]), pointer(curve["regret"])
-        c.curve = pointer(curve["curve"])
-        c.clipped = <int64_t *>pointer(curve["clipped"])
-        c.indefinite = <int64_t *>pointer(curve["indefinite"])
-        c.synchronised = <int64_t *>pointer(curve["synchronised"])
-        if curve["actions"] is not None:
-            c.actions = <int32_t *>pointer(curve["actions"])
-            c.rewards = pointer(curve["rewards"])
-        if curve["trigger"] is not None:
-            self.describe_trigger(&c.trigger, curve["trigger"])
-        if curve["requested"] is not None:
-            c.requested = <uint8_t *>pointer(curve["requested"])
-            c.synchronised_rounds = <uint8_t *>pointer(curve["synchronised_rounds"])
-
-    cdef void describe_trigger(self, ff_trigger *trigger, state) except *:
-        trigger.kind, trigger.delay = state["kind"], state["delay"]
-        trigger.threshold, trigger.extra = state["threshold"], state["extra"]
-        trigger.std.off_diagonal, trigger.std.diagonal = state["std"]
-        trigger.levels = state["levels"]
-        trigger.skip_bound = <ff_skip_bound *>pointer(state["skip_bound"])
-        trigger.aggregate_factor = pointer(state["aggregate_factor"])
-        trigger.nodes, trigger.snapshot = pointer(state["nodes"]), pointer(state["snapshot"])
-        trigger.node_rounds = <int64_t *>pointer(state["node_rounds"])
-        trigger.inverse, trigger.mass = pointer(state["inverse"]), pointer(state["mass"])
-        trigger.trace_bound = <ff_trace_bound *>pointer(state["trace_bound"])
-        trigger.fired = <int64_t *>pointer(state["fired"])
+            put(c, "fixed_size", curve["fixed"].shape[1])
 
     def initialise(self):
         """Compute the estimates that hold before the first round."""
@@ -333,12 +302,8 @@ cdef class Run:
         cdef int64_t i, g
         rows = []
         for i in range(self.c.curve_count):
-            c = &self.curves[i]
-            rows.append([
-                c.released, c.second_bonus, c.inflation, c.sieve.slack, c.log_inflation,
-                c.log_det, c.trigger.before, c.trigger.ridge, c.trigger.last, c.trigger.due, c.alike,
-                *[c.belief.ridge[g] for g in range(FF_MAX_GRID)],
-            ])
+            rows.append([*[get(&self.curves[i], name) for name in NUMBERS],
+                         *[self.curves[i].belief.ridge[g] for g in range(FF_MAX_GRID)]])
         return np.array(rows, np.float64)
 
     def resume(self, const double[:, ::1] numbers):
@@ -348,14 +313,10 @@ cdef class Run:
         cdef ff_curve *c
         for i in range(self.c.curve_count):
             c = &self.curves[i]
-            c.released = <int64_t>numbers[i, 0]
-            c.second_bonus, c.inflation, c.sieve.slack = numbers[i, 1], numbers[i, 2], numbers[i, 3]
-            c.log_inflation, c.log_det = numbers[i, 4], numbers[i, 5]
-            c.trigger.before, c.trigger.ridge = numbers[i, 6], numbers[i, 7]
-            c.trigger.last, c.trigger.due = <int64_t>numbers[i, 8], <int64_t>numbers[i, 9]
-            c.alike = <int64_t>numbers[i, 10]
+            for j, name in enumerate(NUMBERS):
+                put(c, name, numbers[i, j])
             for g in range(FF_MAX_GRID):
-                c.belief.ridge[g] = numbers[i, 11 + g]
+                c.belief.ridge[g] = numbers[i, len(NUMBERS) + g]
             # Cached bounds may be for another W than that of the last release: use none until the
             # next release.
             c.bonus_cache.version = 0

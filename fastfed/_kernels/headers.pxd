@@ -341,26 +341,6 @@ cdef extern from "ff_trigger.h" nogil:
         double base
     ctypedef struct ff_trace_bound:
         double base
-    ctypedef struct ff_trigger:
-        int64_t kind
-        int64_t delay
-        double threshold
-        double extra
-        ff_noise_std std
-        int64_t levels
-        double before
-        double ridge
-        int64_t last
-        int64_t due
-        ff_skip_bound *skip_bound
-        double *aggregate_factor
-        double *nodes
-        int64_t *node_rounds
-        double *inverse
-        double *mass
-        ff_trace_bound *trace_bound
-        int64_t *fired
-        double *snapshot
 
 cdef extern from "ff_groups.h" nogil:
     int64_t ff_groups_scratch(int64_t d)
@@ -370,119 +350,16 @@ cdef extern from "ff_run.h" nogil:
         FF_MAX_CURVES
         FF_VIEW_NUMBERS
     ctypedef struct ff_choice:
-        const void *x
-        int64_t released
-        int64_t action
-    ctypedef struct ff_curve:
-        int64_t batch_size
-        int64_t releases
-        const int64_t *ends
-        const double *release_scale
-        int64_t by_release
-        ff_trigger trigger
-        int64_t lazy
-        int64_t random
+        pass
+    ctypedef struct ff_curve:  # driver.pyx has a table of the fields that Python sets
         ff_score score
         const double *score_state
         int64_t score_state_size
         int64_t score_diagonal
-        int64_t randomizer
-        int64_t analyzer
-        int64_t release
-        const double *coefficients
-        int64_t buffers
-        const double *noise_scale
-        int64_t drawn_once
-        ff_noise_std noise_std
-        ff_radius radius
-        int64_t direct
-        double radius_count
-        int64_t last_entry
-        const double *regularizer
-        const double *radius_offset
-        const double *radius_lambda
-        double tau
-        const double *error_bound
-        const double *floor
-        double sieve_growth
-        const double *widths
-        int64_t clip
-        int64_t public_constant
-        double constant
-        double reward_centre
-        double feature_bound
-        double reward_low
-        double reward_high
-        uint64_t flips
-        double bit_values[2]
-        double count_values[2]
-        int64_t levels
-        int64_t shuffled
-        const int64_t *bit_levels
-        const int64_t *noise_bits
-        const double *unit
-        int64_t share_until
-        const uint8_t *share_rule
-        int64_t share_coin
-        uint64_t share_threshold
-        int64_t own_least
-        ff_radius own_radius
-        double own_offset
-        double own_sieve_width
         ff_belief_model belief
-        const double *own_ridges
-        double own_bonus
-        int64_t released
-        int64_t *synchronised
-        uint8_t *requested
-        uint8_t *synchronised_rounds
-        double second_bonus
-        double inflation
-        ff_sieve sieve
-        double *inverses
-        double log_inflation
-        double log_det
-        int64_t alike
         ff_choice *choice
-        double *fixed
-        int64_t fixed_size
         ff_bonus_cache bonus_cache
         int64_t *chosen
-        double *history
-        double *w
-        double *theta
-        double *log_dets
-        double *batch
-        double *sums
-        double *nodes
-        double *messages
-        double *own_w
-        double *own_theta
-        double *local_w
-        double *local_theta
-        double *own_sums
-        double *own_shared
-        double *own_rest
-        const double *arrivals
-        int64_t arrival_count
-        double *late
-        int64_t *late_next
-        int64_t *late_ends
-        const uint8_t *serves
-        const uint8_t *sends
-        int64_t exchanges
-        int64_t *reported
-        double *views
-        double *view_w
-        double *view_theta
-        int64_t *order
-        double *total
-        double *regret
-        double *curve
-        int64_t *clipped
-        int64_t *indefinite
-        int32_t *actions
-        double *rewards
     ctypedef struct ff_run:
         const ff_environment *environment
         uint64_t seed

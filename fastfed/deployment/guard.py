@@ -444,10 +444,7 @@ class Range:
         """Return a bound on the absolute noise in a report, (s,): the noise of a prefix sum."""
         # The noise variance of a prefix sum, in units of one node's noise variance.
         prefix = prefix_noise(self._plan)
-        if prefix is None:
-            variance = float(max(1, self._plan.levels))
-        else:
-            variance = float(sum(c * c for c in prefix.terms(release).values()))
+        variance = max(1, self._plan.levels) if prefix is None else prefix.variance(release)
         return MAX_NOISE_STDS * math.sqrt(variance) * self._std
 
 

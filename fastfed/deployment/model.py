@@ -212,16 +212,15 @@ def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
 
     ``numbers`` are the numbers of the reports; 0 for a silo without a report.
     """
+    variances = {k: report_variance(plan, k) for k in set(numbers) if k}
     reports = zip(numbers, plan.noise_scale, strict=True)
-    return math.fsum(scale**2 * report_variance(plan, k) for k, scale in reports if k)
+    return math.fsum(scale**2 * variances[k] for k, scale in reports if k)
 
 
 def report_variance(plan: Plan, release: int) -> float:
     """Return the noise variance of one report of prefix sums, in units of one node's variance."""
     prefix = prefix_noise(plan)
-    if prefix is None:
-        return float(release.bit_count())
-    return float(sum(c * c for c in prefix.terms(release).values()))
+    return float(release.bit_count()) if prefix is None else prefix.variance(release)
 
 
 def diagonal(dimension: int) -> np.ndarray:

@@ -145,6 +145,8 @@ class SiloParty(SiloRecords):
         self._hub_has: set[int] = set()
         #: Number of releases that the hub has broadcast; None before the hub's first answer.
         self._hub_released: int | None = None
+        #: Where `closed_leaves` resumes its search.
+        self._closed_before = 0
         #: The hub's nonce, which the next `Join` repeats; empty if there is none to repeat.
         self._hub_nonce = b""
         #: The hub's clock in its last receipt, in seconds since 1970; 0 before.
@@ -457,9 +459,11 @@ class SiloParty(SiloRecords):
 
         A leaf is closed if its report is sealed, will never be made, or is `lost`.
         """
-        leaf = 0
+        # A closed leaf stays closed, so the search resumes where it ended the last time.
+        leaf = self._closed_before
         while leaf + 1 in self.sealed or leaf + 1 in self.unreported:
             leaf += 1
+        self._closed_before = leaf
         return max(leaf, max(self.lost, default=0))
 
     @property
@@ -609,9 +613,9 @@ class SiloParty(SiloRecords):
             if k > hub_released or self.sessions.missing(k):
                 messages += self._send_session(k).messages
         released_by_both = self._leaves_in(min(hub_released, self.released))
-        for k, report in sorted(self.sealed.items()):
-            if k > released_by_both and k not in self._hub_has:
-                messages += self._report_messages(k, report)
+        for k in range(released_by_both + 1, max(self.sealed, default=0) + 1):
+            if k in self.sealed and k not in self._hub_has:
+                messages += self._report_messages(k, self.sealed[k])
         # A restored hub learns from its later broadcasts which sets it has opened.
         messages += [
             Message(hub, self.broadcasts[k]) for k in range(hub_released + 1, self.released + 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import msgspec
 import numpy as np
@@ -178,6 +178,31 @@ MAX_EXPONENTIALS = 2**18
 MAX_ROUNDS = 16
 
 
+class Exponentials:
+    """exp(rate k unit / silos) for k = 0, 1, ...: weights of experts, up to a common factor.
+
+    Entry k is for an expert that lost k times ``unit`` more than the best expert. The table grows
+    on request. Runs with equal arguments share it (`exponentials`).
+    """
+
+    def __init__(self, rate: float, silos: int, unit: float) -> None:
+        self._arguments = unit, silos, rate
+        self.table = np.zeros(0)
+
+    def up_to(self, size: int) -> np.ndarray:
+        """Return a table of at least ``size`` entries."""
+        table = self.table
+        if size > len(table):
+            fresh = np.empty(size - len(table))
+            kernels.hedge_exponents(len(table), fresh, *self._arguments)
+            table = self.table = np.concatenate([table, np.exp(fresh, out=fresh)])
+        return table
+
+
+#: The tables of the last curves, for example for the next replicate.
+exponentials = lru_cache(maxsize=8)(Exponentials)
+
+
 class Hedge:
     """State of the server, which computes exponential weights."""
 
@@ -190,9 +215,7 @@ class Hedge:
         self.plan = plan
         self._release = 0
         self._total = np.zeros(plan.experts)
-        # The result of decide_many, which the next call reuses, and the exponentials of losses of
-        # 0, 1, ... units.
-        self._rows, self._table = np.zeros((0, plan.experts)), np.zeros(0)
+        self._rows = np.zeros((0, plan.experts))  # result of decide_many; the next call reuses it
 
     def start(self) -> ExpertChoice:
         """Return uniform weights."""
@@ -217,11 +240,10 @@ class Hedge:
             self._rows = np.empty((count, self.plan.experts))
         weights = self._rows[:count]
         rate, silos = -self.plan.learning_rate, self.plan.silos
-        units, table_size = kernels.hedge_spread(sums, cumulative) + 1, len(self._table)
+        units, shared = kernels.hedge_spread(sums, cumulative) + 1, exponentials(rate, silos, unit)
         # Losses of few units have fewer different exponentials than there are weights.
-        if units - table_size <= weights.size and units <= MAX_EXPONENTIALS:
-            self._extend_table(units, unit)
-            kernels.hedge_weights(sums, has_exchange, cumulative, self._table, weights)
+        if units - len(shared.table) <= weights.size and units <= MAX_EXPONENTIALS:
+            kernels.hedge_weights(sums, has_exchange, cumulative, shared.up_to(units), weights)
         else:
             kernels.hedge(sums, has_exchange, cumulative, unit, silos, rate, weights)
             kernels.to_weights(np.exp(weights, out=weights))
@@ -235,6 +257,7 @@ class Hedge:
         Stop earlier if the losses of experts differ too much for a table of exponentials.
         """
         plan, lost = self.plan, rounds.lost
+        shared = exponentials(-plan.learning_rate, plan.silos, 1.0)
         # The best expert's weight rounds to 1 if all others are at most 2^-55 / d of it. This holds
         # if they have lost `alone` units more.
         exponent = math.log(2.0**55 * plan.experts)
@@ -243,10 +266,11 @@ class Hedge:
             units = int(lost.max() - lost.min()) + MAX_ROUNDS * plan.silos + 1
             if units > MAX_EXPONENTIALS:
                 break
-            # Few losses differ by more units than `alone`.
-            more = min(2 * len(self._table), alone + alone // 8, MAX_EXPONENTIALS)
-            self._extend_table(max(units, more), 1.0)
-            rule = CompiledRule("hedge", table=self._table, alone=alone)
+            if units > len(shared.table):
+                # Few losses differ by more units than `alone`.
+                more = min(2 * len(shared.table), alone + alone // 8, MAX_EXPONENTIALS)
+                shared.up_to(max(units, more))
+            rule = CompiledRule("hedge", table=shared.table, alone=alone)
             _, self._release, _ = rounds.run(rule, 0, self._release, last=last)
         before = lost - rounds.latest
         self._total = before.astype(np.float64)
@@ -255,17 +279,6 @@ class Hedge:
         kernels.hedge(nothing, asks, before, 1.0, plan.silos, -plan.learning_rate, weights)
         kernels.to_weights(np.exp(weights, out=weights))
         return weights[0]
-
-    def _extend_table(self, size: int, unit: float) -> None:
-        """Extend the table to exp(-eta k unit / m) for all k < ``size``; m is the number of silos.
-
-        Entry k is the weight of an expert that lost k times ``unit`` more than the best expert.
-        """
-        old_size, rate = len(self._table), -self.plan.learning_rate
-        if size > old_size:
-            fresh = np.empty(size - old_size)
-            kernels.hedge_exponents(old_size, fresh, unit, self.plan.silos, rate)
-            self._table = np.concatenate([self._table, np.exp(fresh, out=fresh)])
 
 
 def build_hedge(config: HedgeConfig, problem: ProblemSpec) -> System:

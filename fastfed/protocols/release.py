@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -53,6 +55,33 @@ class PrefixNoise(Protocol):
     def size(self, k: int) -> tuple[int, float]:
         """Return upper bounds on the number of `terms` and on the sum of their absolute values."""
         ...
+
+    def variance(self, k: int) -> float:
+        """Return the noise variance of prefix k in units of one draw's, correctly rounded.
+
+        It is the sum of the squared `terms`, which each class computes without listing them.
+        """
+        ...
+
+
+def _square_sums(values: np.ndarray) -> list[float]:
+    """Return the sum of the first n squares for each n >= 1, correctly rounded.
+
+    ``values`` (N,) are below 2^52 in absolute value.
+    """
+    mantissas, exponents = np.frexp(values)
+    lowest = int(exponents.min())
+    # Each value is an integer times 2^(lowest - 53).
+    integers = np.ldexp(mantissas, 53).astype(np.int64).tolist()
+    shifts = (exponents - lowest).tolist()
+    squares = ((n << shift) ** 2 for n, shift in zip(integers, shifts, strict=True))
+    return [total / (1 << 2 * (53 - lowest)) for total in accumulate(squares)]
+
+
+@lru_cache(maxsize=16)
+def _buffered_variances(releases: int) -> list[float]:
+    """Return `BufferedNoise.variance` of prefixes 1, 2, ... of a plan with these releases."""
+    return _square_sums(buffered_coefficients(releases))
 
 
 class HonakerNoise:
@@ -97,6 +126,12 @@ class HonakerNoise:
                 total += (top + 1) * 2.0**top / (2.0 ** (top + 1) - 1.0)
         return 2 * k, total * (1.0 + 2.0**-40)
 
+    def variance(self, k: int) -> float:
+        """Return the noise variance of prefix k in units of one node's, correctly rounded."""
+        # The squared coefficients of a block of level h add up to v_h, see `terms`.
+        tops = (top for top in range(k.bit_length()) if k >> top & 1)
+        return float(sum(Fraction(1 << top, (2 << top) - 1) for top in tops))
+
 
 class ToeplitzNoise:
     """Noise of release "toeplitz": rows of C z with a Toeplitz matrix C; all draws z are cached."""
@@ -118,6 +153,15 @@ class ToeplitzNoise:
     def size(self, k: int) -> tuple[int, float]:
         """Return the number of terms of prefix k, and the sum of their absolute coefficients."""
         return k, float(self._sums[k - 1]) * (1.0 + (k + 2) * 2.0**-40)
+
+    def variance(self, k: int) -> float:
+        """Return the noise variance of prefix k in units of one draw's, correctly rounded."""
+        # The numerators of `terms` are binomials b_j; the variance is the sum of b_j^2 / 16^j.
+        binomial, total = 1, 1
+        for j in range(1, k):
+            binomial = binomial * 2 * (2 * j - 1) // j
+            total = 16 * total + binomial * binomial
+        return total / (1 << 4 * (k - 1))
 
 
 class BufferedNoise:
@@ -149,6 +193,10 @@ class BufferedNoise:
         coefficients = buffered_coefficients(self._releases)
         return k, float(coefficients[:k].sum()) * (1.0 + (k + 2) * 2.0**-40)
 
+    def variance(self, k: int) -> float:
+        """Return the noise variance of prefix k in units of one draw's, correctly rounded."""
+        return _buffered_variances(self._releases)[k - 1]
+
 
 class FactorisedNoise:
     """Noise of release "factorised": rows of B z with any lower triangular B; all z are cached."""
@@ -170,6 +218,10 @@ class FactorisedNoise:
     def size(self, k: int) -> tuple[int, float]:
         """Return the number of terms of prefix k, and the sum of their absolute coefficients."""
         return k, float(np.abs(self._matrix[k - 1, :k]).sum()) * (1.0 + (k + 2) * 2.0**-40)
+
+    def variance(self, k: int) -> float:
+        """Return the noise variance of prefix k in units of one draw's, correctly rounded."""
+        return _square_sums(self._matrix[k - 1, :k])[-1]
 
 
 class NestedNoise:
@@ -204,6 +256,10 @@ class NestedNoise:
     def size(self, k: int) -> tuple[int, float]:
         """Return the number of terms of prefix k, and the sum of their absolute coefficients."""
         return self._count(k), float(self._count(k))
+
+    def variance(self, k: int) -> float:
+        """Return the noise variance of prefix k in units of one draw's."""
+        return float(self._count(k))
 
 
 def prefix_noise(plan: Plan) -> PrefixNoise | None:

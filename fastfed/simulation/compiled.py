@@ -134,6 +134,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "score": plan.score,
         **local_round_fields(plan),
         "arrivals": plan.arrivals if isinstance(plan, DelayedPlan) else None,
+        "arrival_count": len(plan.arrivals) if isinstance(plan, DelayedPlan) else 0,
         "randomizer": protocol.randomizer,
         "analyzer": protocol.analyzer,
         "noise_std": plan.noise_std.parts,
@@ -141,15 +142,17 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "drawn_once": plan.drawn_once,
         "radius": (plan.radius.multiplier, plan.radius.scale, plan.radius.base),
         "radius_count": float(plan.rows_per_round),
-        "determinant": plan.radius.determinant,
-        "arms": plan.arms,
+        "radius.determinant": plan.radius.determinant,
+        "radius.arms": plan.arms,
+        "radius.anchor": plan.radius.anchor,
         "direct": plan.radius.direct,
-        "anchor": plan.radius.anchor,
+        "inflation": 1.0,
         "error_bound": np.ascontiguousarray(plan.radius.error_bound, dtype=np.float64),
         "floor": np.ascontiguousarray(plan.radius.floor, dtype=np.float64),
         "release": RELEASES.index(plan.release),
         "coefficients": plan.coefficients,
         "buffers": plan.buffers,
+        "last_entry": len(plan.regularizer) - 1,
         "regularizer": np.ascontiguousarray(plan.regularizer, dtype=np.float64),
         "radius_offset": np.ascontiguousarray(plan.radius.offset, dtype=np.float64),
         "radius_lambda": np.ascontiguousarray(plan.radius.log_lambda, dtype=np.float64),
@@ -162,7 +165,8 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "sieve": (plan.reward_limit, 1.0, plan.ranking),
         "sieve_growth": plan.sieve_growth,
         "widths": np.array(plan.widths) if plan.widths else None,
-        "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
+        "reward_low": clip.low if clip else 0.0,
+        "reward_high": clip.high if clip else 0.0,
         "flips": plan.flips,
         "bit_values": plan.sent_values,
         "count_values": plan.bit_values if plan.counts_ones else (0.0, 0.0),
@@ -220,15 +224,20 @@ def uses_fixed_sets(environment: environments.Environment, plan: Plan) -> bool:
 def local_round_fields(plan: Plan) -> dict[str, Any]:
     """Return the fields of ff_curve (src/ff_run.h) about rounds whose data are not shared."""
     own = plan.own
-    if own is None:
+    if own is None or not own.until:
         return {"share_until": 0}
     by_rule = own.mixed and not own.secret
     return {
         "share_until": own.until,
         "share_rule": np.ascontiguousarray(own.rule) if by_rule else None,
-        "share_threshold": own.threshold if own.secret else None,
-        "own_bound": own.bound,
+        "share_coin": own.secret,
+        "share_threshold": own.threshold if own.secret else 0,
+        "own_radius": own.bound and own.bound[:3],
+        "own_offset": own.bound and own.bound[3],
+        "own_radius.determinant": own.bound is not None,
+        "own_radius.anchor": 1.0,
         "own_sieve_width": own.sieve_width,
+        "own_least": not own.posterior,
         "belief": own.model(0) if own.posterior else None,
         "own_ridges": np.array(own.ridges),
         "own_bonus": own.bonus,
@@ -239,7 +248,13 @@ def clock_fields(plan: Plan) -> dict[str, Any]:
     """Return the fields of ff_curve (src/ff_run.h) about silos with their own clocks."""
     if not isinstance(plan, ClockedPlan):
         return {"serves": None, "sends": None}
-    return {"serves": plan.clocks.serves, "sends": plan.clocks.sends, "ends": plan.clocks.ticks}
+    clocks = plan.clocks
+    return {
+        "serves": clocks.serves,
+        "sends": clocks.sends,
+        "exchanges": len(clocks.sends),
+        "ends": clocks.ticks,
+    }
 
 
 def zeros(arrays: Shapes) -> dict[str, np.ndarray]:
@@ -259,7 +274,7 @@ def trigger_fields(plan: Plan) -> dict[str, Any] | None:
         "delay": plan.trigger.delay,
         "threshold": plan.trigger.threshold,
         "extra": plan.trigger.extra,
-        "std": plan.trigger.std,
+        "std.off_diagonal": plan.trigger.std,
         "levels": plan.trigger.levels(plan.horizon),
         **zeros(trigger_shapes(plan)),
     }

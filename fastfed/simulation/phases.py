@@ -179,7 +179,7 @@ def greedy_state(plan: PhasePlan) -> dict[str, Any]:
     return {
         "lazy": True,
         "radius": (0.0, radius.scale, radius.base),
-        "determinant": False,
+        "radius.determinant": False,
         "direct": False,
         "radius_lambda": np.full(len(radius.log_lambda), np.inf),
         "w": np.zeros((1, d, d)),

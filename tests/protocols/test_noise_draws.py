@@ -84,6 +84,16 @@ def noise_of_releases(plan, environment):
     return np.array(rows).reshape(REPLICATES, plan.releases, -1)
 
 
+@pytest.mark.parametrize("release", ["honaker", "toeplitz", "buffered", "factorised"])
+def test_the_variance_of_a_prefix_is_the_exact_sum_of_its_squared_terms(release):
+    """The sizes pass powers of two, where trees differ."""
+    sizes = {"horizon": 300, "batch_size": 1, "release": release, "epsilon": 9.0, "delta": 0.01}
+    _, plan = make_experiment_and_plan(draws="silo", **sizes)
+    noise = prefix_noise(plan)
+    for k in (*range(1, 18), 31, 32, 33, 255, 256, 257, 300):
+        assert noise.variance(k) == float(sum(c * c for c in noise.terms(k).values()))
+
+
 def covariance_of_releases(plan):
     """Return the covariance (K, K) of the releases' noise, in units of one node's variance."""
     noise, rows = prefix_noise(plan), np.zeros((plan.releases, 4 * plan.releases))

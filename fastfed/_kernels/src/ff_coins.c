@@ -7,40 +7,15 @@
 /* Number of bits, and of words of 32 bits, in a block. */
 #define BLOCK_BITS 128
 #define WORDS 4
-/* Number of blocks that are drawn before their coins are added. */
-#define BLOCKS_TOGETHER 16
-/* Largest number of coins that a byte can count. */
-#define MOST_IN_BYTE 255
+/* Most binary digits of a number of silos times FF_COIN_ROUNDS; of a number of silos of a group,
+ * and one more. */
+#define DIGITS 48
+#define DIGITS_OF_GROUP 9
 
 #if defined(__GNUC__)
 /* A vector of counts that need not be aligned to vectors. */
 typedef int64_t loose_counts __attribute__((vector_size(FF_BYTES), aligned(8)));
 #endif
-
-/* bytes_of[b]: a number of 64 bits whose byte i is bit i of b. Adding such numbers counts eight
- * coins at once. */
-#define BIT(b, i) ((uint64_t)((b) >> (i) & 1) << 8 * (i))
-#define BYTES(b)                                                                                   \
-    (BIT(b, 0) | BIT(b, 1) | BIT(b, 2) | BIT(b, 3) | BIT(b, 4) | BIT(b, 5) | BIT(b, 6) | BIT(b, 7))
-#define BYTES4(b) BYTES(b), BYTES((b) + 1), BYTES((b) + 2), BYTES((b) + 3)
-#define BYTES16(b) BYTES4(b), BYTES4((b) + 4), BYTES4((b) + 8), BYTES4((b) + 12)
-#define BYTES64(b) BYTES16(b), BYTES16((b) + 16), BYTES16((b) + 32), BYTES16((b) + 48)
-static const uint64_t bytes_of[256] = {BYTES64(0), BYTES64(64), BYTES64(128), BYTES64(192)};
-
-/* Return the number of ones in x. */
-FF_INLINE int64_t count_ones(uint64_t x)
-{
-#if defined(__POPCNT__)
-    return __builtin_popcountll(x);
-#else
-    /* Counts for every 2, 4 and 8 bits; the product adds the counts of all bytes in the highest
-     * byte. */
-    x -= x >> 1 & 0x5555555555555555ull;
-    x = (x & 0x3333333333333333ull) + (x >> 2 & 0x3333333333333333ull);
-    x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full;
-    return (int64_t)(x * 0x0101010101010101ull >> 56);
-#endif
-}
 
 /* Return G, the number of silos in a group. */
 FF_INLINE int64_t group_size(int64_t d) { return d > BLOCK_BITS / 2 ? 1 : BLOCK_BITS / d; }
@@ -60,51 +35,35 @@ FF_INLINE int64_t plane_stride(int64_t d)
     return blocks <= LANES ? stride : (blocks + LANES - 1) / LANES * LANES;
 }
 
-/* The masks of all blocks. */
-typedef struct {
-    /* The coins of expert k at all silos of a group, if there is more than one: every d-th bit. */
-    uint64_t column[BLOCK_BITS / 2][2];
-    /* Masks (MASKS = 64, WORDS, plane_stride(d)), in rows: the coins with chance 1 (SURE); for
-     * every plane, its bits of the chances (BITS); for every plane, the coins that it or a later
-     * plane may still set to 1 (OPEN): those whose chance, below 1, has a 1 in these planes. */
-    uint32_t masks[];
-} all_masks;
-
-/* Rows of the masks: BITS + p and OPEN + p are those of plane p. */
+/* Rows of the masks (MASKS = 64, WORDS, plane_stride(d)): the coins with chance 1 (SURE); for every
+ * plane p, its bits of the chances (BITS + p); for every plane p, the coins that it or a later plane
+ * may still set to 1 (OPEN + p): those whose chance, below 1, has a 1 in these planes. */
 enum { SURE = 0, BITS = 1, OPEN = BITS + FF_CHANCE_BITS, MASKS = OPEN + FF_CHANCE_BITS + 1 };
 
-/* Return the number of 64-bit integers in all_masks. */
-int64_t ff_coins_masks(int64_t experts)
-{
-    const size_t masks = (size_t)(MASKS * WORDS * plane_stride(experts));
-    return (int64_t)((sizeof(all_masks) + masks * sizeof(uint32_t)) / sizeof(uint64_t));
-}
+/* Return the number of 64-bit integers that the masks fill. */
+int64_t ff_coins_masks(int64_t experts) { return MASKS * WORDS * plane_stride(experts) / 2; }
 
 /* Return the address of word w of a row of the masks, for block 0; that of other blocks follows. */
 FF_INLINE const uint32_t *masks_of(const ff_coins *c, int64_t row, int64_t w)
 {
-    return ((const all_masks *)c->masks)->masks + (row * WORDS + w) * c->stride;
+    return (const uint32_t *)c->masks + (row * WORDS + w) * c->stride;
 }
 
 /* Return the coins with these chances (d), and write their masks. */
 ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
 {
-    all_masks *all = (all_masks *)masks;
     const int64_t size = group_size(experts), stride = plane_stride(experts);
     const ff_coins coins = {experts, stride, masks};
     memset(masks, 0, (size_t)ff_coins_masks(experts) * sizeof *masks);
     for (int64_t bit = 0; bit < size * experts; bit++) {
         const uint32_t c = chance[bit % experts], mask = 1u << bit % 32;
-        uint32_t *word =
-            all->masks + bit % BLOCK_BITS / 32 * stride + bit / BLOCK_BITS;
+        uint32_t *word = (uint32_t *)masks + bit % BLOCK_BITS / 32 * stride + bit / BLOCK_BITS;
         word[SURE * WORDS * stride] |= c >> FF_CHANCE_BITS ? mask : 0;
         for (int p = 0; p < FF_CHANCE_BITS; p++) {
             const uint32_t from_here = c << (32 - FF_CHANCE_BITS) << p;
             word[(BITS + p) * WORDS * stride] |= from_here >> 31 ? mask : 0;
             word[(OPEN + p) * WORDS * stride] |= from_here ? mask : 0;
         }
-        if (size > 1)
-            all->column[bit % experts][bit / 64] |= 1ull << bit % 64;
     }
     return coins;
 }
@@ -118,43 +77,49 @@ FF_INLINE uint32_t bits_of_word(int64_t from, int64_t to, int64_t w)
     return high > low ? (uint32_t)((1ull << high) - (1ull << low)) : 0;
 }
 
-/* Decide 32 coins by one plane: U is below c if their first different bit is 1 in c. random: the
- * bits of U; bits: those of c; later: the coins that later planes may set to 1. Sets coins in
- * *ones, and returns the coins that stay open. */
-FF_INLINE uint32_t decide(uint32_t *ones, uint32_t open, uint32_t random, uint32_t bits,
-                          uint32_t later)
-{
-    *ones |= open & bits & ~random;
-    return open & ~(bits ^ random) & later;
-}
+#if defined(__GNUC__)
+typedef uint32_t words_of_rounds __attribute__((vector_size(FF_BYTES)));
+typedef uint16_t counts_of_rounds __attribute__((vector_size(FF_BYTES < 32 ? FF_BYTES : 32)));
+#else
+typedef uint32_t words_of_rounds;
+typedef uint16_t counts_of_rounds;
+#endif
+/* Number of vectors that one word, or one count of 16 bits, takes in all rounds. */
+#define PARTS ((int)(sizeof(uint32_t) * ROUNDS / sizeof(words_of_rounds)))
+#define PARTS16 ((int)(sizeof(uint16_t) * ROUNDS / sizeof(counts_of_rounds)))
 
-/* Draw the first `end` coins of a block in ROUNDS rounds: ones[w][l] are those of word w in round
- * s->index + l. Other bits are 0. */
+/* Decide 32 coins, or those of every lane of a vector, by one plane: U is below c if their first
+ * different bit is 1 in c. random: the bits of U; bits: those of c; later: the coins that later
+ * planes may set to 1. Sets coins in `ones`, and leaves those in `open` that stay open. */
+#define DECIDE(ones, open, random, bits, later)                                                    \
+    ((ones) |= (open) & (bits) & ~(random), (open) &= ~((bits) ^ (random)) & (later))
+
+/* Draw the first `end` coins of a block in ROUNDS rounds: ones[w] are those of word w in rounds
+ * s->index, s->index + 1, ... Other bits are 0. */
 static void draw_rounds(const ff_coins *c, const ff_stream *s, int64_t block, int64_t end,
-                        uint32_t (*restrict ones)[ROUNDS])
+                        words_of_rounds (*restrict ones)[PARTS])
 {
-    uint32_t open[WORDS][ROUNDS], random[WORDS][ROUNDS];
+    words_of_rounds open[WORDS][PARTS], random[WORDS][PARTS];
     const int64_t words = (end + 31) / 32, stride = c->stride;
-    for (int64_t w = 0; w < WORDS; w++) {
-        const uint32_t sure = masks_of(c, SURE, w)[block] & bits_of_word(0, end, w);
-        const uint32_t first = masks_of(c, OPEN, w)[block] & bits_of_word(0, end, w);
-        for (int l = 0; l < ROUNDS; l++) {
-            ones[w][l] = sure;
-            open[w][l] = first;
+    for (int64_t w = 0; w < WORDS; w++)
+        for (int i = 0; i < PARTS; i++) {
+            const uint32_t within = bits_of_word(0, end, w);
+            ones[w][i] = (words_of_rounds){0} + (masks_of(c, SURE, w)[block] & within);
+            open[w][i] = (words_of_rounds){0} + (masks_of(c, OPEN, w)[block] & within);
         }
-    }
     for (int p = 0; p < FF_CHANCE_BITS; p++) {
-        ff_philox_indices(s, (uint32_t)(stride * p + block), random);
-        uint32_t any = 0;
+        ff_philox_indices(s, (uint32_t)(stride * p + block), (uint32_t(*)[ROUNDS])random);
+        words_of_rounds any = {0};
         for (int64_t w = 0; w < words; w++) {
             const uint32_t bits = masks_of(c, BITS + p, w)[block];
             const uint32_t later = masks_of(c, OPEN + p + 1, w)[block];
-            for (int l = 0; l < ROUNDS; l++) {
-                open[w][l] = decide(&ones[w][l], open[w][l], random[w][l], bits, later);
-                any |= open[w][l];
+            for (int i = 0; i < PARTS; i++) {
+                DECIDE(ones[w][i], open[w][i], random[w][i], bits, later);
+                any |= open[w][i];
             }
         }
-        if (!any)
+        const words_of_rounds none = {0};
+        if (memcmp(&any, &none, sizeof any) == 0)
             return;
     }
 }
@@ -176,8 +141,8 @@ static void draw_block(const ff_coins *c, const ff_stream *s, int64_t from, int6
             ff_philox_blocks(s, (uint32_t)p, random);
         uint32_t any = 0;
         for (int64_t w = begin; w < end; w++) {
-            open[w] = decide(&ones[w], open[w], random[w][lane], *masks_of(c, BITS + p, w),
-                             *masks_of(c, OPEN + p + 1, w));
+            DECIDE(ones[w], open[w], random[w][lane], *masks_of(c, BITS + p, w),
+                   *masks_of(c, OPEN + p + 1, w));
             any |= open[w];
         }
         if (!any)
@@ -207,8 +172,7 @@ static void draw_blocks(const ff_coins *c, const ff_stream *s, int64_t first,
             const uint32_t *bits = masks_of(c, BITS + p, w) + first;
             const uint32_t *later = masks_of(c, OPEN + p + 1, w) + first;
             for (int64_t j = 0; j < count; j++) {
-                open[w][j] =
-                    decide(&ones[w][j], open[w][j], random[w][lane + j], bits[j], later[j]);
+                DECIDE(ones[w][j], open[w][j], random[w][lane + j], bits[j], later[j]);
                 any |= open[w][j];
             }
         }
@@ -259,13 +223,109 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
     }
 }
 
-/* The coins of a block in ROUNDS rounds, as words of 32 bits. */
-typedef uint32_t drawn_block[WORDS][ROUNDS];
+/* A word of 32 bits for each word of a block and each round: the coins, or one binary digit of the
+ * sum of every coin over silos. */
+typedef words_of_rounds block_words[WORDS][PARTS];
 
-/* Return bits 64 h, .., 64 h + 63 of a block in round l. */
-FF_INLINE uint64_t half_of(drawn_block drawn, int h, int64_t l)
+/* Add three bits in each place: `sum` receives the lower digit of the result, `carry` the higher. */
+#define ADD_BITS(type, sum, other, carry)                                                          \
+    do {                                                                                           \
+        const type both = (sum) & (other), either = (sum) ^ (other);                               \
+        (sum) = either ^ (carry);                                                                  \
+        (carry) = both | (either & (carry));                                                       \
+    } while (0)
+
+/* Return the number of binary digits of n. */
+FF_INLINE int64_t digits_of(int64_t n)
 {
-    return drawn[2 * h][l] | (uint64_t)drawn[2 * h + 1][l] << 32;
+    int64_t digits = 0;
+    while (n >> digits)
+        digits++;
+    return digits;
+}
+
+/* Return part i of the 32 bits of a block from bit `from` on, in each round. */
+FF_INLINE words_of_rounds bits_from(const block_words words, int64_t from, int i)
+{
+    const int64_t w = from / 32, shift = from % 32;
+    const words_of_rounds low = words[w][i] >> (uint32_t)shift;
+    return shift && w + 1 < WORDS ? low | words[w + 1][i] << (uint32_t)(32 - shift) : low;
+}
+
+/* Add up the coins of `silos` silos of a group, d bits each, in digit[0]: digits of the sums are in
+ * the first d bits of digit[p]; other bits are not specified. Each turn adds the second half of the
+ * silos to the first. */
+static void add_silos(block_words *restrict digit, int64_t silos, int64_t d)
+{
+    for (int64_t digits = 1; silos > 1; digits++) {
+        const int64_t half = (silos + 1) / 2, by = half * d;
+        for (int64_t w = 0; 32 * w < by; w++) {
+            const uint32_t within = bits_of_word(0, silos * d - by, w);
+            for (int i = 0; i < PARTS; i++) {
+                words_of_rounds carry = {0};
+                for (int64_t p = 0; within && p < digits; p++) {
+                    const words_of_rounds other = bits_from(digit[p], by + 32 * w, i) & within;
+                    ADD_BITS(words_of_rounds, digit[p][w][i], other, carry);
+                }
+                digit[digits][w][i] = carry;
+            }
+        }
+        silos = half;
+    }
+}
+
+/* Count the coins of experts BLOCK_BITS block + k at all silos in each of ROUNDS rounds: bit k mod
+ * 32 of word floor(k / 32) of digit[p] is digit p of the number of ones. `digit` has room for DIGITS
+ * digits, of which those of the number `silos` are written. Other bits are not specified. */
+static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t block,
+                        block_words *restrict digit)
+{
+    /* waiting[p], bits of value 2^p, is not yet added if bit p of `waits` is 1. Two such bits are
+     * added together, so only few digits change for a group. */
+    block_words waiting[DIGITS], group[DIGITS_OF_GROUP];
+    const int64_t rest = c->experts - BLOCK_BITS * block, digits = digits_of(silos);
+    const int64_t width = rest < BLOCK_BITS ? rest : BLOCK_BITS, words = (width + 31) / 32;
+    const int64_t size = group_size(c->experts);
+    ff_stream stream = *s;
+    uint64_t waits = 0;
+    if (silos <= size) {
+        draw_rounds(c, &stream, block, silos * width, digit[0]);
+        add_silos(digit, silos, width);
+        return;
+    }
+    /* One more: sums of groups are added as if each of their digits could be 1. */
+    memset(digit, 0, (size_t)(digits + 1) * sizeof *digit);
+    for (int64_t silo = 0; silo < silos; silo += size) {
+        const int64_t count = silos - silo < size ? silos - silo : size;
+        stream.silo = (uint32_t)(silo / size);
+        draw_rounds(c, &stream, block, count * width, group[0]);
+        add_silos(group, count, width);
+        for (int64_t first = 0; count >> first; first++) {
+            int64_t p = first;
+            for (; waits >> p & 1; waits ^= 1ull << p++)
+                for (int64_t w = 0; w < words; w++)
+                    for (int i = 0; i < PARTS; i++)
+                        ADD_BITS(words_of_rounds, digit[p][w][i], waiting[p][w][i],
+                                 group[first][w][i]);
+            memcpy(waiting[p], group[first], (size_t)words * sizeof *group[first]);
+            waits |= 1ull << p;
+        }
+    }
+    for (int64_t w = 0; w < words; w++)
+        for (int i = 0; i < PARTS; i++) {
+            words_of_rounds carry = {0};
+            for (int64_t p = 0; p < digits; p++) {
+                const words_of_rounds none = {0}, other = waits >> p & 1 ? waiting[p][w][i] : none;
+                ADD_BITS(words_of_rounds, digit[p][w][i], other, carry);
+            }
+        }
+}
+
+/* Return words 2 h and 2 h + 1 of a block in round l. */
+FF_INLINE uint64_t half_of(const block_words words, int64_t h, int64_t l)
+{
+    const uint32_t *low = (const uint32_t *)words[2 * h], *high = (const uint32_t *)words[2 * h + 1];
+    return low[l] | (uint64_t)high[l] << 32;
 }
 
 /* total[k] += times (bit k of `bits`), for k < n. */
@@ -285,109 +345,38 @@ FF_INLINE void add_bits(uint64_t bits, int64_t n, int64_t times, int64_t *restri
         total[k] += times & -(int64_t)(bits & 1);
 }
 
-/* Add `times` the coins of rounds from, .., to - 1 to total (width), from `count` blocks that hold
- * the coins of one silo each. Bytes count the coins, eight experts in a number of 64 bits, until a
- * byte may be full. */
-static void add_rows(drawn_block *drawn, int64_t count, int64_t from, int64_t to, int64_t width,
-                     int64_t times, int64_t *restrict total)
-{
-    uint64_t bytes[BLOCK_BITS / 8] = {0};
-    int64_t counted = 0;
-    for (int64_t l = from; l < to; l++)
-        for (int64_t i = 0; i < count; i++) {
-            const uint64_t low = half_of(drawn[i], 0, l), high = half_of(drawn[i], 1, l);
-            for (int64_t k = 0; k < 8 && 8 * k < width; k++)
-                bytes[k] += bytes_of[low >> 8 * k & 255];
-            for (int64_t k = 0; 64 + 8 * k < width; k++)
-                bytes[8 + k] += bytes_of[high >> 8 * k & 255];
-            counted++;
-            if (counted == MOST_IN_BYTE || (l == to - 1 && i == count - 1)) {
-                for (int64_t k = 0; k < width; k++)
-                    total[k] += times * (int64_t)(bytes[k / 8] >> k % 8 * 8 & 255);
-                memset(bytes, 0, sizeof bytes);
-                counted = 0;
-            }
-        }
-}
-
-/* Add the coins of rounds from, .., to - 1 to total (width), from `count` blocks that hold the
- * coins of several silos each. The coins of expert k are every width-th bit of a block, from bit k
- * on: the bits in column[k]. */
-static void add_groups(drawn_block *drawn, int64_t count, int64_t from, int64_t to, int64_t width,
-                       const uint64_t (*restrict column)[2], int64_t *restrict total)
-{
-    for (int64_t l = from; l < to; l++)
-        for (int64_t i = 0; i < count; i++) {
-            const uint64_t low = half_of(drawn[i], 0, l), high = half_of(drawn[i], 1, l);
-            int64_t k = 0;
-            for (; k + 2 <= width; k += 2) {
-                total[k] += count_ones(low & column[k][0]) + count_ones(high & column[k][1]);
-                total[k + 1] +=
-                    count_ones(low & column[k + 1][0]) + count_ones(high & column[k + 1][1]);
-            }
-            if (k < width)
-                total[k] += count_ones(low & column[k][0]) + count_ones(high & column[k][1]);
-        }
-}
-
 /* Add the coins of n rounds at all silos to to[0], .., to[n - 1] (d each). */
 void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first, int64_t n,
                   int64_t times, int64_t *const *to)
 {
-    const int64_t d = c->experts, size = group_size(d), groups = (silos + size - 1) / size;
-    drawn_block drawn[BLOCKS_TOGETHER];
+    const int64_t d = c->experts, digits = digits_of(silos);
+    block_words digit[DIGITS];
     ff_stream stream = *s;
     stream.index = (uint32_t)first;
     for (int64_t start = 0; start < d; start += BLOCK_BITS) {
-        const int64_t width = d - start < BLOCK_BITS ? d - start : BLOCK_BITS;
-        const int64_t block = start / BLOCK_BITS;
-        for (int64_t base = 0; base < groups; base += BLOCKS_TOGETHER) {
-            const int64_t count = groups - base < BLOCKS_TOGETHER ? groups - base : BLOCKS_TOGETHER;
-            for (int64_t i = 0; i < count; i++) {
-                const int64_t rest = silos - (base + i) * size, rows = rest < size ? rest : size;
-                stream.silo = (uint32_t)(base + i);
-                draw_rounds(c, &stream, block, rows * width, drawn[i]);
-            }
-            /* Add up rounds with the same target together. */
-            for (int64_t from = 0, end; from < n; from = end) {
-                int64_t *total = to[from] + start;
-                for (end = from + 1; end < n && to[end] == to[from];)
-                    end++;
-                if (size > 1 && silos > 1)
-                    add_groups(drawn, count, from, end, width,
-                               ((const all_masks *)c->masks)->column, total);
-                else if (count == 1 && end == from + 1)
-                    for (int h = 0; 64 * h < width; h++)
-                        add_bits(half_of(drawn[0], h, from), width - 64 * h < 64 ? width - 64 * h : 64,
-                                 times, total + 64 * h);
-                else
-                    add_rows(drawn, count, from, end, width, times, total);
+        count_coins(c, &stream, silos, start / BLOCK_BITS, digit);
+        /* Add up rounds with the same target first. */
+        for (int64_t from = 0, end; from < n; from = end) {
+            for (end = from + 1; end < n && to[end] == to[from];)
+                end++;
+            const int64_t all_digits = digits_of(silos * (end - from));
+            for (int64_t h = 0; 64 * h < d - start && 64 * h < BLOCK_BITS; h++) {
+                const int64_t width = d - start - 64 * h < 64 ? d - start - 64 * h : 64;
+                uint64_t sum[DIGITS];
+                for (int64_t p = 0; p < all_digits; p++)
+                    sum[p] = p < digits ? half_of(digit[p], h, from) : 0;
+                for (int64_t l = from + 1; l < end; l++) {
+                    uint64_t carry = 0;
+                    for (int64_t p = 0; p < all_digits && (p < digits || carry); p++) {
+                        const uint64_t other = p < digits ? half_of(digit[p], h, l) : 0;
+                        ADD_BITS(uint64_t, sum[p], other, carry);
+                    }
+                }
+                for (int64_t p = 0; p < all_digits; p++)
+                    add_bits(sum[p], width, times << p, to[from] + start + 64 * h);
             }
         }
     }
-}
-
-#if defined(__GNUC__)
-typedef uint32_t words_of_rounds __attribute__((vector_size(FF_BYTES)));
-#else
-typedef uint32_t words_of_rounds;
-#endif
-/* Number of vectors that one word takes in all rounds. */
-#define PARTS ((int)(sizeof(uint32_t) * ROUNDS / sizeof(words_of_rounds)))
-
-/* Write the number of ones among bits from, from + step, .. below `end` of a block in each round to
- * count (ROUNDS). */
-FF_INLINE void count_column(drawn_block drawn, uint32_t from, uint32_t end, uint32_t step,
-                            uint32_t *restrict count)
-{
-    words_of_rounds sum[PARTS] = {0};
-    for (uint32_t bit = from; bit < end; bit += step)
-        for (int i = 0; i < PARTS; i++) {
-            words_of_rounds word;
-            memcpy(&word, (const char *)drawn[bit / 32] + (size_t)i * sizeof word, sizeof word);
-            sum[i] += word >> bit % 32 & 1;
-        }
-    memcpy(count, sum, sizeof sum);
 }
 
 /* Write columns[k][l], `times` the sum of the coins of expert k at all silos in round first + l.
@@ -395,20 +384,27 @@ FF_INLINE void count_column(drawn_block drawn, uint32_t from, uint32_t end, uint
 void ff_coins_columns(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first,
                       int64_t times, int16_t (*restrict columns)[ROUNDS])
 {
-    const int64_t d = c->experts, size = group_size(d);
+    const int64_t d = c->experts, digits = digits_of(silos);
+    block_words digit[DIGITS];
     ff_stream stream = *s;
     stream.index = (uint32_t)first;
-    for (int64_t silo = 0; silo < silos; silo += size) {
-        drawn_block drawn;
-        const int64_t end = (silos - silo < size ? silos - silo : size) * d;
-        stream.silo = (uint32_t)(silo / size);
-        draw_rounds(c, &stream, 0, end, drawn);
-        for (int64_t k = 0; k < d; k++) {
-            uint32_t count[ROUNDS] FF_ALIGNED;
-            count_column(drawn, (uint32_t)k, (uint32_t)end, (uint32_t)d, count);
+    count_coins(c, &stream, silos, 0, digit);
+    for (int64_t start = 0; start < d; start += 16) {
+        /* Digits of 16 experts, so that vectors have twice as many lanes. */
+        counts_of_rounds of_16[DIGITS][PARTS16];
+        for (int64_t p = 0; p < digits; p++) {
+            const uint32_t *words = (const uint32_t *)digit[p][start / 32];
+            uint16_t *counts = (uint16_t *)of_16[p];
             for (int l = 0; l < ROUNDS; l++)
-                columns[k][l] =
-                    (int16_t)((silo ? columns[k][l] : 0) + (int16_t)times * (int16_t)count[l]);
+                counts[l] = (uint16_t)(words[l] >> start % 32);
         }
+        for (int64_t k = start; k < d && k < start + 16; k++)
+            for (int i = 0; i < PARTS16; i++) {
+                counts_of_rounds sum = {0};
+                for (int64_t p = digits - 1; p >= 0; p--)
+                    sum = sum + sum + (of_16[p][i] >> (uint16_t)(k - start) & 1);
+                sum *= (uint16_t)times;
+                memcpy((char *)columns[k] + (size_t)i * sizeof sum, &sum, sizeof sum);
+            }
     }
 }

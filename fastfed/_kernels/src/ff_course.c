@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "ff_random.h"
+#include "ff_reals.h"
 
 #define ROUNDS FF_COIN_ROUNDS
 /* Standard Laplace numbers from uniforms of 53 bits are at most 53 ln 2 = 36.74. */
@@ -89,31 +90,41 @@ static int64_t find_leader(const int64_t *lost, int64_t d, int64_t *gap)
     return leader;
 }
 
+/* Numbers of 16 bits of as many rounds as fit a vector, and the number of such vectors. IS_LESS: all
+ * bits are 1 where p < q, else 0. */
+#if defined(__GNUC__)
+typedef int16_t numbers __attribute__((vector_size(FF_BYTES < 32 ? FF_BYTES : 32)));
+#define IS_LESS(p, q) ((p) < (q))
+#else
+typedef int16_t numbers;
+#define IS_LESS(p, q) (-((p) < (q)))
+#endif
+#define PARTS ((int)(sizeof(int16_t) * ROUNDS / sizeof(numbers)))
+
 /* Compute g->before and, for the time before each round, the leader (ROUNDS), and in `least`
  * (ROUNDS) the leader's loss minus c->lost[best]. best: the leader before the first round. */
-static void find_leaders(const ff_course *c, round_losses *g, int64_t best,
-                         int16_t *restrict leader, int16_t *restrict least)
+static void find_leaders(const ff_course *c, round_losses *g, int64_t best, int16_t *leader,
+                         int16_t *least)
 {
     const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos + 1;
     find_before(g, d);
-    for (int64_t k = 0; k < d; k++) {
-        /* `best` loses less than `most` in these rounds, so an expert that has lost `most` more
-         * cannot lead. Larger differences are cut to `most`, so that sums fit 16 bits. */
-        const int64_t more = c->lost[k] - c->lost[best];
-        const int16_t start = (int16_t)(more < most ? more : most), number = (int16_t)k;
-        const int16_t *restrict before = g->before[k];
-        if (k == 0) {
-            for (int l = 0; l < ROUNDS; l++) {
-                least[l] = (int16_t)(start + before[l]);
-                leader[l] = 0;
-            }
-            continue;
+    for (int i = 0; i < PARTS; i++) {
+        const size_t at = (size_t)i * sizeof(numbers);
+        numbers leaders = {0}, smallest = (numbers){0} + INT16_MAX;
+        for (int64_t k = 0; k < d; k++) {
+            /* `best` loses less than `most` in these rounds, so an expert that has lost `most` more
+             * cannot lead. Larger differences are cut to `most`, so that sums fit 16 bits. */
+            const int64_t more = c->lost[k] - c->lost[best];
+            const int16_t start = (int16_t)(more < most ? more : most), number = (int16_t)k;
+            numbers before;
+            memcpy(&before, (const char *)g->before[k] + at, sizeof before);
+            const numbers loss = before + start;
+            const numbers leads = IS_LESS(loss, smallest);
+            leaders = (leaders & ~leads) | (number & leads);
+            smallest = (smallest & ~leads) | (loss & leads);
         }
-        for (int l = 0; l < ROUNDS; l++) {
-            const int16_t loss = (int16_t)(start + before[l]);
-            leader[l] = loss < least[l] ? number : leader[l];
-            least[l] = loss < least[l] ? loss : least[l];
-        }
+        memcpy((char *)leader + at, &leaders, sizeof leaders);
+        memcpy((char *)least + at, &smallest, sizeof smallest);
     }
 }
 
@@ -121,23 +132,22 @@ static void find_leaders(const ff_course *c, round_losses *g, int64_t best,
  * that of ff_pairwise. */
 static void pairwise_columns(double (*restrict a)[ROUNDS], int64_t d, double *restrict sum)
 {
-    int64_t k = 0;
-    if (d < 8) {
-        for (int l = 0; l < ROUNDS; l++)
-            sum[l] = 0.0;
-    } else {
-        double part[8][ROUNDS] FF_ALIGNED;
-        memcpy(part, a, sizeof part);
-        for (k = 8; k < d - d % 8; k++)
-            for (int l = 0; l < ROUNDS; l++)
-                part[k % 8][l] += a[k][l];
-        for (int l = 0; l < ROUNDS; l++)
-            sum[l] = ((part[0][l] + part[1][l]) + (part[2][l] + part[3][l])) +
-                     ((part[4][l] + part[5][l]) + (part[6][l] + part[7][l]));
+    for (int l = 0; l < ROUNDS; l += WIDTH) {
+        loose part[8], total = {0};
+        int64_t k = 0;
+        if (d >= 8) {
+            for (int i = 0; i < 8; i++)
+                part[i] = LOAD(a[i] + l);
+            for (k = 8; k + 8 <= d; k += 8)
+                for (int i = 0; i < 8; i++)
+                    part[i] += LOAD(a[k + i] + l);
+            total = ((part[0] + part[1]) + (part[2] + part[3])) +
+                    ((part[4] + part[5]) + (part[6] + part[7]));
+        }
+        for (; k < d; k++)
+            total += LOAD(a[k] + l);
+        STORE(sum + l, total);
     }
-    for (; k < d; k++)
-        for (int l = 0; l < ROUNDS; l++)
-            sum[l] += a[k][l];
 }
 
 /* Compute the losses of Hedge's decisions in each round: loss[l] = <weights, g->in[.][l]>. best:
@@ -210,8 +220,9 @@ static void add_regret(const ff_course *c, const round_losses *g, int64_t at, in
 {
     const int64_t d = c->losses->experts;
     ff_regret *r = c->regret;
+    double total = r->lost;
     for (int64_t l = 0; l < n; l++) {
-        r->lost += loss[l];
+        total += loss[l];
         if (r->at == r->count || r->checkpoints[r->at] != at + l + 1)
             continue;
         int64_t best = INT64_MAX;
@@ -221,8 +232,9 @@ static void add_regret(const ff_course *c, const round_losses *g, int64_t at, in
                 lost += g->in[k][i];
             best = lost < best ? lost : best;
         }
-        r->regret[r->at++] = r->lost - (double)best;
+        r->regret[r->at++] = total - (double)best;
     }
+    r->lost = total;
 }
 
 /* Run rounds from + 1, .., to, up to ROUNDS at a time. */
