@@ -42,16 +42,17 @@ from fastfed._validate import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: A result is stored in a file if computing it takes at least WORTH seconds; reading takes 0.0001.
-WORTH = 1e-3
+#: A result is stored in a file if computing it takes at least MIN_SECONDS seconds; reading takes
+#: 0.0001.
+MIN_SECONDS = 1e-3
 #: Limits of all files together and of one of them, in bytes, and the largest number of files.
-MOST_BYTES, MOST_OF_ONE, MOST_FILES = 2**27, 20 * 2**20, 4096
-#: The files are counted when the first is written, and whenever COUNTED more were written.
-COUNTED = 256
+MAX_TOTAL_BYTES, MAX_FILE_BYTES, MAX_FILES = 2**27, 20 * 2**20, 4096
+#: The files are counted when the first is written, and whenever WRITES_PER_PRUNE more were written.
+WRITES_PER_PRUNE = 256
 #: A temporary file is deleted after this many seconds: its process was killed.
-ABANDONED = 3600.0
+ABANDONED_SECONDS = 3600.0
 #: Number of results of one function that are held in memory. Arrays are not: they may be large.
-IN_MEMORY = 512
+MAX_IN_MEMORY = 512
 
 # ---- The user's cache folder ---------------------------------------------------------------------
 
@@ -119,9 +120,9 @@ def _accounts_folder() -> Path | None:
     try:
         folder = cache_folder() / "accounts"
         if not folder.is_dir():
-            for each in (*reversed(folder.parents), folder):
-                if not each.exists():
-                    each.mkdir(mode=0o700, exist_ok=True)
+            for missing_folder in (*reversed(folder.parents), folder):
+                if not missing_folder.exists():
+                    missing_folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     except (InputError, OSError, ValueError):
         return None
@@ -139,7 +140,7 @@ class _NotPlain(TypeError):
     """Raised for a value that has no exact text."""
 
 
-def _plain(value: Any, arrays: list[bytes] | None = None) -> Any:
+def _as_json(value: Any, arrays: list[bytes] | None = None) -> Any:
     """Convert a value to JSON data from which `_restored` computes the same value.
 
     Values are None, booleans, integers, floats, texts and tuples of these. Arguments may also be
@@ -154,7 +155,7 @@ def _plain(value: Any, arrays: list[bytes] | None = None) -> Any:
     if kind is str:
         return ["text", value]
     if kind is tuple:
-        return ["tuple", [_plain(each, arrays) for each in value]]
+        return ["tuple", [_as_json(item, arrays) for item in value]]
     if kind is np.ndarray and arrays is not None and value.dtype in (np.float64, np.int64):
         arrays.append(np.ascontiguousarray(value).tobytes())
         return ["array", value.dtype.str, list(value.shape)]
@@ -163,31 +164,31 @@ def _plain(value: Any, arrays: list[bytes] | None = None) -> Any:
         names = getattr(kind, "_fields", None)
     if names is None or arrays is not None:
         raise _NotPlain(f"a {kind.__name__} cannot be cached")
-    fields = [[name, _plain(getattr(value, name))] for name in names]
+    fields = [[name, _as_json(getattr(value, name))] for name in names]
     return ["record", f"{kind.__module__}.{kind.__qualname__}", fields]
 
 
 def _restored(data: Any, content: memoryview) -> tuple[Any, memoryview]:
-    """Return the value that `_plain` converted to ``data``, and the unread rest of ``content``.
+    """Return the value that `_as_json` converted to ``data``, and the unread rest of ``content``.
 
     ``content`` has the bytes of the arrays in the value, one after the other.
     """
     if data is None or type(data) in (bool, int):
         return data, content
-    kind, *rest = data
+    kind, *fields = data
     if kind == "float":
-        return float.fromhex(rest[0]), content
+        return float.fromhex(fields[0]), content
     if kind == "text":
-        return rest[0], content
+        return fields[0], content
     if kind == "tuple":
         values = []
-        for each in rest[0]:
-            value, content = _restored(each, content)
+        for item in fields[0]:
+            value, content = _restored(item, content)
             values.append(value)
         return tuple(values), content
-    if kind == "array" and rest[0] in (np.dtype(np.float64).str, np.dtype(np.int64).str):
-        size = 8 * int(np.prod(rest[1], dtype=np.int64))
-        array = np.frombuffer(content[:size], dtype=rest[0]).reshape(rest[1]).copy()
+    if kind == "array" and fields[0] in (np.dtype(np.float64).str, np.dtype(np.int64).str):
+        size = 8 * int(np.prod(fields[1], dtype=np.int64))
+        array = np.frombuffer(content[:size], dtype=fields[0]).reshape(fields[1]).copy()
         array.flags.writeable = False
         return array, content[size:]
     raise ValueError(f"unknown kind of value: {kind}")
@@ -212,7 +213,7 @@ def _version() -> list[Any]:
     """
     package = Path(__file__).parent
     files = [*package.glob("_*.py"), *package.glob("privacy/**/*.py")]
-    files += [each for each in (package / "_kernels").iterdir() if each.suffix in (".so", ".pyd")]
+    files += [file for file in (package / "_kernels").iterdir() if file.suffix in (".so", ".pyd")]
     digest = hashlib.sha256("".join(map(_digest_of_file, sorted(files))).encode()).hexdigest()
     # Importing SciPy to ask for its version would take longer than reading all results of a run.
     scipy_spec = find_spec("scipy")
@@ -279,17 +280,17 @@ def _write(path: Path, key: str, result: Any) -> None:
     """
     arrays: list[bytes] = []
     try:
-        text = json.dumps(_plain(result, arrays))
+        text = json.dumps(_as_json(result, arrays))
     except _NotPlain:
         return
-    rest = b"\n".join([key.encode(), text.encode(), b"".join(arrays)])
-    if len(rest) > MOST_OF_ONE:
+    content = b"\n".join([key.encode(), text.encode(), b"".join(arrays)])
+    if len(content) > MAX_FILE_BYTES:
         return
     temporary = path.with_name(f".{secrets.token_hex(16)}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n")
-            file.write(rest)
+            file.write(hashlib.sha256(content).hexdigest().encode() + b"\n")
+            file.write(content)
         os.replace(temporary, path)
     except OSError:
         _files.usable = False
@@ -297,7 +298,7 @@ def _write(path: Path, key: str, result: Any) -> None:
             temporary.unlink()
         return
     _files.written += 1
-    if _files.written % COUNTED == 1:
+    if _files.written % WRITES_PER_PRUNE == 1:
         _prune(path.parent)
 
 
@@ -308,15 +309,15 @@ def _prune(folder: Path) -> None:
         for entry in os.scandir(folder):
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                if entry.name.startswith(".") and now - status.st_mtime > ABANDONED:
+                if entry.name.startswith(".") and now - status.st_mtime > ABANDONED_SECONDS:
                     os.unlink(entry.path)
                 elif stat.S_ISREG(status.st_mode):
                     files.append((status.st_mtime, status.st_size, entry.path))
     total, count = sum(size for _, size, _ in files), len(files)
-    if total <= MOST_BYTES and count <= MOST_FILES:
+    if total <= MAX_TOTAL_BYTES and count <= MAX_FILES:
         return
     for _, size, path in sorted(files):
-        if total <= 0.75 * MOST_BYTES and count <= 0.75 * MOST_FILES:
+        if total <= 0.75 * MAX_TOTAL_BYTES and count <= 0.75 * MAX_FILES:
             break
         with suppress(OSError):
             os.unlink(path)
@@ -325,7 +326,7 @@ def _prune(folder: Path) -> None:
 
 # ---- The decorator -------------------------------------------------------------------------------
 
-_memories: list[OrderedDict[str, Any]] = []
+_results_by_function: list[OrderedDict[str, Any]] = []
 _lock = threading.Lock()
 
 
@@ -344,7 +345,7 @@ def cached(function: F) -> F:
         ``__wrapped__`` is the function. Other arguments are allowed, and not cached.
     """
     memory: OrderedDict[str, Any] = OrderedDict()
-    _memories.append(memory)
+    _results_by_function.append(memory)
     name = f"{function.__module__}.{function.__qualname__}"
     module_file = function.__code__.co_filename
 
@@ -352,7 +353,7 @@ def cached(function: F) -> F:
     def wrapper(*arguments: Any) -> Any:
         """Return the cached result for these arguments, or compute it and cache it."""
         try:
-            text = json.dumps(_plain(arguments))
+            text = json.dumps(_as_json(arguments))
         except _NotPlain:
             return function(*arguments)
         with _lock:
@@ -364,13 +365,13 @@ def cached(function: F) -> F:
         if not is_stored:
             start = time.perf_counter()
             result = function(*arguments)
-            if path is not None and time.perf_counter() - start >= WORTH:
+            if path is not None and time.perf_counter() - start >= MIN_SECONDS:
                 _write(path, key, result)
         parts = result if type(result) is tuple else (result,)
         if not any(type(part) is np.ndarray for part in parts):
             with _lock:
                 memory[text] = result
-                if len(memory) > IN_MEMORY:
+                if len(memory) > MAX_IN_MEMORY:
                     memory.popitem(last=False)
         return result
 
@@ -398,5 +399,5 @@ def forget() -> None:
     """Forget all results in memory, and try again to write files; for tests."""
     _files.usable = True
     with _lock:
-        for memory in _memories:
+        for memory in _results_by_function:
             memory.clear()

@@ -89,8 +89,8 @@ def code(value: object) -> str:
         return str(int(value))
     if isinstance(value, float | np.floating):
         number = float(value)
-        whole = math.isfinite(number) and number == int(number) and abs(number) < _INEXACT
-        return str(int(number)) if whole else repr(number)
+        is_whole = math.isfinite(number) and number == int(number) and abs(number) < _INEXACT
+        return str(int(number)) if is_whole else repr(number)
     if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
         return str(int(value)) if value.adjusted() < 1000 else str(value)
     return normalize("NFC", str(value).strip())
@@ -128,8 +128,8 @@ def plain_name(name: str, value: Any) -> str:
             f"{name} must tell persons or silos apart, but has numbers that were rounded, such as "
             "9E+17: export it as text"
         )
-    whole = _WHOLE.fullmatch(text)
-    return whole[1] if whole else text
+    whole_number = _WHOLE.fullmatch(text)
+    return whole_number[1] if whole_number else text
 
 
 def exact(value: Any) -> Decimal | None:
@@ -172,12 +172,12 @@ def _lookup(codes: tuple[str, ...]) -> tuple[dict[str, int], dict[Decimal, int],
     by_text: dict[str, int] = {}
     by_number: dict[Decimal, int] = {}
     by_word: dict[str, int] = {}
-    for i, each in enumerate(map(code, codes)):
-        by_text.setdefault(each, i)
-        number = exact(each)
+    for i, normal_form in enumerate(map(code, codes)):
+        by_text.setdefault(normal_form, i)
+        number = exact(normal_form)
         if number is not None:
             by_number.setdefault(number, i)
-        by_word.setdefault(each.lower(), i)
+        by_word.setdefault(normal_form.lower(), i)
     if TRUE.isdisjoint(by_word) or FALSE.isdisjoint(by_word):
         return by_text, by_number, {}
     words = {word: i for word, i in by_word.items() if word in TRUE | FALSE}
@@ -189,11 +189,11 @@ def _lookup(codes: tuple[str, ...]) -> tuple[dict[str, int], dict[Decimal, int],
 
 def unified(cells: list[str]) -> list[str]:
     """Return the texts with "17.0" written as "17", if a column has some number in both forms."""
-    forms = {cell: whole[1] for cell in set(cells) if (whole := _WHOLE.fullmatch(cell))}
+    short_forms = {cell: match[1] for cell in set(cells) if (match := _WHOLE.fullmatch(cell))}
     # Otherwise nothing changes, so that categories keep their order.
-    if not forms or len({forms.get(c, c) for c in set(cells)}) == len(set(cells)):
+    if not short_forms or len({short_forms.get(c, c) for c in set(cells)}) == len(set(cells)):
         return cells
-    return [forms.get(cell, cell) for cell in cells]
+    return [short_forms.get(cell, cell) for cell in cells]
 
 
 # ---- Times ---------------------------------------------------------------------------------------
@@ -224,10 +224,10 @@ def check_time_format(pattern: str) -> None:
     """Raise InputError unless a format of ``strptime`` gives dates with a year."""
     probe = datetime(2003, 4, 5, 16, 7, 8, tzinfo=UTC)
     try:
-        good = datetime.strptime(probe.strftime(pattern), pattern).year == probe.year
+        has_year = datetime.strptime(probe.strftime(pattern), pattern).year == probe.year
     except ValueError:
-        good = False
-    if not good:
+        has_year = False
+    if not has_year:
         raise InputError(
             'time_format must be a format of strptime with a year, such as "%d.%m.%Y" or '
             f'"%Y-%m-%d", got {show(pattern)}'

@@ -25,8 +25,10 @@ from fastfed._validate import InputError
 #: Delimiters of a CSV file, most common first.
 DELIMITERS = ",;\t|"
 #: Number of records that must have as many cells as the header, if several delimiters are in it.
-_TRIED = 50
-_HEADER = 1 << 20  # largest number of characters in which the end of the header is looked for
+_RECORDS_TRIED = 50
+_MAX_HEADER_CHARACTERS = (
+    1 << 20
+)  # largest number of characters in which the end of the header is looked for
 
 
 def _zstd(data: bytes) -> bytes:
@@ -53,9 +55,9 @@ _CONTENT_TYPES = b"[Content_Types].xml"  # name of the first file in documents o
 #: Endings of the files in a ZIP archive that are tables, if it has others too.
 _TABLES = (".csv", ".tsv", ".parquet", ".feather", ".arrow", ".xlsx", ".xlsm", ".sqlite", ".db")
 #: Largest size of an unpacked archive.
-_MOST_UNPACKED = 2**34
+_MAX_UNPACKED_BYTES = 2**34
 #: First bytes of files that are neither text nor compressed: what such a file is, and what to do.
-_OTHERS = {
+_OTHER_KINDS = {
     _ZIP: "a ZIP archive: unpack it",
     b"\xd0\xcf\x11\xe0": "an old Excel file: save the table as CSV (UTF-8)",
     b"SQLite format 3\x00": "an SQLite file: export the table as text",
@@ -112,9 +114,10 @@ def file_content(path: Path, name: str) -> bytes:
                 raise InputError(f"{name} must be a whole {promised} file, got something else")
         return _unzipped(data, name) if data.startswith(_ZIP) else data
     content = _decompressed(data, kind, name)
-    if again := compression(content):
+    if inner_compression := compression(content):
         raise InputError(
-            f"{name} must be compressed once, but its content is a {again} file: unpack it"
+            f"{name} must be compressed once, but its content is a {inner_compression} file: "
+            "unpack it"
         )
     return content
 
@@ -156,18 +159,23 @@ def _unzipped(data: bytes, name: str) -> bytes:
         if "[Content_Types].xml" in names or "mimetype" in names:
             return data
         files = [
-            each
-            for each in archive.infolist()
-            if not each.filename.endswith("/")
-            and not each.filename.startswith("__MACOSX/")
-            and not each.filename.rpartition("/")[2].startswith(".")
+            member_info
+            for member_info in archive.infolist()
+            if not member_info.filename.endswith("/")
+            and not member_info.filename.startswith("__MACOSX/")
+            and not member_info.filename.rpartition("/")[2].startswith(".")
         ]
-        endings = (*_TABLES, *(table + each for table in (".csv", ".tsv") for each in COMPRESSED))
-        tables = [each for each in files if each.filename.lower().endswith(endings)]
+        endings = (
+            *_TABLES,
+            *(table + member_info for table in (".csv", ".tsv") for member_info in COMPRESSED),
+        )
+        tables = [
+            member_info for member_info in files if member_info.filename.lower().endswith(endings)
+        ]
         if len(files) == 1:
             tables = files
         if len(tables) != 1:
-            listed = ", ".join(each.filename for each in (tables or files)[:20])
+            listed = ", ".join(member_info.filename for member_info in (tables or files)[:20])
             raise InputError(
                 f"{name} must hold exactly one table, got {len(tables)}"
                 + (f" ({listed})" if listed else "")
@@ -176,7 +184,7 @@ def _unzipped(data: bytes, name: str) -> bytes:
         (member,) = tables
         if member.flag_bits & 1:
             raise InputError(f"{name} is encrypted: unpack it")
-        if member.file_size > _MOST_UNPACKED:
+        if member.file_size > _MAX_UNPACKED_BYTES:
             raise InputError(f"{name} would have {member.file_size} bytes unpacked: unpack it")
         try:
             content = archive.read(member)
@@ -204,7 +212,7 @@ def other_kind(data: bytes, name: str) -> str | None:
         return "HTML or XML: save the table as CSV (UTF-8)"
     if beginning.startswith((b"[{", b'{"')):
         return "JSON: save the table as CSV (UTF-8)"
-    return next((kind for start, kind in _OTHERS.items() if data.startswith(start)), None)
+    return next((kind for start, kind in _OTHER_KINDS.items() if data.startswith(start)), None)
 
 
 def is_utf_16(data: bytes) -> bool:
@@ -244,7 +252,7 @@ def delimiter_of(text: str) -> str:
     for delimiter in candidates[1:] and candidates:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         try:
-            widths = {len(row) for row in islice(filled(reader), _TRIED)}
+            widths = {len(row) for row in islice(filled(reader), _RECORDS_TRIED)}
         except csv.Error:
             continue
         if len(widths) == 1:
@@ -258,7 +266,7 @@ def _bare_header(text: str) -> str:
     start = 0 if first is None else max(text.rfind(end, 0, first.start()) for end in "\r\n") + 1
     bare = []
     # Every second part is outside of quotes. The header ends at the first line end in such a part.
-    for part in text[start : start + _HEADER].split('"')[::2]:
+    for part in text[start : start + _MAX_HEADER_CHARACTERS].split('"')[::2]:
         line = part.replace("\r", "\n").split("\n", 1)
         bare.append(line[0])
         if len(line) > 1:

@@ -23,8 +23,8 @@ def available(proc: Path = _PROC) -> int | None:
     and the remaining address space limit.
     """
     limits = [_system(proc), *_groups(proc), _addresses(proc)]
-    known = [max(0, size) for size in limits if size is not None]
-    return min(known) if known else None
+    sizes = [max(0, size) for size in limits if size is not None]
+    return min(sizes) if sizes else None
 
 
 def _system(proc: Path) -> int | None:
@@ -73,12 +73,12 @@ def _remaining(root: Path, path: str, limit: str, usage: str, cached: str) -> It
     for depth in range(len(parts), -1, -1):
         folder = root.joinpath(*parts[:depth])
         try:
-            most = int((folder / limit).read_text())  # "max" is no number
-            used = int((folder / usage).read_text())
+            limit_bytes = int((folder / limit).read_text())  # "max" is no number
+            used_bytes = int((folder / usage).read_text())
         except (OSError, ValueError):
             continue
         # The system reclaims cached files when memory is needed.
-        yield most - max(0, used - _statistic(folder / "memory.stat", cached))
+        yield limit_bytes - max(0, used_bytes - _statistic(folder / "memory.stat", cached))
 
 
 def _statistic(path: Path, name: str) -> int:

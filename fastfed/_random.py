@@ -57,11 +57,11 @@ def check_seed(seed: object) -> int:
     return integer("seed", seed, at_least=0, at_most=2**63 - 1)
 
 
-def _whole(name: str, value: int, least: int = 0, most: int = 2**31 - 1) -> int:
+def _whole(name: str, value: int, least: int = 0, largest: int = 2**31 - 1) -> int:
     """Return argument ``name`` of a draw if it is an integer in range; raise InputError if not."""
-    if type(value) is int and least <= value <= most:
+    if type(value) is int and least <= value <= largest:
         return value
-    return integer(name, value, at_least=least, at_most=most)
+    return integer(name, value, at_least=least, at_most=largest)
 
 
 def _place(silo: int, name: str, index: int) -> tuple[int, int]:
@@ -69,7 +69,7 @@ def _place(silo: int, name: str, index: int) -> tuple[int, int]:
 
     ``name`` says which one ``index`` is. Raises InputError for numbers out of range.
     """
-    return _whole("silo", silo, most=2**32 - 1), _whole(name, index, most=2**32 - 1)
+    return _whole("silo", silo, largest=2**32 - 1), _whole(name, index, largest=2**32 - 1)
 
 
 class NoiseSource(Protocol):
@@ -229,7 +229,7 @@ class SeededNoise:
     @staticmethod
     def _binomials(key: Key, count: int, trials: int) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 of the stream with this key, (count,)."""
-        trials = _whole("trials", trials, most=2**62)
+        trials = _whole("trials", trials, largest=2**62)
         return rng.binomials(*key, trials, _whole("count", count))
 
     def coins(
@@ -248,7 +248,7 @@ class SeededNoise:
         self, silo: int, round: int, level: int, count: int, trials: int
     ) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 for a data point at a node of one level, (count,)."""
-        purpose = POINT_NOISE + _whole("level", level, most=63)
+        purpose = POINT_NOISE + _whole("level", level, largest=63)
         return self._binomials(self._key(purpose, silo, "round", round), count, trials)
 
     def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
@@ -296,10 +296,10 @@ class SeededNoise:
         """Draw uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
         count = _whole("count", count)
         seed, purpose, replicate, _, release = self._key(purpose, 0, "release", release)
-        drawn = np.array(
+        draws = np.array(
             [rng.uniform(seed, purpose, replicate, label, release) for label in range(count)]
         )
-        return np.minimum(drawn, BELOW_ONE)
+        return np.minimum(draws, BELOW_ONE)
 
     def uniform(self, purpose: int, release: int) -> float:
         """Draw one uniform number in (0, 1), as ``uniforms`` does with ``count`` 1."""
@@ -418,33 +418,33 @@ class SystemNoise(Once):
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
         """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
-        drawn = Normals(dimension + dimension * (dimension + 1) // 2)
+        draws = Normals(dimension + dimension * (dimension + 1) // 2)
         self._once_at(silo, node)
-        return drawn
+        return draws
 
     def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
         """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
-        drawn = Normals(dimension * (dimension + 1) // 2)
+        draws = Normals(dimension * (dimension + 1) // 2)
         self._once(f"the schedule's noise of round {round} of silo {silo}")
-        return drawn
+        return draws
 
     def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
         """Draw standard Laplace noise (count,) for the scores of one release."""
-        drawn = Laplaces(count)
+        draws = Laplaces(count)
         self._once_at(silo, release)
-        return drawn
+        return draws
 
     def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
         """Draw uniform numbers (count,) for the mean, or the choice, of one release."""
-        drawn = Uniforms(count)
+        draws = Uniforms(count)
         self._once_for(purpose, release)
-        return drawn
+        return draws
 
     def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
         """Draw standard Laplace noise (count,) for the mean, or the comparison, of one release."""
-        drawn = Laplaces(count)
+        draws = Laplaces(count)
         self._once_for(purpose, release)
-        return drawn
+        return draws
 
     # The same draws in float64, for display only: float64 noise does not protect (Mironov 2012).
 
@@ -465,9 +465,9 @@ class SystemNoise(Once):
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
         """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64; exact draws."""
-        drawn = fair_binomials(entries(dimension, trials))
+        counts = fair_binomials(entries(dimension, trials))
         self._once_at(silo, node)
-        return np.array([k % 2**64 for k in drawn], dtype=np.uint64)
+        return np.array([k % 2**64 for k in counts], dtype=np.uint64)
 
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
@@ -501,9 +501,9 @@ class SystemNoise(Once):
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
         """Draw uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
-        drawn = system_uniforms(count)
+        draws = system_uniforms(count)
         self._once_for(purpose, release)
-        return drawn
+        return draws
 
     def uniform(self, purpose: int, release: int) -> float:
         """Draw one uniform number in (0, 1), as ``uniforms`` does with ``count`` 1."""
@@ -518,14 +518,14 @@ class SystemNoise(Once):
         return system_permutation(count)
 
 
-def entries(dimension: int, of: tuple[T, T, T]) -> list[T]:
+def entries(dimension: int, values: tuple[T, T, T]) -> list[T]:
     """List a value for each of the d + d (d + 1) / 2 entries of a packed statistic.
 
-    ``of`` has the values of bias, off-diagonal and diagonal entries.
+    ``values`` has the values of bias, off-diagonal and diagonal entries.
     """
-    bias, off, on = of
-    rows = [[off] * i + [on] for i in range(dimension)]
-    return [bias] * dimension + [each for row in rows for each in row]
+    bias, off_diagonal, diagonal = values
+    rows = [[off_diagonal] * i + [diagonal] for i in range(dimension)]
+    return [bias] * dimension + [value for row in rows for value in row]
 
 
 def system_uniforms(count: int) -> np.ndarray:
@@ -551,11 +551,11 @@ def system_u32(count: int) -> np.ndarray:
 
 def system_binomials(count: int, trials: int) -> np.ndarray:
     """Draw Bin(trials, 1/4) - trials / 4 (count,) from os.urandom."""
-    drawn = np.full(count, np.nan)
-    while (missing := np.isnan(drawn)).any():
+    counts = np.full(count, np.nan)
+    while (missing := np.isnan(counts)).any():
         words = system_u32(4 * int(missing.sum())).reshape(-1, 4)
-        drawn[missing] = rng.binomials_from_words(words, trials)
-    return drawn
+        counts[missing] = rng.binomials_from_words(words, trials)
+    return counts
 
 
 def instance_normals(seed: int, replicate: int, count: int) -> np.ndarray:

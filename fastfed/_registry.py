@@ -39,11 +39,7 @@ class Registry(Mapping[str, T], Generic[T]):
     """
 
     def __init__(
-        self,
-        group: str,
-        what: str,
-        builtin: Mapping[str, T],
-        check: Callable[[str, Any], T],
+        self, group: str, what: str, builtin: Mapping[str, T], check: Callable[[str, Any], T]
     ) -> None:
         """Store the arguments; no package is searched yet."""
         self.group, self.what, self.builtin = group, what, dict(builtin)
@@ -175,9 +171,9 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
-def must_be(expected: str, found: object) -> InputError:
+def must_be(expected: str, value: object) -> InputError:
     """Return the InputError that a registry's ``check`` raises for an unsuitable object."""
-    return InputError(f"must be {expected}, got {show(found)}")
+    return InputError(f"must be {expected}, got {show(value)}")
 
 
 def first_line(documented: object) -> str:

@@ -63,9 +63,9 @@ class Uniforms:
         """
         a, n = self._extended.get(index, (int(self.random_u64[index]), _WORD))
         if n < bits:
-            more = -(-(bits - n) // _WORD) * _WORD
-            a = a << more | int.from_bytes(self._draw_more(index, n, more // 8), "big")
-            n += more
+            new_bits = -(-(bits - n) // _WORD) * _WORD
+            a = a << new_bits | int.from_bytes(self._draw_more(index, n, new_bits // 8), "big")
+            n += new_bits
             self._extended[index] = a, n
         return a, n
 
@@ -99,8 +99,8 @@ class Normals:
             ends = np.flatnonzero(
                 self._uniforms.random_u64[: self._half] + np.uint64(_END) < 2 * _END
             )
-            both = np.concatenate([ends, ends + self._half])
-            _refine(self, both[both < count])
+            both_ends = np.concatenate([ends, ends + self._half])
+            _refine(self, both_ends[both_ends < count])
 
     def interval(self, index: int, bits: int) -> Interval:
         """Return an interval of width at most 2^-bits that contains the normal."""
@@ -139,9 +139,9 @@ class Laplaces:
         while True:
             a, n = self._uniforms.prefix(index, uniform_bits)
             uniform_bits += _WORD
-            positive, rest = a >> (n - 1), a & ((1 << (n - 1)) - 1)
-            if rest:
-                low, high = (max(x, Fraction(0)) for x in _minus_log(rest, n - 1))
+            positive, magnitude_bits = a >> (n - 1), a & ((1 << (n - 1)) - 1)
+            if magnitude_bits:
+                low, high = (max(x, Fraction(0)) for x in _minus_log(magnitude_bits, n - 1))
                 if (high - low) * (1 << bits) <= 1:
                     return (low, high) if positive else (-high, -low)
 
@@ -208,8 +208,8 @@ def _sine(turn: int, m: int, cosine: bool, digits: int) -> Decimal:
     """Return sin or cos of 2 pi turn / 2^m with error at most 10^(4 - digits)."""
     # Split the angle into a number of quarter turns and a rest x of at most half a quarter turn.
     quarters = ((turn << 2) + (1 << (m - 1))) >> m
-    rest = (turn << 2) - (quarters << m)  # in units of a quarter turn / 2^m
-    x = Decimal(rest) * _pi(digits) / (2 * Decimal(1 << m))
+    remainder = (turn << 2) - (quarters << m)  # in units of a quarter turn / 2^m
+    x = Decimal(remainder) * _pi(digits) / (2 * Decimal(1 << m))
     quarters += cosine
     # sin(x + quarters pi / 2), by the Taylor series until terms are below the last digit; |x| < 1.
     term, k = (Decimal(1), 0) if quarters & 1 else (x, 1)

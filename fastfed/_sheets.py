@@ -133,11 +133,11 @@ def _excel(data: bytes, name: str, sheet: str | None) -> Sheet:
     width = max(i + 1 for _, cells in rows for i, cell in enumerate(cells) if cell is not None)
     padded = [(row, [*cells, *[None] * (width - len(cells))][:width]) for row, cells in rows]
     names = ["" if cell is None else str(cell) for cell in padded[0][1]]
-    several = len(titles) > 1
+    has_several_sheets = len(titles) > 1
     return Sheet(
         names,
         [(f"{name}, row {row}", cells) for row, cells in padded[1:]],
-        f"{name}: sheet {show(chosen)} of {len(titles)} is read" if several else "",
+        f"{name}: sheet {show(chosen)} of {len(titles)} is read" if has_several_sheets else "",
     )
 
 
@@ -151,7 +151,7 @@ def _cells(
     """
     book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=not formulas)
     with closing(book):
-        titles = [each.title for each in book.worksheets]
+        titles = [worksheet.title for worksheet in book.worksheets]
         if not titles:
             raise InputError(f"{name} must hold a sheet with a table, got none")
         if sheet is not None and sheet not in titles:
@@ -201,7 +201,9 @@ def _sqlite(data: bytes, path: Path, name: str, table: str | None) -> Sheet:
                 raise sqlite3.DatabaseError
             query = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
             every = [row[0] for row in database.execute(query)]
-            tables = [each for each in every if not each.lower().startswith("sqlite_")]
+            tables = [
+                table_name for table_name in every if not table_name.lower().startswith("sqlite_")
+            ]
             if table is None and len(tables) != 1:
                 content = f"{len(tables)}: {', '.join(tables[:20])}" if tables else "none"
                 advice = ": name one as table" if tables else ""
@@ -225,8 +227,8 @@ def _sqlite(data: bytes, path: Path, name: str, table: str | None) -> Sheet:
         ) from None
     for where, row in rows:
         if any(isinstance(cell, bytes) for cell in row):
-            at = next(i for i, cell in enumerate(row) if isinstance(cell, bytes))
-            raise InputError(f"{where}: column {show(names[at])} must hold no bytes (BLOB)")
+            index = next(i for i, cell in enumerate(row) if isinstance(cell, bytes))
+            raise InputError(f"{where}: column {show(names[index])} must hold no bytes (BLOB)")
     note = f"{name}: table {show(chosen)} of {len(tables)} is read" if len(tables) > 1 else ""
     return Sheet(names, rows, note)
 

@@ -15,15 +15,15 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 #: Signals that end a program: Ctrl-C, the service manager's stop, and a closed terminal.
-ENDING = [
+ENDING_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
 
 #: Milliseconds within which Python must react to a signal before the process is ended.
-GRACE = 2000
+GRACE_MILLISECONDS = 2000
 
 #: The message if the watching thread ends the process.
-SENTENCE = "interrupted: a function that did not stop was ended with its process"
+INTERRUPTED_TEXT = "interrupted: a function that did not stop was ended with its process"
 
 _pipe: int | None = None
 
@@ -60,10 +60,10 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def stoppable(kept: str = "") -> Iterator[None]:
-    """Make ending signals raise KeyboardInterrupt here, or end the process after `GRACE`.
+    """Make ending signals raise KeyboardInterrupt, or end the process after `GRACE_MILLISECONDS`.
 
-    ``kept`` is a text to append to `SENTENCE`. Ignored signals stay ignored. Outside the main
-    thread this context does nothing.
+    ``kept`` is a text to append to `INTERRUPTED_TEXT`. Ignored signals stay ignored. Outside the
+    main thread this context does nothing.
     """
     global _pipe
     if threading.current_thread() is not threading.main_thread() or _pipe is not None:
@@ -71,16 +71,16 @@ def stoppable(kept: str = "") -> Iterator[None]:
         return
     from fastfed._kernels import _native
 
-    before = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     # Python writes the number of each signal to the pipe, and the native thread reads it.
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
-    sentence = f"{SENTENCE}{kept}\n".encode()
+    sentence = f"{INTERRUPTED_TEXT}{kept}\n".encode()
     watch = threading.Thread(
-        target=_native.watch_signals, args=(reads, GRACE, sentence), daemon=True
+        target=_native.watch_signals, args=(reads, GRACE_MILLISECONDS, sentence), daemon=True
     )
     watch.start()
-    old = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    old_descriptor = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
     _pipe = writes
     for number, handler in before.items():
         if handler in (signal.SIG_DFL, signal.default_int_handler):
@@ -91,7 +91,7 @@ def stoppable(kept: str = "") -> Iterator[None]:
         for number, handler in before.items():
             if signal.getsignal(number) is _raise:
                 signal.signal(number, handler)
-        signal.set_wakeup_fd(old)
+        signal.set_wakeup_fd(old_descriptor)
         _pipe = None
         # A zero ends the thread.
         os.write(writes, b"\0")
@@ -110,7 +110,7 @@ def noted() -> Iterator[list[int]]:
     """
     numbers: list[int] = []
     in_main_thread = threading.current_thread() is threading.main_thread()
-    handled = [n for n in ENDING if in_main_thread and signal.getsignal(n) is _raise]
+    handled = [n for n in ENDING_SIGNALS if in_main_thread and signal.getsignal(n) is _raise]
     for number in handled:
         signal.signal(number, lambda received, frame: numbers.append(received))
     try:

@@ -100,11 +100,11 @@ def _transactions(log: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
         return
     pages: dict[int, bytes] = {}
     for start in range(_HEADER, len(log) - _FRAME - size + 1, _FRAME + size):
-        number, count, *rest = struct.unpack(">6I", log[start : start + _FRAME])
+        number, count, *frame_fields = struct.unpack(">6I", log[start : start + _FRAME])
         page = log[start + _FRAME : start + _FRAME + size]
         checksum = _summed(order, log[start : start + 8] + page, checksum)
         # Stop at a frame that belongs to an earlier log, or that was not written completely.
-        if rest != [*salts, *checksum]:
+        if frame_fields != [*salts, *checksum]:
             return
         pages[number] = page
         if count:  # the last frame of a transaction has the number of pages of the database

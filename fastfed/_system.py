@@ -37,10 +37,6 @@ def account(plan: Any, problem: Any) -> Certificate:
     problem : ProblemSpec
         Sizes, and guarantees about the data.
 
-    Returns
-    -------
-    Certificate
-
     Raises
     ------
     InputError
@@ -177,10 +173,6 @@ class Algorithm:
         problem : ProblemSpec
             Sizes, and guarantees about the data.
 
-        Returns
-        -------
-        System
-
         Raises
         ------
         InputError
@@ -219,15 +211,15 @@ class Algorithm:
         InputError
             If a key is unknown or a value is invalid. The message names the key.
         """
-        known = self.config.__struct_fields__
+        known_keys = self.config.__struct_fields__
         for key in keys:
-            if key not in known and key == "discount":
+            if key not in known_keys and key == "discount":
                 raise InputError(
                     f"discount is no key of {self.id}: the noise is calibrated for sums without "
                     "discounting; fastfed.LinUCB has discounting, but is not private"
                 )
-            if key not in known:
-                hint = misplaced(key) or listed(key, known, "it takes")
+            if key not in known_keys:
+                hint = misplaced(key) or listed(key, known_keys, "it takes")
                 raise InputError(f'unknown key "{key[:60]}" for {self.id}{hint}')
         try:
             return msgspec.convert(plain(keys), self.config)
@@ -280,10 +272,10 @@ def type_error(
     text = str(error)
     problem_text, _, path_text = text.partition(" - at `$.")
     field = re.fullmatch(r"Object (contains unknown|missing required) field `(.+)`", problem_text)
-    if field and (known := _keys_of_table(config, key := path_text.rstrip("`"))):
+    if field and (known_keys := _keys_of_table(config, key := path_text.rstrip("`"))):
         if field[1] == "missing required":
-            return f"{key}.{field[2]} is required: the table {key} takes {', '.join(known)}"
-        return f'unknown key "{field[2][:60]}" in {key}{listed(field[2], known, "it takes")}'
+            return f"{key}.{field[2]} is required: the table {key} takes {', '.join(known_keys)}"
+        return f'unknown key "{field[2][:60]}" in {key}{listed(field[2], known_keys, "it takes")}'
     type_match = re.fullmatch(r"Expected `(.+)`(.*), got .+", problem_text)
     # Follow the path, such as clock.rate or weights[2], to the value.
     key, value = path_text.rstrip("`"), keys

@@ -58,12 +58,12 @@ def listed(word: str, options: Iterable[str], what: str = "it may have") -> str:
     return nearest(word, options_list) or f"; {what} {', '.join(options_list)}"
 
 
-def nearest_label(label: object, labels: Iterable[str], most: int = 6) -> str:
+def nearest_label(label: object, labels: Iterable[str], max_shown: int = 6) -> str:
     """Return the hint of `nearest` for a label of a curve, or else the first labels in quotes."""
     names = list(labels)
-    shown = ", ".join(f'"{name}"' for name in names[:most])
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return nearest(str(label), names) or f"; there are {shown}{more}"
+    shown = ", ".join(f'"{name}"' for name in names[:max_shown])
+    others_text = f" and {len(names) - max_shown} more" if len(names) > max_shown else ""
+    return nearest(str(label), names) or f"; there are {shown}{others_text}"
 
 
 def rising(name: str, value: object, *, equal: bool = False) -> tuple[float, float]:
@@ -114,7 +114,7 @@ def unknown_argument(word: str, options: Iterable[str]) -> str:
 
 
 #: Keys of a spec by the place where they belong.
-_PLACES = {
+_KEYS_BY_PLACE = {
     "a key of the experiment, above [environment]": (
         *("horizon", "replicates", "seed", "silos", "checkpoints", "checkpoint_spacing"),
     ),
@@ -128,7 +128,7 @@ _PLACES = {
 
 def misplaced(key: str) -> str:
     """Return where a spec has this key, as the end of a message that refuses it; "" if nowhere."""
-    return next((f": it is {place}" for place, keys in _PLACES.items() if key in keys), "")
+    return next((f": it is {place}" for place, keys in _KEYS_BY_PLACE.items() if key in keys), "")
 
 
 P = ParamSpec("P")
@@ -173,7 +173,7 @@ def constructed(example: str) -> Callable[[type[T]], type[T]]:
 
 #: Words for parties, protocols and tables, and the values that they may mean: the first that is an
 #: option.
-_MEANT = {
+_VALUES_BY_WORD = {
     **dict.fromkeys(("server", "trusted", "trusted-server", "trusted-curator"), ("central",)),
     **dict.fromkeys(("local", "silo", "ldp"), ("silo-ldp",)),
     **dict.fromkeys(("shuffle", "shuffler"), ("shuffle-vector", "shuffle")),
@@ -197,16 +197,18 @@ def nearest(word: str, options: Iterable[str]) -> str:
         pairs = (option, word), (_in_order(option), _in_order(word))
         return max(difflib.SequenceMatcher(None, a, b).ratio() for a, b in pairs)
 
-    meant = [value for value in _MEANT.get(re.sub("[ _]", "-", word), ()) if value in named]
+    meant = [
+        value for value in _VALUES_BY_WORD.get(re.sub("[ _]", "-", word), ()) if value in named
+    ]
     # A ratio below 0.7 is likely to be chance (epsilom, silos), unless one word contains the other
     # or their lengths differ by at most 1 (two, too).
-    close = [
+    candidates = [
         option
         for option in sorted(named, key=likeness, reverse=True)
         if likeness(option) >= (0.65 if abs(len(option) - len(word)) <= 1 else 0.7)
         or (likeness(option) >= 0.5 and (word in option or option in word))
     ]
-    return f'; did you mean "{named[(meant + close)[0]]}"?' if meant or close else ""
+    return f'; did you mean "{named[(meant + candidates)[0]]}"?' if meant or candidates else ""
 
 
 def choice(name: str, value: object, options: Sequence[str], also: str = "") -> str:
@@ -289,10 +291,10 @@ def number(
 # ---- Texts and plain data: specs, requests, labels -----------------------------------------------
 
 #: Largest length of a text and of a label in characters; deepest nesting of lists and tables.
-MOST_TEXT, MOST_LABEL, MOST_LEVELS = 4096, 200, 32
+MAX_TEXT, MAX_LABEL, MAX_LEVELS = 4096, 200, 32
 
 
-def is_line(text: str, at_most: int = MOST_TEXT) -> bool:
+def is_line(text: str, at_most: int = MAX_TEXT) -> bool:
     """Return True for one line of at most ``at_most`` printable characters."""
     # Python regards spaces of other widths as not printable; they are allowed here.
     return len(text) <= at_most and (
@@ -300,7 +302,7 @@ def is_line(text: str, at_most: int = MOST_TEXT) -> bool:
     )
 
 
-def line(name: str, value: object, at_most: int = MOST_LABEL) -> str:
+def line(name: str, value: object, at_most: int = MAX_LABEL) -> str:
     """Return value if it is a text that fits in a line of a table; raise InputError if not."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{name} must be a text, got {show(value)}")
@@ -328,8 +330,8 @@ def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> 
     are nested too deep. With ``keys``, messages name inner keys. Without, they contain only
     ``name``, because keys may be data about people. ``level`` is the depth of ``value``.
     """
-    if level > MOST_LEVELS:
-        raise InputError(f"{name} must have at most {MOST_LEVELS} levels of lists and tables")
+    if level > MAX_LEVELS:
+        raise InputError(f"{name} must have at most {MAX_LEVELS} levels of lists and tables")
     if isinstance(value, dict):
         for key, inner in value.items():
             check_plain(name, key, keys, level + 1)
@@ -341,7 +343,7 @@ def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> 
                 check_plain(name, inner, keys, level + 1)
     elif isinstance(value, str) and not is_line(value):
         raise InputError(
-            f"{name} must be of texts of printable characters on one line, at most {MOST_TEXT}"
+            f"{name} must be of texts of printable characters on one line, at most {MAX_TEXT}"
         )
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise InputError(f"integers in {name} must be below 2^63 in size")
@@ -437,7 +439,7 @@ def is_list(value: object) -> bool:
 
 
 #: The error of an array of texts.
-_TEXTS = "texts"
+_TEXTS_ERROR = "texts"
 
 
 def _no_array(name: str, value: object, error: Exception) -> InputError:
@@ -446,7 +448,7 @@ def _no_array(name: str, value: object, error: Exception) -> InputError:
         return InputError(
             f"{name} must be an array of numbers, got lists of different lengths, {show(value)}"
         )
-    advice = ": write numbers without quotes" if str(error) == _TEXTS else ""
+    advice = ": write numbers without quotes" if str(error) == _TEXTS_ERROR else ""
     if isinstance(value, Mapping):
         advice = ": make an array of its columns, such as numpy.column_stack(list(x.values()))"
     return InputError(f"{name} must be an array of numbers, got {show(value)}{advice}")
@@ -462,7 +464,7 @@ def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
         kind = np.asarray(value).dtype.kind
         if kind in "SU":
             np.asarray(value, dtype=dtype)
-            raise TypeError(_TEXTS)  # texts that NumPy would convert to numbers
+            raise TypeError(_TEXTS_ERROR)  # texts that NumPy would convert to numbers
         if np.iscomplexobj(value) or kind in "mM":
             raise TypeError
         # The caller refuses infinity and NaN; signalling NaN must not warn here.
@@ -505,11 +507,11 @@ def array(
             want is None or want == have for want, have in zip(shape, result.shape, strict=True)
         )
         if not fits:
-            wanted = ", ".join("any" if s is None else str(s) for s in shape)
-            wanted = f"({wanted},)" if len(shape) == 1 else f"({wanted})"
+            wanted_shape = ", ".join("any" if s is None else str(s) for s in shape)
+            wanted_shape = f"({wanted_shape},)" if len(shape) == 1 else f"({wanted_shape})"
             one_row = result.ndim == 1 and len(shape) == 2 and shape[1] in (None, len(result))
             remedy = f": a single row is [{name}], in brackets" if one_row else ""
-            raise InputError(f"{name} must have shape {wanted}, got {result.shape}{remedy}")
+            raise InputError(f"{name} must have shape {wanted_shape}, got {result.shape}{remedy}")
     if finite and result.dtype.kind == "f" and not np.isfinite(result).all():
         index = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
         raise InputError(f"{name} must be finite, got {result[index]} at index {index}")

@@ -132,11 +132,7 @@ class _Log:
             )
 
     def estimate(
-        self,
-        method: str,
-        value: float,
-        stderr: float,
-        bounded: tuple[float, float] | None = None,
+        self, method: str, value: float, stderr: float, bounded: tuple[float, float] | None = None
     ) -> PolicyValue:
         """Return a `PolicyValue`: the estimate ``value``, its normal interval and counts.
 
@@ -150,13 +146,13 @@ class _Log:
             )
         w, squares = self.weights, float((self.weights**2).sum())
         rewarded = int(((w > 0.0) & (self.rewards != 0.0)).sum())
-        half = float(ndtri(0.5 + self.confidence / 2.0)) * stderr if rewarded else math.nan
+        half_width = float(ndtri(0.5 + self.confidence / 2.0)) * stderr if rewarded else math.nan
         return PolicyValue(
             method=method,
             value=value,
             stderr=stderr,
-            low=value - half,
-            high=value + half,
+            low=value - half_width,
+            high=value + half_width,
             confidence=self.confidence,
             bounded=bounded,
             rounds=len(w),
@@ -225,23 +221,27 @@ def inverse_propensity(
             f"largest_weight = {show(largest_weight)} alone"
         )
     if largest_reward is not None:
-        most = number("largest_reward", largest_reward, above=0.0)
-        if log.rewards.min() < 0.0 or log.rewards.max() > most:
+        reward_limit = number("largest_reward", largest_reward, above=0.0)
+        if log.rewards.min() < 0.0 or log.rewards.max() > reward_limit:
             raise InputError(
-                f"rewards must lie in [0, largest_reward = {most:g}], "
+                f"rewards must lie in [0, largest_reward = {reward_limit:g}], "
                 f"got {log.rewards.min():g} to {log.rewards.max():g}"
             )
-        seen, weight = float(log.weights.max()), float(log.policy.max() / log.propensities.min())
+        seen_weight, weight = (
+            float(log.weights.max()),
+            float(log.policy.max() / log.propensities.min()),
+        )
         if largest_weight is not None:
             weight = number("largest_weight", largest_weight, above=0.0)
-            if seen > weight * (1.0 + 1e-9):
+            if seen_weight > weight * (1.0 + 1e-9):
                 raise InputError(
-                    f"largest_weight must be at least {seen:g}, as in the log, got {weight:g}"
+                    f"largest_weight must be at least {seen_weight:g}, as in the log, "
+                    f"got {weight:g}"
                 )
-        scale = most * weight
+        scale = reward_limit * weight
         low, high = _chernoff(float(terms.mean()) / scale, len(terms), log.confidence)
         # No policy has an expected reward above the largest reward.
-        bounded = (min(low * scale, most), min(high * scale, most))
+        bounded = (min(low * scale, reward_limit), min(high * scale, reward_limit))
     return log.estimate(IPW, *_mean(terms), bounded)
 
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from fastfed.simulation.policies import Policy as Policy
 
 #: The names that each module defines.
-_MODULES = {
+_NAMES_BY_MODULE = {
     "fastfed._validate": ("InputError",),
     "fastfed.bandits": ("Algorithm", "ProblemSpec", "System", "account"),
     "fastfed.bandits.assemble": ("Noise", "assemble"),
@@ -84,15 +84,15 @@ _MODULES = {
     "fastfed.protocols.score": ("Score", "score_signature"),
     "fastfed.simulation.policies": ("Policy",),
 }
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
-__all__ = sorted(_PLACES)
+__all__ = sorted(_MODULE_OF_NAME)
 
 # Hidden from type checkers, to which any attribute would otherwise exist with type Any.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used."""
-        if name in _PLACES:
-            return getattr(import_module(_PLACES[name]), name)
+        if name in _MODULE_OF_NAME:
+            return getattr(import_module(_MODULE_OF_NAME[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -686,11 +686,11 @@ class Plan:
         """Query the status of all parties each second; measure how long each does not answer."""
         while not self.ended:
             began = time.monotonic()
-            code, said = self.hub_status()
-            now = {"hub": said if code == 200 else None}
+            code, message = self.hub_status()
+            now = {"hub": message if code == 200 else None}
             for silo in self.silos:
-                code, said = silo.ask("status", 1.5)
-                now[silo.name] = said if code == 200 else None
+                code, message = silo.ask("status", 1.5)
+                now[silo.name] = message if code == 200 else None
             for party in self.parties:
                 # A helper has no status: assume that it has started after some seconds.
                 slow = party.role == "helper" and time.monotonic() - party.started > 20
@@ -713,13 +713,13 @@ class Plan:
         overdue = late > 0 and self.released < (self.releases or 1) and any(now.values())
         if overdue and not self.named(now):
             self.silent = self.silent or clock
-            said = {n: e and {k: e[k] for k in e if k != "theta"} for n, e in now.items()}
+            message = {n: e and {k: e[k] for k in e if k != "theta"} for n, e in now.items()}
             self.silence = {
                 "release": self.released + 1,
                 "overdue": round(late, 1),
                 "faults": {p.name: p.fault for p in self.parties if p.fault},
                 "healed": {p.name: round(clock - p.healed, 1) for p in self.parties if p.healed},
-                "said": said,
+                "said": message,
             }
         elif self.silent:
             span, self.silent = clock - self.silent, 0.0
@@ -743,14 +743,14 @@ class Plan:
             # A party that was just repaired may still be starting, or has sent no message yet.
             if p.fault or not p.running or clock - max(p.healed, p.started) < 10.0
         }
-        for name, said in now.items():
-            waits = (said or {}).get("waits") or {}
+        for name, message in now.items():
+            waits = (message or {}).get("waits") or {}
             state, who = waits.get("state"), waits.get("who") or ()
             if state in ("over", "ended", "stopped", "recover", "ceiling", "alarm", "given-up"):
                 return True
-            if causes and self.proxy.mode == "" and not self.names_one_of(name, said, causes):
+            if causes and self.proxy.mode == "" and not self.names_one_of(name, message, causes):
                 continue
-            if any((said or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
+            if any((message or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
                 return True
             if name == "hub" and state not in (None, "open") and (who or state == "helper"):
                 return True  # the hub waits for messages of these parties
@@ -870,9 +870,13 @@ class Plan:
                     party.expected = False
                 else:
                     party.start()
-            said = self.statuses.get(party.name) or {}
-            state = (said.get("waits") or {}).get("state")
-            if party.role == "silo" and (said.get("lost") or state == "recover") and party.running:
+            message = self.statuses.get(party.name) or {}
+            state = (message.get("waits") or {}).get("state")
+            if (
+                party.role == "silo"
+                and (message.get("lost") or state == "recover")
+                and party.running
+            ):
                 party.recovering = party.recovering or time.monotonic() + self.rng.uniform(1, 4)
                 if time.monotonic() > party.recovering and not party.fault:
                     self.journal.action("recover", plan=self.title, who=party.name)
@@ -976,10 +980,10 @@ class Plan:
         """Return whether all parties have all releases and no party still has to recover."""
         if not all(p.answered and p.running for p in self.parties if p.role != "helper"):
             return False  # a status may be older than the process
-        for said in self.statuses.values() or [None]:
-            if not said or releases_of(said) != self.releases:
+        for message in self.statuses.values() or [None]:
+            if not message or releases_of(message) != self.releases:
                 return False
-            if said.get("lost") or said["waits"]["state"] == "recover":
+            if message.get("lost") or message["waits"]["state"] == "recover":
                 return False
         return True
 

@@ -60,7 +60,7 @@ def names() -> list[str]:
     return [figure.id for figure in experiments.figures() if not figure.needs_data]
 
 
-def play(name: str) -> dict[str, Digests]:
+def digests_of_figure(name: str) -> dict[str, Digests]:
     """Return the digests of a figure's curves, by label, as `reproduce NAME --quick` plays them."""
     experiment = sized_experiment(experiments.figure(name), size="quick")
     with tempfile.TemporaryDirectory() as folder:
@@ -225,7 +225,7 @@ def main(arguments: Iterable[str]) -> int:
     exact = stored["arithmetic"] == arithmetic()
     figures, lines = {}, []
     for name in chosen:
-        figures[name] = play(name)
+        figures[name] = digests_of_figure(name)
         changes = differences(name, stored["figures"].get(name, {}), figures[name], exact=exact)
         print("\n".join(changes) or f"{name}: equal", flush=True)
         lines += changes

@@ -28,7 +28,7 @@ from federation import BITS, MASKS, Federation, clocked, deployed, rewarded, sec
 from fastfed import InputError
 from fastfed.deployment import wire
 from fastfed.deployment.seal import Identity, encrypted_to
-from fastfed.deployment.sums import TO_HUB, share_context
+from fastfed.deployment.sums import HUB_CONTEXT, share_context
 
 #: Silos report on their own clocks; the hub sends views.
 CLOCKS = "silo-ldp on own clocks"
@@ -47,8 +47,8 @@ class Target:
 
     def __init__(self, protocol: str) -> None:
         self.protocol, self.plan = protocol, plan_of(protocol)
-        self.others = played(plan_of(protocol, batch=6))[1]
-        self.made, self.sent = played(self.plan)
+        self.others = federation_with_messages(plan_of(protocol, batch=6))[1]
+        self.made, self.sent = federation_with_messages(self.plan)
         self.known = set(self.sent)
         self.keys = {p.name: Identity(secret(p.name)) for p in self.plan.parties}
         self.names = [name for name in self.made.processes if name != "silo0"]
@@ -78,7 +78,7 @@ def plan_of(protocol: str, **keys: Any) -> Any:
     return clocked({}, **keys) if protocol == CLOCKS else deployed(protocol, **keys)
 
 
-def played(plan) -> tuple[Federation, list[bytes]]:
+def federation_with_messages(plan) -> tuple[Federation, list[bytes]]:
     """Return a federation and its messages after release 1 and one silo's report of release 2."""
     deployment, sent = Federation(plan), []
     for process in deployment.processes.values():
@@ -93,13 +93,13 @@ def played(plan) -> tuple[Federation, list[bytes]]:
     first, second = plan.document.calendar.closes[:2]
     for close, names in [(first, plan.silos), (second, plan.silos[:1])]:
         deployment.now = close - 10.0
-        away = {n: deployment.processes.pop(n) for n in plan.silos if n not in names}
+        absent_silos = {n: deployment.processes.pop(n) for n in plan.silos if n not in names}
         for name in names:
             silo = deployment.processes[name]
             rewarded(silo, silo.decide(ROWS).id, 0.5)
         deployment.now = close
         deployment.settle()
-        deployment.processes |= away
+        deployment.processes |= absent_silos
     assert len(deployment.processes["hub"].party.broadcasts) == 1
     return deployment, sorted(set(sent))
 
@@ -275,7 +275,7 @@ def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
 def encrypted(t: Target, rng: Random, sender: str, release: int) -> bytes:
     """Return wrong numbers, encrypted to the hub like those of a silo."""
     index = t.plan.silos.index(sender) if sender in t.plan.silos else 0
-    context = share_context(t.plan, index, release, TO_HUB)
+    context = share_context(t.plan, index, release, HUB_CONTEXT)
     return encrypted_to(t.plan.document.hub.open, numbers(t, rng), context, bytes(32))
 
 
@@ -284,14 +284,14 @@ def encrypted(t: Target, rng: Random, sender: str, release: int) -> bytes:
 
 def send(t: Target, name: str, data: bytes, watched: bool) -> str:
     """Send one message to one party and return how the party refused it."""
-    party, said = t.party(name), ""
+    party, message = t.party(name), ""
     if watched:
         tracemalloc.start()
     started = time.thread_time()
     try:
         step = party.handle(data, t.made.now)
     except InputError as error:
-        said = str(error)
+        message = str(error)
         step = None
     except BaseException as error:
         raise Harmful(f"{name} failed with {type(error).__name__}: {error}") from error
@@ -303,8 +303,8 @@ def send(t: Target, name: str, data: bytes, watched: bool) -> str:
             raise Harmful(f"{name} took {peak} bytes for {len(data)}")
     if seconds > SECONDS:
         raise Harmful(f"{name} took {seconds:.3f} s")
-    if len(said) > 1000:
-        raise Harmful(f"{name} answered {len(data)} bytes with {len(said)}")
+    if len(message) > 1000:
+        raise Harmful(f"{name} answered {len(data)} bytes with {len(message)}")
     if step is None:
         return "refused"
     if step.writes or step.messages:
@@ -312,7 +312,7 @@ def send(t: Target, name: str, data: bytes, watched: bool) -> str:
     return "not answered"
 
 
-def run(job: tuple[int, int]) -> tuple[Counter, str]:
+def attack(job: tuple[int, int]) -> tuple[Counter, str]:
     """Send many messages of one seed; return counts and a description of harm."""
     seed, count = job
     rng = Random(f"envelopes {seed}")
@@ -353,7 +353,7 @@ def main() -> int:
     started, broken, per_job = time.monotonic(), "", 2000
     jobs = [(arguments.first + i, per_job) for i in range(-(-arguments.count // per_job))]
     with multiprocessing.get_context("fork").Pool() as pool:
-        for counts, problem in pool.imap(run, jobs):
+        for counts, problem in pool.imap(attack, jobs):
             total += counts
             if problem:
                 broken = problem

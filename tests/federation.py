@@ -22,7 +22,7 @@ from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.model import ClockedModel
 from fastfed.deployment.party import (
     BELIEVED,
-    NOTHING,
+    UNCOVERED,
     Covered,
     Message,
     SteadyClock,
@@ -32,7 +32,7 @@ from fastfed.deployment.process import Process, SiloProcess, restored
 from fastfed.deployment.seal import Identity, SealedNoise, digest, encrypted_to, keyed_digest
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore, Write, chained
-from fastfed.deployment.sums import TO_HUB, Helper, share_context
+from fastfed.deployment.sums import HUB_CONTEXT, Helper, share_context
 from fastfed.deployment.wire import Broadcast, News, Opened, Refused
 
 #: Cached Ed25519 signatures. Tests sign a message many times, and every receiver verifies it. A
@@ -216,7 +216,7 @@ def sealed_report(plan, index, release, values, share=b"", identity=None, name=N
     """Return a silo's report of these values, signed by the silo and encrypted to the hub."""
     name = name or plan.silos[index]
     identity = identity or Identity(secret(name))
-    context = share_context(plan, index, release, TO_HUB)
+    context = share_context(plan, index, release, HUB_CONTEXT)
     values = values if isinstance(values, bytes) else wire.packed(values)
     body = wire.Report(encrypted_to(plan.document.hub.open, values, context, bytes(32)), share)
     return plan.wire.signed(identity, name, release, body)
@@ -225,7 +225,7 @@ def sealed_report(plan, index, release, values, share=b"", identity=None, name=N
 def opened_report(plan, data):
     """Return the bytes of values that the hub decrypts from a report."""
     message = plan.wire.read(data)
-    context = share_context(plan, plan.index(message.sender), message.release, TO_HUB)
+    context = share_context(plan, plan.index(message.sender), message.release, HUB_CONTEXT)
     body = plan.wire.body(message, wire.Report)
     return Identity(secret("hub")).decrypt(body.values, context)
 
@@ -433,7 +433,7 @@ class World:
         for write in new_party.upgrade():
             store.write(write)
             self.fold(name, write)
-        if covered != NOTHING:
+        if covered != UNCOVERED:
             self.check_restored(name)
 
     def check_restored(self, name):

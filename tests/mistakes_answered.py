@@ -82,8 +82,8 @@ def frame_of(library: str) -> Callable[[], str]:
 
         module = importlib.import_module(library)
         frame = getattr(module, "table" if library == "pyarrow" else "DataFrame")(columns())
-        world = fastfed.environments.Classification(data=frame, label="state", silo="site")
-        return f"{fastfed.simulate(world, 'local-linucb', horizon=4).silos} silos"
+        environment = fastfed.environments.Classification(data=frame, label="state", silo="site")
+        return f"{fastfed.simulate(environment, 'local-linucb', horizon=4).silos} silos"
 
     return simulate
 
@@ -120,10 +120,10 @@ def table_notes(header: str, row: Callable[[int], str]) -> Make:
 
         lines = [header, *(f"{row(i)},{'ill' if i % 3 else 'well'}" for i in range(60))]
         (folder / "t.csv").write_text("\n".join(lines) + "\n")
-        world = fastfed.environments.Classification(data="t.csv", label="state")
+        environment = fastfed.environments.Classification(data="t.csv", label="state")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            fastfed.simulate(world, "local-linucb", silos=2, horizon=4)
+            fastfed.simulate(environment, "local-linucb", silos=2, horizon=4)
         raise_as_said([str(one.message) for one in caught] or ["no warning"])
 
     return make

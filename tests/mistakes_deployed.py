@@ -55,7 +55,7 @@ def spec(folder: Path) -> str:
     return text
 
 
-def new(old: str = "", fresh: str = "", text: str | None = None) -> Make:
+def compile_changed(old: str = "", fresh: str = "", text: str | None = None) -> Make:
     """Compile a spec with a part of it replaced."""
 
     def make(folder: Path) -> None:
@@ -175,78 +175,88 @@ PLANS = [
     ),
     Mistake(
         "a protocol that is not deployed",
-        new('"silo-ldp"', '"shuffle-amplified"'),
+        compile_changed('"silo-ldp"', '"shuffle-amplified"'),
         ("shuffle-amplified", "deployed"),
         DEPLOY,
     ),
     Mistake(
         "an unknown key of [system]",
-        new("epsilon = 1.0", "epsilom = 1.0"),
+        compile_changed("epsilon = 1.0", "epsilom = 1.0"),
         ("epsilom", 'mean "epsilon"'),
         DEPLOY,
     ),
     Mistake(
         "simulated delays of a plan that is deployed",
-        new("epsilon = 1.0", 'epsilon = 1.0\ndelay = { kind = "constant", rounds = 3 }'),
+        compile_changed(
+            "epsilon = 1.0", 'epsilon = 1.0\ndelay = { kind = "constant", rounds = 3 }'
+        ),
         ("delay", "simulations"),
         DEPLOY,
     ),
     Mistake(
         "clocks and silos that wait",
-        new("epsilon = 1.0", "epsilon = 1.0\nclock = { wait = true }"),
+        compile_changed("epsilon = 1.0", "epsilon = 1.0\nclock = { wait = true }"),
         ("clock.wait", "false", "without"),
         DEPLOY,
     ),
     Mistake(
         "clocks of silos that wait for a second silo",
-        new(UNTIL_PERIOD, "clock = {}\n" + UNTIL_PERIOD.replace("period", "round")),
+        compile_changed(UNTIL_PERIOD, "clock = {}\n" + UNTIL_PERIOD.replace("period", "round")),
         ("least", "must be 1", "got 2"),
         DEPLOY,
     ),
     Mistake(
         "clocks with equal periods of all silos",
-        new("epsilon = 1.0", "epsilon = 1.0\nclock = {}"),
+        compile_changed("epsilon = 1.0", "epsilon = 1.0\nclock = {}"),
         ("calendar.period", "calendar.round", "clock"),
         DEPLOY,
     ),
     Mistake(
         "clocks with a trusted server",
-        new('"silo-ldp"', '"central"\nclock = { rates = [0.5] }'),
+        compile_changed('"silo-ldp"', '"central"\nclock = { rates = [0.5] }'),
         ("clock", "central", "silo-ldp"),
         DEPLOY,
     ),
     Mistake(
         "a clock by which a silo never reports",
-        new("epsilon = 1.0", "epsilon = 1.0\nclock = { rates = [0.01] }"),
+        compile_changed("epsilon = 1.0", "epsilon = 1.0\nclock = { rates = [0.01] }"),
         ("clock", "silo 0", "no batch"),
         DEPLOY,
     ),
     Mistake(
         "a period of days as text",
-        new("period = 86400", 'period = "1 day"'),
+        compile_changed("period = 86400", 'period = "1 day"'),
         ("period", "'1 day'", "seconds"),
         DEPLOY,
     ),
     Mistake(
         "start as text",
-        new("start = 2027-01-04T00:00:00Z", 'start = "4 January 2027"'),
+        compile_changed("start = 2027-01-04T00:00:00Z", 'start = "4 January 2027"'),
         ("start", "'4 January 2027'", "date"),
         DEPLOY,
     ),
     Mistake(
-        "start without a time zone", new("00:00:00Z", "00:00:00"), ("start", "UTC", "Z"), DEPLOY
+        "start without a time zone",
+        compile_changed("00:00:00Z", "00:00:00"),
+        ("start", "UTC", "Z"),
+        DEPLOY,
     ),
-    Mistake("negative grace", new("grace = 43200", "grace = -1"), ("grace", ">= 0", "-1"), DEPLOY),
-    Mistake("no calendar", new(CALENDAR, ""), ("calendar", "required"), DEPLOY),
+    Mistake(
+        "negative grace",
+        compile_changed("grace = 43200", "grace = -1"),
+        ("grace", ">= 0", "-1"),
+        DEPLOY,
+    ),
+    Mistake("no calendar", compile_changed(CALENDAR, ""), ("calendar", "required"), DEPLOY),
     Mistake(
         "more silos needed than there are",
-        new("least = 2", "least = 3"),
+        compile_changed("least = 2", "least = 3"),
         ("least", "2", "got 3"),
         DEPLOY,
     ),
     Mistake(
         "a key left as ...",
-        lambda f: new(
+        lambda f: compile_changed(
             text=HEAD
             + '\n[[silos]]\nname = "north"\nsign = "..."\nopen = "..."\n'
             + '[hub]\nsign = "..."\nopen = "..."\n'
@@ -254,9 +264,14 @@ PLANS = [
         ("north", "sign", "fastfed deploy keys"),
         DEPLOY,
     ),
-    Mistake("a silo's name twice", new('"east"', '"north"'), ("north", "twice"), DEPLOY),
     Mistake(
-        "no columns", new(HEAD[HEAD.index("[[columns]]") :], ""), ("columns", "required"), DEPLOY
+        "a silo's name twice", compile_changed('"east"', '"north"'), ("north", "twice"), DEPLOY
+    ),
+    Mistake(
+        "no columns",
+        compile_changed(HEAD[HEAD.index("[[columns]]") :], ""),
+        ("columns", "required"),
+        DEPLOY,
     ),
     Mistake(
         "a spec of simulations",

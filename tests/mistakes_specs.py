@@ -56,7 +56,9 @@ def curve(keys: str) -> Make:
     return spec(SPEC[SPEC.index("[[curve]]") :], "[[curve]]\n" + keys)
 
 
-def world(keys: str, curves: str = "", then: Callable[[Path], object] | None = None) -> Make:
+def run_in_environment(
+    keys: str, curves: str = "", then: Callable[[Path], object] | None = None
+) -> Make:
     """Run the spec with another environment."""
     own = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
 
@@ -258,7 +260,7 @@ KEYS = [
     ),
     Mistake(
         "centred rewards without an intercept",
-        world('kind = "gap"', PRIVATE + "batch_size = 10\nreward_centre = 0.5\n"),
+        run_in_environment('kind = "gap"', PRIVATE + "batch_size = 10\nreward_centre = 0.5\n"),
         ("reward_centre", "intercept"),
     ),
     Mistake(
@@ -336,7 +338,7 @@ KEYS = [
     ),
     Mistake(
         "a bandit in a world of experts",
-        world(
+        run_in_environment(
             'kind = "stochastic-losses"\nexperts = 4', 'algorithm = "fedlinucb"\nbatch_size = 10\n'
         ),
         ("fedlinucb", "stochastic-losses"),
@@ -373,19 +375,21 @@ KEYS = [
     ),
     Mistake(
         "a Windows path in double quotes",
-        world('kind = "classification"\ndata = "C:\\Users\\me\\x.csv"'),
+        run_in_environment('kind = "classification"\ndata = "C:\\Users\\me\\x.csv"'),
         ("TOML", "line 10", "single quotes"),
     ),
     Mistake("a spec in JSON", spec(text='{"name": "x", "horizon": 5}'), ("TOML", "line 1")),
     Mistake("a spec in YAML", spec(text="name: x\nhorizon: 5\n"), ("TOML", "line 1")),
     Mistake(
         "a function that is not there",
-        world('kind = "python"\nfunction = "nothing:here"\ndimension = 2\nactions = 2'),
+        run_in_environment(
+            'kind = "python"\nfunction = "nothing:here"\ndimension = 2\nactions = 2'
+        ),
         ("function", "nothing:here"),
     ),
     Mistake(
         "a module with a syntax error",
-        world(
+        run_in_environment(
             'kind = "python"\nfunction = "mine:draw"\ndimension = 2\nactions = 2',
             then=lambda f: (f / "mine.py").write_text("def draw(:\n"),
         ),
@@ -393,7 +397,7 @@ KEYS = [
     ),
     Mistake(
         "a policy without observe",
-        world(
+        run_in_environment(
             'kind = "sphere"',
             'algorithm = "policy"\npolicy = "mine:Mine"\n',
             then=lambda f: (f / "mine.py").write_text(

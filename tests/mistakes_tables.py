@@ -75,8 +75,8 @@ def simulate(data: Any, **keys: Any) -> None:
     import fastfed
 
     given = {"label": "state", "silo": "site", **keys}
-    world = fastfed.environments.Classification(data=data, **given)
-    fastfed.simulate(world, "local-linucb", horizon=4)
+    environment = fastfed.environments.Classification(data=data, **given)
+    fastfed.simulate(environment, "local-linucb", horizon=4)
 
 
 def columns() -> dict[str, list[Any]]:
@@ -141,7 +141,7 @@ def arrays(features: Any, classes: Any, silo: Any = None, **keys: Any) -> Make:
     return make
 
 
-def replayed(**parts: Any) -> Make:
+def run_replay(**parts: Any) -> Make:
     """Run a replay of these arrays."""
 
     def make(folder: Path) -> None:
@@ -425,29 +425,29 @@ ARRAYS = [
     ),
     Mistake(
         "a replay without rewards",
-        replayed(contexts=np.zeros((2, 3, 4, 2))),
+        run_replay(contexts=np.zeros((2, 3, 4, 2))),
         ("log.npz", "rewards"),
     ),
     Mistake(
         "a replay with three axes",
-        replayed(contexts=np.zeros((3, 4, 2)), rewards=np.zeros((3, 4))),
+        run_replay(contexts=np.zeros((3, 4, 2)), rewards=np.zeros((3, 4))),
         ("contexts", "(M, T, K, d)"),
     ),
     Mistake(
         "a replay with a reward beyond its range",
-        replayed(contexts=np.zeros((2, 3, 4, 2)), rewards=np.full((2, 3, 4), 2.0)),
+        run_replay(contexts=np.zeros((2, 3, 4, 2)), rewards=np.full((2, 3, 4), 2.0)),
         ("reward_range", "[0, 1]", "2"),
     ),
     Mistake(
         "a replay with more rounds of a silo than there are",
-        replayed(
+        run_replay(
             contexts=np.zeros((2, 3, 4, 2)), rewards=np.zeros((2, 3, 4)), rounds=np.array([3, 5])
         ),
         ("rounds", "1 to 3", "5", "silo 1"),
     ),
     Mistake(
         "a replay with a round that offers nothing",
-        replayed(
+        run_replay(
             contexts=np.zeros((2, 3, 4, 2)),
             rewards=np.zeros((2, 3, 4)),
             mask=np.arange(24).reshape(2, 3, 4) > 3,

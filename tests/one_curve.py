@@ -35,7 +35,7 @@ def fast(e, **options):
     return compiled.run(environment, plans, e.checkpoints, record=True, **options)[0]
 
 
-def same(a, b, names=SAME):
+def assert_same_bits(a, b, names=SAME):
     """Check that two outcomes have the same bits."""
     for name in names:
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)

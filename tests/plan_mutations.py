@@ -396,7 +396,7 @@ def keys(rng: Random, fields: list[Any], kind: str) -> None:
     fields[AT[name]] = dict(sorted(box.items()))
 
 
-def lists(rng: Random, fields: list[Any], kind: str) -> None:
+def change_list(rng: Random, fields: list[Any], kind: str) -> None:
     """Shorten, lengthen or reorder a list."""
     box = rng.choice([b for b in containers(fields) if isinstance(b, list) and b])
     way, at = rng.randrange(5), rng.randrange(len(box))
@@ -711,7 +711,7 @@ def loaded(data: bytes) -> plans.DeployedPlan | None:
 
 SINGLE = (
     ulp, nudge, nudge_group, nudge_apart, scale, swap_numbers, hostile_value, other_kind,
-    choices_with_numbers, keys, lists, parties, calendar, helper, chain, guided, consistent,
+    choices_with_numbers, keys, change_list, parties, calendar, helper, chain, guided, consistent,
 )  # fmt: skip
 RAW = (flipped, spelled, signed)
 
@@ -954,7 +954,7 @@ def check_ranges(plan: plans.DeployedPlan, fields: list[Any]) -> None:
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 
 
-def alike(one: str, two: str) -> bool:
+def nearly_equal(one: str, two: str) -> bool:
     """Return True if texts are equal up to the last digits of numbers."""
     if _NUMBER.sub("#", one) != _NUMBER.sub("#", two):
         return False
@@ -1001,7 +1001,7 @@ def check_sentences(plan: plans.DeployedPlan, fields: list[Any]) -> bool:
         return False
     mine, theirs = texts_of(certificate), texts_of(other.certificate)
     for one, two in zip(mine, theirs, strict=False):
-        if not alike(one, two):
+        if not nearly_equal(one, two):
             raise Broken(f"the certificate says {one!r}, of the same choices {two!r}")
     if len(mine) != len(theirs):
         raise Broken(f"there are {len(mine)} sentences, of the same choices {len(theirs)}")

@@ -102,20 +102,20 @@ def complaints() -> list[str]:
 
 def python_functions(paths: list[Path]) -> list[str]:
     """Return the source of every function in these files, each with its place."""
-    found = []
+    actual = []
     for path in paths:
         source = path.read_text(encoding="utf-8")
         lines = source.split("\n")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}\n{text}")
-    return found
+                actual.append(f"{path.relative_to(ROOT)}:{node.lineno}\n{text}")
+    return actual
 
 
 def c_functions(paths: list[Path]) -> list[str]:
     """Return the source of every function in these C and Cython files, with its comment."""
-    found = []
+    actual = []
     for path in paths:
         source = path.read_text(encoding="utf-8")
         if path.suffix == ".c":
@@ -125,13 +125,13 @@ def c_functions(paths: list[Path]) -> list[str]:
             function = r"^(?:cp?def|def) [^\n]*\n(?:[ )][^\n]*\n|\n)*"
         for match in re.finditer(function, source, re.MULTILINE):
             line = source.count("\n", 0, match.start()) + 1
-            found.append(f"{path.relative_to(ROOT)}:{line}\n{match[0].rstrip()}")
-    return found
+            actual.append(f"{path.relative_to(ROOT)}:{line}\n{match[0].rstrip()}")
+    return actual
 
 
 def paragraphs() -> list[str]:
     """Return every paragraph of the pages of at least 80 characters."""
-    found = []
+    actual = []
     for page in pages():
         text = page.read_text(encoding="utf-8")
         # Code leaves its line ends, so that places of paragraphs stay right.
@@ -141,11 +141,11 @@ def paragraphs() -> list[str]:
             first = line + len(part) - len(part.lstrip("\n"))
             line += part.count("\n") + 2
             if len(part.strip()) >= 80 and not part.strip().startswith(("#", "|")):
-                found.append(f"{page.relative_to(ROOT)}:{first}\n{part.strip()}")
-    return found
+                actual.append(f"{page.relative_to(ROOT)}:{first}\n{part.strip()}")
+    return actual
 
 
-def drawn(seed: int) -> list[str]:
+def draw_passages(seed: int) -> list[str]:
     """Draw 30 functions (15 of the package, 5 of C and Cython, 10 of tests) and 30 paragraphs."""
     draw = random.Random(seed)
     sources = ROOT / "fastfed" / "_kernels" / "src"
@@ -164,7 +164,7 @@ def main() -> int:
     parser.add_argument("--draw", type=int, metavar="SEED", help="print text for a reading")
     seed = parser.parse_args().draw
     if seed is not None:
-        print("\n\n".join(f"--- {i}. {text}" for i, text in enumerate(drawn(seed), 1)))
+        print("\n\n".join(f"--- {i}. {text}" for i, text in enumerate(draw_passages(seed), 1)))
         return 0
     found = complaints()
     print("\n".join(found) if found else f"No banned phrase in {len(pages())} pages.")

@@ -148,10 +148,10 @@ def chosen_with_clocks(rng: Random) -> tuple[str, str, dict, dict]:
 def run(seed: int) -> tuple[Counter, str]:
     """Run one schedule; return what it did, and what broke."""
     with quickly():
-        return drawn(seed)
+        return run_drawn(seed)
 
 
-def drawn(seed: int) -> tuple[Counter, str]:
+def run_drawn(seed: int) -> tuple[Counter, str]:
     """See `run`."""
     name, faults, tables, keys = chosen(seed)
     if name in WITHOUT_BATCHES:

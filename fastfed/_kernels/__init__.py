@@ -29,21 +29,21 @@ __all__ = ["aggregation", "checked", "driver", "environments", "experts", "linal
 def _shared_object() -> str:
     """Return the path of the compiled core; ImportError if it has not been built."""
     name = f"{__name__}._native"
-    found = find_spec(name)
-    if found is None or found.origin is None:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
         raise ImportError(_unbuilt(Path(__file__).parents[1]), name=name)
-    return found.origin
+    return spec.origin
 
 
-def _unbuilt(here: Path) -> str:
+def _unbuilt(source_folder: Path) -> str:
     """Say why there is no shared object beside this file, and what to do."""
     from importlib.metadata import distributions  # takes longer than all else here
 
-    for each in distributions(name="fastfed"):
-        there = Path(str(each.locate_file("fastfed")))
-        if there.is_dir() and not there.samefile(here):
+    for distribution in distributions(name="fastfed"):
+        installed_folder = Path(str(distribution.locate_file("fastfed")))
+        if installed_folder.is_dir() and not installed_folder.samefile(source_folder):
             return (
-                f"{here} is the source, which is not built, and hides the fastfed that is "
+                f"{source_folder} is the source, which is not built, and hides the fastfed that is "
                 "installed: run Python in another folder, or `pip install -e .` in the checkout"
             )
     return "the compiled core is not built: `pip install .` in the checkout"
@@ -51,11 +51,11 @@ def _unbuilt(here: Path) -> str:
 
 def _load(name: str, file: str) -> None:
     """Load one module of the shared object."""
-    full = f"{__name__}.{name}"
-    loader = ExtensionFileLoader(full, file)
-    spec = spec_from_file_location(full, file, loader=loader)
+    module_name = f"{__name__}.{name}"
+    loader = ExtensionFileLoader(module_name, file)
+    spec = spec_from_file_location(module_name, file, loader=loader)
     assert spec is not None
-    module = sys.modules[full] = module_from_spec(spec)
+    module = sys.modules[module_name] = module_from_spec(spec)
     loader.exec_module(module)
     globals()[name] = module
 

@@ -282,8 +282,10 @@ class Advice:
         """Return the notes, verdicts and baselines as text."""
         notes = [f"note: {note}" for note in self.notes]
         verdicts = [f"{v.trust}: {v.sentence}" for v in self.verdicts]
-        others = [f"{b.label}: {regret_text(b.regret)} ({b.privacy})" for b in self.baselines]
-        return "\n".join([*notes, self.heading, "", *verdicts, "", *others])
+        baseline_texts = [
+            f"{b.label}: {regret_text(b.regret)} ({b.privacy})" for b in self.baselines
+        ]
+        return "\n".join([*notes, self.heading, "", *verdicts, "", *baseline_texts])
 
     def to_builtins(self) -> dict[str, Any]:
         """Convert to plain data, the JSON of ``fastfed plan``.
@@ -415,15 +417,15 @@ def verdict_text(
 
 def _local_baseline_text(verdict: Verdict, regrets: Mapping[str, Regret]) -> str:
     """Return the regret of the verdict's local baseline as text."""
-    less = "" if verdict.alone == "alone" else " (which explores less)"
-    return f"{regret_text(regrets[verdict.alone])}{less}"
+    exploration_note = "" if verdict.alone == "alone" else " (which explores less)"
+    return f"{regret_text(regrets[verdict.alone])}{exploration_note}"
 
 
 def _sharing_text(verdict: Verdict, regrets: Mapping[str, Regret], differ: bool) -> str:
     """Return the text of a verdict that recommends sharing, with the regret due to privacy."""
     best, not_private = regrets[verdict.best], regrets["no privacy"]
-    alone = _local_baseline_text(verdict, regrets)
-    text = f"share by {verdict.best}: regret {regret_text(best)} per silo, alone {alone}; "
+    alone_text = _local_baseline_text(verdict, regrets)
+    text = f"share by {verdict.best}: regret {regret_text(best)} per silo, alone {alone_text}; "
     if differ:
         text += f"one model for all, without privacy, would leave {regret_text(not_private)}"
     else:
@@ -445,22 +447,24 @@ def _no_sharing_text(
     differ: bool,
 ) -> str:
     """Return the text of a verdict against sharing, with the epsilon from which sharing helps."""
-    best, alone = regrets[verdict.best], regrets[verdict.alone]
+    best_regret, alone_regret = regrets[verdict.best], regrets[verdict.alone]
     not_private, random = regrets["no privacy"], regrets["random"]
     mean, stderr = verdict.against_alone
     comparison_alone = "no less than" if mean > 2.0 * stderr else "not clearly less than"
     reason = "privacy is too costly for sharing to help"
-    if differ and not_private.mean >= alone.mean:
+    if differ and not_private.mean >= alone_regret.mean:
         reason = "silos differ and privacy costs too much for sharing to help"
     text = (
         f"do not share under this trust model at ({budget[0]:g}, {budget[1]:g}): {reason}; "
-        f"{verdict.best}, the best, has regret {regret_text(best)} per silo, {comparison_alone} "
-        f"each silo alone with {_local_baseline_text(verdict, regrets)}"
+        f"{verdict.best}, the best, has regret {regret_text(best_regret)} per silo, "
+        f"{comparison_alone} each silo alone with {_local_baseline_text(verdict, regrets)}"
     )
-    if best.mean > random.mean - 2.0 * (random.stderr + best.stderr):
-        comparison_chance = "no less than" if best.mean >= random.mean else "not clearly less than"
+    if best_regret.mean > random.mean - 2.0 * (random.stderr + best_regret.stderr):
+        comparison_chance = (
+            "no less than" if best_regret.mean >= random.mean else "not clearly less than"
+        )
         text += f", and {comparison_chance} chance with {regret_text(random)}"
-    if not_private.mean >= alone.mean:
+    if not_private.mean >= alone_regret.mean:
         shared_model = "one model for all" if differ else "sharing"
         text += f"; nor would {shared_model} without privacy help ({regret_text(not_private)})"
     if not searched:

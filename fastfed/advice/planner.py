@@ -32,15 +32,15 @@ from fastfed.advice.successive_halving import (
 )
 from fastfed.advice.systems import (
     ALONE,
-    ELSEWHERE,
-    FOR_REWARDS,
     LESS,
-    NOT_CENTRED,
-    NOT_FOR,
-    NOT_SHARED,
+    NEVER_CANDIDATES,
     SIEVES,
     TRUST,
-    WITHOUT_ARMS,
+    TRUST_WITH_REWARDS_ONLY,
+    TRUST_WITHOUT_ARMS,
+    TRUST_WITHOUT_CANDIDATES,
+    WHY_NO_LOCAL_ROUNDS,
+    WHY_NOT_CENTRED,
     Choice,
     Question,
     Recipe,
@@ -82,9 +82,10 @@ SCREENED, REFINED, FINAL, THRESHOLDS = 0.25, 0.25, 0.4, 0.1
 #: the first part, with all systems and few rounds. Then CONTINUE systems of each trust model
 #: remain.
 FIRST_PART, CONTINUE = 0.4, 3
-#: Candidates that are expected to waste more than PRUNED times the fewest rounds are not simulated.
-#: In the settings of docs/plan.md no candidate above 1.5 was the best of its trust model.
-PRUNED = 1.7
+#: Candidates that are expected to waste more than MAX_WASTED_RATIO times the fewest rounds are not
+#: simulated. In the settings of docs/plan.md no candidate above 1.5 was the best of its trust
+#: model.
+MAX_WASTED_RATIO = 1.7
 #: Nominal seconds to build one system, and the number of systems of each trust model that later
 #: stages build.
 BUILD_SECONDS, LATER_SYSTEMS = 0.01, 10
@@ -239,8 +240,8 @@ def _trusts(trust: str | Sequence[str] | None, arms: bool, protects: str) -> lis
     able = [
         name
         for name in TRUST
-        if (name in FOR_REWARDS if protects == "reward" else name != USER_BIT)
-        and not (arms and name in WITHOUT_ARMS)
+        if (name in TRUST_WITH_REWARDS_ONLY if protects == "reward" else name != USER_BIT)
+        and not (arms and name in TRUST_WITHOUT_ARMS)
     ]
     requested = able if trust is None else [trust] if isinstance(trust, str) else list(trust)
     for name in requested:
@@ -248,7 +249,7 @@ def _trusts(trust: str | Sequence[str] | None, arms: bool, protects: str) -> lis
         if name in able:
             continue
         text = f"trust must be one of {', '.join(able)}"
-        if arms and name in WITHOUT_ARMS:
+        if arms and name in TRUST_WITHOUT_ARMS:
             raise InputError(
                 f'{text} for arms, got "{name}": its protocols have no account for arms'
             )
@@ -352,8 +353,8 @@ class _Search:
         """Build candidates from recipes and store them; return the candidates to simulate.
 
         Two kinds are not simulated: a candidate that is noisier than a different one with the same
-        batches, and a candidate whose noise is expected to waste more than `PRUNED` times the
-        fewest rounds. ``remarks`` gives the reasons.
+        batches, and a candidate whose noise is expected to waste more than `MAX_WASTED_RATIO` times
+        the fewest rounds. ``remarks`` gives the reasons.
         """
         known_labels = {candidate.label for candidate in self.candidates[trust]}
         candidates, failed = build_candidates(self.question, trust, recipes_to_add)
@@ -365,13 +366,13 @@ class _Search:
         least = min(comparable, key=lambda c: c.expected_loss, default=None)
         to_simulate = []
         for candidate in candidates:
-            less_noisy = next((other for other in candidates if noisier(candidate, other)), None)
+            less_noisy = next((rival for rival in candidates if noisier(candidate, rival)), None)
             if less_noisy is not None:
                 self.remarks[candidate.label] = f"not simulated: noisier than {less_noisy.label}"
             elif (
                 least is not None
                 and candidate in comparable
-                and candidate.expected_loss > PRUNED * least.expected_loss
+                and candidate.expected_loss > MAX_WASTED_RATIO * least.expected_loss
             ):
                 self.remarks[candidate.label] = (
                     f"not simulated: noise is expected to waste {candidate.expected_loss:.3g} "
@@ -492,11 +493,15 @@ class _Search:
             feducb_text = feducb_reason(
                 question, min(silo_ldp_candidates, key=lambda c: c.plan.releases)
             )
-        left_out = {**NOT_FOR[question.protects], **ELSEWHERE, "feducb": feducb_text}
+        left_out = {
+            **TRUST_WITHOUT_CANDIDATES[question.protects],
+            **NEVER_CANDIDATES,
+            "feducb": feducb_text,
+        }
         if not question.centred:
-            left_out["reward_centre"] = NOT_CENTRED
+            left_out["reward_centre"] = WHY_NOT_CENTRED
         if not question.differ:
-            left_out["share"] = NOT_SHARED
+            left_out["share"] = WHY_NO_LOCAL_ROUNDS
         rows = []
         for trust in self.trust_models:
             order = [
@@ -591,10 +596,10 @@ class _Search:
             key=lambda name: halving.regrets[name].mean,
         )
         difference_to_alone = halving.difference(best.label, local_baseline)
-        helps = difference_to_alone[0] < 0.0 and not within_error(difference_to_alone)
+        sharing_helps = difference_to_alone[0] < 0.0 and not within_error(difference_to_alone)
         seconds_share = THRESHOLDS * self.seconds / len(self.trust_models)
         pays_from: tuple[float | None, int | None] = (None, None)
-        searched = not helps and scalable(halving.environment)
+        searched = not sharing_helps and scalable(halving.environment)
         if searched:
             pays_from = break_even(
                 question, best, halving, seconds_share, halving.regrets[local_baseline].mean
@@ -606,7 +611,7 @@ class _Search:
             best.label,
             not_worse,
             difference_to_alone,
-            helps,
+            sharing_helps,
             *pays_from,
             sentence="",
             alone=local_baseline,

@@ -12,7 +12,7 @@ import numpy as np
 from fastfed._kernels import environments as native_environments
 from fastfed._validate import InputError
 from fastfed.advice.answer import Regret, mean_and_stderr
-from fastfed.advice.systems import Choice, Question, batch_sizes, noises
+from fastfed.advice.systems import Choice, Question, batch_sizes, noise_count
 from fastfed.environments import (
     Environment,
     EnvironmentSpec,
@@ -25,7 +25,7 @@ from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.protocols.plan import KEEPING, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.simulation import dispatch
-from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
+from fastfed.simulation.driver import batches_that_fit, bytes_of, checkpoint_rounds
 
 # ---- Simulating M silos by fewer silos, and the cost of a simulation -----------------------------
 # With lazy updates all silos choose from the same released statistics. Together they add to the
@@ -84,7 +84,7 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
     if node is not None and not (plan.encoding is not None and bits and times == 1.0):
         # Draw one noise vector instead of the sum of all: it has the same distribution, for bits
         # nearly.
-        std = node.times(math.sqrt(noises(plan)) / times)
+        std = node.times(math.sqrt(noise_count(plan)) / times)
         release, factor = plan.release, plan.factor
         if plan.protocol.flat and plan.encoding is not None:
             # Every batch has independent noise, and the noise of a prefix is the sum over its
@@ -157,18 +157,18 @@ def release_cost(plan: Plan) -> float:
 
 #: Number of checkpoints of a run. Its final pace, regret per round, is that of the last quarter.
 CHECKPOINTS = 64
-#: At least max(LEAST_SILOS, d) silos represent all: with fewer than d silos, a short batch does not
-#: cover all directions and learning is far too slow. MOST_REPLICATES limits replicates of a stage.
-LEAST_SILOS, MOST_REPLICATES = 4, 32
+#: At least max(MIN_SILOS, d) silos represent all: with fewer than d silos, a short batch does not
+#: cover all directions and learning is far too slow. MAX_REPLICATES limits replicates of a stage.
+MIN_SILOS, MAX_REPLICATES = 4, 32
 #: Fewest systems in a group that is simulated separately to use spare threads.
-LEAST_PART = 4
+MIN_GROUP_SYSTEMS = 4
 #: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
-LEAST_EXACT = 4
+MIN_EXACT_REPLICATES = 4
 #: Factor on the time of a round for systems with local rounds, in which silos learn at once.
-LOCAL = 2.0
+LOCAL_ROUND_FACTOR = 2.0
 #: A stage that does not fit into its time simulates at least this share of the rounds, and at least
 #: this number of rounds.
-LEAST_SHARE, LEAST_ROUNDS = 1.0 / 16.0, 300
+MIN_SHARE_OF_ROUNDS, MIN_ROUNDS = 1.0 / 16.0, 300
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class SuccessiveHalving:
 
     def least_silos(self, dimension: int) -> int:
         """Return the fewest silos that may represent all."""
-        return min(self.silos, max(LEAST_SILOS, dimension))
+        return min(self.silos, max(MIN_SILOS, dimension))
 
     def learns_since(self, plan: Plan) -> int | None:
         """Return the round after which the pace of regret keeps decreasing; None if it does not.
@@ -273,17 +273,17 @@ class SuccessiveHalving:
     ) -> Size:
         """Return the largest stage that fits into ``seconds`` nominal seconds of one core.
 
-        If ``LEAST_EXACT`` replicates of all silos fit, as many replicates as fit are simulated.
-        Otherwise, ``replicates`` replicates with fewer silos are simulated, at least `least_silos`;
-        if they do not fit, replicates are reduced to at least ``fewest``, and then rounds to at
-        least `LEAST_SHARE` of all. If the environment cannot be scaled, all silos are simulated for
-        as many rounds as fit.
+        If ``MIN_EXACT_REPLICATES`` replicates of all silos fit, as many replicates as fit are
+        simulated. Otherwise, ``replicates`` replicates with fewer silos are simulated, at least
+        `least_silos`; if they do not fit, replicates are reduced to at least ``fewest``, and then
+        rounds to at least `MIN_SHARE_OF_ROUNDS` of all. If the environment cannot be scaled, all
+        silos are simulated for as many rounds as fit.
         """
         full_cost = self.silos * self.horizon * self.pass_cost(contenders)
         release_seconds = sum(release_cost(e.plan) for e in contenders)
         fitting = int(seconds / (full_cost + release_seconds))
-        if fitting >= LEAST_EXACT:
-            return Size(self.silos, self.horizon, min(fitting, MOST_REPLICATES))
+        if fitting >= MIN_EXACT_REPLICATES:
+            return Size(self.silos, self.horizon, min(fitting, MAX_REPLICATES))
         affordable_share = max(seconds / replicates - release_seconds, 0.0) / full_cost
         if not scalable(self.environment):
             marks = self.marks
@@ -295,23 +295,24 @@ class SuccessiveHalving:
         simulated_silos = min(self.silos, max(least, int(self.silos * affordable_share)))
         rounds = self.horizon
         if simulated_silos == least and fewest is not None:
-            one = release_seconds + full_cost * least / self.silos
-            replicates = min(replicates, max(fewest, int(seconds / one)))
-            rounds = self.rounds_for(seconds / (replicates * one))
+            replicate_seconds = release_seconds + full_cost * least / self.silos
+            replicates = min(replicates, max(fewest, int(seconds / replicate_seconds)))
+            rounds = self.rounds_for(seconds / (replicates * replicate_seconds))
         return Size(simulated_silos, rounds, replicates)
 
     def rounds_for(self, share: float) -> int:
         """Return the checkpoint at this share of the rounds, or at the least number of rounds."""
-        least = max(share, LEAST_SHARE) * self.horizon
+        least = max(share, MIN_SHARE_OF_ROUNDS) * self.horizon
         marks = self.marks
-        return int(marks[np.searchsorted(marks, min(max(least, LEAST_ROUNDS), self.horizon))])
+        return int(marks[np.searchsorted(marks, min(max(least, MIN_ROUNDS), self.horizon))])
 
     def pass_cost(self, contenders: Sequence[Contender]) -> float:
         """Return the nominal seconds of one round of one silo, simulated for all contenders."""
         kinds = {e.kind: e.plan.dimension for e in contenders}
         contexts = sum(context_cost(self.actions, d) for d in kinds.values())
         return contexts + sum(
-            round_cost(self.actions, e.plan.dimension) * (LOCAL if e.plan.own is not None else 1.0)
+            round_cost(self.actions, e.plan.dimension)
+            * (LOCAL_ROUND_FACTOR if e.plan.own is not None else 1.0)
             for e in contenders
         )
 
@@ -359,11 +360,13 @@ class SuccessiveHalving:
             """Simulate one part of the contenders on one replicate, and return their regrets."""
             replicate, number = job
             environment, part = parts[number]
-            opened = environment.open(self.seed, first_replicate + replicate, size.silos)
-            assert isinstance(opened, native_environments.Environment)
+            opened_environment = environment.open(
+                self.seed, first_replicate + replicate, size.silos
+            )
+            assert isinstance(opened_environment, native_environments.Environment)
             part_plans = [plans[i] for i in part]
             outcomes = dispatch.run(
-                opened, part_plans, marks, threads=inner_threads, last=size.rounds
+                opened_environment, part_plans, marks, threads=inner_threads, last=size.rounds
             )
             curves = [o.group_regret / size.silos for o in outcomes]
             return [
@@ -375,12 +378,12 @@ class SuccessiveHalving:
         inner_threads = max(1, self.threads // len(jobs))
         facts = self.environment.facts(size.silos, self.horizon)
         memory_terms = [
-            dispatch.of_pass(
+            dispatch.memory_of_batch(
                 environment, facts, [plans[i] for i in part], len(marks), inner_threads
             )
             for environment, part in parts
         ]
-        workers = that_fit(max(memory_terms, key=total), min(self.threads, len(jobs)))
+        workers = batches_that_fit(max(memory_terms, key=bytes_of), min(self.threads, len(jobs)))
         finals = np.zeros((size.replicates, len(contenders)))
         with ThreadPoolExecutor(workers) as pool:
             for (replicate, number), regrets in zip(jobs, pool.map(simulate, jobs), strict=True):
@@ -405,11 +408,11 @@ class SuccessiveHalving:
 
 
 def _parts(group: list[int], count: int) -> list[list[int]]:
-    """Split a group into at most ``count`` parts, each of at least ``LEAST_PART`` contenders.
+    """Split a group into at most ``count`` parts of at least ``MIN_GROUP_SYSTEMS`` contenders.
 
     A smaller group is one part.
     """
-    count = max(1, min(count, len(group) // LEAST_PART))
+    count = max(1, min(count, len(group) // MIN_GROUP_SYSTEMS))
     return [group[i::count] for i in range(count)] if group else []
 
 
@@ -463,13 +466,13 @@ def within_error(difference: tuple[float, float]) -> bool:
 
 # ---- Break-even: the epsilon, or the number of silos, from which sharing would help --------------
 
-#: The search for a break-even point multiplies by STEP up to STEPS times, then bisects HALVINGS
-#: times.
-STEP, STEPS, HALVINGS = 4.0, 6, 2
+#: The search for a break-even point multiplies by SEARCH_FACTOR up to MAX_SEARCH_STEPS times, then
+#: bisects BISECTIONS times.
+SEARCH_FACTOR, MAX_SEARCH_STEPS, BISECTIONS = 4.0, 6, 2
 #: Usual number of multiplications, by which the time is planned.
-USUAL_STEPS = 3
+USUAL_SEARCH_STEPS = 3
 #: Fewest and most replicates of each simulation in this search.
-LEAST_REPLICATES, MOST_AT_STEP = 3, 16
+MIN_SEARCH_REPLICATES, MAX_SEARCH_REPLICATES = 3, 16
 
 
 def break_even(
@@ -489,12 +492,16 @@ def break_even(
     batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
     sizes = halving.actions, question.problem.dimension
     silo_cost = halving.horizon * (batch_sizes_tried * round_cost(*sizes) + context_cost(*sizes))
-    affordable_silos = seconds / (2 * (USUAL_STEPS + HALVINGS) * silo_cost)  # of all replicates
+    affordable_silos = seconds / (
+        2 * (USUAL_SEARCH_STEPS + BISECTIONS) * silo_cost
+    )  # of all replicates
     least = halving.least_silos(question.problem.dimension)
     simulated_silos = max(
-        least, min(question.problem.silos, int(affordable_silos) // LEAST_REPLICATES)
+        least, min(question.problem.silos, int(affordable_silos) // MIN_SEARCH_REPLICATES)
     )
-    replicates = max(LEAST_REPLICATES, min(MOST_AT_STEP, int(affordable_silos) // simulated_silos))
+    replicates = max(
+        MIN_SEARCH_REPLICATES, min(MAX_SEARCH_REPLICATES, int(affordable_silos) // simulated_silos)
+    )
     rounds = halving.rounds_for(affordable_silos / (simulated_silos * replicates))
 
     def helps(changed_question: Question) -> bool:
@@ -526,19 +533,19 @@ def break_even(
     return epsilon, None if silos is None else round(silos)
 
 
-def _least(start: float, holds: Callable[[float], bool]) -> float | None:
-    """Return the least value above ``start`` for which ``holds`` is True, on a coarse log scale.
+def _least(start: float, is_enough: Callable[[float], bool]) -> float | None:
+    """Return the least value above ``start`` that ``is_enough``, on a coarse log scale.
 
     Return None if it is False for all values that are tried.
     """
     low, high = start, start
-    for _ in range(STEPS):
-        low, high = high, high * STEP
-        if holds(high):
+    for _ in range(MAX_SEARCH_STEPS):
+        low, high = high, high * SEARCH_FACTOR
+        if is_enough(high):
             break
     else:
         return None
-    for _ in range(HALVINGS):
+    for _ in range(BISECTIONS):
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if holds(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high

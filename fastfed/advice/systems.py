@@ -11,7 +11,7 @@ import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.bandits import ProblemSpec, System
-from fastfed.bandits.assemble import MOST_KEPT, wasted_rounds
+from fastfed.bandits.assemble import MAX_KEPT, wasted_rounds
 from fastfed.bandits.radius import direct_regret_bound
 from fastfed.bandits.system import BATCH_FIRST, BATCH_RATIO, SIEVE
 from fastfed.privacy.releases.buffered import buffered_prefix_variances
@@ -65,12 +65,12 @@ TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 
 #: Trust models whose protocols take no arms (docs/arms.md).
-WITHOUT_ARMS = ("shuffle", "secure-sum")
+TRUST_WITHOUT_ARMS = ("shuffle", "secure-sum")
 #: Trust models with a protocol that protects rewards only, where contexts are public.
-FOR_REWARDS = ("user-bit", "silo-ldp", "central")
+TRUST_WITH_REWARDS_ONLY = ("user-bit", "silo-ldp", "central")
 
 #: Systems that are never candidates, with the reasons; "" if the reason is computed.
-ELSEWHERE = {
+NEVER_CANDIDATES = {
     "silo-ldp-prefix": 'equivalent to "silo-ldp" with release "tree": the same noise, sent as sums',
     "feducb": "",  # see `feducb_reason`
     "feducb-decentralized": "needs a communication graph; see docs/feducb.md",
@@ -82,21 +82,19 @@ ELSEWHERE = {
 }
 
 #: For each unit of privacy: trust models without candidates, with the reasons.
-NOT_FOR = {
-    "user": {
-        "user-bit": 'protects rewards only: give protects "reward" if contexts are public',
-    },
+TRUST_WITHOUT_CANDIDATES = {
+    "user": {"user-bit": 'protects rewards only: give protects "reward" if contexts are public'},
     "reward": {
         "shuffle, secure-sum": "protect contexts and rewards, and have no account for rewards only"
     },
 }
 
 #: Why rewards are not centred, and why no candidate has local rounds.
-NOT_CENTRED = (
+WHY_NOT_CENTRED = (
     "needs a declared constant feature: an environment with an intercept, or "
     "--intercept, would need less noise"
 )
-NOT_SHARED = (
+WHY_NO_LOCAL_ROUNDS = (
     "all silos of this environment have the same model, so local rounds only lose information"
 )
 
@@ -110,10 +108,10 @@ def trusted_text(trust: str, silos: int, colluders: int | None) -> str:
 # ---- Batches -------------------------------------------------------------------------------------
 
 #: The largest number of releases to try.
-MOST_RELEASES = 4096
+MAX_RELEASES = 4096
 #: The largest number of releases with equal batches for secure sums, whose time grows with the cube
 #: of this number. The same limit holds if silos may differ.
-MOST_MASKED = 256
+MAX_SECURE_RELEASES = 256
 
 
 @dataclass(frozen=True)
@@ -130,46 +128,49 @@ class Growing:
 
 Batches = int | Growing
 
-#: Growing batches to try first: GROWING for factorised noise, GROWING_FLAT for shuffled batches.
-#: Each shuffled batch adds independent noise, so fewer batches are better. The first growing batch
-#: has at most T / LONGEST_FIRST rounds. Batches of equal size have at most T / LONGEST rounds.
-GROWING = (Growing(1, 1.1), Growing(3, 1.2), Growing(10, 1.2), Growing(30, 1.3))
-GROWING_FLAT = (Growing(2, 1.4), Growing(8, 1.4), Growing(30, 1.5))
-LONGEST_FIRST, LONGEST = 8, 16
-#: Batches of the shared rounds before local rounds. T divided by one of SHARES is a number of
-#: shared rounds to try.
+#: Growing batches to try first: GROWING_FACTORISED for factorised noise, GROWING_SHUFFLED for
+#: shuffled batches. Each shuffled batch adds independent noise, so fewer batches are better. The
+#: first growing batch has at most T / FIRST_BATCH_DIVISOR rounds. Batches of equal size have at
+#: most T / EQUAL_BATCH_DIVISOR rounds.
+GROWING_FACTORISED = (Growing(1, 1.1), Growing(3, 1.2), Growing(10, 1.2), Growing(30, 1.3))
+GROWING_SHUFFLED = (Growing(2, 1.4), Growing(8, 1.4), Growing(30, 1.5))
+FIRST_BATCH_DIVISOR, EQUAL_BATCH_DIVISOR = 8, 16
+#: Batches of the shared rounds before local rounds. T divided by one of SHARED_DIVISORS is a number
+#: of shared rounds to try.
 GROWING_SHARED = Growing(3, 1.2)
-SHARES = (100, 32, 10)
+SHARED_DIVISORS = (100, 32, 10)
 
 
 def batch_sizes(horizon: int) -> list[int]:
     """Return a coarse grid of batch sizes B from T / 4096 to T / 4, a factor of 4 apart."""
-    least = max(1, -(-horizon // MOST_RELEASES))
+    least = max(1, -(-horizon // MAX_RELEASES))
     sizes = [least]
     while 4 * sizes[-1] <= max(least, horizon // 4):
         sizes.append(4 * sizes[-1])
     return sizes
 
 
-def grid(horizon: int, protocol: str, release: str) -> list[Batches]:
+def batches_to_try(horizon: int, protocol: str, release: str) -> list[Batches]:
     """Return the batches to try first for a protocol and release.
 
     They grow if the release is factorised or flat, and have equal size otherwise. For bits of
     users, whose sums have no noise, both kinds are tried.
     """
-    growing = GROWING_FLAT if release == "flat" else GROWING
-    fitting = [b for b in growing if LONGEST_FIRST * b.first <= horizon]
+    growing = GROWING_SHUFFLED if release == "flat" else GROWING_FACTORISED
+    fitting = [b for b in growing if FIRST_BATCH_DIVISOR * b.first <= horizon]
     growing_batches: list[Batches] = list(fitting or [Growing(1, growing[0].ratio)])
     if release in ("factorised", "flat"):
         return growing_batches
-    equal: list[Batches] = [b for b in batch_sizes(horizon) if b == 1 or LONGEST * b <= horizon]
+    equal: list[Batches] = [
+        b for b in batch_sizes(horizon) if b == 1 or EQUAL_BATCH_DIVISOR * b <= horizon
+    ]
     return equal + growing_batches if protocol == USER_BIT else equal
 
 
 def shared_rounds(horizon: int) -> list[int]:
     """Return the numbers of shared rounds to try before local rounds, if silos may differ."""
     least = 2 * GROWING_SHARED.first
-    return sorted({max(least, horizon // part) for part in SHARES if horizon > 2 * least})
+    return sorted({max(least, horizon // part) for part in SHARED_DIVISORS if horizon > 2 * least})
 
 
 # ---- Candidates ----------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def most_variance(plan: Plan) -> float:
     return float(max_prefix_nodes(releases))
 
 
-def kind(protocol: str, release: str) -> str:
+def protocol_and_release(protocol: str, release: str) -> str:
     """Return the name of a protocol and release, without the release if there is no choice."""
     only = release == "tree" and (protocol.startswith("shuffle") or protocol == USER_BIT)
     return protocol if only else f"{protocol}, {release}"
@@ -237,7 +238,8 @@ class Choice:
     @property
     def label(self) -> str:
         """Name of the candidate, including batches and variant."""
-        return f"{kind(self.protocol, self.release)}, {self.batches_text}{self.variant}"
+        name = protocol_and_release(self.protocol, self.release)
+        return f"{name}, {self.batches_text}{self.variant}"
 
     @property
     def batches_text(self) -> str:
@@ -259,7 +261,7 @@ class Choice:
     def noise_std(self) -> float:
         """Largest standard deviation of the noise in an entry of a synchronised statistic."""
         node = max(self.system.certificate.noise_std.values(), default=0.0)
-        return float(node * math.sqrt(noises(self.plan) * most_variance(self.plan)))
+        return float(node * math.sqrt(noise_count(self.plan) * most_variance(self.plan)))
 
     @property
     def node(self) -> NoiseStd:
@@ -312,7 +314,7 @@ class Choice:
         return replace(self, variant=variant, keys=keys, system=system)
 
 
-def noises(plan: Plan) -> int:
+def noise_count(plan: Plan) -> int:
     """Return the number of independent noise vectors that add up in a release.
 
     It is 1 for a secure sum, because the plan of a secure sum states the total noise.
@@ -429,7 +431,7 @@ class Question:
 
 Recipe = tuple[str, str, Batches, Variant]
 #: The two releases with the least noise, each mapped to the other.
-OTHER_NOISE = {"factorised": "toeplitz", "toeplitz": "factorised"}
+OTHER_LOW_NOISE = {"factorised": "toeplitz", "toeplitz": "factorised"}
 
 
 def default_recipe(question: Question, protocol: str, variant: Variant) -> Recipe:
@@ -449,10 +451,10 @@ def recipes(question: Question, trust: str) -> list[Recipe]:
     to_try: list[Recipe] = [
         (protocol, buffered_if_long(release, horizon, batches), batches, first)
         for protocol, release in TRUST[trust][1]
-        for batches in grid(horizon, protocol, release)
+        for batches in batches_to_try(horizon, protocol, release)
         # If silos differ, all are simulated, which leaves no time for candidates that rarely win.
         if not ((protocol == "secure-sum" or question.differ) and isinstance(batches, int))
-        or horizon // batches <= MOST_MASKED
+        or horizon // batches <= MAX_SECURE_RELEASES
     ]
     default = default_recipe(question, TRUST[trust][1][0][0], first)
     if default not in to_try:
@@ -471,8 +473,8 @@ def buffered_if_long(release: str, horizon: int, batches: Batches) -> str:
     The error of "buffered" is at most 0.5 % larger, and its time grows more slowly than the square
     of the number of releases.
     """
-    many = isinstance(batches, int) and horizon // batches > MOST_KEPT
-    return "buffered" if release == "toeplitz" and many else release
+    needs_buffers = isinstance(batches, int) and horizon // batches > MAX_KEPT
+    return "buffered" if release == "toeplitz" and needs_buffers else release
 
 
 def neighbours(question: Question, best: Choice) -> list[Recipe]:
@@ -483,7 +485,9 @@ def neighbours(question: Question, best: Choice) -> list[Recipe]:
         other_batches = [b for b in (batches // 2, 2 * batches) if 1 <= b <= horizon // 2]
         if best.protocol == "secure-sum":
             other_batches = [
-                b for b in other_batches if isinstance(b, int) and horizon // b <= MOST_MASKED
+                b
+                for b in other_batches
+                if isinstance(b, int) and horizon // b <= MAX_SECURE_RELEASES
             ]
     else:
         step = batches.ratio - 1.0
@@ -505,7 +509,7 @@ def neighbours(question: Question, best: Choice) -> list[Recipe]:
         for until in (variant.until // 2, 2 * variant.until):
             if 2 <= until <= horizon // 2:
                 to_try.append((best.protocol, best.release, batches, replace(variant, until=until)))
-    if (other_release := OTHER_NOISE.get(best.release)) is not None:
+    if (other_release := OTHER_LOW_NOISE.get(best.release)) is not None:
         to_try.append((best.protocol, other_release, batches, variant))
     return to_try
 
@@ -534,7 +538,7 @@ def build_candidates(
             candidates.append(question.make(trust, protocol, release, batches, variant))
         except InputError as error:
             text = f"B = {batches}" if isinstance(batches, int) else str(batches)
-            failed[f"{kind(protocol, release)}, {text}{variant}"] = str(error)
+            failed[f"{protocol_and_release(protocol, release)}, {text}{variant}"] = str(error)
     return candidates, failed
 
 
@@ -584,22 +588,22 @@ ALONE, LESS = "alone", "alone, explores less"
 
 def baselines(question: Question) -> list[tuple[str, str, dict[str, Any]]]:
     """Return (name, label, keys of a curve) of each baseline."""
-    common, centre = question.common(), question.centre()
+    common_keys, centre_keys = question.common(), question.centre()
     growing = Growing(1, 1.1)
     no_privacy = {
         "algorithm": "fedlinucb",
         "batch_size": "growing",
         "batch_first": growing.first,
         "batch_ratio": growing.ratio,
-        **common,
-        **centre,
+        **common_keys,
+        **centre_keys,
     }
-    alone_keys = {"algorithm": "local-linucb", **common, **centre}
+    alone_keys = {"algorithm": "local-linucb", **common_keys, **centre_keys}
     systems: list[tuple[str, str, dict[str, Any]]] = [(ALONE, "alone: local-linucb", alone_keys)]
     if question.sieves:
-        less = min(SIEVES)
-        label = f"alone, sieve {less:g}: local-linucb"
-        systems.append((LESS, label, {**alone_keys, "sieve": less}))
+        smallest_sieve = min(SIEVES)
+        label = f"alone, sieve {smallest_sieve:g}: local-linucb"
+        systems.append((LESS, label, {**alone_keys, "sieve": smallest_sieve}))
     systems += [
         ("no privacy", f"no privacy: fedlinucb, {growing}", no_privacy),
         ("random", "random", {"algorithm": "random"}),

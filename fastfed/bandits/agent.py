@@ -44,7 +44,7 @@ from fastfed.protocols.schedule import Schedule
 
 MESSAGES = ("aggregate", "individual")
 #: Rules for lambda that are allowed with each radius.
-FITTING = {
+REGULARIZERS_BY_RADIUS = {
     "direct": ("from-noise",),
     "lemma-a2": ("from-noise", "lemma-a4"),
     "lemma-a4": ("lemma-a4", "from-noise"),
@@ -73,10 +73,13 @@ class AgentConfig(Config, frozen=True, kw_only=True):
                 "lazy must be true for a single agent, whose policy does not change within a "
                 "batch, got false"
             )
-        if isinstance(self.regularizer, str) and self.regularizer not in FITTING[self.radius]:
-            known = " or ".join(f'"{rule}"' for rule in FITTING[self.radius])
+        if (
+            isinstance(self.regularizer, str)
+            and self.regularizer not in REGULARIZERS_BY_RADIUS[self.radius]
+        ):
+            allowed_rules = " or ".join(f'"{rule}"' for rule in REGULARIZERS_BY_RADIUS[self.radius])
             raise InputError(
-                f'regularizer must be {known} or a number with radius "{self.radius}", '
+                f'regularizer must be {allowed_rules} or a number with radius "{self.radius}", '
                 f'got "{self.regularizer}"'
             )
 
@@ -257,10 +260,6 @@ def gaussian_noise(
         The batches of users.
     shuffled : bool
         True if a shuffler mixes the messages of a batch.
-
-    Returns
-    -------
-    Noise
     """
     releases = schedule.releases
     mechanism = calibrate_local_gaussian(
@@ -310,10 +309,6 @@ def vector_noise(
         The share of users whose noise bits count in the privacy proof.
     ratio : float, default 1
         Std of the covariance noise divided by the std of the bias noise.
-
-    Returns
-    -------
-    Noise
     """
     return flat_bits(
         schedule,
@@ -371,7 +366,7 @@ class PublishedCode:
 
 
 #: Constants of "linucb": Gamma = 1 in the width, and a ridge of 1e-4.
-NOT_PRIVATE = PublishedCode(1.0, 0.5e-4)
+WITHOUT_PRIVACY = PublishedCode(1.0, 0.5e-4)
 
 
 def user_gamma(budget: Budget, users: int, problem: ProblemSpec) -> float:

@@ -33,7 +33,7 @@ import msgspec
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.agent import (
     MESSAGES,
-    NOT_PRIVATE,
+    WITHOUT_PRIVACY,
     AgentConfig,
     GaussianConfig,
     PrivateAgentConfig,
@@ -88,7 +88,9 @@ def build_linucb(config: AgentConfig, problem: ProblemSpec) -> System:
     """Build the system of one linucb curve: its plan and certificate."""
     check_agent("linucb", problem)
     schedule = _schedule(config, problem, "F.4")
-    plan, theory = plan_and_theory(config, problem, AGENT_PROTOCOLS["agent"], schedule, NOT_PRIVATE)
+    plan, theory = plan_and_theory(
+        config, problem, AGENT_PROTOCOLS["agent"], schedule, WITHOUT_PRIVACY
+    )
     plan, certificate = certify(plan, problem, theory, None, "chowdhury-zhou-2022, Algorithm 1")
     return System("linucb", plan, certificate, theory=theory)
 

@@ -47,11 +47,7 @@ from fastfed.privacy.mechanisms.vector_batches import (
     calibrate_vector_batches,
 )
 from fastfed.privacy.releases.gaussian_release import GaussianRelease, release_for
-from fastfed.privacy.releases.prefix_sums import (
-    Factor,
-    optimal_factor,
-    toeplitz_factor,
-)
+from fastfed.privacy.releases.prefix_sums import Factor, optimal_factor, toeplitz_factor
 from fastfed.privacy.sensitivity import DIAGONAL, Budget
 from fastfed.protocols.account import USER_BIT, bounds_of, centred_of, tree_batch
 from fastfed.protocols.clocks import Clocks
@@ -65,13 +61,13 @@ RELEASABLE = ("silo-ldp", "central")
 #: Share of the failure probability that is spent on approximating the noise bits by normals.
 COUPLING_SHARE = 0.01
 #: Largest number of releases of secure sums, whose factor is stored as Python integers.
-MOST_MASKED_RELEASES = 1024
+MAX_MASKED_RELEASES = 1024
 #: Limits in the choice of the default release type. They are part of what a spec means: results
 #: that are stored for a spec without the key `release` belong to the choice of these limits.
-#: MOST_OPTIMISED: largest number of releases for which a factor is optimised. MOST_KEPT: largest
+#: MAX_OPTIMISED: largest number of releases for which a factor is optimised. MAX_KEPT: largest
 #: number of releases whose noise vectors are all stored (time and memory are quadratic).
-#: MOST_KEPT_NUMBERS: largest number of stored noise values in one replicate.
-MOST_OPTIMISED, MOST_KEPT, MOST_KEPT_NUMBERS = 400, 1024, 2**24
+#: MAX_KEPT_NUMBERS: largest number of stored noise values in one replicate.
+MAX_OPTIMISED, MAX_KEPT, MAX_KEPT_NUMBERS = 400, 1024, 2**24
 #: Weight of noise against data in `expected_loss`, measured (docs/releases.md).
 NOISE_WEIGHT = 8.0
 
@@ -154,10 +150,6 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
         Sizes, and guarantees about the data.
     schedule : Schedule
         The rounds after which there is a release.
-
-    Returns
-    -------
-    Noise
 
     Raises
     ------
@@ -376,15 +368,15 @@ def _candidate_releases(
         return ("factorised",) if protocol in (*RELEASABLE, "secure-sum") else ("tree",)
     releases = schedule.releases
     if protocol == "secure-sum":
-        return ("toeplitz",) if releases > MOST_OPTIMISED else ("factorised", "toeplitz")
+        return ("toeplitz",) if releases > MAX_OPTIMISED else ("factorised", "toeplitz")
     if protocol not in (*RELEASABLE, "agent-central"):
         return ("tree",)
     # "buffered" stores the noise of a few releases only.
     noise_sources = problem.silos if protocol == "silo-ldp" else 1
     stored_numbers = noise_sources * releases * statistic_size(problem.dimension)
-    if releases > MOST_KEPT or stored_numbers > MOST_KEPT_NUMBERS:
+    if releases > MAX_KEPT or stored_numbers > MAX_KEPT_NUMBERS:
         return ("buffered",)
-    return ("toeplitz",) if releases > MOST_OPTIMISED else ("factorised", "toeplitz")
+    return ("toeplitz",) if releases > MAX_OPTIMISED else ("factorised", "toeplitz")
 
 
 def expected_loss(
@@ -504,9 +496,9 @@ def secure_encoder(
         If the release type has no encoder, or there are too many releases.
     """
     count = schedule.releases
-    if count > MOST_MASKED_RELEASES:
+    if count > MAX_MASKED_RELEASES:
         raise InputError(
-            f'protocol "secure-sum" is for at most {MOST_MASKED_RELEASES} releases, got {count}: '
+            f'protocol "secure-sum" is for at most {MAX_MASKED_RELEASES} releases, got {count}: '
             'use batch_size = "growing" for fewer'
         )
     if release == "factorised":
@@ -639,10 +631,6 @@ def flat_bits(
     failure_probability : float
         alpha of the radius. The share `COUPLING_SHARE` of it is spent on approximating the noise
         bits by normals.
-
-    Returns
-    -------
-    Noise
     """
     lengths = schedule.lengths if schedule.rounds else (schedule.batch_size,)
     mechanism_by_length = {n: calibrate(batch_size=users * n) for n in dict.fromkeys(lengths)}
@@ -681,9 +669,7 @@ def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noi
         )
     noise_by_epsilon = {
         epsilon: make_noise(
-            msgspec.structs.replace(config, epsilon=epsilon, silo_epsilon=None),
-            problem,
-            schedule,
+            msgspec.structs.replace(config, epsilon=epsilon, silo_epsilon=None), problem, schedule
         )
         for epsilon in dict.fromkeys(budgets)
     }

@@ -160,8 +160,8 @@ def lemma_c2_regret(
     """
     t, m, d = setting.sizes
     growth = _log_growth(setting, lambda_min)
-    good = lemma_c2_beta(setting, lambda_min, lambda_max, nu) * math.sqrt(d * m * t * growth)
-    return setting.constant * (good + m * setting.batch_size * d * growth)
+    main_term = lemma_c2_beta(setting, lambda_min, lambda_max, nu) * math.sqrt(d * m * t * growth)
+    return setting.constant * (main_term + m * setting.batch_size * d * growth)
 
 
 def lemma_c4_regret(setting: BoundSetting, noise_std: float) -> float:

@@ -31,12 +31,12 @@ from fastfed.privacy.account import (
     sealed,
 )
 from fastfed.privacy.certificate import (
-    DRAWS,
-    FLOATS,
+    FLOATS_CAVEAT,
     LARGE_DELTA,
-    LIMITS,
-    REALS,
-    SIMULATION,
+    NOISE_BITS_CAVEAT,
+    REALS_CAVEAT,
+    SECURE_SUM_CAVEAT,
+    SIMULATION_CAVEAT,
     Certificate,
     ClaimCondition,
     Condition,
@@ -64,54 +64,56 @@ from fastfed.protocols.schedule import PRIVATE_DETERMINANT
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
 
 #: Conditions on the synchronisation rounds: known in advance, or dependent on data.
-FIXED = Condition("synchronisation rounds do not depend on data", True)
-BY_RAW_DATA = Condition(FIXED.text, False)
-BY_NOISY_SUMS = Condition(
+FIXED_SCHEDULE = Condition("synchronisation rounds do not depend on data", True)
+DATA_SCHEDULE = Condition(FIXED_SCHEDULE.text, False)
+NOISY_SUMS_SCHEDULE = Condition(
     "synchronisation rounds depend on data through noisy sums alone, which are accounted for", True
 )
-BY_BITS = Condition(
+BITS_SCHEDULE = Condition(
     "synchronisation rounds depend on public contexts and on bits that users sent only", True
 )
 #: Caveat of a schedule that depends on raw data, for which no epsilon can be proven.
-RAW_SCHEDULE = (
+DATA_SCHEDULE_CAVEAT = (
     "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant of "
     "raw data has grown, and everybody sees when (`fastfed audit feducb-schedule`)"
 )
 #: Caveat of silos whose actions depend on raw data of earlier users of the silo.
-SAME_SILO = (
+SAME_SILO_CAVEAT = (
     "users of the same silo are not protected from each other: actions for later users depend on "
     "raw data of earlier users"
 )
 #: Caveat of local rounds, whose actions depend on raw data of earlier users of the silo.
-OWN_ROUNDS = (
+LOCAL_ROUNDS_CAVEAT = (
     "users of the same silo are not protected from each other: actions of local rounds depend on "
     "raw data of earlier users, also of shared rounds, and must not be shown outside of the silo"
 )
 #: Caveat of secret coins: an action may reveal whether the coin made its round shared or local.
-COINS = (
+COINS_CAVEAT = (
     "if released sums would choose a different action, the action reveals the coin of its user: "
     "actions of no round may be shown outside of the silo"
 )
 #: Caveat of a simulation that draws the noise of the sum over silos instead of each silo's noise.
-DRAWN_ONCE = (
+DRAWN_ONCE_CAVEAT = (
     "this simulation draws the noise of the sum over silos at once, which has the law of that sum; "
     "the account is of what each silo releases, whose noise a deployment draws"
 )
 #: Condition of an agent that chooses for its users, and so sees the features of their actions.
-PUBLIC_OFFER = Condition(
+PUBLIC_OFFER_CONDITION = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
 )
 #: Text of the condition of arms without contexts.
-UNIT_VECTORS = "every feature vector is the unit vector of an arm (the code makes it)"
+UNIT_VECTORS_TEXT = "every feature vector is the unit vector of an arm (the code makes it)"
 #: Condition of rewards that arrive late: each record is in one batch, as without delays.
-DELAYS = Condition("when a reward arrives does not depend on data (each delay is drawn)", True)
+DELAYS_CONDITION = Condition(
+    "when a reward arrives does not depend on data (each delay is drawn)", True
+)
 #: Condition of silos with their own clocks: each silo's stream is that of fixed rounds.
-CLOCKS = Condition(
+CLOCKS_CONDITION = Condition(
     "when a silo reports does not depend on contexts or rewards (its clock is public)", True
 )
 #: Mechanisms whose conditions are derived from the plan and its claim. Other mechanisms (of other
 #: packages) state their conditions in the claim.
-_BUILTIN = (
+_BUILTIN_MECHANISMS = (
     GaussianRelease,
     AmplifiedTree,
     BinomialTree,
@@ -128,7 +130,7 @@ _BUILTIN = (
 # ---- Claims --------------------------------------------------------------------------------------
 
 
-def declared(
+def claim_of_mechanism(
     mechanism: Mechanism,
     source: str,
     theory: Theory | None = None,
@@ -147,15 +149,11 @@ def declared(
         The theory of the plan. Its caveats about the regret bound become part of the claim.
     by_silo, delta_by_silo : tuple of float, optional
         The epsilon and the delta of each silo, if silos have different budgets.
-
-    Returns
-    -------
-    Claim
     """
     if isinstance(mechanism, UnequalBatches):
         mechanism = mechanism.batches[0]  # the batches differ in size and noise only
     conditions: tuple[Condition, ...] = ()
-    if not isinstance(mechanism, _BUILTIN):
+    if not isinstance(mechanism, _BUILTIN_MECHANISMS):
         conditions = tuple(c for c in mechanism.conditions() if not isinstance(c, ClaimCondition))
     has_remark = isinstance(mechanism, GaussianRelease) and not isinstance(mechanism, AmplifiedTree)
     return Claim(
@@ -179,11 +177,7 @@ def declared(
 
 
 def certify(
-    plan: Plan,
-    problem: ProblemSpec,
-    theory: Theory,
-    noise: Noise | None,
-    source: str,
+    plan: Plan, problem: ProblemSpec, theory: Theory, noise: Noise | None, source: str
 ) -> tuple[Plan, Certificate]:
     """Add the privacy claim to a plan, and compute its certificate.
 
@@ -211,7 +205,9 @@ def certify(
     if noise is None:
         claim = Claim(source=source, caveats=theory.caveats)
     else:
-        claim = declared(noise.mechanism, source, theory, noise.silo_epsilon, noise.silo_delta)
+        claim = claim_of_mechanism(
+            noise.mechanism, source, theory, noise.silo_epsilon, noise.silo_delta
+        )
     plan = sealed(replace(plan, privacy=claim))
     return plan, account(plan, problem)
 
@@ -288,9 +284,9 @@ def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition
     """
     return (
         *problem.conditions,
-        *((Condition(UNIT_VECTORS, problem.arms),) if plan.arms else ()),
-        *((DELAYS,) if isinstance(plan, DelayedPlan) else ()),
-        *((CLOCKS,) if isinstance(plan, ClockedPlan) else ()),
+        *((Condition(UNIT_VECTORS_TEXT, problem.arms),) if plan.arms else ()),
+        *((DELAYS_CONDITION,) if isinstance(plan, DelayedPlan) else ()),
+        *((CLOCKS_CONDITION,) if isinstance(plan, ClockedPlan) else ()),
         *((plan.score.condition,) if plan.score is not None else ()),
     )
 
@@ -314,10 +310,10 @@ def _actions_text(plan: Plan) -> str:
 def _schedule_condition(plan: Plan) -> Condition:
     """Return the condition that synchronisation rounds do not depend on raw data."""
     if plan.trigger is None:
-        return FIXED
+        return FIXED_SCHEDULE
     if plan.flips:
-        return BY_BITS
-    return BY_NOISY_SUMS if plan.trigger.kind == PRIVATE_DETERMINANT else BY_RAW_DATA
+        return BITS_SCHEDULE
+    return NOISY_SUMS_SCHEDULE if plan.trigger.kind == PRIVATE_DETERMINANT else DATA_SCHEDULE
 
 
 @account.register
@@ -333,9 +329,9 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
 
     ``also`` lists further claims about the same release. It has weaker claims that hold for this
     run, and "conditional" claims that would hold if an assumption were met. If silos have different
-    budgets, the main claim is for the weakest silo, and ``also`` has one claim for each budget. For
-    users who send their messages themselves, ``also`` has the guarantee towards other observers.
-    For silos it has the guarantee towards users of the same silo.
+    budgets, the main claim is for the weakest silo, and ``also`` has one claim for each budget.
+    For users who send their messages themselves, ``also`` has the guarantee towards other
+    observers. For silos it has the guarantee towards users of the same silo.
     """
     claim = plan.privacy or Claim(source=plan.protocol.source)
     events = released(plan)
@@ -346,16 +342,16 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     noise_std = _noise_stds(plan, top)
     claimed = Guarantee(budget.epsilon, budget.delta)
     epsilon = event_epsilon(top)
-    known = math.isfinite(epsilon)
+    is_finite = math.isfinite(epsilon)
     exact = exact_guarantee(top, budget.delta)
     assumed, lazy = Assumptions.of(plan, problem), released_only(plan)
     unit = "reward" if budget.unit == "reward" else "user"
-    trust = (PUBLIC_OFFER,) if protocol.senders == "users" else ()
+    trust = (PUBLIC_OFFER_CONDITION,) if protocol.senders == "users" else ()
     release_conditions = (*trust, *claim.conditions, *top.conditions())
     # If nothing leaves a silo, nothing has to be assumed about the run.
     silent = isinstance(top, NoRelease) and protocol.senders == "silos"
     # `covered`: the exact epsilon holds for this run, up to conditions on the environment.
-    covered = known and (silent or all(c.holds for c in assumed.about_run))
+    covered = is_finite and (silent or all(c.holds for c in assumed.about_run))
     proven = covered and all(c.holds for c in assumed.environment)
     data_assumptions_hold = all(c.holds for c in assumed.about_data)
     # The status of a further claim whose epsilon is finite.
@@ -369,27 +365,27 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
             model=model,
             claimed=claimed,
             exact=exact,
-            status=status if known else "unproven",
+            status=status if is_finite else "unproven",
             noise_std=noise_std,
             conditions=(*assumed.about_data, *release_conditions),
             source=source,
         )
 
-    also = []
+    sides = []
     if silent:
         pass
     elif not lazy:
-        also.append(
+        sides.append(
             side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)")
         )
-    elif known and not covered:
-        also.append(side(unit, protocol.model))
+    elif is_finite and not covered:
+        sides.append(side(unit, protocol.model))
     # With local rounds no claim holds towards users of the same silo, who see actions that depend
     # on raw data.
     if plan.own is not None:
-        also.append(_local_rounds_claim(plan, budget.relation, assumed))
+        sides.append(_local_rounds_claim(plan, budget.relation, assumed))
     if lazy and protocol.senders == "silos" and plan.own is None and not plan.flips:
-        also.append(
+        sides.append(
             side(
                 unit,
                 "joint differential privacy against users of the same silo",
@@ -397,7 +393,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
             )
         )
     for side_guarantee in _side_guarantees(plan, top):
-        also.append(
+        sides.append(
             SideCertificate(
                 unit=unit if lazy else "item",
                 relation=budget.relation,
@@ -413,7 +409,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     # One claim for each smaller number of reports of silos with their own clocks.
     for (reports, silos), event in zip(fewer_reports(plan).items(), events[1:], strict=False):
         count_text = "with 1 report" if reports == 1 else f"with {reports} reports"
-        also.append(
+        sides.append(
             SideCertificate(
                 unit=unit,
                 relation=budget.relation,
@@ -432,7 +428,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
         silos_by_budget.items(), events[1:], strict=False
     ):
         epsilon = event_epsilon(event)
-        also.append(
+        sides.append(
             SideCertificate(
                 unit=unit if lazy else "item",
                 relation=budget.relation,
@@ -465,11 +461,11 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
         noise_std=noise_std,
         conditions=conditions,
         caveats=(
-            *((RAW_SCHEDULE,) if raw_schedule else ()),
+            *((DATA_SCHEDULE_CAVEAT,) if raw_schedule else ()),
             *_caveats(plan, problem, claim, epsilon),
         ),
         source=claim.source,
-        also=tuple(also),
+        also=tuple(sides),
     )
 
 
@@ -514,7 +510,7 @@ def _certificate_without_claim(
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
         return nothing_sent(claim.source, model="local: nobody is trusted", caveats=(text,))
     if isinstance(top, NoRelease) and plan.protocol.senders == "silos":
-        caveats = (SAME_SILO, *claim.caveats)
+        caveats = (SAME_SILO_CAVEAT, *claim.caveats)
         certificate = nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
         environment = _environment_conditions(plan, problem)
         status = "proven" if all(c.holds for c in environment) else "conditional"
@@ -573,13 +569,13 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> 
             "raw data of a user choose the next actions of the same silo within a batch, a path "
             "that the paper's proof does not cover; lazy = true closes it"
         )
-        caveats.append(SAME_SILO)
+        caveats.append(SAME_SILO_CAVEAT)
     if plan.own is not None:
-        caveats.append(OWN_ROUNDS)
+        caveats.append(LOCAL_ROUNDS_CAVEAT)
         if plan.own.secret:
-            caveats.append(COINS)
+            caveats.append(COINS_CAVEAT)
     if plan.drawn_once:
-        caveats.append(DRAWN_ONCE)
+        caveats.append(DRAWN_ONCE_CAVEAT)
     if problem.multiplicity > 1:
         caveats.append(
             f"one record can be served up to {problem.multiplicity} times: a user is not one round"
@@ -590,10 +586,16 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> 
             "of some of them, and certifies almost nothing"
         )
     # The proofs hold for bits as sent. For real numbers they ignore floating-point rounding.
-    number_caveat = DRAWS if plan.protocol.bits else LIMITS if plan.protocol.masked else FLOATS
+    number_caveat = (
+        NOISE_BITS_CAVEAT
+        if plan.protocol.bits
+        else SECURE_SUM_CAVEAT
+        if plan.protocol.masked
+        else FLOATS_CAVEAT
+    )
     # A bit of a user is exact: only integers are compared.
     number_caveats = () if plan.flips else (number_caveat,)
-    return (*caveats, *claim.caveats, SIMULATION, *number_caveats, *problem.notes)
+    return (*caveats, *claim.caveats, SIMULATION_CAVEAT, *number_caveats, *problem.notes)
 
 
 @account.register
@@ -607,10 +609,10 @@ def _of_peers(plan: PeerPlan, problem: ProblemSpec) -> Certificate:
     if certificate.claimed is None:
         return certificate
     hops = "1 hop" if plan.gamma == 1 else f"{plan.gamma} hops"
-    who = f"messages are handed on {hops}: every silo on the way reads them"
+    readers_text = f"messages are handed on {hops}: every silo on the way reads them"
     if len({part.clique for part in plan.parts}) > 1:
-        who += ", silos of other cliques too"
-    return msgspec.structs.replace(certificate, caveats=(*certificate.caveats, who))
+        readers_text += ", silos of other cliques too"
+    return msgspec.structs.replace(certificate, caveats=(*certificate.caveats, readers_text))
 
 
 @account.register
@@ -622,15 +624,15 @@ def _of_phases(plan: PhasePlan, problem: ProblemSpec) -> Certificate:
     events: Any = released(plan)
     top, budget = events[0], claim.budget
     epsilon = event_epsilon(top)
-    known, conditions_hold = math.isfinite(epsilon), all(c.holds for c in problem.conditions)
+    is_finite, conditions_hold = math.isfinite(epsilon), all(c.holds for c in problem.conditions)
     sends = not isinstance(top, NoRelease)
     return Certificate(
         unit="silo",
         relation="replace",
         model=plan.protocol.model if sends else "nothing leaves a client",
         claimed=Guarantee(budget.epsilon, budget.delta),
-        exact=Guarantee(epsilon, budget.delta) if known else None,
-        status="none" if not known else "proven" if conditions_hold else "conditional",
+        exact=Guarantee(epsilon, budget.delta) if is_finite else None,
+        status="none" if not is_finite else "proven" if conditions_hold else "conditional",
         noise_std=top.noise_stds,
         conditions=(
             Condition("when estimates are sent does not depend on data", True),
@@ -643,6 +645,11 @@ def _of_phases(plan: PhasePlan, problem: ProblemSpec) -> Certificate:
             *problem.conditions,
             *top.conditions(),
         ),
-        caveats=(*claim.caveats, SIMULATION, *((REALS,) if sends else ()), *problem.notes),
+        caveats=(
+            *claim.caveats,
+            SIMULATION_CAVEAT,
+            *((REALS_CAVEAT,) if sends else ()),
+            *problem.notes,
+        ),
         source=claim.source,
     )

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from fastfed.bandits.fedlinucb import PrivateConfig
 
 #: Largest number of silos times ticks; the clocks take a few bytes for each.
-MOST_TICKS = 2**27
+MAX_TICKS = 2**27
 #: The same for a plan file, which each party reads whenever it starts.
-MOST_DEPLOYED_TICKS = 2**24
+MAX_DEPLOYED_TICKS = 2**24
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,9 +87,9 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         intervals = [i for i in self.asleep if not isinstance(i, int)]
         for silo, *_ in intervals:
             integer("silo in clock.asleep", silo, at_least=0, at_most=silos - 1)
-        if silos * horizon > MOST_TICKS:
+        if silos * horizon > MAX_TICKS:
             raise InputError(
-                f"clock needs silos times horizon of at most {MOST_TICKS}, got {silos * horizon}: "
+                f"clock needs silos times horizon of at most {MAX_TICKS}, got {silos * horizon}: "
                 "choose a shorter horizon or fewer silos"
             )
         return Clocks(
@@ -179,9 +179,9 @@ def deployed_clocks(config: ClockConfig, problem: ProblemSpec) -> Clocks:
         )
     if problem.silos == 1:
         raise InputError("clock needs two silos or more: a single silo waits for nobody")
-    if problem.silos * problem.horizon > MOST_DEPLOYED_TICKS:
+    if problem.silos * problem.horizon > MAX_DEPLOYED_TICKS:
         raise InputError(
-            f"clock needs silos times system.horizon of at most {MOST_DEPLOYED_TICKS} in a "
+            f"clock needs silos times system.horizon of at most {MAX_DEPLOYED_TICKS} in a "
             f"deployment, got {problem.silos * problem.horizon}: choose longer ticks"
         )
     clocks = config.clock.clocks(shared_batches(config, problem), problem)
@@ -213,10 +213,6 @@ def reported_batches(config: ClockConfig, problem: ProblemSpec) -> Schedule:
         The curve's keys.
     problem : ProblemSpec
         Sizes.
-
-    Returns
-    -------
-    Schedule
 
     Raises
     ------

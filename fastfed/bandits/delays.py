@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 #: The keys of each kind of delay.
 KINDS = {"constant": ("rounds",), "uniform": ("low", "high"), "geometric": ("mean",)}
 #: Largest value of the keys, all of which are numbers of rounds.
-MOST_ROUNDS = 10**6
-#: Probabilities of delays are multiples of 1 / ONE.
-ONE = 2**53
+MAX_ROUNDS = 10**6
+#: Probabilities of delays are multiples of 1 / UNITS.
+UNITS = 2**53
 
 
 class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,11 +69,11 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                     raise InputError(f'delay of kind "{self.kind}" {problem} key {key}')
         for key in ("rounds", "low", "high", "deadline"):
             if getattr(self, key) is not None:
-                integer(f"delay.{key}", getattr(self, key), at_least=0, at_most=MOST_ROUNDS)
+                integer(f"delay.{key}", getattr(self, key), at_least=0, at_most=MAX_ROUNDS)
         if self.low is not None and self.high is not None and self.high < self.low:
             raise InputError(f"delay.high must be >= delay.low = {self.low}, got {self.high}")
         if self.mean is not None:
-            number("delay.mean", self.mean, at_least=0.0, at_most=float(MOST_ROUNDS))
+            number("delay.mean", self.mean, at_least=0.0, at_most=float(MAX_ROUNDS))
         least = next((n for n in (self.rounds, self.low) if n is not None), 0)
         if self.deadline is not None and self.deadline < least:
             raise InputError(
@@ -94,13 +94,13 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             delays = np.arange(longest + 1)
             log_late = math.log(self.mean / (1.0 + self.mean)) if self.mean else -math.inf
             # Rounded to integers below 2^53, which a float64 holds exactly.
-            return np.rint(-np.expm1((delays + 1) * log_late) * ONE)
+            return np.rint(-np.expm1((delays + 1) * log_late) * UNITS)
         low = self.rounds if self.low is None else self.low
         high = self.rounds if self.high is None else self.high
         assert low is not None and high is not None
         count = high - low + 1
         return np.array(
-            [max(k - low + 1, 0) * ONE // count for k in range(min(longest, high) + 1)],
+            [max(k - low + 1, 0) * UNITS // count for k in range(min(longest, high) + 1)],
             dtype=np.float64,
         )
 

@@ -64,7 +64,7 @@ from fastfed.bandits.own_rounds import share_of, with_own_rounds, with_trusted_s
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import NOISE_DRAWS, PROTECTS, Algorithm, Config, System, check_returning
 from fastfed.privacy.mechanisms.bit_counts import users_for
-from fastfed.privacy.mechanisms.user_bit import ONE
+from fastfed.privacy.mechanisms.user_bit import FLIP_UNITS
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget
 from fastfed.protocols.account import USER_BIT
@@ -72,7 +72,7 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, counting_ones, released_as, under_masks
 from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import UCB
-from fastfed.protocols.vector_sum import MOST_BITS
+from fastfed.protocols.vector_sum import MAX_BITS
 
 # ---- FedLinUCB without privacy -------------------------------------------------------------------
 
@@ -103,14 +103,14 @@ FEDLINUCB = Algorithm(
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 MESSAGES = ("aggregate", "individual")
 #: Protocols with Gaussian noise of each silo, of which the server uses only the sum over silos.
-SUMMED = ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified")
+SUMMED_NOISE_PROTOCOLS = ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified")
 #: Default covariance_ratio with the direct radius. Among ratios with the same privacy, it nearly
 #: minimises the bound on ||N theta* - h|| in any dimension, and reduces that on ||N|| by a quarter.
 DIRECT_RATIO = 0.7
 #: "shuffle-vector": default growth factor of batches, since its noise grows with their number.
-SHUFFLED_RATIO = 1.5
+SHUFFLED_BATCH_RATIO = 1.5
 #: "shuffle-vector": the default first batch has at most T divided by this number rounds.
-SHUFFLED_SHARE = 50
+SHUFFLED_BATCH_DIVISOR = 50
 #: Flip probability by which the default batch of ``shuffled`` bits is chosen: estimates of rewards
 #: then have a sub-Gaussian scale of 0.7, and of 0.5 without flips.
 COUNTED_FLIPS = 1 / 7
@@ -173,8 +173,8 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
         default (docs/user-bit.md).
     noise_draws : {"silo", "sum"}
         A simulation draws the noise of each silo, or once the noise of the sum over silos, which
-        has the same distribution and takes less time. "sum" needs a protocol in ``SUMMED``, and no
-        key ``share``.
+        has the same distribution and takes less time. "sum" needs a protocol in
+        ``SUMMED_NOISE_PROTOCOLS``, and no key ``share``.
     """
 
     protocol: str = "silo-ldp"
@@ -258,9 +258,10 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
 
         This is the check of ``noise_draws`` = "sum".
         """
-        if self.protocol not in SUMMED:
+        if self.protocol not in SUMMED_NOISE_PROTOCOLS:
             raise InputError(
-                f'noise_draws "sum" needs protocol {", ".join(SUMMED[:-1])} or {SUMMED[-1]}, '
+                f'noise_draws "sum" needs protocol {", ".join(SUMMED_NOISE_PROTOCOLS[:-1])} or '
+                f"{SUMMED_NOISE_PROTOCOLS[-1]}, "
                 "in which each silo adds Gaussian noise and the server uses only the sum, got "
                 f'"{self.protocol}"'
             )
@@ -290,7 +291,7 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
             settled = msgspec.structs.replace(settled, batch_size=_counted_rounds(self, problem))
         flat = settled.protocol == "shuffle-vector" and settled.calibration == "exact"
         if flat and settled.ranking[1] and settled.grows:
-            settled = settled.with_batches(_first_shuffled(settled, problem), SHUFFLED_RATIO)
+            settled = settled.with_batches(_first_shuffled(settled, problem), SHUFFLED_BATCH_RATIO)
         if settled.protocol in (*RELEASABLE, "secure-sum"):
             settled = with_saturation(settled, problem, lambda c, s: make_noise(c, problem, s))
         else:
@@ -312,8 +313,12 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
                 'protects "reward" needs lazy = true and clip = true: actions must not depend on '
                 "raw rewards, and rewards must be bounded"
             )
-        for key, usual in (("calibration", "exact"), ("layout", None), ("covariance_ratio", None)):
-            if getattr(self, key) != usual:
+        for key, default in (
+            ("calibration", "exact"),
+            ("layout", None),
+            ("covariance_ratio", None),
+        ):
+            if getattr(self, key) != default:
                 raise InputError(
                     f'{key} has no meaning where protects is "reward", got {getattr(self, key)!r}'
                 )
@@ -330,12 +335,12 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
                 f'protocol "{USER_BIT}" needs clip = true: a reward out of range fits into no bit'
             )
         unset = ("release", "layout", "covariance_ratio", "saturation", "reward_centre", "share")
-        for key, usual in (
+        for key, default in (
             *((key, None) for key in unset),
             ("calibration", "exact"),
             ("relation", "replace"),
         ):
-            if getattr(self, key) != usual and not self._has_default_of_bits(key):
+            if getattr(self, key) != default and not self._has_default_of_bits(key):
                 raise InputError(
                     f'{key} has no meaning for protocol "{USER_BIT}", which adds no noise to sums, '
                     f"got {getattr(self, key)!r}"
@@ -350,16 +355,16 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
             # Draws among the arms that pass a sieve would give users of a batch different arms.
             msgspec.structs.force_setattr(self, "sieve", 1.0)
         different = "users of a batch could get different arms, and a count of few users hides them"
-        for key, needed, reason in (
+        for key, required, reason in (
             ("lazy", (True,), "silos would use single bits before they are counted"),
             ("returning", (1,), "the account is for users of one batch"),
             ("score", (UCB,), different),
             ("sieve", (1.0,), different),
             ("bonus", (None, 1.0), different),
         ):
-            if (value := getattr(self, key)) not in needed:
+            if (value := getattr(self, key)) not in required:
                 raise InputError(
-                    f"shuffled = true needs {key} = {json.dumps(needed[-1])}, got "
+                    f"shuffled = true needs {key} = {json.dumps(required[-1])}, got "
                     f"{json.dumps(value)}: {reason}"
                 )
 
@@ -405,13 +410,13 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
                 f'constants, got "{self.calibration}"'
             )
         bit_protocols, masked_protocols = ("shuffle-vector",), ("secure-sum",)
-        for key, usual, protocols in (
+        for key, default, protocols in (
             ("messages", "aggregate", bit_protocols + masked_protocols),
             ("vector_scale", 1, bit_protocols),
             ("honest_fraction", 1, bit_protocols),
             ("colluders", None, masked_protocols),
         ):
-            if getattr(self, key) != usual and self.protocol not in protocols:
+            if getattr(self, key) != default and self.protocol not in protocols:
                 protocol_names = " or ".join(f'"{name}"' for name in protocols)
                 raise InputError(
                     f"{key} belongs to protocol {protocol_names}, "
@@ -430,8 +435,8 @@ def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
     """
     single = msgspec.structs.replace(config, release=FLAT)
     noise = make_noise(single, problem, Schedule.at((problem.horizon,), problem.horizon))
-    most = problem.horizon // SHUFFLED_SHARE
-    return max(1, min(math.ceil(useful_rounds(noise, problem)), most))
+    max_rounds = problem.horizon // SHUFFLED_BATCH_DIVISOR
+    return max(1, min(math.ceil(useful_rounds(noise, problem)), max_rounds))
 
 
 @lru_cache(maxsize=256)
@@ -444,9 +449,11 @@ def _counted_rounds(config: PrivateConfig, problem: ProblemSpec) -> int:
     """
     assert config.epsilon is not None and config.delta is not None
     budget = Budget(config.epsilon, config.delta, config.relation, unit="reward")
-    rounds = math.ceil(users_for(budget, int(ONE * COUNTED_FLIPS)) / problem.silos)
-    least, most = (math.ceil(problem.horizon / part) for part in (500, 20 * problem.dimension))
-    return min(max(rounds, least), most)
+    rounds = math.ceil(users_for(budget, int(FLIP_UNITS * COUNTED_FLIPS)) / problem.silos)
+    least_rounds, most_rounds = (
+        math.ceil(problem.horizon / part) for part in (500, 20 * problem.dimension)
+    )
+    return min(max(rounds, least_rounds), most_rounds)
 
 
 @lru_cache(maxsize=256)
@@ -466,10 +473,6 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
         The curve's keys.
     problem : ProblemSpec
         Sizes, and guarantees about the data.
-
-    Returns
-    -------
-    System
 
     Raises
     ------
@@ -541,13 +544,13 @@ def check_bits(plan: Plan) -> None:
         plan.silos * plan.points(j) * plan.encoding.message_bits(j) * plan.statistic_size
         for j in range(plan.levels)
     )
-    if message_bits > MOST_BITS:
+    if message_bits > MAX_BITS:
         remedy = '"aggregate" draws the number of ones, which has the same distribution'
         if plan.by_users:
             remedy = f"a batch_size below {plan.batch_size} sends fewer"
         raise InputError(
             f'messages = "individual" would store {message_bits:.3g} bits at once, more than the '
-            f"limit of {MOST_BITS:.3g}; {remedy}"
+            f"limit of {MAX_BITS:.3g}; {remedy}"
         )
 
 

@@ -64,7 +64,7 @@ import numpy as np
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits.assemble import Noise, assemble, bit_noise, make_plan
-from fastfed.bandits.certify import certify, declared
+from fastfed.bandits.certify import certify, claim_of_mechanism
 from fastfed.bandits.feducb_bounds import batch_size_proposition_1
 from fastfed.bandits.feducb_theory import (
     Federation,
@@ -101,7 +101,7 @@ EVERY_SILO = "every-silo"
 SCHEDULES = ("determinant", "fixed", "private-determinant")
 COMMUNICATION = ("log-T", "M1.5", "MT")
 
-K = TypeVar("K", bound="FedUCBConfig")
+ConfigType = TypeVar("ConfigType", bound="FedUCBConfig")
 
 
 class FedUCBConfig(Config, frozen=True, kw_only=True):
@@ -264,12 +264,12 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
             raise InputError(
                 'protects "reward" needs clip = true: a reward out of range fits into no bit'
             )
-        for key, usual in (
+        for key, default in (
             *(("private", True), ("calibration", "exact"), ("relation", "replace")),
             *(("silo_epsilon", None), ("silo_delta", None), ("returning", 1)),
             *(("noise_draws", "silo"), ("reward_centre", None)),
         ):
-            if getattr(self, key) != usual:
+            if getattr(self, key) != default:
                 raise InputError(
                     f'{key} has no meaning where protects is "reward": users send bits, got '
                     f"{show(getattr(self, key))}"
@@ -382,10 +382,6 @@ def privatizer(
         `least_noisy`.
     silos_met : int, default 1
         The largest number of silos at which one user takes part.
-
-    Returns
-    -------
-    Privatizer or None
     """
     if not config.private or config.sends_bits:
         return None
@@ -422,7 +418,7 @@ def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
     return Schedule(problem.horizon, batch_size)
 
 
-def with_fixed_schedule(config: K) -> K:
+def with_fixed_schedule(config: ConfigType) -> ConfigType:
     """Return the config with ``schedule`` = "fixed" if silos synchronise after every round."""
     if config.every_round and config.schedule != "fixed":
         return msgspec.structs.replace(config, schedule="fixed")
@@ -710,7 +706,7 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
     source = source_text(config, noise, "Algorithm 3")
     claim = Claim(source=source, caveats=theory.caveats)
     if noise is not None:
-        claim = declared(noise, source, theory)
+        claim = claim_of_mechanism(noise, source, theory)
     sealed_plans = {id(p.plan): sealed(replace(p.plan, privacy=claim)) for p in parts}
     plan_of_peers = replace(
         empty_plan, parts=tuple(replace(p, plan=sealed_plans[id(p.plan)]) for p in parts)

@@ -15,7 +15,7 @@ from fastfed.protocols.schedule import Clock
 from fastfed.protocols.score import Score
 
 #: The largest feature. Squares of larger ones may overflow a float64.
-LARGEST = 1e150
+MAX_FEATURE = 1e150
 
 
 def check_actions(actions: object, dimension: int) -> np.ndarray:
@@ -44,10 +44,10 @@ def check_actions(actions: object, dimension: int) -> np.ndarray:
         checked = array("actions", actions, shape=(None, dimension))
     if not len(checked):
         raise InputError(f"actions must hold at least one action, got shape {checked.shape}")
-    if checked.dtype == np.float64 and (largest := float(np.abs(checked).max())) > LARGEST:
+    if checked.dtype == np.float64 and (largest := float(np.abs(checked).max())) > MAX_FEATURE:
         raise InputError(
-            f"actions must be at most {LARGEST:g} in absolute value, got {largest:g}: scale all "
-            "features down, or their scores overflow"
+            f"actions must be at most {MAX_FEATURE:g} in absolute value, got {largest:g}: scale "
+            "all features down, or their scores overflow"
         )
     return checked
 
@@ -343,17 +343,19 @@ class Acting:
         an exception is raised, the silo is unchanged.
         """
         plan, k = self.plan, self.plan.entry(release)
-        regularizer = full = float(plan.regularizer[k])
+        regularizer = full_regularizer = float(plan.regularizer[k])
         inflation, second = self._inflation, self._second_bonus
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
-            regularizer = linalg.choose_regularizer(statistic, full, floor, plan.dimension)
+            regularizer = linalg.choose_regularizer(
+                statistic, full_regularizer, floor, plan.dimension
+            )
         estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer, plan.arms)
         # An upper bound on the eigenvalues of V^-1, where it is needed.
-        needs_inverse = plan.widths or regularizer < full
+        needs_inverse = plan.widths or regularizer < full_regularizer
         inverse = linalg.inverse_norm(estimate.w) if needs_inverse else 0.0
         if plan.radius.direct:
-            inflation = linalg.inflation(full - regularizer, floor, inverse)
+            inflation = linalg.inflation(full_regularizer - regularizer, floor, inverse)
             # gamma of the direct radius, the factor of ||V^-1 x||.
             gamma = plan.radius.tau * (regularizer + shift) + float(plan.radius.error_bound[k])
             second = plan.radius.multiplier * gamma

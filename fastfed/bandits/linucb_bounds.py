@@ -57,8 +57,8 @@ def lemma_a_2(setting: BoundSetting, beta: float, lambda_min: float) -> float:
     t, d = setting.horizon, setting.dimension
     radius = number("beta", beta, at_least=1)
     growth = math.log1p(t / (d * number("lambda_min", lambda_min, above=0)))
-    bad = d * setting.batch_size * growth / (2.0 * math.log(2.0))
-    return bad + 4.0 * radius * math.sqrt(2.0 * d * t * growth)
+    bad_rounds = d * setting.batch_size * growth / (2.0 * math.log(2.0))
+    return bad_rounds + 4.0 * radius * math.sqrt(2.0 * d * t * growth)
 
 
 def lemma_a_4(setting: BoundSetting, noise_std: float) -> float:

@@ -29,7 +29,7 @@ from fastfed.protocols.plan import NoiseStd
 # ---- The noise of each release -------------------------------------------------------------------
 
 #: Share of the failure probability for rounding, which is small and gains little from a larger one.
-ROUNDING = 0.1
+ROUNDING_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -247,15 +247,15 @@ class NoiseDistribution:
 
         Gaussian noise is not rounded, so each release gets an equal share of ``probability``. For
         noise made of random bits, the bound on the coupling error fails for any release with
-        ``remainder.probability``. The releases share the rest, and a part `ROUNDING` of each share
-        is for the rounding error.
+        ``remainder.probability``. The releases share the rest, and a part `ROUNDING_SHARE` of each
+        share is for the rounding error.
         """
         if self.remainder is None:
             return probability / max(self.releases, self.counted), 0.0
         per_release = (probability - self.remainder.probability) / self.releases
         if per_release <= 0.0:
             raise ValueError("the coupling of bits takes the whole failure probability")
-        return (1.0 - ROUNDING) * per_release, ROUNDING * per_release
+        return (1.0 - ROUNDING_SHARE) * per_release, ROUNDING_SHARE * per_release
 
 
 def of_views(
@@ -293,16 +293,17 @@ def of_views(
 
 
 def _subgaussian_norm_quantile(
-    dimension: int, common: float, extra: float, probability: float
+    dimension: int, common_variance: float, extra_variance: float, probability: float
 ) -> float:
     """Return an upper quantile of the norm of a sub-Gaussian vector: t with P(||X|| > t) <= p.
 
-    X has the squared scale ``common`` in every direction, and ``common`` + ``extra`` in one. p is
-    ``probability``. Source: Hsu, Kakade and Zhang 2012, Theorem 2.1.
+    X has the squared scale ``common_variance`` in every direction, and ``common_variance`` +
+    ``extra_variance`` in one. p is ``probability``. Source: Hsu, Kakade and Zhang 2012, Theorem
+    2.1.
     """
-    tail, top = math.log(1.0 / probability), common + extra
-    squares = (dimension - 1.0) * common**2 + top**2
-    trace = (dimension - 1.0) * common + top
+    tail, top = math.log(1.0 / probability), common_variance + extra_variance
+    squares = (dimension - 1.0) * common_variance**2 + top**2
+    trace = (dimension - 1.0) * common_variance + top
     return math.sqrt(trace + 2.0 * math.sqrt(squares * tail) + 2.0 * top * tail)
 
 
@@ -311,7 +312,7 @@ def _subgaussian_norm_quantile(
 #: Above this dimension only the closed-form bound is used, because the table takes too long.
 MAX_EXACT_DIMENSION = 500
 #: Grid step of the table of expected numbers of eigenvalues.
-STEP = 2e-3
+EIGENVALUE_STEP = 2e-3
 
 
 @cache
@@ -325,8 +326,8 @@ def _expected_above(dimension: int) -> tuple[np.ndarray, np.ndarray]:
         + [d odd] phi_{d-1}(x) / int phi_{d-1}.
     """
     d = dimension
-    reach = math.sqrt(2.0 * d) + 18.0
-    x = np.arange(0.0, reach, STEP)
+    largest_node = math.sqrt(2.0 * d) + 18.0
+    x = np.arange(0.0, largest_node, EIGENVALUE_STEP)
     # The recurrence computes phi_k e^-log_scale, because phi_0 underflows for large x.
     log_scale = -0.5 * x * x
     previous, phi = np.zeros_like(x), np.full_like(x, math.pi**-0.25)
@@ -356,7 +357,7 @@ def _right_sums(values: np.ndarray) -> np.ndarray:
 
     The trapezoidal rule overestimates a convex tail, so the result is an upper bound there.
     """
-    pieces = 0.5 * STEP * (values[1:] + values[:-1])
+    pieces = 0.5 * EIGENVALUE_STEP * (values[1:] + values[:-1])
     return np.concatenate([np.cumsum(pieces[::-1])[::-1], [0.0]])
 
 
@@ -394,7 +395,7 @@ def largest_eigenvalue(dimension: int, probability: float) -> float:
     index = int(np.searchsorted(-log_expected, -math.log(probability)))
     if index + 1 >= len(x):
         return closed_form
-    return min(closed_form, math.sqrt(2.0) * float(x[index] + STEP))
+    return min(closed_form, math.sqrt(2.0) * float(x[index] + EIGENVALUE_STEP))
 
 
 @cache
@@ -470,7 +471,7 @@ BIT_VARIANCE = 0.1875
 #: Largest number of bits for which the incomplete beta function is accurate enough.
 MAX_COUPLED_BITS = 10**12
 #: Step of the grid on which binomial and normal distribution are compared, in standard deviations.
-SPACING = 0.005
+COUPLING_STEP = 0.005
 
 
 def bit_distribution(tree: BinomialTree, probability: float) -> NoiseDistribution:
@@ -639,11 +640,11 @@ def coupling(trials: int, probability: float) -> float:
     if trials == 0:
         return 0.0
     sigma, mean = math.sqrt(0.1875 * trials), 0.25 * trials
-    reach = -float(ndtri(0.5 * probability)) + 1.0
-    step = max(1, math.floor(SPACING * sigma))
+    z_limit = -float(ndtri(0.5 * probability)) + 1.0
+    step = max(1, math.floor(COUPLING_STEP * sigma))
     # The right tail of the binomial is heavier than the normal tail, so the grid goes further.
-    first = max(-1, math.floor(mean - (reach + 1.0) * sigma))
-    last = min(trials, math.ceil(mean + (reach + 0.2 * reach * reach / sigma + 4.0) * sigma))
+    first = max(-1, math.floor(mean - (z_limit + 1.0) * sigma))
+    last = min(trials, math.ceil(mean + (z_limit + 0.2 * z_limit * z_limit / sigma + 4.0) * sigma))
     k = np.unique(np.append(np.arange(first, last, step), last)).astype(np.float64)
     # P(X <= k) and P(X > k): the smaller one is needed, and the median is within 1 of the mean.
     below, above = np.where(k < 0, 0.0, 1.0), np.where(k < 0, 1.0, 0.0)
@@ -652,10 +653,10 @@ def coupling(trials: int, probability: float) -> float:
     below[left] = betainc(trials - k[left], k[left] + 1.0, 0.75)
     above[right] = betainc(k[right] + 1.0, trials - k[right], 0.25)
     x = np.where(below < 0.5, ndtri(below), -ndtri(above))
-    reachable = (x[1:] > -reach) & (x[:-1] < reach)
+    reachable = (x[1:] > -z_limit) & (x[:-1] < z_limit)
     if not (below[0] <= 0.5 * probability and above[-1] <= 0.5 * probability):
         return math.inf
     a, b = k[:-1][reachable], k[1:][reachable]
-    left, right = np.maximum(x[:-1][reachable], -reach), np.minimum(x[1:][reachable], reach)
+    left, right = np.maximum(x[:-1][reachable], -z_limit), np.minimum(x[1:][reachable], z_limit)
     low, high = a + 1.0 - mean - sigma * right, b - mean - sigma * left
     return float(np.maximum(np.abs(low), np.abs(high)).max())

@@ -36,20 +36,20 @@ from fastfed.protocols.score import UCB
 
 #: Rules for the actions of local rounds, values of ``coin``, and protocols that allow secret coins.
 RULES = ("gls", "min-of-bounds")
-COINS = ("none", "secret")
-TOSSABLE = ("silo-ldp", "silo-ldp-prefix", "central")
+COIN_VALUES = ("none", "secret")
+COIN_PROTOCOLS = ("silo-ldp", "silo-ldp-prefix", "central")
 #: Grid of prior standard deviations Delta of a silo's theta around the theta of other silos. The
 #: silo's rewards weight them.
-GRID = (0.08, 0.16, 0.32, 0.64)
+PRIOR_STDS = (0.08, 0.16, 0.32, 0.64)
 #: Factor on the posterior standard deviation in the score of a local round.
-BONUS = 0.5
+BONUS_FACTOR = 0.5
 #: The last release is used in all local rounds. In the choice of the optimal factor it counts for
 #: at most this many times the rounds before it.
-LAST = 3
+MAX_LAST_WEIGHT = 3
 #: Relative increase of the noise with coins, so that rounding errors never reduce the privacy.
-ROUNDING = 1e-9
+ROUNDING_MARGIN = 1e-9
 #: Smallest scale of the reward noise in the posterior, which is undefined without reward noise.
-LEAST_SCALE = 1e-3
+MIN_REWARD_SCALE = 1e-3
 
 
 Noisy = TypeVar("Noisy", bound=GaussianRelease)
@@ -91,7 +91,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         integer("share.until", self.until, at_least=1)
         number("share.fraction", self.fraction, above=0.0, at_most=1.0)
         choice("share.rule", self.rule, RULES)
-        choice("share.coin", self.coin, COINS)
+        choice("share.coin", self.coin, COIN_VALUES)
         if self.coin == "secret" and self.fraction == 1.0:
             raise InputError(
                 'share.coin "secret" needs share.fraction below 1, its probability: at 1 every '
@@ -141,10 +141,10 @@ class SharingConfig(DelayConfig, frozen=True, kw_only=True):
     def _check_coin(self) -> None:
         """Raise InputError for keys with which a coin is not secret or has no privacy proof."""
         protocol = getattr(self, "protocol", "none")
-        if protocol not in TOSSABLE:
+        if protocol not in COIN_PROTOCOLS:
             raise InputError(
-                f'share.coin "secret" needs protocol {", ".join(TOSSABLE[:-1])} or {TOSSABLE[-1]}, '
-                f'whose noise is Gaussian, got "{protocol}"'
+                f'share.coin "secret" needs protocol {", ".join(COIN_PROTOCOLS[:-1])} or '
+                f'{COIN_PROTOCOLS[-1]}, whose noise is Gaussian, got "{protocol}"'
             )
         check_required(
             'share.coin "secret"',
@@ -204,12 +204,12 @@ def share_of(config: Config) -> Share | None:
 def factor_horizon(config: Config, problem: ProblemSpec, schedule: Schedule) -> int:
     """Return the horizon for which the factor of release type "factorised" is optimised.
 
-    It is the horizon of the problem. With local rounds it is at most 1 + `LAST` times the round of
-    the last release, so that the many rounds after this release do not dominate.
+    It is the horizon of the problem. With local rounds it is at most 1 + `MAX_LAST_WEIGHT` times
+    the round of the last release, so that the many rounds after this release do not dominate.
     """
     if share_of(config) is None:
         return problem.horizon
-    return min(problem.horizon, (1 + LAST) * int(schedule.ends[-1]))
+    return min(problem.horizon, (1 + MAX_LAST_WEIGHT) * int(schedule.ends[-1]))
 
 
 def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
@@ -250,7 +250,7 @@ def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
         )
     return msgspec.structs.replace(
         mechanism,
-        noise_std=mechanism.noise_std * (mu_without_coin / mu) * (1.0 + ROUNDING),
+        noise_std=mechanism.noise_std * (mu_without_coin / mu) * (1.0 + ROUNDING_MARGIN),
         source=f"{mechanism.source}; secret coins of probability {share.fraction:g}, "
         "docs/own-rounds.md",
     )
@@ -332,7 +332,7 @@ def with_own_rounds(
         return plan, theory
     if len(set(plan.noise_scale)) > 1:
         raise InputError("share needs one epsilon for all silos, got silo_epsilon")
-    scale = max(plan.radius.scale, LEAST_SCALE)
+    scale = max(plan.radius.scale, MIN_REWARD_SCALE)
     own = OwnRounds(
         share.until,
         scale**2,
@@ -340,7 +340,7 @@ def with_own_rounds(
         *_posterior_parameters(
             plan, scale, np.zeros(plan.releases + 1) if variances is None else variances, noises
         ),
-        BONUS * scale,
+        BONUS_FACTOR * scale,
         share.fraction,
         share.tossed,
     )
@@ -356,10 +356,10 @@ def with_own_rounds(
         width = multiplier * (reward_scale * math.sqrt(union + growth) + tau)
         own = replace(own, bound=bound, sieve_width=plan.sieve_growth * width)
         return replace(plan, own=own), theory
-    between = "" if share.fraction == 1.0 else " and some before"
+    earlier_rounds_text = "" if share.fraction == 1.0 else " and some before"
     text = (
-        f"every round is shared (here rounds after {share.until}{between} are own, and the "
-        f'posterior that rule "{share.rule}" plays by is a model)'
+        f"every round is shared (here rounds after {share.until}{earlier_rounds_text} are own, and "
+        f'the posterior that rule "{share.rule}" plays by is a model)'
     )
     conditions = (*theory.conditions, Condition(text, False))
     return replace(plan, own=own), replace(theory, conditions=conditions)
@@ -378,7 +378,7 @@ def _posterior_parameters(
     # With full prefix sums a silo subtracts its last message, and with it its own noise.
     other_noises = max(0.0, noises - 1.0) if plan.protocol.analyzer == REPLACE else noises
     tau = plan.radius.tau
-    spreads = tuple(delta**2 * (1.0 + 1.0 / max(1, silos - 1)) for delta in GRID)
+    spreads = tuple(delta**2 * (1.0 + 1.0 / max(1, silos - 1)) for delta in PRIOR_STDS)
 
     def ridges(factor: float) -> tuple[float, ...]:
         """Return the ridge term for each prior variance, for noise of variance ``factor``."""

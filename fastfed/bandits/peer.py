@@ -54,19 +54,23 @@ class Estimator:
 
     def _check_report(self, sender: int, report: Report) -> None:
         """Raise InputError unless the report of silo ``sender`` belongs to the next release."""
-        who, plan, release = f"the report of silo {sender}", self.part.plan, self.silo.release + 1
+        label, plan, release = f"the report of silo {sender}", self.part.plan, self.silo.release + 1
         if type(report) is not Report:
-            raise InputError(f"{who} must be a Report, got {type(report).__name__}")
+            raise InputError(f"{label} must be a Report, got {type(report).__name__}")
         if sender in self._reports or report.release != release:
-            again = "again" if sender in self._reports else f"of release {report.release}"
-            raise InputError(f"{who} must be of release {release}, once, got it {again}")
+            reason = "again" if sender in self._reports else f"of release {report.release}"
+            raise InputError(f"{label} must be of release {release}, once, got it {reason}")
         clique_index = self.part.clique.index(sender)
         if report.silo != clique_index:
-            raise InputError(f"{who} must say silo {clique_index} of its clique, got {report.silo}")
+            raise InputError(
+                f"{label} must say silo {clique_index} of its clique, got {report.silo}"
+            )
         if report.dimension != plan.dimension:
-            raise InputError(f"{who} must have dimension {plan.dimension}, got {report.dimension}")
+            raise InputError(
+                f"{label} must have dimension {plan.dimension}, got {report.dimension}"
+            )
         if not np.isfinite(report.values).all():
-            raise InputError(f"{who} must be finite, got NaN or infinity")
+            raise InputError(f"{label} must be finite, got NaN or infinity")
 
 
 class Peer(Once):
@@ -143,8 +147,8 @@ class Peer(Once):
                 assert isinstance(report, Report)
                 self._outbox.append(Sums(self.index, estimator.part.estimator, report))
                 estimator.add(self.index, report)
-        sent, self._outbox = self._outbox, []
-        return sent
+        messages, self._outbox = self._outbox, []
+        return messages
 
     @once
     def receive(self, message: Message) -> None:

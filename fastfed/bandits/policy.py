@@ -39,7 +39,7 @@ from fastfed._validate import (
 from fastfed.bandits.linucb import Estimate, check_actions
 
 #: Sparse rows are converted to dense blocks of about this many entries.
-BLOCK = 2**17
+MAX_BLOCK_ENTRIES = 2**17
 #: Name and version of the format of saved files.
 FORMAT, VERSION = "LinUCB of fastfed", 1
 
@@ -132,13 +132,14 @@ class LinUCB(Located):
             raise TypeError(f"LinUCB: {unknown_argument(name, _PARAMETERS)}")
         self.dimension = integer("dimension", dimension, at_least=1)
         # Memory is asked for only where it matters, since the answer takes time.
-        needed, limit = _bytes_of(self.dimension), None
-        if needed > 10**9:
-            limit = available()
-        if limit is not None and needed > limit:
+        needed_bytes, limit_bytes = _bytes_of(self.dimension), None
+        if needed_bytes > 10**9:
+            limit_bytes = available()
+        if limit_bytes is not None and needed_bytes > limit_bytes:
             raise InputError(
-                f"dimension = {self.dimension} needs about {format_size(needed)} for matrices of d "
-                f"rows and columns, and {format_size(limit)} are available: use fewer features"
+                f"dimension = {self.dimension} needs about {format_size(needed_bytes)} for "
+                f"matrices of d rows and columns, and {format_size(limit_bytes)} are available: "
+                "use fewer features"
             )
         self.regularizer = number("regularizer", regularizer, above=0.0)
         self.failure_probability = number(
@@ -844,7 +845,7 @@ def is_sparse(value: object) -> bool:
 
 
 def dense_blocks(name: str, rows: Any, dimension: int) -> Iterator[np.ndarray]:
-    """Convert sparse rows (n, d) to dense blocks of about `BLOCK` entries.
+    """Convert sparse rows (n, d) to dense blocks of about `MAX_BLOCK_ENTRIES` entries.
 
     float32 stays float32, and every other type becomes float64.
 
@@ -864,7 +865,7 @@ def dense_blocks(name: str, rows: Any, dimension: int) -> Iterator[np.ndarray]:
         bad_value = csr_rows.data[~np.isfinite(csr_rows.data)][0]
         raise InputError(f"{name} must be finite, got {bad_value} among the stored entries")
     dtype = np.float32 if csr_rows.dtype == np.float32 else np.float64
-    rows_per_block = max(1, BLOCK // dimension)
+    rows_per_block = max(1, MAX_BLOCK_ENTRIES // dimension)
     return (
         csr_rows[first : first + rows_per_block].toarray().astype(dtype, copy=False)
         for first in range(0, csr_rows.shape[0], rows_per_block)

@@ -28,7 +28,7 @@ RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
 REGULARIZERS = ("from-noise", "published-code")
 
 #: c of the direct radius, as a share of the largest ||N||. The proof holds for any positive value.
-ANCHOR = 0.1
+ANCHOR_SHARE = 0.1
 #: The smallest eigenvalue of V from which on lambda may be lowered, in units of ||N|| + c. The
 #: proof holds for any positive value.
 FLOOR = 1.0
@@ -93,8 +93,8 @@ def published_regularizer(
     std = (
         distribution.node.bias if distribution.published_std is None else distribution.published_std
     )
-    spread = math.sqrt(levels + math.log(1.0 / alpha)) + math.sqrt(problem.dimension)
-    return math.sqrt(distribution.noises * levels) * std * spread
+    norm_factor = math.sqrt(levels + math.log(1.0 / alpha)) + math.sqrt(problem.dimension)
+    return math.sqrt(distribution.noises * levels) * std * norm_factor
 
 
 def printed_regularizer(distribution: NoiseDistribution, dimension: int, alpha: float) -> float:
@@ -156,10 +156,6 @@ def make_theory(
         True if the rounds of synchronisation are known in advance. The union bound over silos needs
         it. Its proof orders the rounds of all silos differently for each silo, and the end of a
         batch must not depend on rounds that come later in this order.
-
-    Returns
-    -------
-    Theory
     """
     radius, regularizer = config.radius, config.regularizer_rule
     alpha = failure_probability
@@ -258,11 +254,11 @@ def reward_conditions(
 
 def _unclipped(problem: ProblemSpec, clip: Clip | None) -> Condition:
     """Return the condition that no reward of the problem is outside of the clipping bounds."""
-    holds = problem.reward_range is not None and (
+    rewards_fit = problem.reward_range is not None and (
         clip is None
         or (clip.low <= problem.reward_range[0] <= problem.reward_range[1] <= clip.high)
     )
-    return Condition("rewards are bounded, and clipping does not move their mean", holds)
+    return Condition("rewards are bounded, and clipping does not move their mean", rewards_fit)
 
 
 def _direct_radius(
@@ -311,7 +307,7 @@ def _direct_radius(
     if isinstance(regularizer, str) and regularizer == "published-code":
         regularizer = published_regularizer(problem, distribution, alpha)
     if isinstance(regularizer, str):
-        anchor = max(1.0, ANCHOR * n_max)
+        anchor = max(1.0, ANCHOR_SHARE * n_max)
         lam = n_bound + anchor
         floor = FLOOR * lam if not distribution.none else np.zeros_like(lam)
         floor[0] = 0.0
@@ -399,13 +395,13 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
         )
     lengths, widths, growth = _widths_by_batch(plan, theory)
     unsynchronised = plan.batch_size == 0
-    bad = 0.0
+    bad_regret = 0.0
     if not unsynchronised or plan.radius.anchor < 1.0:
-        bad = theory.most_regret * _bad_rounds(plan, lengths, growth)[-1]
-    good = 2.0 * math.sqrt(2.0 * growth[-1] * float((lengths * widths**2).sum()))
+        bad_regret = theory.most_regret * _bad_rounds(plan, lengths, growth)[-1]
+    good_regret = 2.0 * math.sqrt(2.0 * growth[-1] * float((lengths * widths**2).sum()))
     # A sieve with its slack multiplied by a factor multiplies the bound on a round by that factor.
-    good *= plan.radius.multiplier * max(1.0, plan.sieve_growth)
-    return float((plan.silos if unsynchronised else 1) * (bad + good))
+    good_regret *= plan.radius.multiplier * max(1.0, plan.sieve_growth)
+    return float((plan.silos if unsynchronised else 1) * (bad_regret + good_regret))
 
 
 def _bound_with_clocks(plan: ClockedPlan, theory: Theory) -> float:
@@ -430,16 +426,16 @@ def _bound_with_clocks(plan: ClockedPlan, theory: Theory) -> float:
     served = clocks.serves.cumsum(axis=1)
     growth = d * math.log1p(float(served[:, -1].sum()) / (d * c))
     most_bad = math.floor(growth / math.log(2.0))
-    squares = bad = 0.0
+    squares = bad_regret = 0.0
     for silo in range(plan.silos):
         exchanges = np.flatnonzero(clocks.sends[:, silo])
         ends = np.append(served[silo, clocks.ticks[exchanges] - 1], served[silo, -1])
         lengths = np.diff(ends, prepend=0)
         squares += float((lengths * widths[np.append(0, exchanges + 1)] ** 2).sum())
-        bad += float(np.sort(lengths)[::-1][:most_bad].sum())
-    good = 2.0 * math.sqrt(2.0 * growth * squares)
-    good *= plan.radius.multiplier * max(1.0, plan.sieve_growth)
-    return theory.most_regret * bad + good
+        bad_regret += float(np.sort(lengths)[::-1][:most_bad].sum())
+    good_regret = 2.0 * math.sqrt(2.0 * growth * squares)
+    good_regret *= plan.radius.multiplier * max(1.0, plan.sieve_growth)
+    return theory.most_regret * bad_regret + good_regret
 
 
 def local_round_regret(plan: Plan) -> float:

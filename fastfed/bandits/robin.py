@@ -46,7 +46,7 @@ from fastfed.protocols.serverless import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, ph
 
 #: B of Algorithm 4. The range of rotated coordinates is searched in [-B sqrt(d2), B sqrt(d2)],
 #: where d2 is the dimension after padding.
-BOUND = 1.0
+SEARCH_FACTOR = 1.0
 PRINTED = "printed"
 
 
@@ -176,11 +176,13 @@ def private_means(
     """
     assert config.epsilon is not None and config.delta is not None and config.diversity is not None
     beta = config.failure_probability
-    spread = config.concentration_multiplier * concentration(problem, config.diversity, beta)
+    concentration_radius = config.concentration_multiplier * concentration(
+        problem, config.diversity, beta
+    )
     first_mean = None
     means = []
     for phase in plan.releasing:
-        radius = spread / math.sqrt(2.0**phase)
+        radius = concentration_radius / math.sqrt(2.0**phase)
         if not 1e-9 < radius < 1e9:
             raise InputError(
                 "concentration_multiplier / diversity must leave a radius between 1e-9 and 1e9, "
@@ -192,7 +194,7 @@ def private_means(
                 silos=problem.silos,
                 dimension=problem.dimension,
                 radius=radius,
-                bound=BOUND,
+                bound=SEARCH_FACTOR,
                 releases=len(plan.releasing),
                 concentration_failure=beta / (16.0 * plan.phases),
                 calibration=config.calibration,

@@ -147,12 +147,7 @@ def theorem_3_3(setting: BoundSetting, diversity: float, margin: float) -> float
 
 
 def theorem_c_6(
-    setting: BoundSetting,
-    initial_phases: int,
-    margin: float,
-    c_2: float,
-    *,
-    printed: bool = False,
+    setting: BoundSetting, initial_phases: int, margin: float, c_2: float, *, printed: bool = False
 ) -> float:
     """Return the upper bound in the proof of Theorem C.6 on the regret of `robin`, with constants.
 
@@ -213,8 +208,8 @@ def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> E
     inside -= math.log(c_1) + math.log(log_all) / 2
     range_works = 8.0 * math.sqrt(6.0 * d * log_delta) * epsilon_ratio / epsilon * inside
     greedy_works = 32.0 * math.ldexp(c_0 * c_2 / spread, -u) * (c_0 * c_2 / spread)
-    needed = max(range_works, greedy_works)
-    return Estimation(p, u, epsilon / epsilon_ratio, delta / (2 * p), c_1, c_2, needed)
+    needed_users = max(range_works, greedy_works)
+    return Estimation(p, u, epsilon / epsilon_ratio, delta / (2 * p), c_1, c_2, needed_users)
 
 
 # ---- Lower bounds, trusted server: Theorems 4.2 and 4.5 ------------------------------------------

@@ -577,10 +577,6 @@ class Client(Silo):
 
         The sums of these rounds are then reset. The first estimate covers all initial phases.
 
-        Returns
-        -------
-        LocalEstimate
-
         Raises
         ------
         InputError

@@ -87,8 +87,8 @@ class Algorithm(_system.Algorithm):
         """
         system: System = super().make_checked(config, problem)
         is_arms = getattr(system.plan, "arms", False)
-        if is_arms and (drawn := with_draws(system, problem)) is not system:
-            return drawn
+        if is_arms and (with_drawn_noise := with_draws(system, problem)) is not system:
+            return with_drawn_noise
         score = getattr(config, "score", UCB)
         plan_score = getattr(system.plan, "score", None)
         # The algorithm may have put a score function into the plan without the key `score`.
@@ -122,13 +122,13 @@ def with_unproven_score(system: System, score: str, problem: ProblemSpec) -> Sys
     return replace(system, plan=plan, theory=theory, certificate=certificate)
 
 
-def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
-    """Return the plan with the caveats ``old`` of its claim replaced by ``new``."""
+def with_caveats(plan: Any, old_caveats: tuple[str, ...], new_caveats: tuple[str, ...]) -> Any:
+    """Return the plan with the caveats ``old_caveats`` of its claim replaced by ``new_caveats``."""
 
     def with_new_caveats(claim: Claim) -> Claim:
-        """Return the claim with the caveats ``old`` removed and ``new`` appended."""
-        unchanged = tuple(c for c in claim.caveats if c not in old)
-        return msgspec.structs.replace(claim, caveats=(*unchanged, *new))
+        """Return the claim with ``old_caveats`` removed and ``new_caveats`` appended."""
+        unchanged = tuple(c for c in claim.caveats if c not in old_caveats)
+        return msgspec.structs.replace(claim, caveats=(*unchanged, *new_caveats))
 
     return plan.with_claim(with_new_caveats)
 
@@ -252,10 +252,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ----------
         problem : ProblemSpec
             Sizes, and guarantees about the data.
-
-        Returns
-        -------
-        Config
         """
         sieve = self.sieve
         if sieve is None:
@@ -321,22 +317,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def _check_ranking(self) -> None:
         """Raise InputError for a ranking of actions that no proof covers."""
         number("ledger", self.ledger, above=0.0)
-        given = []
+        given_keys = []
         for key in ("sieve", "bonus", "tie_bonus"):
             factor = getattr(self, key)
             if factor is not None and number(key, factor, at_least=0.0, at_most=1.0) < 1.0:
-                given.append(key)
-        if "sieve" in given and len(given) > 1:
-            raise InputError(f"give either sieve or {given[1]}: each sets the ranking of actions")
-        if self.ledger != 1.0 and "bonus" not in given:
+                given_keys.append(key)
+        if "sieve" in given_keys and len(given_keys) > 1:
+            raise InputError(
+                f"give either sieve or {given_keys[1]}: each sets the ranking of actions"
+            )
+        if self.ledger != 1.0 and "bonus" not in given_keys:
             raise InputError("ledger needs a bonus below 1")
         for key in ("bonus", "tie_bonus"):
-            if key in given and self.score != UCB:
+            if key in given_keys and self.score != UCB:
                 raise InputError(
                     f'{key} below 1 needs score "ucb", got "{self.score}": use sieve, among whose '
                     "actions any score chooses"
                 )
-        for key in given:
+        for key in given_keys:
             if key != "tie_bonus" and not self.sieve_proven:
                 raise InputError(f"{key} below 1 needs {self.sieve_needs}: no proof covers others")
 
@@ -356,10 +354,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             Sizes, and guarantees about the data.
         clip : Clip or None
             Clipping bounds of records, used if the problem does not declare a range of rewards.
-
-        Returns
-        -------
-        float
 
         Raises
         ------
@@ -466,10 +460,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             ``theorem()`` returns B for ``batch_size`` = "theorem". The default is Corollary 5.2 of
             zhou-chowdhury-2024.
 
-        Returns
-        -------
-        Schedule
-
         Raises
         ------
         InputError
@@ -504,10 +494,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         problem : ProblemSpec
             Sizes.
 
-        Returns
-        -------
-        int
-
         Raises
         ------
         InputError
@@ -527,10 +513,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ----------
         published : bool
             True if the curve uses the constants of published code, which does not clip.
-
-        Returns
-        -------
-        Clip or None
         """
         clips = self.clip if self.clip is not None else not published
         return Clip() if clips else None

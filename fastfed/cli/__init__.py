@@ -23,9 +23,9 @@ except KeyboardInterrupt:  # the import takes a tenth of a second, in which Ctrl
 #: File descriptor of standard output.
 STDOUT = 1
 
-#: Bytes of address space. Below LEAST_ADDRESS_SPACE, NumPy's BLAS waits for memory for ever. Below
+#: Bytes of address space. Below MIN_ADDRESS_SPACE, NumPy's BLAS waits for memory for ever. Below
 #: SMALL_ADDRESS_SPACE, too little address space is the most likely cause of a failed import.
-LEAST_ADDRESS_SPACE, SMALL_ADDRESS_SPACE = 400_000 << 10, 4_000_000 << 10
+MIN_ADDRESS_SPACE, SMALL_ADDRESS_SPACE = 400_000 << 10, 4_000_000 << 10
 
 #: Error numbers of errors that the user fixes by a different path or other permissions.
 PATH_ERRORS = (
@@ -49,10 +49,10 @@ def _check_address_space() -> None:
     limit = _address_space_limit()
     if limit is None:
         return
-    if limit < LEAST_ADDRESS_SPACE:
+    if limit < MIN_ADDRESS_SPACE:
         raise RunFailed(
             f"the limit of address space is {limit >> 10} kB (ulimit -v), too little to load "
-            f"NumPy: at least {LEAST_ADDRESS_SPACE >> 10} kB, and the memory of the run"
+            f"NumPy: at least {MIN_ADDRESS_SPACE >> 10} kB, and the memory of the run"
         )
     if limit < SMALL_ADDRESS_SPACE:
         # OpenBLAS allocates a buffer for each thread, and no result needs its threads.
@@ -258,10 +258,7 @@ def _print_error(message: str, code: int) -> int:
 
 #: Module and help line of each command. A new command needs one file, and a line here.
 COMMANDS = {
-    "list": (
-        "doctor",
-        "List algorithms, environments, mechanisms, scores and figures by name.",
-    ),
+    "list": ("doctor", "List algorithms, environments, mechanisms, scores and figures by name."),
     "run": ("run", "Simulate the experiment of a spec, or the missing part of it."),
     "reproduce": ("run", "Reproduce figures of the papers, or all of them."),
     "spec": ("run", "Print the spec of a figure."),
@@ -271,18 +268,12 @@ COMMANDS = {
     "compare": ("run", "Compare two output folders, curve by curve."),
     "privacy": ("privacy", "Print the privacy certificates of a spec, without running it."),
     "calibrate": ("privacy", "Calibrate the noise of a mechanism for a privacy budget."),
-    "plan": (
-        "privacy",
-        "Recommend a protocol, release and batches, or advise against sharing.",
-    ),
+    "plan": ("privacy", "Recommend a protocol, release and batches, or advise against sharing."),
     "audit": (
         "privacy",
         "Audit a mechanism or a system: attack it, and print a lower bound on its epsilon.",
     ),
-    "deploy": (
-        "deploy",
-        "Plan a federation of real silos, join it, and inspect it.",
-    ),
+    "deploy": ("deploy", "Plan a federation of real silos, join it, and inspect it."),
     "serve": ("deploy", "Run the hub of a federation from its FOLDER."),
     "silo": ("deploy", "Run a silo from its FOLDER; its application talks to silo.sock there."),
     "helper": ("deploy", "Run the helper, which holds the second shares of sums, from its FOLDER."),
@@ -332,13 +323,13 @@ def _show_warnings_plainly() -> None:
     show_by_default = warnings.showwarning
 
     def show(
-        message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
+        message: Warning | str, category: type[Warning], filename: str, *rest: Any, **keywords: Any
     ) -> None:
         """Print a warning of fastfed as one line, and warnings of other packages as usual."""
         if category is UserWarning and filename.startswith(os.path.dirname(__path__[0]) + os.sep):
             click.echo(f"warning: {message}", err=True)
         else:
-            show_by_default(message, category, filename, *rest, **more)
+            show_by_default(message, category, filename, *rest, **keywords)
 
     warnings.showwarning = show
 

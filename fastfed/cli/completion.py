@@ -6,15 +6,15 @@ import rich_click as click
 from click.shell_completion import get_completion_class
 
 #: For each shell, the line to add to its start-up file, and the name of this file.
-LINES = {
+STARTUP_LINES = {
     "bash": 'eval "$(fastfed completion bash)"  # in ~/.bashrc',
     "zsh": 'eval "$(fastfed completion zsh)"   # in ~/.zshrc, after compinit',
     "fish": "fastfed completion fish | source     # in ~/.config/fish/config.fish",
 }
 
 
-@click.command(epilog="\n\n".join(["To switch completion on:", *LINES.values()]))
-@click.argument("shell", type=click.Choice(list(LINES)))
+@click.command(epilog="\n\n".join(["To switch completion on:", *STARTUP_LINES.values()]))
+@click.argument("shell", type=click.Choice(list(STARTUP_LINES)))
 def completion(shell: str) -> None:
     """Print the script that completes `fastfed` in bash, zsh or fish.
 

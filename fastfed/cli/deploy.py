@@ -132,13 +132,7 @@ def party(command: F) -> F:
     show_default=True,
     help="Address to listen on; any other address needs --cert.",
 )
-@click.option(
-    "--port",
-    default=8443,
-    type=PORT,
-    show_default=True,
-    help="Port to listen on.",
-)
+@click.option("--port", default=8443, type=PORT, show_default=True, help="Port to listen on.")
 @click.option("--cert", type=FILE, help="Certificate (PEM) for TLS 1.3.")
 @click.option("--key", type=FILE, help="Private key of the certificate (PEM).")
 @click.option("--client-ca", type=FILE, help="Authority (PEM) of client certificates: mutual TLS.")
@@ -167,7 +161,9 @@ def serve(
     log.start(process, **start_status_page(process, page))
 
     def work(stop: threading.Event) -> None:
-        threading.Thread(target=log.watch, args=(process, shell.EVERY, stop), daemon=True).start()
+        threading.Thread(
+            target=log.watch, args=(process, shell.TICK_SECONDS, stop), daemon=True
+        ).start()
         shell.serve(process, host, port, cert_path, key_path, authority_path, log, stop)
 
     until_signal(process, work)
@@ -242,10 +238,7 @@ def with_hub_options(command: Any) -> Any:
             "--log-json", is_flag=True, help="Log lines of JSON, without values of records."
         ),
         click.option(
-            "--every",
-            default=5.0,
-            show_default=True,
-            help="Seconds between two polls of the hub.",
+            "--every", default=5.0, show_default=True, help="Seconds between two polls of the hub."
         ),
         click.option("--key", type=FILE, help="Private key of the certificate (PEM)."),
         click.option(
@@ -343,10 +336,7 @@ def make_replay(process: Any, source: Path) -> Any:
 @click.argument("folder", type=FOLDER)
 @with_hub_options
 @party
-def helper(
-    folder: Path,
-    exchange: Callable[[Any], None],
-) -> None:
+def helper(folder: Path, exchange: Callable[[Any], None]) -> None:
     """Run the helper, which holds the second shares of sums, from its FOLDER."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment.sums import Helper
@@ -396,9 +386,9 @@ def warn_if_over(plan: Any) -> None:
     """Print a note if the last period of a plan has ended, because the plan then learns nothing."""
     last = plan.document.calendar.closes[-1]
     if time.time() >= last:
-        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(last))
+        end_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(last))
         say(
-            f"note: the last period of the plan's calendar ended at {when}: the plan learns "
+            f"note: the last period of the plan's calendar ended at {end_text}: the plan learns "
             "nothing; make a plan with a later start"
         )
 
@@ -435,7 +425,7 @@ def new(spec: Path, plan: Path) -> None:
 def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
     """Compile a SPEC to the file PLAN that continues the plan of the folder OLD."""
     from fastfed.deployment import folder as folders
-    from fastfed.deployment.model import REASONS
+    from fastfed.deployment.model import NO_START_REASONS
 
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced: choose another name")
@@ -449,7 +439,7 @@ def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
     assert extends is not None
     click.echo(f"plan {compiled_plan.digest.hex()}")
     click.echo(f"continues {earlier.digest.hex()}")
-    click.echo(f"start {REASONS.get(extends.why, 'the earlier model')}")
+    click.echo(f"start {NO_START_REASONS.get(extends.why, 'the earlier model')}")
     click.echo(str(compiled_plan.certificate), nl=False)
 
 
@@ -501,8 +491,12 @@ def join(
         below_delta = exact.mu is None and ceiling[1] < exact.delta
         plan_epsilon = exact.epsilon if below_delta else exact.epsilon_at(ceiling[1])
         if below_delta or ceiling[0] < plan_epsilon * (1.0 - 1e-6):
-            at = f" at delta {ceiling[1]:g}" if ceiling[1] != exact.delta else ""
-            what = f"delta = {ceiling[1]:g}" if below_delta else f"epsilon = {ceiling[0]:g}{at}"
+            delta_text = f" at delta {ceiling[1]:g}" if ceiling[1] != exact.delta else ""
+            what = (
+                f"delta = {ceiling[1]:g}"
+                if below_delta
+                else f"epsilon = {ceiling[0]:g}{delta_text}"
+            )
             plans = f"{exact.delta:g}" if below_delta else f"{plan_epsilon:.6g}"
             say(
                 f"note: the ceiling {what} is below the plan's {plans}: reports that would exceed "
@@ -687,11 +681,11 @@ def rehearse(spec: Path, tables: Sequence[str], folder: Path | None, as_json: bo
                 f"--table must be SILO=FILE, one for each silo, such as north=north.csv, got {text}"
             )
         files[name] = file
-    done = rehearse_in(compile_file(spec, tables_of), files, folder, say)
+    rehearsal_result = rehearse_in(compile_file(spec, tables_of), files, folder, say)
     if as_json:
-        silos = {name: result._asdict() for name, result in done.silos.items()}
-        answer = {"releases": done.releases, "silos": silos}
-        answer["certificate"] = done.plan.certificate.to_builtins()
+        silos = {name: result._asdict() for name, result in rehearsal_result.silos.items()}
+        answer = {"releases": rehearsal_result.releases, "silos": silos}
+        answer["certificate"] = rehearsal_result.plan.certificate.to_builtins()
         print_json(answer)
         return
     headings = ("silo", "decisions", "learned", "mean reward", "later half", "best single action")
@@ -708,11 +702,11 @@ def rehearse(spec: Path, tables: Sequence[str], folder: Path | None, as_json: bo
                 ),
                 f"{result.spent:.3g} of {result.ceiling:.3g}",
             )
-            for name, result in done.silos.items()
+            for name, result in rehearsal_result.silos.items()
         ],
         right=range(1, 7),
     )
-    certificate = done.plan.certificate
+    certificate = rehearsal_result.plan.certificate
     bound = "no proven epsilon"
     if certificate.exact is not None:
         bound = f"epsilon {certificate.exact.epsilon:.4g} at delta {certificate.exact.delta:.3g}"
@@ -774,10 +768,4 @@ def verify(folder: Path) -> None:
     click.echo(f"{process.party.name}: {entries} entries, chain and sums as they should be")
 
 
-COMMANDS = {
-    "serve": serve,
-    "silo": silo,
-    "helper": helper,
-    "deploy": deploy,
-    "ledger": ledger,
-}
+COMMANDS = {"serve": serve, "silo": silo, "helper": helper, "deploy": deploy, "ledger": ledger}

@@ -21,7 +21,7 @@ from fastfed._memory import format_size
 from fastfed._validate import InputError
 from fastfed.cli import RunFailed, Stopped
 from fastfed.cli.output import (
-    RESUMABLE,
+    RESUMABLE_TEXT,
     OnProgress,
     duration,
     print_results,
@@ -45,7 +45,7 @@ from fastfed.reporting.plot_files import (
 )
 from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_lines
 from fastfed.reporting.text import spaced
-from fastfed.results.files import FULL
+from fastfed.results.files import DISK_ERROR_NUMBERS
 from fastfed.results.store import FILE, Store, StoreLocked
 from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predict_seconds
 from fastfed.simulation.engines import EngineError
@@ -53,7 +53,7 @@ from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.run import run
 
 #: Warning about a cluster without TLS, to which anybody can connect.
-OPEN_CLUSTER = (
+OPEN_CLUSTER_WARNING = (
     "{} is not encrypted: whoever reaches its port can run any code on every machine of the "
     "cluster, including this machine, and can read what is sent; docs/clusters.md shows tls://"
 )
@@ -76,7 +76,7 @@ def simulate(
 
     def on_start(batches: list[RunBatch], threads: int) -> None:
         if resources.scheduler is not None and not resources.scheduler.startswith("tls://"):
-            say(OPEN_CLUSTER.format(resources.scheduler))
+            say(OPEN_CLUSTER_WARNING.format(resources.scheduler))
         say(work_text(experiment, batches, threads, resources.engine))
 
     simulate_silently(experiment, folder, resources, on_start)
@@ -147,10 +147,7 @@ def simulate_silently(
             run(experiment, folder, resources, layout=layout, on_start=start, progress=advance)
 
 
-def say_overview(
-    folder: Path,
-    not_simulated: Sequence[Row] | None = None,
-) -> list[Row]:
+def say_overview(folder: Path, not_simulated: Sequence[Row] | None = None) -> list[Row]:
     """Write the page about all experiments in the subfolders of a folder, and print its path.
 
     ``not_simulated`` are the rows about figures that were not simulated. Return the rows of the
@@ -200,24 +197,26 @@ def failures(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         _signals.announce_end()
-        raise Stopped(f"interrupted: {RESUMABLE}", _signals.exit_code(error)) from None
+        raise Stopped(f"interrupted: {RESUMABLE_TEXT}", _signals.exit_code(error)) from None
     except environments.SimulationError as error:
-        raise RunFailed(f"{error}; {RESUMABLE}") from None
+        raise RunFailed(f"{error}; {RESUMABLE_TEXT}") from None
     except StoreLocked as error:
         raise RunFailed(str(error)) from None
     except sqlite3.Error as error:
-        raise RunFailed(f"{folder / FILE} cannot be written ({error}); {RESUMABLE}") from None
+        raise RunFailed(f"{folder / FILE} cannot be written ({error}); {RESUMABLE_TEXT}") from None
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_ERROR_NUMBERS:
             raise
         path = error.filename or folder
-        raise RunFailed(f"{path} cannot be written ({error.strerror}); {RESUMABLE}") from None
+        raise RunFailed(f"{path} cannot be written ({error.strerror}); {RESUMABLE_TEXT}") from None
     except EngineError as error:
-        raise RunFailed(f"{error}; {RESUMABLE}") from None
+        raise RunFailed(f"{error}; {RESUMABLE_TEXT}") from None
     except MemoryError as error:
         has_message = isinstance(error, OutOfMemory)
         reason = str(error) if has_message else "out of memory: fewer threads or silos need less"
-        raise RunFailed(f"{reason}; {RESUMABLE}" if (folder / FILE).exists() else reason) from None
+        raise RunFailed(
+            f"{reason}; {RESUMABLE_TEXT}" if (folder / FILE).exists() else reason
+        ) from None
     except BaseException as error:  # even SystemExit, which a function of the user may raise
         notes = [
             n for n in getattr(error, "__notes__", ()) if n.startswith(environments.IN_FUNCTION)
@@ -226,27 +225,27 @@ def failures(folder: Path) -> Iterator[None]:
             raise
         if isinstance(error, InputError):
             raise InputError(f"{notes[0]}: {error}") from None
-        raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {RESUMABLE}") from None
+        raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {RESUMABLE_TEXT}") from None
 
 
 # ---- Figures one after another for `fastfed reproduce`: predictions, progress, claims ------------
 
 
 HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted", "memory")
-STOPPED_BEFORE = "stopped before it was run; the same command continues"
+STOPPED_BEFORE_TEXT = "stopped before it was run; the same command continues"
 #: Width of text in characters if the width of the terminal is unknown.
-WIDTH = 100
+DEFAULT_WIDTH = 100
 
 
 def predict(
-    ready: Sequence[tuple[Figure, Experiment]], folder: Path, resources: Resources
+    figures: Sequence[tuple[Figure, Experiment]], folder: Path, resources: Resources
 ) -> list[PlannedFigure]:
     """Predict the remaining work of each figure, and print it."""
     plan = plan_figures(
-        ready,
+        figures,
         folder,
         resources,
-        lambda: say(f"predicting: a few rounds of each figure, {len(ready)} in all"),
+        lambda: say(f"predicting: a few rounds of each figure, {len(figures)} in all"),
     )
     print_plan(plan)
     return plan
@@ -282,10 +281,7 @@ def print_plan(plan: Sequence[PlannedFigure]) -> None:
 
 
 def simulate_several(
-    plan: Sequence[PlannedFigure],
-    folder: Path,
-    resources: Resources,
-    left_out: Sequence[Row],
+    plan: Sequence[PlannedFigure], folder: Path, resources: Resources, left_out: Sequence[Row]
 ) -> None:
     """Simulate figures one after another, write a report on all of them, and print their claims.
 
@@ -304,9 +300,9 @@ def simulate_several(
             _signals.announce_end()
             say(f"interrupted: writing the report on finished figures into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
-            say_overview(folder, [*left_out, *_rows_not_simulated(waiting, STOPPED_BEFORE)])
+            say_overview(folder, [*left_out, *_rows_not_simulated(waiting, STOPPED_BEFORE_TEXT)])
             code = error.code if isinstance(error, Stopped) else _signals.exit_code(error)
-            raise Stopped(f"interrupted: {RESUMABLE}", code) from None
+            raise Stopped(f"interrupted: {RESUMABLE_TEXT}", code) from None
         except RunFailed as error:
             # The other figures are still simulated.
             failed[name] = error.message
@@ -347,24 +343,27 @@ def simulate_figure(planned_figure: PlannedFigure, folder: Path, resources: Reso
     return source
 
 
-def elapsed_and_left(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:
+def elapsed_and_left(plan: Sequence[PlannedFigure], figures_done: int, elapsed: float) -> str:
     """Return a text: the number of finished figures, the elapsed time and the time left."""
-    predicted_so_far = sum(p.seconds for p in plan[:done])
-    remaining = sum(p.seconds for p in plan[done:])
+    predicted_so_far = sum(p.seconds for p in plan[:figures_done])
+    remaining = sum(p.seconds for p in plan[figures_done:])
     # If the figures took longer than predicted, the extra time was mostly for charts, and is about
     # the same for each figure. If they took less time, scale the prediction of the others.
     extra = elapsed - predicted_so_far
     remaining = (
-        remaining + extra / done * (len(plan) - done)
+        remaining + extra / figures_done * (len(plan) - figures_done)
         if extra > 0.0
         else remaining * elapsed / predicted_so_far
     )
-    return f"{done} of {len(plan)} figures in {duration(elapsed)}, about {duration(remaining)} left"
+    return (
+        f"{figures_done} of {len(plan)} figures in {duration(elapsed)}, "
+        f"about {duration(remaining)} left"
+    )
 
 
 def print_claims(rows: Sequence[Row]) -> None:
     """Print the table of claims, wrapped to the width of the terminal."""
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
+    width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if sys.stdout.isatty() else None
     for depth, text in table_lines(rows):
         indent, further_indent = ("", "  ", " " * 14)[depth], ("  ", " " * 14, " " * 16)[depth]
         if width is None or not text:
@@ -391,11 +390,11 @@ def _peak_memory_text() -> str:
 
 
 def simulate_each(
-    ready: list[tuple[Figure, Experiment]], folder: Path, resources: Resources
+    figures: list[tuple[Figure, Experiment]], folder: Path, resources: Resources
 ) -> None:
     """Simulate figures one after another, and print the table of each."""
     try:
-        for position, (figure, experiment) in enumerate(ready):
+        for position, (figure, experiment) in enumerate(figures):
             if position:
                 click.echo()
             source = simulate(experiment, folder / figure.id, resources, FORMATS)
@@ -411,7 +410,7 @@ def simulate_each(
 def claims_of(paper: str, source: Source) -> list[str]:
     """Return a line with the verdict for each claim that a paper makes about a figure."""
     lines = [f"{paper}: {s.says} ({s.verdict})" for s in source.claims]
-    says = source.results.figure.get("says")
-    if says is not None and says not in [s.says for s in source.claims]:
-        lines.append(f"{paper}: {says} (a summary; not judged separately)")
+    claim_text = source.results.figure.get("says")
+    if claim_text is not None and claim_text not in [s.says for s in source.claims]:
+        lines.append(f"{paper}: {claim_text} (a summary; not judged separately)")
     return lines

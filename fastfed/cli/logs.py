@@ -11,9 +11,9 @@ import rich_click as click
 from fastfed._validate import InputError
 from fastfed.cli.output import print_table, progress, say
 from fastfed.reporting.sections import certificates_text
-from fastfed.reporting.text import counted, privacy_text
+from fastfed.reporting.text import number_with_noun, privacy_text
 from fastfed.results.files import replace_file
-from fastfed.results.store import VALUES
+from fastfed.results.store import VALUES_FILE
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.logs import LogValue, LogValues, evaluate
 
@@ -32,7 +32,7 @@ def run_log(experiment: Experiment, folder: Path) -> LogValues:
         (row["label"], row["certificate"]) for row in plain["rows"] if row["certificate"]
     ]
     files = {
-        VALUES: msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n",
+        VALUES_FILE: msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n",
         "certificates.txt": certificates_text(certificates).encode(),
     }
     try:
@@ -44,17 +44,17 @@ def run_log(experiment: Experiment, folder: Path) -> LogValues:
         replace_file(folder / name, content, private=True)
     click.secho(values.name, bold=True)
     click.echo(
-        f"M = {values.silos}, at most {counted(values.actions, 'action')}, "
-        f"{counted(values.replicates, 'training')}; "
+        f"M = {values.silos}, at most {number_with_noun(values.actions, 'action')}, "
+        f"{number_with_noun(values.replicates, 'training')}; "
         f"trained on {values.trained} rows, evaluated on {values.evaluated} other rows"
     )
     click.echo("value: expected reward per round, by inverse propensity weighting")
     print_table(HEADINGS, [_cells(row) for row in values.rows], right=range(1, 8))
-    several = [row.label for row in values.rows if (row.releases or 0) > 1]
-    if several:
+    several_releases = [row.label for row in values.rows if (row.releases or 0) > 1]
+    if several_releases:
         say(
-            f"{', '.join(several)}: several releases; the log has fixed the actions, so one "
-            f"release needs the least noise: batch_size = {experiment.horizon}"
+            f"{', '.join(several_releases)}: several releases; the log has fixed the actions, so "
+            f"one release needs the least noise: batch_size = {experiment.horizon}"
         )
     environment: Any = experiment.environment
     for doubt in environment.rounds(values.silos).doubts:
@@ -67,7 +67,7 @@ def run_log(experiment: Experiment, folder: Path) -> LogValues:
     for row in values.rows:
         if row.value is None:
             say(f"{row.label}: chose no logged action, so there is no estimate: a larger top helps")
-    say(f"{folder}: {VALUES}, certificates.txt")
+    say(f"{folder}: {VALUES_FILE}, certificates.txt")
     return values
 
 

@@ -97,7 +97,7 @@ def print_results(source: Source) -> None:
 # ---- Progress on standard error: a bar on a terminal, lines elsewhere ----------------------------
 
 #: Seconds between two progress lines if standard error is not a terminal.
-EVERY = 5.0
+PROGRESS_SECONDS = 5.0
 
 OnProgress = Callable[[int], None]
 
@@ -136,7 +136,7 @@ class Lines:
         with self.lock:
             self.done += agent_rounds
             now = self.clock()
-            if now - self.last < EVERY:
+            if now - self.last < PROGRESS_SECONDS:
                 return
             self.last = now
             speed = self.done / (now - self.start)
@@ -182,7 +182,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stan
 
 
 #: End of messages about a run that stopped: what it has stored, and how to continue.
-RESUMABLE = "finished replicates are stored, and the same command continues"
+RESUMABLE_TEXT = "finished replicates are stored, and the same command continues"
 
 
 def stoppable(command: F, kept: str = "") -> F:
@@ -259,7 +259,7 @@ def run_options(command: F) -> F:
         resources = Resources(threads, engine, scheduler, memory)
         return command(resources=resources, changes=changes, **others)
 
-    with_options = stoppable(cast(F, packed), f"; {RESUMABLE}")
+    with_options = stoppable(cast(F, packed), f"; {RESUMABLE_TEXT}")
     for option in reversed(
         [
             click.option(

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from fastfed.cli.output import (
-    json_option,
-    print_json,
-    print_table,
-    say,
-    set_option,
-    stoppable,
-)
+from fastfed.cli.output import json_option, print_json, print_table, say, set_option, stoppable
 
 if TYPE_CHECKING:
     from fastfed.advice import Advice, Candidate
@@ -105,9 +98,9 @@ def _list_audits(as_json: bool) -> None:
 # ---- `fastfed calibrate` -------------------------------------------------------------------------
 
 #: Mechanisms that take --users and --dimension.
-SIZED = ("vector-sum", "vector-batches", "secure-sum")
+SIZED_MECHANISMS = ("vector-sum", "vector-batches", "secure-sum")
 #: Mechanisms of sums that are released again and again, whose noise grows with the releases.
-STREAMS = (
+STREAM_MECHANISMS = (
     "gaussian-tree",
     "gaussian-tree-theorem",
     "gaussian-tree-published-code",
@@ -185,10 +178,14 @@ def calibrate(
             )
     assert epsilon is not None and delta is not None
     ours = mechanism in BUILTIN
-    if ours and dimension is not None and mechanism not in SIZED:
-        raise click.UsageError(f"--dimension belongs to {', '.join(SIZED[:-1])} and {SIZED[-1]}")
-    if ours and users is not None and mechanism not in (*SIZED, "shuffled-points"):
-        raise click.UsageError(f"--users belongs to {', '.join(SIZED)} and shuffled-points")
+    if ours and dimension is not None and mechanism not in SIZED_MECHANISMS:
+        raise click.UsageError(
+            f"--dimension belongs to {', '.join(SIZED_MECHANISMS[:-1])} and {SIZED_MECHANISMS[-1]}"
+        )
+    if ours and users is not None and mechanism not in (*SIZED_MECHANISMS, "shuffled-points"):
+        raise click.UsageError(
+            f"--users belongs to {', '.join(SIZED_MECHANISMS)} and shuffled-points"
+        )
     calibrated_mechanism = calibrated(
         mechanism,
         Budget(epsilon, delta, relation),
@@ -197,7 +194,7 @@ def calibrate(
         dimension=dimension,
         sensitivity=sensitivity,
     )
-    if releases is None and mechanism in STREAMS:
+    if releases is None and mechanism in STREAM_MECHANISMS:
         say(f"{mechanism} is for several releases, and this noise is for one: set --releases")
     values = msgspec.to_builtins(calibrated_mechanism)
     if as_json:

@@ -49,9 +49,9 @@ SMALLEST_DELTA = 1e-12
 #: Settings that are parts of a plan file.
 TABLES = ("columns", "actions", "reward", "norm")
 #: Keys of a curve that are not free: they follow from the settings.
-FIXED = ("algorithm", "protocol", "horizon", "batch_size", "epsilon", "delta")
+COMPUTED_KEYS = ("algorithm", "protocol", "horizon", "batch_size", "epsilon", "delta")
 #: Seconds after which a release that failed is tried again.
-AGAIN = 1.0
+RETRY_SECONDS = 1.0
 
 
 class PrivateLinUCB:
@@ -291,7 +291,7 @@ class PrivateLinUCB:
         try:
             self.advance()
         except Exception as error:
-            self._try_after = time.monotonic() + AGAIN
+            self._try_after = time.monotonic() + RETRY_SECONDS
             text = failure(error)[1]
             # Warn only once about a problem that lasts.
             if text != self._problem:
@@ -441,7 +441,7 @@ def _spec_of(settings: Mapping[str, Any], keys: Mapping[str, Mapping[str, str]])
     InputError
         If a setting is not valid.
     """
-    for key in FIXED:
+    for key in COMPUTED_KEYS:
         if key in settings.get("system", {}):
             raise InputError(f"system must not have {key}, which follows from the other settings")
     period = integer("period", settings["period"], at_least=1)

@@ -28,21 +28,21 @@ import msgspec
 
 from fastfed._validate import InputError, check_plain, nearest, parsed
 from fastfed.deployment import calls
-from fastfed.deployment.calls import REQUEST, check_path, failure, files_for
+from fastfed.deployment.calls import MAX_REQUEST, check_path, failure, files_for
 from fastfed.deployment.model import Decision, model_of
-from fastfed.deployment.process import SYNCS, Batch, Call, SiloProcess
+from fastfed.deployment.process import MAX_SYNCS, Batch, Call, SiloProcess
 from fastfed.deployment.store import SyncFailed, Syncing
 from fastfed.deployment.syncs import SyncThreads
 
 #: Maximum number of bytes of a request's head.
-HEAD = 1 << 16
+MAX_HEAD_BYTES = 1 << 16
 #: Maximum number of decisions or rewards in one request.
-MANY = 10_000
+MAX_ITEMS = 10_000
 #: Answer to bytes that are no request.
-BAD = f"send an HTTP request whose body has at most {REQUEST} bytes"
+BAD_REQUEST_TEXT = f"send an HTTP request whose body has at most {MAX_REQUEST} bytes"
 #: Path of a request -> the keys that its JSON object may have. If "id" is one of them, it is
 #: required, except for a decision.
-KEYS = {
+KEYS_BY_PATH = {
     "/decide": ("actions", "subject", "record", "among", "id"),
     "/reward": ("id", "reward"),
     "/outcome": ("id", "outcome"),
@@ -54,75 +54,77 @@ KEYS = {
     **dict.fromkeys(("/status", "/recover", "/leave", "/export", "/broadcast"), ()),
 }
 #: Paths whose requests store something about one decision.
-CALLS = ("/decide", "/reward", "/outcome", "/losses", "/bit", "/cancel")
+DECISION_PATHS = ("/decide", "/reward", "/outcome", "/losses", "/bit", "/cancel")
 #: Path of a request with many items -> path of a request with one item.
-ONE = {"/decide_many": "/decide", "/reward_many": "/reward"}
+SINGLE_PATHS = {"/decide_many": "/decide", "/reward_many": "/reward"}
 
 # ---- the calls of a request, and its answer ------------------------------------------------------
 
 
-def _checked(path: str, given: object) -> dict[str, Any]:
+def _checked(path: str, request: object) -> dict[str, Any]:
     """Return the JSON object of a request; raise InputError for an unknown path or a wrong key."""
-    keys = KEYS.get(path)
+    keys = KEYS_BY_PATH.get(path)
     if keys is None:
-        hint = nearest(path, KEYS) or f"; there are {', '.join(KEYS)}"
+        hint = nearest(path, KEYS_BY_PATH) or f"; there are {', '.join(KEYS_BY_PATH)}"
         raise InputError(f"there is no {path[:40]}{hint}")
-    if not isinstance(given, dict):
+    if not isinstance(request, dict):
         raise InputError("a request must be a JSON object")
     # Refuse unknown keys: if a misspelled "subject" were ignored, a person could be learned from
     # twice.
-    for key in given:
+    for key in request:
         if key not in keys:
             takes = f"takes {', '.join(keys)}" if keys else "takes no keys"
             hint = nearest(key, keys) if keys else ""
             raise InputError(f'unknown key "{key[:40]}"{hint}: {path} {takes}')
-    if "id" in keys and path != "/decide" and not isinstance(given.get("id"), str):
+    if "id" in keys and path != "/decide" and not isinstance(request.get("id"), str):
         raise InputError(f"{path} needs id, the text that decide answered")
-    if path in CALLS[1:] and (missing := [key for key in keys if key not in given]):
+    if path in DECISION_PATHS[1:] and (missing := [key for key in keys if key not in request]):
         raise InputError(f"{path} needs {missing[0]}")
-    return given
+    return request
 
 
-def _call_of(silo: SiloProcess, path: str, given: object) -> Call[Any]:
-    """Return the call of a request whose path is one of `CALLS`."""
+def _call_of(silo: SiloProcess, path: str, body: object) -> Call[Any]:
+    """Return the call of a request whose path is one of `DECISION_PATHS`."""
     party, now = silo.party, silo.now
-    request = _checked(path, given)
+    keys = _checked(path, body)
     if path == "/decide":
-        other_keys = {key: request[key] for key in request if key != "actions"}
-        return Call(lambda: party.decide(request.get("actions"), now(), **other_keys))
-    name = request["id"]
+        other_keys = {key: keys[key] for key in keys if key != "actions"}
+        return Call(lambda: party.decide(keys.get("actions"), now(), **other_keys))
+    name = keys["id"]
     if path == "/reward":
-        return Call(lambda: (party.reward(name, request["reward"], now()), None))
+        return Call(lambda: (party.reward(name, keys["reward"], now()), None))
     if path == "/outcome":
-        return Call(lambda: (party.outcome(name, request["outcome"], now()), None))
+        return Call(lambda: (party.outcome(name, keys["outcome"], now()), None))
     if path == "/losses":
-        return Call(lambda: (party.losses(name, request["losses"], now()), None))
+        return Call(lambda: (party.losses(name, keys["losses"], now()), None))
     if path == "/bit":
-        return Call(lambda: (party.bit(name, request["bit"], now()), None))
+        return Call(lambda: (party.bit(name, keys["bit"], now()), None))
     return Call(lambda: (party.cancel(name, now()), None))
 
 
-def calls_of(silo: SiloProcess, path: str, given: object) -> list[Call[Any]]:
-    """Return the calls of a request; an empty list if its path is neither in `CALLS` nor in `ONE`.
+def calls_of(silo: SiloProcess, path: str, body: object) -> list[Call[Any]]:
+    """Return the calls of a request; an empty list if its path stores nothing about decisions.
 
     Raises
     ------
     InputError
         If the path or a key is unknown. A wrong item of many becomes a call that has failed.
     """
-    if path in CALLS:
-        return [_call_of(silo, path, given)]
-    if path not in ONE:
+    if path in DECISION_PATHS:
+        return [_call_of(silo, path, body)]
+    if path not in SINGLE_PATHS:
         return []
-    request = _checked(path, given)
-    (key,) = KEYS[path]
+    request = _checked(path, body)
+    (key,) = KEYS_BY_PATH[path]
     items = request.get(key)
-    if not isinstance(items, list) or len(items) > MANY:
-        raise InputError(f"{path} needs {key}, a list of at most {MANY} objects as {ONE[path]} has")
+    if not isinstance(items, list) or len(items) > MAX_ITEMS:
+        raise InputError(
+            f"{path} needs {key}, a list of at most {MAX_ITEMS} objects as {SINGLE_PATHS[path]} has"
+        )
     item_calls = []
     for item in items:
         try:
-            item_calls.append(_call_of(silo, ONE[path], item))
+            item_calls.append(_call_of(silo, SINGLE_PATHS[path], item))
         except InputError as error:
             item_calls.append(Call.failed(error))
     return item_calls
@@ -140,20 +142,20 @@ def _decision(decision: Decision) -> dict[str, Any]:
     return plain | ({"name": decision.name} if decision.name else {})
 
 
-def answer_of(status: Callable[[], Any], path: str, done: Sequence[Call[Any]]) -> Any:
+def answer_of(status: Callable[[], Any], path: str, done_calls: Sequence[Call[Any]]) -> Any:
     """Return the answer to a request whose calls are done; raise the error of a single call.
 
     ``status`` returns the silo's status, as plain data or encoded.
     """
-    if path in ONE:
+    if path in SINGLE_PATHS:
         items = []
-        for call in done:
+        for call in done_calls:
             if call.error is not None:
                 items.append({"error": _text(call.error)})
             else:
                 items.append({} if call.result is None else _decision(call.result))
-        return {KEYS[path][0]: items}
-    result = done[0].returned()
+        return {KEYS_BY_PATH[path][0]: items}
+    result = done_calls[0].returned()
     return status() if result is None else _decision(result)
 
 
@@ -172,7 +174,7 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
     ----------
     silo : SiloProcess
     path : str
-        One of `KEYS`, such as "/decide".
+        One of `KEYS_BY_PATH`, such as "/decide".
     given : dict
         The keys of the request.
 
@@ -195,7 +197,7 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
             silo.finish(call)
         return answer_of(silo.status, path, request_calls)
     _checked(path, given)
-    if path in ONE:
+    if path in SINGLE_PATHS:
         return answer_of(silo.status, path, [])
     if path == "/export":
         with silo.turn():
@@ -279,9 +281,9 @@ class _Connection(asyncio.Protocol):
             self._refuse(400, str(error))
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            self._refuse(400, str(cause) if isinstance(cause, InputError) else BAD)
+            self._refuse(400, str(cause) if isinstance(cause, InputError) else BAD_REQUEST_TEXT)
         except httptools.HttpParserError:
-            self._refuse(400, BAD)
+            self._refuse(400, BAD_REQUEST_TEXT)
 
     # Called by the parser.
 
@@ -299,8 +301,8 @@ class _Connection(asyncio.Protocol):
         """Count the header's bytes; refuse a body that is too long before it arrives."""
         self._count(len(name) + len(value))
         self._expects |= name.lower() == b"expect"
-        if name.lower() == b"content-length" and (len(value) > 19 or int(value) > REQUEST):
-            raise InputError(f"a request must be at most {REQUEST} bytes long")
+        if name.lower() == b"content-length" and (len(value) > 19 or int(value) > MAX_REQUEST):
+            raise InputError(f"a request must be at most {MAX_REQUEST} bytes long")
 
     def on_headers_complete(self) -> None:
         """Request the body, if the client waits for that."""
@@ -310,15 +312,15 @@ class _Connection(asyncio.Protocol):
     def _count(self, size: int) -> None:
         """Count bytes of the head; raise InputError if the head is too long."""
         self._head += size
-        if self._head > HEAD:
-            raise InputError(f"the head of a request must be at most {HEAD} bytes long")
+        if self._head > MAX_HEAD_BYTES:
+            raise InputError(f"the head of a request must be at most {MAX_HEAD_BYTES} bytes long")
 
     def on_body(self, body: bytes) -> None:
         """Add a part of the body."""
         self._body.append(body)
         self._size += len(body)
-        if self._size > REQUEST:
-            raise InputError(f"a request must be at most {REQUEST} bytes long")
+        if self._size > MAX_REQUEST:
+            raise InputError(f"a request must be at most {MAX_REQUEST} bytes long")
 
     def on_message_complete(self) -> None:
         """Answer the request, or queue it behind the one that is being answered."""
@@ -349,7 +351,7 @@ class _Connection(asyncio.Protocol):
         self.busy, self.idle_since = False, time.monotonic()
         if self.transport.is_closing():
             return
-        self.transport.write(head % (status, REASONS[status], len(body), end) + body)
+        self.transport.write(head % (status, STATUS_TEXTS[status], len(body), end) + body)
         if not request.keep:
             self.transport.close()
             return
@@ -363,7 +365,7 @@ class _Connection(asyncio.Protocol):
         self.reply(_Request(self, "", False), status, {"error": text})
 
 
-REASONS = {
+STATUS_TEXTS = {
     200: b"OK",
     400: b"Bad Request",
     405: b"Method Not Allowed",
@@ -450,7 +452,7 @@ class Application:
         self._thread = threading.get_ident()
         self._silo.on_done = self._done
         self._blocking = ThreadPoolExecutor(2)
-        self._sync_threads = SyncThreads(SYNCS)
+        self._sync_threads = SyncThreads(MAX_SYNCS)
         loop.add_reader(self._sync_threads.fileno(), self._finish_syncs)
         server = await loop.create_unix_server(lambda: _Connection(self), sock=self._socket)
         try:
@@ -514,7 +516,7 @@ class Application:
 
     def _cut_idle(self) -> None:
         """Close connections that have waited too long for a complete request."""
-        deadline = time.monotonic() - calls.WHOLE
+        deadline = time.monotonic() - calls.REQUEST_SECONDS
         for connection in list(self.connections):
             if not connection.busy and connection.idle_since < deadline:
                 connection.transport.abort()
@@ -524,14 +526,14 @@ class Application:
     def begin(self, request: _Request, body: bytes) -> None:
         """Start the calls of a request, which is answered when their writes are durable."""
         try:
-            given = _object(body)
-            request.calls = calls_of(self._silo, request.path, given)
+            keys = _object(body)
+            request.calls = calls_of(self._silo, request.path, keys)
         except Exception as error:
             self._fail(request, error)
             return
         if not request.calls:
             # Work that may wait for the party's lock, such as a status while a report is computed.
-            task = self._blocking.submit(answers, self._silo, request.path, given)
+            task = self._blocking.submit(answers, self._silo, request.path, keys)
             task.add_done_callback(lambda task: self._from_thread(self._finish_task, request, task))
             return
         request.missing = len(request.calls)
@@ -555,7 +557,7 @@ class Application:
         """Answer a request that has failed."""
         request.connection.reply(request, failure(error)[0], {"error": _text(error)})
 
-    def _deliver(self, done: Sequence[Call[Any]]) -> None:
+    def _deliver(self, done_calls: Sequence[Call[Any]]) -> None:
         """Answer the requests whose last calls are now done; plan the next sync."""
         encoded: list[Any] = []
 
@@ -565,7 +567,7 @@ class Application:
                 encoded.append(msgspec.Raw(msgspec.json.encode(self._silo.status())))
             return encoded[0]
 
-        for call in done:
+        for call in done_calls:
             request = self._requests.pop(id(call), None)
             if request is None:
                 continue
@@ -580,12 +582,12 @@ class Application:
         if self._silo.has_waiting:
             self._plan_sync()
 
-    def _done(self, done: list[Call[Any]]) -> None:
+    def _done(self, done_calls: list[Call[Any]]) -> None:
         """Call `_deliver` in the thread that answers; any thread of the process may call this."""
         if threading.get_ident() == self._thread:
-            self._deliver(done)
+            self._deliver(done_calls)
         else:
-            self._from_thread(self._deliver, done)
+            self._from_thread(self._deliver, done_calls)
 
     def _plan_sync(self) -> None:
         """Plan a sync to disk of the computed calls.

@@ -37,13 +37,13 @@ if find_spec("httptools") is None:
     raise InputError("deployments need the package httptools: pip install 'fastfed[deploy]'")
 
 #: Time limits in seconds: of a single read or write, and of a whole call.
-PATIENCE, WHOLE = 30.0, 120.0
+PATIENCE, REQUEST_SECONDS = 30.0, 120.0
 #: Maximum number of bytes of the body of a request to a silo.
-REQUEST = 1 << 24
+MAX_REQUEST = 1 << 24
 #: Maximum number of bytes in the path of a Unix socket.
 MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
 #: Exceptions that a full disk raises.
-FULL = (OSError, sqlite3.OperationalError)
+FULL_DISK_ERRORS = (OSError, sqlite3.OperationalError)
 
 
 def failure(error: Exception) -> tuple[int, str]:
@@ -54,7 +54,7 @@ def failure(error: Exception) -> tuple[int, str]:
     """
     if isinstance(error, InputError):
         return 400, str(error)
-    if isinstance(error, FULL):
+    if isinstance(error, FULL_DISK_ERRORS):
         return 503, str(error)
     frames = traceback.extract_tb(error.__traceback__) or [None]
     place = f" in {Path(frames[-1].filename).name}, {frames[-1].name}" if frames[-1] else ""
@@ -135,12 +135,12 @@ def _run_until_deadline(work: Callable[[_PendingCall], tuple[int, bytes]]) -> tu
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        return answer.result(WHOLE)
+        return answer.result(REQUEST_SECONDS)
     except TimeoutError:
         if answer.done():
             raise
         pending.cut()
-        raise TimeoutError(f"no complete answer within {WHOLE:g} s") from None
+        raise TimeoutError(f"no complete answer within {REQUEST_SECONDS:g} s") from None
 
 
 def _exchange(
@@ -325,7 +325,7 @@ class Bounded(ThreadingMixIn, BaseServer):
         with self._lock:
             if len(self._connections) >= self._max_connections:
                 oldest = next(
-                    (s for s, since in self._connections.items() if since is not None), None
+                    (s for s, begun in self._connections.items() if begun is not None), None
                 )
                 if oldest is None:
                     return super().shutdown_request(request)
@@ -335,10 +335,10 @@ class Bounded(ThreadingMixIn, BaseServer):
 
     def service_actions(self) -> None:
         """Close connections whose request takes too long to arrive."""
-        deadline = time.monotonic() - WHOLE
+        deadline = time.monotonic() - REQUEST_SECONDS
         with self._lock:
-            for request, since in list(self._connections.items()):
-                if since is not None and since < deadline:
+            for request, begun in list(self._connections.items()):
+                if begun is not None and begun < deadline:
                     self._cut(request)
 
     def _cut(self, request: Any) -> None:

@@ -70,7 +70,7 @@ def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
         raise InputError(f"a ledger cannot charge {type(event).__name__}")
     # mu^2 is the squared sensitivity divided by the noise variance, so the mu^2 of the first k
     # releases is proportional to their squared sensitivity.
-    inverse_variance = event.mu("replace") ** 2 / event.squares * _UP
+    inverse_variance = event.mu("replace") ** 2 / event.squares * _ROUND_UP
     return ((0.0, 0.0), *((inverse_variance * square, 0.0) for square in _squares(event)))
 
 
@@ -105,20 +105,11 @@ def _cost_of_secure_sum(event: SecureSum) -> tuple[float, float]:
     account, coins = event._account("replace"), event._coins(event.honest)
     pairs = [(account.proven_mu(coins, delta * share), delta * share) for share in TAIL_SHARES]
     finite_pairs = [pair for pair in pairs if math.isfinite(pair[0])]
-    mu, failure = min(
-        finite_pairs,
-        key=lambda pair: gaussian_epsilon(pair[0], delta - pair[1]),
-    )
-    return mu * mu * _UP, failure
+    mu, failure = min(finite_pairs, key=lambda pair: gaussian_epsilon(pair[0], delta - pair[1]))
+    return mu * mu * _ROUND_UP, failure
 
 
-def charge_of(
-    plan: Any,
-    digest: bytes,
-    dataset: str,
-    release: int,
-    report: bytes = b"",
-) -> Charge:
+def charge_of(plan: Any, digest: bytes, dataset: str, release: int, report: bytes = b"") -> Charge:
     """Compute the charge of one release: what it adds to the cost of the earlier releases.
 
     It is the cost for the user with the weakest protection. If silos have different noise, this is
@@ -148,7 +139,7 @@ def charge_of(
             return Charge(dataset, digest, release, 0.0, 0.0, report)
         totals_of = totals_of_user_bits if isinstance(event, UserBits) else totals_of_scores
         cost = totals_of(event)
-        return Charge(dataset, digest, release, *cost, report, event.exact(0.0) * _UP)
+        return Charge(dataset, digest, release, *cost, report, event.exact(0.0) * _ROUND_UP)
     totals = _totals(event, plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
@@ -160,9 +151,9 @@ def charge_of(
 
 # ---- means ---------------------------------------------------------------------------------------
 
-#: Against rounding errors, parameters are multiplied by _UP, and probabilities are changed by a
-#: relative _PART in the direction that makes costs larger.
-_UP, _PART = 1.0 + 1e-12, 1e-9
+#: Against rounding errors, parameters are multiplied by _ROUND_UP, and probabilities are
+#: changed by a relative _ROUNDING_SHARE in the direction that makes costs larger.
+_ROUND_UP, _ROUNDING_SHARE = 1.0 + 1e-12, 1e-9
 _NORMAL = NormalDist()
 
 
@@ -223,7 +214,7 @@ def _epsilon_after_failure(square: float, delta: float, share: float) -> float:
     """Compute the epsilon of mu^2 = ``square`` at delta; ``share`` of delta covers the failure."""
     if not math.isfinite(square):
         return math.inf
-    return gaussian_epsilon(math.sqrt(square * _UP), delta * (1.0 - share * _UP))
+    return gaussian_epsilon(math.sqrt(square * _ROUND_UP), delta * (1.0 - share * _ROUND_UP))
 
 
 def mu2_of_means(coordinates: int, half_epsilon: float, failure: float) -> float:
@@ -233,7 +224,7 @@ def mu2_of_means(coordinates: int, half_epsilon: float, failure: float) -> float
     result holds except with probability ``failure``.
     """
     ranges = coordinates * mu_of_exponential(half_epsilon) ** 2
-    return (mu_of_responses(coordinates, half_epsilon, failure) ** 2 + ranges) * _UP
+    return (mu_of_responses(coordinates, half_epsilon, failure) ** 2 + ranges) * _ROUND_UP
 
 
 def mu_of_exponential(epsilon: float) -> float:
@@ -251,7 +242,7 @@ def mu_of_responses(count: int, epsilon: float, failure: float) -> float:
     # failure probability is removed from them.
     mu = 0.0
     for alpha, gamma in _vertices(count, epsilon):
-        if alpha + gamma > 1.0 + 4.0 * _PART:
+        if alpha + gamma > 1.0 + 4.0 * _ROUNDING_SHARE:
             break
         low, high = alpha / (1.0 - failure), (gamma - failure) / (1.0 - failure)
         if high > 0.0:
@@ -271,10 +262,12 @@ def _vertices(count: int, epsilon: float) -> tuple[tuple[float, float], ...]:
     log_true, log_false = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
     alpha, gamma, vertices = 0.0, 0.0, []
     for j in range(count + 1):
-        ways = math.lgamma(count + 1) - math.lgamma(j + 1) - math.lgamma(count - j + 1)
-        alpha += math.exp(ways + j * log_true + (count - j) * log_false)
-        gamma += math.exp(ways + j * log_false + (count - j) * log_true)
-        vertices.append((alpha * (1.0 - _PART), min(gamma * (1.0 + _PART), 1.0)))
+        log_ways = math.lgamma(count + 1) - math.lgamma(j + 1) - math.lgamma(count - j + 1)
+        alpha += math.exp(log_ways + j * log_true + (count - j) * log_false)
+        gamma += math.exp(log_ways + j * log_false + (count - j) * log_true)
+        vertices.append(
+            (alpha * (1.0 - _ROUNDING_SHARE), min(gamma * (1.0 + _ROUNDING_SHARE), 1.0))
+        )
     return tuple(vertices)
 
 
@@ -291,10 +284,6 @@ def totals_of_scores(event: Scores) -> tuple[float, float]:
     Parameters
     ----------
     event : VertexScores or SparseSwitching
-
-    Returns
-    -------
-    tuple of float
 
     Notes
     -----
@@ -332,7 +321,7 @@ def epsilon_of_scores(event: Scores) -> float:
     It is the smaller of two values: the epsilon of the GDP bound, and the epsilon of pure DP.
     """
     gdp_epsilon = _epsilon_of_cost(totals_of_scores(event), budget_of(event).delta)
-    return min(gdp_epsilon, event.exact(0.0) * _UP)
+    return min(gdp_epsilon, event.exact(0.0) * _ROUND_UP)
 
 
 def _epsilon_of_cost(pair: tuple[float, float], delta: float) -> float:
@@ -340,7 +329,7 @@ def _epsilon_of_cost(pair: tuple[float, float], delta: float) -> float:
     squared, failure = pair
     if not math.isfinite(squared):
         return math.inf
-    return gaussian_epsilon(math.sqrt(squared * _UP), delta - failure * _UP)
+    return gaussian_epsilon(math.sqrt(squared * _ROUND_UP), delta - failure * _ROUND_UP)
 
 
 def mu2_of_scores(event: Scores, failure: float) -> float:
@@ -350,7 +339,7 @@ def mu2_of_scores(event: Scores, failure: float) -> float:
     """
     if isinstance(event, SparseSwitching):
         comparisons = mu_of_responses(1, event.comparisons.epsilon, failure) ** 2
-        return (comparisons + event.switches * mu_of_exponential(event.eta) ** 2) * _UP
+        return (comparisons + event.switches * mu_of_exponential(event.eta) ** 2) * _ROUND_UP
     mu = 0.0
     for noise in event.noises:
         for loss_set in noise.sets:
@@ -362,7 +351,7 @@ def mu2_of_scores(event: Scores, failure: float) -> float:
                     for _, factor, count in accounts
                 )
                 mu = max(mu, mu_of_set)
-    return mu * mu * _UP
+    return mu * mu * _ROUND_UP
 
 
 # ---- bits of users -------------------------------------------------------------------------------
@@ -382,12 +371,14 @@ def totals_of_user_bits(event: UserBits) -> tuple[float, float]:
     """
     # The logits of 1 - q and q differ by twice the bit's epsilon.
     epsilon_of_bit, bits, delta = epsilon_of(event.flips), event.returning, event.budget.delta
-    mu2_of_bit = mu_of_exponential(2.0 * epsilon_of_bit) ** 2 * _UP
+    mu2_of_bit = mu_of_exponential(2.0 * epsilon_of_bit) ** 2 * _ROUND_UP
     if bits == 1:
         return mu2_of_bit, 0.0
     failures = {0.0, *(delta * share for share in TAIL_SHARES)}
-    costs = [(mu_of_responses(bits, epsilon_of_bit, f) ** 2 * _UP, f) for f in sorted(failures)]
-    costs.append((bits * mu2_of_bit * _UP, 0.0))
+    costs = [
+        (mu_of_responses(bits, epsilon_of_bit, f) ** 2 * _ROUND_UP, f) for f in sorted(failures)
+    ]
+    costs.append((bits * mu2_of_bit * _ROUND_UP, 0.0))
     # Without a delta, no epsilon tells which cost is the least.
     return min(costs, key=lambda cost: _epsilon_of_cost(cost, delta) if delta else cost[0])
 
@@ -407,13 +398,13 @@ def epsilon_of_user_bits(event: UserBits) -> float:
 Counted = BinomialTree | VectorBatches | UnequalBatches
 
 
-def accounts_of_changes(event: Counted, late: bool) -> list[VectorSumAccount]:
+def accounts_of_changes(event: Counted, with_late: bool) -> list[VectorSumAccount]:
     """List the accounts of all changes that one record can make to the sums.
 
-    The record is replaced in its leaf or, if ``late``, moved to another leaf. In a tree, a moved
-    record leaves one node and enters another on each level below a level ``split``. From this level
-    on, it stays in the same node. Without a tree it leaves one batch and enters another, which
-    costs at most twice the more expensive of the two changes.
+    The record is replaced in its leaf or, if ``with_late``, moved to another leaf. In a
+    tree, a moved record leaves one node and enters another on each level below a level ``split``.
+    From this level on, it stays in the same node. Without a tree it leaves one batch and enters
+    another, which costs at most twice the more expensive of the two changes.
     """
     if isinstance(event, BinomialTree):
         replace, zero = (
@@ -421,7 +412,7 @@ def accounts_of_changes(event: Counted, late: bool) -> list[VectorSumAccount]:
             for relation in ("replace", "zero-out")
         )
         accounts = []
-        for split in range(1, event.depth + 1) if late else [0]:
+        for split in range(1, event.depth + 1) if with_late else [0]:
             nodes = [
                 Node(event.counted(j), zero * g, 2.0, 2)
                 if j < split
@@ -433,7 +424,11 @@ def accounts_of_changes(event: Counted, late: bool) -> list[VectorSumAccount]:
     batches = event.batches if isinstance(event, UnequalBatches) else (event,)
     return [
         VectorSumAccount(
-            [Node(b.counted, b.norm("zero-out"), 2.0, 2) if late else Node(b.counted, b.norm())],
+            [
+                Node(b.counted, b.norm("zero-out"), 2.0, 2)
+                if with_late
+                else Node(b.counted, b.norm())
+            ],
             b.coordinates,
         )
         for b in batches
@@ -451,7 +446,7 @@ def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float
         failure = delta * share
         mu = max((account.mu(failure) for account in accounts), default=0.0)
         if math.isfinite(mu):
-            epsilon = gaussian_epsilon(mu * math.sqrt(_UP), delta - failure * _UP)
+            epsilon = gaussian_epsilon(mu * math.sqrt(_ROUND_UP), delta - failure * _ROUND_UP)
             least = min(least, (epsilon, mu, failure))
     return least
 
@@ -468,4 +463,4 @@ def charge_of_bits(event: Counted) -> tuple[float, float, float]:
     epsilon, mu, failure = least_epsilon(
         accounts_of_changes(event, False) + accounts_of_changes(event, True), event.budget.delta
     )
-    return epsilon, mu * mu * _UP, failure
+    return epsilon, mu * mu * _ROUND_UP, failure

@@ -25,13 +25,13 @@ import numpy as np
 
 from fastfed._validate import InputError, number, parsed
 from fastfed.deployment import calls
-from fastfed.deployment.calls import REQUEST
+from fastfed.deployment.calls import MAX_REQUEST
 from fastfed.deployment.model import Decision, id_of
 
 #: Seconds that a client waits for a silo that does not answer, and between two attempts.
 WAIT, PAUSE = 10.0, 0.05
 #: Maximum number of bytes of an answer.
-MAX_ANSWER = 1 << 28
+MAX_ANSWER_BYTES = 1 << 28
 
 
 class _Answer:
@@ -60,8 +60,8 @@ class _Answer:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise InputError(f"no valid HTTP answer: {type(error).__name__}") from None
-        if self._size > MAX_ANSWER:
-            raise InputError(f"the answer is longer than {MAX_ANSWER} bytes")
+        if self._size > MAX_ANSWER_BYTES:
+            raise InputError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
 
     def keeps_connection(self) -> bool:
         """Return True if the connection stays open, and its silo is not about to stop."""
@@ -86,14 +86,14 @@ class _Answer:
         return answer
 
 
-def _request(what: str, given: Mapping[str, Any]) -> bytes:
+def _request(what: str, keys: Mapping[str, Any]) -> bytes:
     """Return a request as bytes; raise InputError if a value is not plain data."""
     try:
-        body = json.dumps(given, default=_list).encode()
+        body = json.dumps(keys, default=_list).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"give numbers, text and lists: {error}") from None
-    if len(body) > REQUEST:
-        raise InputError(f"a request must be at most {REQUEST} bytes long, got {len(body)}")
+    if len(body) > MAX_REQUEST:
+        raise InputError(f"a request must be at most {MAX_REQUEST} bytes long, got {len(body)}")
     head = f"POST /{what} HTTP/1.1\r\nhost: silo\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -131,9 +131,9 @@ def _socket_of(path: str | Path) -> str:
     return str(path)
 
 
-def _offer(given: Mapping[str, Any]) -> dict[str, Any]:
+def _offer(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request of a decision, with a new id by default and without keys that are None."""
-    request = {key: value for key, value in given.items() if value is not None}
+    request = {key: value for key, value in keys.items() if value is not None}
     return {"id": secrets.token_hex(8), **request}
 
 
@@ -233,10 +233,6 @@ class Client:
         among : sequence of str, optional
             With a record: names of the actions that may be chosen. By default all.
 
-        Returns
-        -------
-        Decision
-
         Raises
         ------
         InputError
@@ -319,10 +315,6 @@ class Client:
         **given
             The keys of the request.
 
-        Returns
-        -------
-        dict
-
         Raises
         ------
         InputError
@@ -346,7 +338,7 @@ class Client:
 
     def _exchange(self, connection: socket.socket | None, request: bytes) -> dict[str, Any]:
         """Send a request over an idle connection or, for None, a new one; return the answer."""
-        answer, deadline = _Answer(), time.monotonic() + calls.WHOLE
+        answer, deadline = _Answer(), time.monotonic() + calls.REQUEST_SECONDS
         connection = self._connected() if connection is None else connection
         try:
             connection.sendall(request)
@@ -355,7 +347,7 @@ class Client:
                 answer.feed(connection.recv(1 << 16))
         except TimeoutError:
             connection.close()
-            raise TimeoutError(f"no complete answer within {calls.WHOLE:g} s") from None
+            raise TimeoutError(f"no complete answer within {calls.REQUEST_SECONDS:g} s") from None
         except BaseException:
             connection.close()
             raise
@@ -381,8 +373,8 @@ class Client:
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
+            idle_connections, self._idle = self._idle, []
+        for connection in idle_connections:
             connection.close()
 
     def __enter__(self) -> Self:
@@ -475,7 +467,9 @@ class AsyncClient:
         while True:
             connection = self._idle.pop() if self._idle else None
             try:
-                return await asyncio.wait_for(self._exchange(connection, request), calls.WHOLE)
+                return await asyncio.wait_for(
+                    self._exchange(connection, request), calls.REQUEST_SECONDS
+                )
             except OSError as error:
                 if _is_final(error, self._was_connected, connection is None, deadline):
                     raise _unreachable(self._path, error) from None
@@ -483,9 +477,7 @@ class AsyncClient:
                 await asyncio.sleep(PAUSE)
 
     async def _exchange(
-        self,
-        connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None,
-        request: bytes,
+        self, connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None, request: bytes
     ) -> dict[str, Any]:
         """Send a request over an idle connection or, for None, a new one; return the answer."""
         answer = _Answer()
@@ -508,8 +500,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        idle, self._idle = self._idle, []
-        for _, writer in idle:
+        idle_connections, self._idle = self._idle, []
+        for _, writer in idle_connections:
             writer.close()
 
     async def __aenter__(self) -> Self:

@@ -46,8 +46,8 @@ class ClockedSilo(SiloParty):
     report of this silo.
     """
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         # ---- State saved in the store: survives a restart.
         #: For views 0, 1, ...: the number of this silo's report in the view.
         self._own_numbers = [0]
@@ -236,7 +236,7 @@ class ClockedHub(Hub):
             for i in self._due(moment)
         )
 
-    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+    def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
         """Compute a view (s,): the sum of the latest reports of all silos, in their order."""
         capped = [
             self._cap_report(values, number, silo)
@@ -303,10 +303,10 @@ class ClockedHub(Hub):
             ended (None before the first). With ``now``, ``silent``: silo -> when its next report
             was due, for silos that have missed it for longer than one of their periods.
         """
-        more: dict[str, object] = {"waiting_for": [], "reports": self.reports_by_silo()}
+        changed_entries: dict[str, object] = {"waiting_for": [], "reports": self.reports_by_silo()}
         if now is not None:
-            more["silent"] = self.silent(now)
-        return super().status(now) | more
+            changed_entries["silent"] = self.silent(now)
+        return super().status(now) | changed_entries
 
     def last_reports(self) -> dict[str, int]:
         """Return the number of each silo's last report that the hub has; 0 if it has none."""

@@ -23,18 +23,18 @@ from fastfed.privacy.releases.prefix_sums import Factor
 #: Largest allowed difference between a stored and a derived number, relative to the number or, in
 #: an array, to the largest entry. It is 2^32 units in the last place, because the optimal factor is
 #: rounded to a grid of 2^-24, and two libraries may round to neighbouring grid points.
-ROUNDING = 2.0**-20
+MAX_RELATIVE_DIFFERENCE = 2.0**-20
 #: Fields that are copied from the choices, so that stored and derived numbers must be equal.
-CHOSEN = frozenset({"clip", "budget", "clocks"})
+COPIED_FIELDS = frozenset({"clip", "budget", "clocks"})
 #: Fields whose integers are rounded real numbers -> a difference that is always allowed.
-ROUNDED = {"factor": 1, "trials": 2}
+ROUNDED_FIELDS = {"factor": 1, "trials": 2}
 #: Numbers that only plan files of earlier versions have, and numbers that these files lack. They
 #: affect which action is chosen, but nothing that leaves a silo.
-RETIRED = frozenset({"bonus", "tie_bonus", "allowance"})
-ADDED = frozenset({"ranking", "sieve_growth", "widths", "own.sieve_width"})
+RETIRED_NUMBERS = frozenset({"bonus", "tie_bonus", "allowance"})
+ADDED_NUMBERS = frozenset({"ranking", "sieve_growth", "widths", "own.sieve_width"})
 #: Numbers that plan files of earlier versions lack -> the value that they had in these versions.
-ABSENT = {"flips": 0}
-_DIGITS = re.compile(r"-?[1-9][0-9]{18,200}")
+EARLIER_VALUES = {"flips": 0}
+_LONG_INTEGER = re.compile(r"-?[1-9][0-9]{18,200}")
 
 #: Maps the name and value of a number to the number that replaces it.
 Change = Callable[[str, Any], Any]
@@ -86,18 +86,21 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
     Raises
     ------
     InputError
-        If a number is missing or unknown, or differs from the derived one by more than `ROUNDING`.
+        If a number is missing or unknown, or differs from the derived one by more than
+        `MAX_RELATIVE_DIFFERENCE`.
     """
     unused = dict(stored)
     from_earlier = "ranking" not in stored
     if from_earlier:
-        unused = {name: number for name, number in unused.items() if name not in RETIRED}
+        unused = {name: number for name, number in unused.items() if name not in RETIRED_NUMBERS}
 
     def take(name: str, value: Any) -> Any:
         if name in unused:
             return _read(name, unused.pop(name), value)
         # An earlier version may not have had the number.
-        if (from_earlier and name in ADDED) or (name in ABSENT and value == ABSENT[name]):
+        if (from_earlier and name in ADDED_NUMBERS) or (
+            name in EARLIER_VALUES and value == EARLIER_VALUES[name]
+        ):
             return value
         raise InputError(f"the plan file has no number {name}; compile the plan again")
 
@@ -125,7 +128,8 @@ def _changed(value: Any, name: str, change: Change) -> Any:
     old_values = [getattr(value, field) for field in names]
     prefix = f"{name}." if name else ""
     new_values = [
-        _changed(old, prefix + field, change) for field, old in zip(names, old_values, strict=True)
+        _changed(old_value, prefix + field, change)
+        for field, old_value in zip(names, old_values, strict=True)
     ]
     if all(map(operator.is_, new_values, old_values)):
         return value
@@ -165,12 +169,12 @@ def _plain(value: Any) -> Any:
 
 
 def _read(name: str, stored: Any, derived: Any) -> Any:
-    """Decode a stored number, tuple or array, and compare it with the derived one.
+    """Decode a stored number, tuple or array, and compare it with the derived value.
 
     Raises
     ------
     InputError
-        If the two differ by more than rounding.
+        If stored and derived value differ by more than rounding.
     """
     decoded: Any = None
     if isinstance(derived, np.ndarray):
@@ -204,17 +208,19 @@ def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int |
             return None
         if stored == derived:
             return stored
-        limit = ROUNDING * max(abs(entry) for entry in row)
-        is_near = abs(stored - derived) <= limit < math.inf and CHOSEN.isdisjoint(name.split("."))
+        limit = MAX_RELATIVE_DIFFERENCE * max(abs(entry) for entry in row)
+        is_near = abs(stored - derived) <= limit < math.inf and COPIED_FIELDS.isdisjoint(
+            name.split(".")
+        )
         return stored if is_near else None
     if isinstance(stored, str):
-        stored = int(stored) if _DIGITS.fullmatch(stored) else None
+        stored = int(stored) if _LONG_INTEGER.fullmatch(stored) else None
     if type(stored) is not int:
         return None
     # Integers must be equal, except those that are rounded real numbers. The field's name is the
     # last part of a path such as "noise.trials[0]".
-    least_slack = ROUNDED.get(name.rpartition(".")[2].partition("[")[0], 0)
-    slack = max(least_slack, int(ROUNDING * abs(int(derived)))) if least_slack else 0
+    least_slack = ROUNDED_FIELDS.get(name.rpartition(".")[2].partition("[")[0], 0)
+    slack = max(least_slack, int(MAX_RELATIVE_DIFFERENCE * abs(int(derived)))) if least_slack else 0
     return stored if abs(stored - int(derived)) <= slack else None
 
 
@@ -226,7 +232,7 @@ def _array(stored: Any, derived: np.ndarray) -> np.ndarray | None:
     if not isinstance(stored, bytes) or len(stored) != 8 * derived.size:
         return None
     values = np.frombuffer(stored, dtype="<f8").reshape(derived.shape) + 0.0
-    limit = ROUNDING * float(np.abs(derived).max(initial=0.0))
+    limit = MAX_RELATIVE_DIFFERENCE * float(np.abs(derived).max(initial=0.0))
     if not np.isfinite(values).all() or (np.abs(values - derived) > limit).any():
         return None
     return frozen(values)

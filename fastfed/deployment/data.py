@@ -20,14 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fastfed._cells import (
-    check_time_format,
-    is_missing,
-    matched,
-    other_unit,
-    plain_name,
-    seconds,
-)
+from fastfed._cells import check_time_format, is_missing, matched, other_unit, plain_name, seconds
 from fastfed._containers import (
     DamagedCsv,
     arrow_table,
@@ -40,15 +33,7 @@ from fastfed._containers import (
 )
 from fastfed._sheets import read_sheet
 from fastfed._system import type_error
-from fastfed._validate import (
-    InputError,
-    check_plain,
-    is_line,
-    nearest,
-    number,
-    parsed,
-    show,
-)
+from fastfed._validate import InputError, check_plain, is_line, nearest, number, parsed, show
 from fastfed.deployment.schema import Records, Schema
 
 _WHOLE = re.compile(r"(?<=\d),0+\s*$", re.ASCII)
@@ -197,15 +182,15 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
     check_plain("source", dict(table))
     for key in table:
         if key not in Source.__struct_fields__:
-            known = Source.__struct_fields__
-            raise InputError(f"unknown key {show(key)} in a source{nearest(key, known)}")
+            known_keys = Source.__struct_fields__
+            raise InputError(f"unknown key {show(key)} in a source{nearest(key, known_keys)}")
     try:
         source = msgspec.convert(dict(table), Source)
     except msgspec.ValidationError as error:
         raise InputError(type_error(error, dict(table), Source)) from None
     if (source.file is None) == (source.query is None):
-        given = "neither" if source.file is None else "both"
-        raise InputError(f"a source needs either file, or database and query, got {given}")
+        given_text = "neither" if source.file is None else "both"
+        raise InputError(f"a source needs either file, or database and query, got {given_text}")
     if source.database is not None and source.query is None:
         raise InputError("a source needs either file, or database and query, got file and database")
     for key in ("sheet", "table"):
@@ -277,9 +262,9 @@ def _from_connection(source: Source, connection: Any) -> _Table:
 
 
 #: Time limit of a query, in seconds.
-LONGEST_QUERY = 600.0
+QUERY_SECONDS = 600.0
 #: Operations that a query may use. SQLite asks about each operation when it compiles a query.
-_READS = frozenset(
+_READ_OPERATIONS = frozenset(
     (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 )
 
@@ -295,11 +280,13 @@ def _select(source: Source) -> _Table:
     path = Path(source.database)
     if not path.is_file():
         raise InputError(f"there is no database {path}")
-    query, deadline = str(source.query), time.monotonic() + LONGEST_QUERY
+    query, deadline = str(source.query), time.monotonic() + QUERY_SECONDS
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as database:
         database.set_authorizer(
-            lambda action, *_: sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
+            lambda action, *_: (
+                sqlite3.SQLITE_OK if action in _READ_OPERATIONS else sqlite3.SQLITE_DENY
+            )
         )
         database.set_progress_handler(lambda: int(time.monotonic() > deadline), 100_000)
         database.text_factory = _text
@@ -318,7 +305,7 @@ def _select(source: Source) -> _Table:
             # Show only the name of an error that occurs later: its message may quote a row.
             problem = getattr(error, "sqlite_errorname", type(error).__name__)
             if problem == "SQLITE_INTERRUPT":
-                problem = f"it took more than {LONGEST_QUERY:g} seconds"
+                problem = f"it took more than {QUERY_SECONDS:g} seconds"
             raise InputError(f"{path.name} does not answer the query ({problem})") from None
 
 
@@ -413,10 +400,6 @@ def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
         The plan's schema, with columns of records.
     connection : DB-API 2 connection, optional
         The database for `Source.query`, instead of an SQLite file.
-
-    Returns
-    -------
-    list of Case
 
     Raises
     ------
@@ -611,24 +594,28 @@ class _Reader:
                     f'column "{source.action}" must be an action of the plan, got something else'
                 )
             action_taken = names[action_index]
-        known = self._moment(source.known, cell(source.known))
-        outcome_value, by = source.fixed.get(outcome), {}
-        if source.known is not None and known is None:
+        outcome_time = self._moment(source.known, cell(source.known))
+        outcome_value, outcome_by_action = source.fixed.get(outcome), {}
+        if source.known is not None and outcome_time is None:
             outcome_value = None  # it never became known
         elif self._outcome_index:
-            by = {
+            outcome_by_action = {
                 action: self._value(outcome, cells[index])
                 for action, index in self._outcome_index.items()
             }
         elif self._single_outcome_index is not None:
             outcome_value = self._value(outcome, cells[self._single_outcome_index])
-        who = f"row {row}" if subject is None else plain_name(f'column "{source.subject}"', subject)
-        if not is_line(who):
+        label = (
+            f"row {row}" if subject is None else plain_name(f'column "{source.subject}"', subject)
+        )
+        if not is_line(label):
             raise InputError(
                 f'column "{source.subject}" must be of printable characters on one line'
             )
         time = self._moment(source.time, cell(source.time))
-        return Case(where, record, who, time, known, outcome_value, action_taken, by)
+        return Case(
+            where, record, label, time, outcome_time, outcome_value, action_taken, outcome_by_action
+        )
 
     def check_outcomes(self, case: Case) -> None:
         """Raise InputError if an outcome does not fit the plan, or a time is outside the span."""

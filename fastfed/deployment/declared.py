@@ -32,18 +32,18 @@ _KEYS = {
     "category": ("codes",),
     "flag": ("yes", "no", "to"),
 }
-_SHARED = ("name", "kind", "outside", "fill", "missing_flag")
+_COLUMN_KEYS = ("name", "kind", "outside", "fill", "missing_flag")
 
 
-def only(name: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+def check_keys(name: str, table: Mapping[str, Any], known_keys: Sequence[str]) -> None:
     """Raise InputError if a table has a key that is not among the known keys."""
     for key in table:
-        if key not in known:
+        if key not in known_keys:
             hint = ""
             if key in ("curve", "environment", "horizon", "silos"):
                 hint = " (a spec of a simulation is for `fastfed run`)"
             raise InputError(
-                f"unknown key {show(key)} in {name}{hint}; it may have {', '.join(known)}"
+                f"unknown key {show(key)} in {name}{hint}; it may have {', '.join(known_keys)}"
             )
 
 
@@ -55,10 +55,6 @@ def schema_of(tables: Mapping[str, Any]) -> Schema:
     tables : mapping
         With ``columns``, for records also ``actions`` and ``reward``, and optionally ``norm``. By
         default ``norm`` is the largest norm that a row can have.
-
-    Returns
-    -------
-    Schema
 
     Raises
     ------
@@ -125,7 +121,7 @@ def _table(where: str, value: Any) -> Mapping[str, Any]:
 
 def _column(where: str, table: Mapping[str, Any]) -> Column:
     """Parse a column of a spec without ``actions``."""
-    only(where, table, ("name", "low", "high", "unit"))
+    check_keys(where, table, ("name", "low", "high", "unit"))
     low = number(f"{where}.low", table.get("low", 0.0))
     high = number(f"{where}.high", table.get("high", 1.0))
     index = where.removeprefix("columns[").removesuffix("]")
@@ -161,7 +157,7 @@ def _variable(where: str, table: Mapping[str, Any]) -> Variable:
             f"actions: one of {', '.join(KINDS)}"
         )
     kind = choice(f"{where}.kind", table["kind"], KINDS)
-    only(f"{where}, a {kind}", table, (*_SHARED, *_KEYS[kind]))
+    check_keys(f"{where}, a {kind}", table, (*_COLUMN_KEYS, *_KEYS[kind]))
     name = str(table.get("name", ""))
     low = high = 0.0
     codes: tuple[str, ...] = ()
@@ -201,7 +197,7 @@ def _variable(where: str, table: Mapping[str, Any]) -> Variable:
 
 def _catalogue(table: Mapping[str, Any]) -> Catalogue:
     """Parse the table ``actions``."""
-    only("actions", table, ("names", "features", "constant", "shared"))
+    check_keys("actions", table, ("names", "features", "constant", "shared"))
     if "names" not in table:
         raise InputError("actions.names is required: a list of the actions to choose from")
     names = _codes("actions.names", table["names"])
@@ -222,10 +218,8 @@ def _catalogue(table: Mapping[str, Any]) -> Catalogue:
 
 def _outcome(table: Mapping[str, Any]) -> Outcome:
     """Parse the table ``reward``."""
-    only(
-        "reward",
-        table,
-        ("column", "low", "high", "unit", "better", "outside", "codes", "correct"),
+    check_keys(
+        "reward", table, ("column", "low", "high", "unit", "better", "outside", "codes", "correct")
     )
     if not isinstance(table.get("column"), str):
         raise InputError("reward.column must name the column of outcomes")

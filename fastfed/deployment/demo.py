@@ -29,7 +29,13 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment.calls import call
 from fastfed.deployment.client import Client
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.kinds import ADDED_UP, SUPPORTED, SYSTEMS, hub_of, silo_of
+from fastfed.deployment.kinds import (
+    SECURE_SUM_PROTOCOLS,
+    SUPPORTED_PROTOCOLS,
+    SUPPORTED_SYSTEMS,
+    hub_of,
+    silo_of,
+)
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import DeployedPlan, compile_plan
 from fastfed.deployment.process import Process, SiloProcess, settle
@@ -44,7 +50,7 @@ SILOS, DIMENSION = ("north", "east", "south"), 3
 RELEASES, PATIENTS, PERIOD = 4, 3, 10
 EPSILON, DELTA = 2.0, 1e-6
 #: Users per tick of the silos, if they report on their own clocks.
-SLOW = [1.0, 1.0, 0.5]
+SLOW_SILO_RATES = [1.0, 1.0, 0.5]
 BACKUP, REFUSED = "backup", "refused"
 TOO_BUSY = "this machine is too busy for the demonstration's calendar, try again"
 
@@ -67,14 +73,14 @@ SYSTEM_KEYS: dict[str, dict[str, Any]] = {
 }
 
 
-def rows_of(silo: int, patient: int) -> list[list[float]]:
+def treatment_features(silo: int, patient: int) -> list[list[float]]:
     """Return the features of three treatments for one patient, the same for every call."""
     rng = np.random.default_rng([silo, patient])
     rows: np.ndarray = rng.uniform(-0.5, 0.5, (3, DIMENSION))
     return rows.tolist()
 
 
-def reward_of(rows: list[list[float]], action: int) -> float:
+def treatment_reward(rows: list[list[float]], action: int) -> float:
     """Return the reward of a treatment, given the features of all treatments."""
     return float(min(max(0.5 + rows[action][0], 0.0), 1.0))
 
@@ -130,7 +136,7 @@ def made_plan(
     hidden: str | None,
     period: int = PERIOD,
     room: int = 1,
-    system: str = SYSTEMS[0],
+    system: str = SUPPORTED_SYSTEMS[0],
     own_clocks: bool = False,
 ) -> DeployedPlan:
     """Create the folders and keys of all parties, and the plan, which all parties countersign.
@@ -148,23 +154,23 @@ def made_plan(
     """
     # Losses of experts are in [0, 1], features of bandits in [-1/2, 1/2].
     system_settings = SYSTEM_KEYS.get(system, {"batch_size": PATIENTS * room})
-    if system == SYSTEMS[0]:
+    if system == SUPPORTED_SYSTEMS[0]:
         system_settings = system_settings | {"protocol": protocol}
         if protocol == "user-bit":
             system_settings |= {"protects": "reward"}
-    elif protocol != SUPPORTED[0]:
+    elif protocol != SUPPORTED_PROTOCOLS[0]:
         raise InputError(f"{system} has no choice of protocols; leave protocol out")
     if own_clocks:
-        system_settings = system_settings | {"clock": {"rates": SLOW}}
+        system_settings = system_settings | {"clock": {"rates": SLOW_SILO_RATES}}
         # A batch has as many ticks as a silo has patients in a period.
         calendar = {"round": period // (PATIENTS * room)}
         federation: dict[str, Any] = {}
     else:
         calendar = {"period": period}
-        federation = {"least": len(SILOS) if protocol in ADDED_UP else 2}
+        federation = {"least": len(SILOS) if protocol in SECURE_SUM_PROTOCOLS else 2}
     experts = system in ("fed-svt", "fed-dp-ope-stoch")
     low = 0.0 if experts else -0.5
-    has_helper = protocol in ADDED_UP and hidden != "masks"
+    has_helper = protocol in SECURE_SUM_PROTOCOLS and hidden != "masks"
     names = (*SILOS, "hub", *(["helper"] if has_helper else []))
     keys = {name: folders.make_keys(home / name) for name in names}
     plan = compile_plan(
@@ -193,7 +199,7 @@ def made_plan(
     return plan
 
 
-def insist(call: Callable[[], dict[str, Any]], until: float) -> dict[str, Any]:
+def repeat_until(call: Callable[[], dict[str, Any]], until: float) -> dict[str, Any]:
     """Repeat a call until the process answers; raise InputError if it has not at ``until``.
 
     ``until`` is in seconds since 1970.
@@ -210,9 +216,9 @@ def insist(call: Callable[[], dict[str, Any]], until: float) -> dict[str, Any]:
 def run(
     home: Path,
     say: Callable[[str], None] = print,
-    protocol: str = SUPPORTED[0],
+    protocol: str = SUPPORTED_PROTOCOLS[0],
     hidden: str | None = None,
-    system: str = SYSTEMS[0],
+    system: str = SUPPORTED_SYSTEMS[0],
     own_clocks: bool = False,
 ) -> dict[str, Any]:
     """Run the demonstration in a folder, which must be new or empty.
@@ -238,7 +244,7 @@ def run(
         - ``verified``: True if every party's log is complete and consistent.
         - ``kills``, ``theta``, ``decisions``, ``released``, ``certificate``.
     """
-    choice("system", system, SYSTEMS)
+    choice("system", system, SUPPORTED_SYSTEMS)
     start_seconds = time_to_start()
     # On an idle machine a process starts in about a second, and PERIOD is long enough.
     period = max(PERIOD, math.ceil(8.0 * start_seconds) + 2)
@@ -257,46 +263,48 @@ def run(
     actions: dict[tuple[int, int], int] = {}
     rng = np.random.default_rng(int.from_bytes(os.urandom(4), "big"))
     try:
-        for k, close in enumerate(closes):
-            _wait(close - period + 0.05)
+        for k, close_time in enumerate(closes):
+            _sleep_until(close_time - period + 0.05)
             if k == 2:
-                _restore_backup(home, children[1], clients[0], k, close)
+                _restore_backup(home, children[1], clients[0], k, close_time)
                 say(f"{SILOS[0]} was restored to its state before release {k}, and recovered")
-                _replay_report(home, address, close)
+                _replay_report(home, address, close_time)
                 say(f"its report of release 1 was sent again, and a changed one was {REFUSED}")
             # In each period, one silo is killed between the decision and the reward of one patient.
             unlucky = int(rng.integers(len(SILOS))), int(rng.integers(PATIENTS))
             for patient in range(k * PATIENTS, (k + 1) * PATIENTS):
                 for i, client in enumerate(clients):
                     # Silos must use the previous release, as they do in the undisturbed federation.
-                    _caught_up(client, k, close)
+                    _wait_for_release(client, k, close_time)
                     victim = children[1 + i] if (i, patient % PATIENTS) == unlucky else None
-                    actions[i, patient] = _serve(plan, client, i, patient, close, victim)
+                    actions[i, patient] = _serve(plan, client, i, patient, close_time, victim)
             if k == 1:
                 children[1].process.kill()
                 children[1].process.wait()
                 _copy_state(home / SILOS[0], home / BACKUP)
                 children[1].start()
-            if time.time() >= close:
+            if time.time() >= close_time:
                 raise InputError(TOO_BUSY)
-            _wait(close)
+            _sleep_until(close_time)
             victims = rng.permutation(len(children))[:2]
             for index in victims:
                 time.sleep(float(rng.uniform(0.0, 0.3)))
                 children[index].kill()
-            status = insist(lambda: clients[0].call("status"), close + 60)
+            status = repeat_until(lambda: clients[0].call("status"), close_time + 60)
             model = f"{'view' if own_clocks else 'release'} {status['model']}"
             say(
                 f"period {k + 1} of {len(closes)}: closed; silo {SILOS[0]} acts on {model}; "
                 f"killed {', '.join(children[index].name for index in victims)}"
             )
-        thetas = [_caught_up(client, len(closes), time.time() + 60)["theta"] for client in clients]
+        thetas = [
+            _wait_for_release(client, len(closes), time.time() + 60)["theta"] for client in clients
+        ]
     finally:
         for child in children:
             child.stop()
     undisturbed_theta = theta_without_failures(home, plan, actions)
     # Opening a folder checks its log and, for a hub, recomputes its sums.
-    released = {name: _released(home / name) for name in (*SILOS, "hub")}
+    released = {name: _release_count(home / name) for name in (*SILOS, "hub")}
     return {
         "same": all(theta == undisturbed_theta for theta in thetas),
         "verified": set(released.values()) == {len(closes)},
@@ -308,14 +316,14 @@ def run(
     }
 
 
-def _released(folder: Path) -> int:
+def _release_count(folder: Path) -> int:
     """Check the log of a hub or silo; return its number of releases."""
     process = folders.opened(folder)
     assert isinstance(process.party, Hub | SiloParty)
     return len(process.party.broadcasts)
 
 
-def _visit(
+def _visit_requests(
     plan: DeployedPlan, silo: int, patient: int
 ) -> tuple[str, dict[str, Any], Callable[[int], dict[str, Any]]]:
     """Return the requests to a silo for the visit of one patient.
@@ -329,7 +337,7 @@ def _visit(
     callable
         Maps the chosen action to the keys of the request with the reward or the losses.
     """
-    rows = rows_of(silo, patient)
+    rows = treatment_features(silo, patient)
     if plan.kind.experts:
         losses = [row[0] + 0.5 for row in rows]
         return "losses", {}, lambda action: {"losses": losses}
@@ -340,9 +348,9 @@ def _visit(
         return (
             "bit",
             {"actions": rows},
-            lambda action: {"bit": int(coin * (high - low) < reward_of(rows, action) - low)},
+            lambda action: {"bit": int(coin * (high - low) < treatment_reward(rows, action) - low)},
         )
-    return "reward", {"actions": rows}, lambda action: {"reward": reward_of(rows, action)}
+    return "reward", {"actions": rows}, lambda action: {"reward": treatment_reward(rows, action)}
 
 
 def _serve(
@@ -352,12 +360,12 @@ def _serve(
 
     Between the two requests, the process ``victim`` is killed.
     """
-    path, request, answer = _visit(plan, silo, patient)
-    decision = insist(lambda: client.call("decide", **request), until)
+    path, request, answer = _visit_requests(plan, silo, patient)
+    decision = repeat_until(lambda: client.call("decide", **request), until)
     if victim is not None:
         victim.kill()
     reward_keys = {"id": decision["id"], **answer(decision["action"])}
-    insist(lambda: client.call(path, **reward_keys), until)
+    repeat_until(lambda: client.call(path, **reward_keys), until)
     action: int = decision["action"]
     return action
 
@@ -374,21 +382,21 @@ def _copy_state(source: Path, target: Path) -> None:
 
 def _restore_backup(home: Path, child: Child, client: Client, release: int, until: float) -> None:
     """Restore a silo from its backup, and let it recover the reports that the backup lacks."""
-    _caught_up(client, release, until)
+    _wait_for_release(client, release, until)
     child.process.kill()
     child.process.wait()
     _copy_state(home / BACKUP, home / child.name)
     child.kills += 1
     child.start()
-    while not insist(lambda: client.call("status"), until)["lost"]:
+    while not repeat_until(lambda: client.call("status"), until)["lost"]:
         # The hub tells the silo which reports it has lost.
         if time.time() > until:
             raise InputError(f"{TOO_BUSY}: {child.name} has not received its list of lost reports")
         time.sleep(0.05)
-    while insist(lambda: client.call("status"), until)["lost"]:
+    while repeat_until(lambda: client.call("status"), until)["lost"]:
         with contextlib.suppress(InputError):
             # With masks this is refused until the hub has sent the sessions again.
-            insist(lambda: client.call("recover"), until)
+            repeat_until(lambda: client.call("recover"), until)
         time.sleep(0.05)
 
 
@@ -400,10 +408,10 @@ def _replay_report(home: Path, address: str, until: float) -> None:
     store = SqliteStore(str(home / BACKUP / folders.STATE))
     (stolen,) = (w.value for w in store.writes() if (w.kind, w.key) == ("sealed", "1"))
     store.close()
-    if insist(lambda: {"status": _posted(address, stolen)}, until)["status"] != 200:
+    if repeat_until(lambda: {"status": _posted(address, stolen)}, until)["status"] != 200:
         raise InputError("the hub did not accept a report that was sent again")
     changed = stolen[:-1] + bytes([stolen[-1] ^ 1])
-    if insist(lambda: {"status": _posted(address, changed)}, until)["status"] != 400:
+    if repeat_until(lambda: {"status": _posted(address, changed)}, until)["status"] != 400:
         raise InputError("the hub did not refuse a changed report")
 
 
@@ -412,15 +420,15 @@ def _posted(address: str, data: bytes) -> int:
     return call(address + PATH, 1 << 24, data)[0]
 
 
-def _wait(until: float) -> None:
+def _sleep_until(until: float) -> None:
     """Sleep until a time in seconds since 1970."""
     time.sleep(max(0.0, until - time.time()))
 
 
-def _caught_up(client: Client, release: int, until: float) -> dict[str, Any]:
+def _wait_for_release(client: Client, release: int, until: float) -> dict[str, Any]:
     """Wait until a silo has the model of a release; return its status."""
     while True:
-        status = insist(lambda: client.call("status"), until)
+        status = repeat_until(lambda: client.call("status"), until)
         if status.get("views", status["model"]) >= release:
             return status
         if time.time() > until:
@@ -455,12 +463,12 @@ def theta_without_failures(
     if plan.shared:
         secret = read_secret(home / "helper" / folders.SECRET)
         processes["helper"] = Process(Helper(plan, secret), MemoryStore(), None, lambda: now[0])
-    for k, close in enumerate(plan.document.calendar.closes):
-        now[0] = close - 1.0
+    for k, close_time in enumerate(plan.document.calendar.closes):
+        now[0] = close_time - 1.0
         for patient in range(k * PATIENTS, (k + 1) * PATIENTS):
             for i, name in enumerate(SILOS):
                 silo = processes[name]
-                path, request, answer = _visit(plan, i, patient)
+                path, request, answer = _visit_requests(plan, i, patient)
                 assert isinstance(silo, SiloProcess)
                 decision = silo.decide(request.get("actions"))
                 # With experts the action is random, but the losses do not depend on it.
@@ -470,7 +478,7 @@ def theta_without_failures(
                     )
                 reward_keys = answer(decision.action)
                 getattr(silo, path)(decision.id, reward_keys[path])
-        now[0] = float(close)
+        now[0] = float(close_time)
         settle(processes)
     first = processes[SILOS[0]].party
     assert isinstance(first, SiloParty)

@@ -34,7 +34,7 @@ from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.schema import private_array
 from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import Decided, Decision, Ended, SiloParty
-from fastfed.deployment.silo_records import EXPIRED
+from fastfed.deployment.silo_records import EXPIRED_REASON
 from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, Refused, packed
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
@@ -49,19 +49,19 @@ from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius
 Experts = FrankWolfePlan | SparseVectorPlan
 
 #: Conditions that the deployment's certificate states in addition to its system's conditions.
-OWN = Condition(
+OWN_PERIOD_CONDITION = Condition(
     "a loss enters the place of its decision in that decision's period, or no place: a missing "
     "loss counts as 0, so a loss that comes late or never, for reasons that depend on the loss, is "
     "covered as a replaced loss",
     True,
 )
-PRESENT = Condition(
+PRESENCE_CONDITION = Condition(
     "whether decisions are made, and whether a silo reports, does not depend on losses (taken on "
     "trust); a silo that does not report counts with losses of 0",
     True,
 )
 #: All conditions that are added to the certificate.
-CONDITIONS = OWN, PRESENT
+CONDITIONS = OWN_PERIOD_CONDITION, PRESENCE_CONDITION
 
 
 # ---- plans ---------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class ExpertSilo(SiloParty):
     starts = staticmethod(_even_weights)
     snapshot_attributes = ("_learning_by_period", "_old_places")
 
-    def __init__(self, deployed: DeployedPlan, *given: Any, **more: Any) -> None:
+    def __init__(self, deployed: DeployedPlan, *arguments: Any, **options: Any) -> None:
         # State saved in the store: survives a restart.
         #: Period -> number of its decisions so far that may be learned from.
         self._learning_by_period: dict[int, int] = {}
@@ -260,7 +260,7 @@ class ExpertSilo(SiloParty):
         # State of this process: empty after a restart.
         #: The last period that `_tree` was called for, and the tree of each of its places.
         self._tree_cache = 0, np.zeros(0, dtype=np.int8)
-        super().__init__(deployed, *given, **more)
+        super().__init__(deployed, *arguments, **options)
 
     def _limits(self) -> LossRange:
         return LossRange(self.wire.size)
@@ -369,7 +369,7 @@ class ExpertSilo(SiloParty):
         previous = self._end(name)
         if previous is not None:
             is_repeated = previous.losses == scaled and previous.why != "cancelled"
-            if is_repeated or previous.why == EXPIRED:
+            if is_repeated or previous.why == EXPIRED_REASON:
                 return Step()
             raise InputError(f"decision {name} has ended already")
         calendar = self.deployed.document.calendar
@@ -475,19 +475,19 @@ class ExpertHub(Hub):
         self._x = plan.move(None, decider.start())
         return decider
 
-    def _decrypt_report(self, envelope: wire.Envelope, who: str) -> np.ndarray:
+    def _decrypt_report(self, envelope: wire.Envelope, label: str) -> np.ndarray:
         """Decrypt the mean losses of a report; raise Refused if no losses can have these means."""
-        values = super()._decrypt_report(envelope, who)
+        values = super()._decrypt_report(envelope, label)
         plan = of_trees(self.deployed)
         phase = plan.phases[envelope.release - 1]
         unit, count = plan.unit(phase) / phase.batch, phase.trees * plan.experts
         if (values < 0.0).any() or values[count:].any():
-            raise Refused(f"{who} must be mean losses in [0, 1]")
+            raise Refused(f"{label} must be mean losses in [0, 1]")
         if self._check_units and not np.array_equal(values, exact.quantise(values, unit)):
-            raise Refused(f"{who} must be in fixed point, as means of losses are")
+            raise Refused(f"{label} must be in fixed point, as means of losses are")
         return values
 
-    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+    def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
         """Compute the weights of the d experts after a phase.
 
         Each leaf of the phase chooses an expert from the sum of the silos' mean losses plus noise,
@@ -501,7 +501,7 @@ class ExpertHub(Hub):
         plan, size = of_trees(self.deployed), self.wire.size
         phase = plan.phases[release - 1]
         means = np.zeros((plan.silos, size // plan.experts, plan.experts))
-        for entry in opened.entries:
+        for entry in opened_set.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
             values = self._decrypt_report(envelope, f"report {release} of {envelope.sender}")
             means[entry.silo] = values.reshape(means.shape[1:])
@@ -605,24 +605,24 @@ class SparseHub(ExpertHub):
         decider.begin(_expert_at_start(self.deployed))
         return decider
 
-    def _decrypt_report(self, envelope: wire.Envelope, who: str) -> np.ndarray:
+    def _decrypt_report(self, envelope: wire.Envelope, label: str) -> np.ndarray:
         """Decrypt the sums of a report; raise Refused if no losses can have these sums."""
-        values = Hub._decrypt_report(self, envelope, who)
+        values = Hub._decrypt_report(self, envelope, label)
         unit = exact.quantum(self.plan.silos * self.plan.horizon)
         not_fixed_point = self._check_units and not np.array_equal(
             values, exact.quantise(values, unit)
         )
         if not_fixed_point or (values < 0.0).any():
-            raise Refused(f"{who} must be sums of losses in [0, 1], in fixed point")
+            raise Refused(f"{label} must be sums of losses in [0, 1], in fixed point")
         return values
 
-    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+    def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
         """Compute the weights (d,) after an exchange: 1 for the expert that is chosen, else 0.
 
         A silo without a report counts with losses of 0.
         """
         sums = np.zeros((self.plan.silos, self.plan.dimension))
-        for entry in opened.entries:
+        for entry in opened_set.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
             sums[entry.silo] = self._decrypt_report(
                 envelope, f"report {release} of {envelope.sender}"

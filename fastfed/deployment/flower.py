@@ -47,7 +47,7 @@ RECORD, KEY, TYPE = "fastfed", "envelopes", "query"
 CONFIG = "[tool.flwr.app.config]"
 #: Seconds between two polls of a node, until a silent node is polled again, and between two checks
 #: for answers.
-EVERY, PATIENCE, POLL = 60.0, 120.0, 0.2
+POLL_SECONDS, SILENT_POLL_SECONDS, CHECK_SECONDS = 60.0, 120.0, 0.2
 
 # ---- mail for nodes ------------------------------------------------------------------------------
 
@@ -78,8 +78,8 @@ class Mail:
     def __init__(
         self,
         process: Any,
-        every: float = EVERY,
-        patience: float = PATIENCE,
+        every: float = POLL_SECONDS,
+        patience: float = SILENT_POLL_SECONDS,
         say: Callable[[str], None] = print,
     ) -> None:
         from fastfed.deployment.hub import Hub
@@ -112,7 +112,7 @@ class Mail:
 
     def incoming(self, number: int, envelopes: Iterable[bytes]) -> None:
         """Pass the messages in a node's answer to the hub, and queue the hub's messages."""
-        from fastfed.deployment.observe import masked
+        from fastfed.deployment.observe import mask_numbers
 
         node = self._nodes.setdefault(number, Node())
         node.busy_until = -inf
@@ -122,10 +122,10 @@ class Mail:
                 step, messages = self.process.handle(data)
             except Exception as error:
                 # If the disk is full, nothing was stored, and the party repeats the message.
-                self._say(f"node {number}: {masked(failure(error)[1])}")
+                self._say(f"node {number}: {mask_numbers(failure(error)[1])}")
                 continue
             if step.problem:
-                self._say(f"node {number}: {masked(step.problem)}")
+                self._say(f"node {number}: {mask_numbers(step.problem)}")
                 continue
             node.name = wire.read(data).sender
             for message in messages:
@@ -179,13 +179,13 @@ def _flwr() -> Any:
     return flwr.app
 
 
-def packed(envelopes: Iterable[bytes]) -> Any:
+def pack_envelopes(envelopes: Iterable[bytes]) -> Any:
     """Pack envelopes (as bytes) into the content of a Flower message."""
     flwr = _flwr()
     return flwr.RecordDict({RECORD: flwr.ConfigRecord({KEY: list(envelopes)})})
 
 
-def unpacked(content: Mapping[str, Any]) -> list[bytes]:
+def unpack_envelopes(content: Mapping[str, Any]) -> list[bytes]:
     """Unpack the envelopes from the content of a Flower message.
 
     Raises
@@ -225,7 +225,7 @@ def seconds_of(config: Mapping[str, Any], key: str, where: str, default: float) 
     return float(seconds)
 
 
-def answer(message: Any, context: Any) -> Any:
+def answer_message(message: Any, context: Any) -> Any:
     """Pass a Flower message to the party behind the node's socket; return the party's answer.
 
     This is the function of the ClientApp.
@@ -235,22 +235,18 @@ def answer(message: Any, context: Any) -> Any:
     message : flwr.app.Message
     context : flwr.app.Context
         The key ``courier`` of its node_config is the path of the socket.
-
-    Returns
-    -------
-    flwr.app.Message
     """
     flwr, path = _flwr(), path_of(context.node_config, "courier", "--node-config")
     try:
-        answers = carry(path, unpacked(message.content))
+        answers = carry(path, unpack_envelopes(message.content))
     except Exception as error:
         # The details stay in the log of this node.
         print(failure(error)[1], file=sys.stderr)
         return flwr.Message(flwr.Error(0, "its party did not answer"), reply_to=message)
-    return flwr.Message(packed(answers), reply_to=message)
+    return flwr.Message(pack_envelopes(answers), reply_to=message)
 
 
-def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> None:
+def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = CHECK_SECONDS) -> None:
     """Exchange the hub's messages with all nodes of a grid until `stop` is set.
 
     Parameters
@@ -268,7 +264,7 @@ def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> N
         if envelopes_by_node:
             # A message that is not fetched within its ttl is sent again unchanged.
             messages = [
-                flwr.Message(packed(envelopes), node, TYPE, ttl=PATIENCE)
+                flwr.Message(pack_envelopes(envelopes), node, TYPE, ttl=SILENT_POLL_SECONDS)
                 for node, envelopes in envelopes_by_node.items()
             ]
             ids = grid.push_messages(messages)
@@ -285,7 +281,7 @@ def serve(grid: Any, mail: Mail, stop: threading.Event, poll: float = POLL) -> N
                 mail.failed(node, reply.error.reason)
                 continue
             try:
-                mail.incoming(node, unpacked(reply.content))
+                mail.incoming(node, unpack_envelopes(reply.content))
             except Exception as error:
                 mail.failed(node, failure(error)[1])
         stop.wait(poll)
@@ -308,15 +304,15 @@ def main(grid: Any, context: Any) -> None:
         If it is not the folder of a hub.
     """
     folder = Path(path_of(context.run_config, "folder", CONFIG))
-    every = seconds_of(context.run_config, "every", CONFIG, EVERY)
-    serve(grid, Mail(_opened(folder), every), threading.Event(), min(POLL, every))
+    every = seconds_of(context.run_config, "every", CONFIG, POLL_SECONDS)
+    serve(grid, Mail(_open_hub(folder), every), threading.Event(), min(CHECK_SECONDS, every))
 
 
-def _opened(folder: Path) -> Any:
+def _open_hub(folder: Path) -> Any:
     """Open the folder of a hub; wait if the ServerApp of an earlier run has not ended yet."""
     from fastfed.deployment import folder as folders
 
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + SILENT_POLL_SECONDS
     while True:
         try:
             return folders.opened(folder)
@@ -335,7 +331,7 @@ def __getattr__(name: str) -> Any:
         from flwr.clientapp import ClientApp
 
         app: Any = ClientApp()
-        app.query()(answer)
+        app.query()(answer_message)
         return app
     from flwr.serverapp import ServerApp
 
@@ -349,10 +345,10 @@ def __getattr__(name: str) -> Any:
 #: The only path that requests on the socket may have.
 PATH = "/carry"
 #: Maximum number of bytes of one request or answer.
-LARGEST = 1 << 28
+MAX_MESSAGE_BYTES = 1 << 28
 
 
-def taken(data: bytes) -> list[bytes]:
+def decoded_envelopes(data: bytes) -> list[bytes]:
     """Decode a list of messages that a courier carries; raise InputError if it is not one."""
     try:
         return msgspec.msgpack.decode(data, type=list[bytes])
@@ -360,7 +356,7 @@ def taken(data: bytes) -> list[bytes]:
         raise InputError("the courier's data are not a list of messages") from None
 
 
-def carried(
+def pass_to_party(
     process: Process, envelopes: Sequence[bytes], say: Callable[[str], None] = print
 ) -> list[bytes]:
     """Pass the hub's messages to a party, and return the party's messages.
@@ -425,10 +421,10 @@ class Courier(SocketServer):
             raise InputError(f"courier must be the path of a socket, got the file {target}")
         if not target.parent.is_dir():
             raise InputError(f"courier must be in a directory that exists, got {target}")
-        super().__init__(target, _handler(process, _once(say)), 0o660)
+        super().__init__(target, _handler(process, _say_changes(say)), 0o660)
 
 
-def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+def _say_changes(say: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that calls ``say`` unless the text is the same as in the last call."""
     last = [""]
 
@@ -452,13 +448,15 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]
 
         def _answer(self) -> tuple[int, bytes]:
             try:
-                request = self.read(LARGEST)
+                request = self.read(MAX_MESSAGE_BYTES)
             except InputError as error:
                 return 413, str(error).encode()
             if self.path != PATH:
                 return 404, f"a courier can send requests to {PATH} only".encode()
             try:
-                return 200, msgspec.msgpack.encode(carried(process, taken(request), say))
+                return 200, msgspec.msgpack.encode(
+                    pass_to_party(process, decoded_envelopes(request), say)
+                )
             except Exception as error:
                 # If the disk is full, nothing was stored or sent, and the next poll tries again.
                 status, text = failure(error)
@@ -478,7 +476,7 @@ def carry(path: str | Path, envelopes: Sequence[bytes]) -> list[bytes]:
     path : str or Path
         The party's socket.
     envelopes : sequence of bytes
-        Envelopes; an empty sequence is a poll, see `carried`.
+        Envelopes; an empty sequence is a poll, see `pass_to_party`.
 
     Raises
     ------
@@ -486,10 +484,12 @@ def carry(path: str | Path, envelopes: Sequence[bytes]) -> list[bytes]:
         If the party cannot be reached, or refuses the request.
     """
     try:
-        status, body = call_socket(path, PATH, msgspec.msgpack.encode(list(envelopes)), LARGEST)
+        status, body = call_socket(
+            path, PATH, msgspec.msgpack.encode(list(envelopes)), MAX_MESSAGE_BYTES
+        )
     except OSError as error:
         raise InputError(f"the party behind {path} cannot be reached ({error})") from None
     if status != 200:
         text = one_line(body.decode(errors="replace"))
         raise InputError(f"the party answered {status}: {text}")
-    return taken(body)
+    return decoded_envelopes(body)

@@ -29,18 +29,11 @@ from fastfed.deployment.charges import charge_of
 from fastfed.deployment.client import Client
 from fastfed.deployment.declared import tables_of_schema
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.kinds import ADDED_UP, hub_of, silo_of
+from fastfed.deployment.kinds import SECURE_SUM_PROTOCOLS, hub_of, silo_of
 from fastfed.deployment.ledger import Ledger, epsilon_of_charges
 from fastfed.deployment.model import Extension, model_of, no_start
 from fastfed.deployment.party import Party
-from fastfed.deployment.plans import (
-    DeployedPlan,
-    checked,
-    document_of,
-    load,
-    spelled,
-    tables_of,
-)
+from fastfed.deployment.plans import DeployedPlan, checked, document_of, load, spelled, tables_of
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import Identity, make_secret, read_secret
 from fastfed.deployment.silo import SiloParty
@@ -142,7 +135,7 @@ class LedgerNote(NamedTuple):
     head: bytes = b""
 
 
-def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
+def write_note(folder: str | Path, dataset: str, ledger: Ledger) -> None:
     """Write the `LedgerNote` of the silo of a folder.
 
     If the ledger is in this folder, only its file name is stored, so that the folder can be moved.
@@ -159,7 +152,7 @@ def remember(folder: str | Path, dataset: str, ledger: Ledger) -> None:
         write_whole(note, text)
 
 
-def remembered(folder: str | Path) -> LedgerNote | None:
+def read_note(folder: str | Path) -> LedgerNote | None:
     """Read the `LedgerNote` of a folder; None if it has none, because no silo has used it yet."""
     note = Path(folder) / JOINED
     if not note.exists():
@@ -286,7 +279,7 @@ def opened(
     if name not in plan.silos:
         with damage_named(target / STATE):
             return Process(_hub_or_helper(name, plan, secret), SqliteStore(str(target / STATE)))
-    note = remembered(target)
+    note = read_note(target)
     if note is None:
         charged_dataset = line("dataset", dataset or "records")
         silo_ledger = Ledger(str(ledger or target / LEDGER))
@@ -301,7 +294,7 @@ def opened(
         check_sealed(process.party, silo_ledger)
         # All checks have passed: leave the files open.
         files.pop_all()
-    remember(target, charged_dataset, silo_ledger)
+    write_note(target, charged_dataset, silo_ledger)
     return process
 
 
@@ -333,7 +326,7 @@ def read_ledger(folder: str | Path) -> tuple[str, Ledger]:
     InputError
         If the ledger is missing or damaged, or is not the ledger of the folder's note.
     """
-    note = remembered(folder) or LedgerNote("records", Path(folder) / LEDGER)
+    note = read_note(folder) or LedgerNote("records", Path(folder) / LEDGER)
     return note.dataset, checked_copy(note, note.ledger)
 
 
@@ -354,8 +347,8 @@ def in_use(folder: str | Path) -> bool | None:
     except OSError:
         return None
     inode = str(state.stat().st_ino)
-    held = [words for words in lines if words[1] != "->"]
-    return any(words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode for words in held)
+    lock_lines = [words for words in lines if words[1] != "->"]
+    return any(words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode for words in lock_lines)
 
 
 def _party_in(folder: Path) -> tuple[str, DeployedPlan, bytes]:
@@ -483,10 +476,6 @@ def extended(
     fresh : bool
         True to start without the earlier plan's model.
 
-    Returns
-    -------
-    DeployedPlan
-
     Raises
     ------
     InputError
@@ -520,20 +509,20 @@ def extended(
     return checked(msgspec.structs.replace(document, extends=extends), {})
 
 
-def _earlier_tables(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, Any]:
+def _earlier_tables(earlier: DeployedPlan, new_tables: Mapping[str, Any]) -> dict[str, Any]:
     """Rebuild the tables of an earlier plan's spec, except ``system`` and ``calendar``.
 
-    ``new`` are the tables of the new spec.
+    ``new_tables`` are the tables of the new spec.
     """
     document = earlier.document
     federation = {"name": document.name, "least": document.least, "explore": document.explore}
-    if earlier.clocks is not None or "clock" in new.get("system", {}):
+    if earlier.clocks is not None or "clock" in new_tables.get("system", {}):
         # With and without clocks, `least` has different defaults.
         del federation["least"]
     federation |= {} if document.influence is None else {"influence": document.influence}
     federation |= {"sum": "masks"} if earlier.masked else {}
     schema = tables_of_schema(document.schema)
-    if not {"columns", "actions", "reward"}.isdisjoint(new):
+    if not {"columns", "actions", "reward"}.isdisjoint(new_tables):
         # With new columns the default norm is used: the norm of the largest row.
         del schema["norm"]
     hub = {key: text for key, text in _table(document.hub).items() if key != "name"}
@@ -547,20 +536,20 @@ def _earlier_tables(earlier: DeployedPlan, new: Mapping[str, Any]) -> dict[str, 
     return tables | schema
 
 
-def _without_unused_keys(tables: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def _without_unused_keys(tables: dict[str, Any], new_tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return tables without keys of the earlier spec that the new protocol does not use.
 
-    ``new`` are the tables of the new spec, which stay as they are.
+    ``new_tables`` are the tables of the new spec, which stay as they are.
     """
     protocol = tables["system"].get("protocol", "silo-ldp")
     federation = dict(tables.get("federation", {}))
-    if "federation" not in new:
-        unused_key = "influence" if protocol in (*ADDED_UP, "central") else None
-        for key in (unused_key, None if protocol in ADDED_UP else "sum"):
+    if "federation" not in new_tables:
+        unused_key = "influence" if protocol in (*SECURE_SUM_PROTOCOLS, "central") else None
+        for key in (unused_key, None if protocol in SECURE_SUM_PROTOCOLS else "sum"):
             federation.pop(key, None)
     used_tables = {**tables, "federation": federation}
-    needs_helper = protocol in ADDED_UP and federation.get("sum") != "masks"
-    if "helper" not in new and not needs_helper:
+    needs_helper = protocol in SECURE_SUM_PROTOCOLS and federation.get("sum") != "masks"
+    if "helper" not in new_tables and not needs_helper:
         used_tables.pop("helper", None)
     return used_tables
 
@@ -631,7 +620,7 @@ def check_room(
         )
 
 
-def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
+def prepare(folder: str | Path, plan: DeployedPlan, old_plan: str | Path) -> None:
     """Create a party's folder for a plan, with the secret of its folder of the earlier plan.
 
     Parameters
@@ -646,10 +635,10 @@ def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
     Raises
     ------
     InputError
-        If ``old`` does not hold the plan that is continued, or has a different broadcast of the
-        release from which the new plan starts.
+        If ``old_plan`` does not hold the plan that is continued, or has a different broadcast of
+        the release from which the new plan starts.
     """
-    target, old_folder = Path(folder), Path(old)
+    target, old_folder = Path(folder), Path(old_plan)
     earlier, extends = plan.earlier, plan.document.extends
     if earlier is None or extends is None:
         raise InputError("the plan continues no other; join it without --extends")
@@ -739,9 +728,9 @@ def join(
             "or its ledger by --ledger"
         )
     # Use the ledger that this folder's note names, else the earlier folder's, else a new one.
-    note = remembered(target)
+    note = read_note(target)
     if note is None and extends is not None and not second_ledger:
-        note = remembered(extends) or LedgerNote("records", Path(extends) / LEDGER)
+        note = read_note(extends) or LedgerNote("records", Path(extends) / LEDGER)
     file = Path(ledger or target / LEDGER)
     if note is not None:
         charged_dataset, silo_ledger = ledger_of(note, dataset, ledger)
@@ -763,7 +752,7 @@ def join(
             silo_ledger.set_ceiling(charged_dataset, *ceiling)
         if second_ledger:
             silo_ledger.add_second(charged_dataset, plan.digest)
-        remember(target, charged_dataset, silo_ledger)
+        write_note(target, charged_dataset, silo_ledger)
     finally:
         silo_ledger.close()
     return joined

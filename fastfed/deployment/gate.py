@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fastfed.deployment.calls import WHOLE, failure, files_for
+from fastfed.deployment.calls import REQUEST_SECONDS, failure, files_for
 
 if TYPE_CHECKING:
     import ssl
@@ -27,7 +27,7 @@ class Gate:
     """
 
     #: Seconds that a connection has until an answer, since it was accepted or last answered.
-    seconds = WHOLE
+    seconds = REQUEST_SECONDS
 
     def __init__(self) -> None:
         self.context: ssl.SSLContext | None = None
@@ -46,8 +46,8 @@ class Gate:
         If all connections have a request that is being answered, drop the oldest one.
         """
         if len(self.open) >= self.max_connections:
-            idle = (other for other in self.open if not other.answering)
-            next(idle, next(iter(self.open))).drop()
+            idle_connections = (candidate for candidate in self.open if not candidate.answering)
+            next(idle_connections, next(iter(self.open))).drop()
         self.open[connection] = None
 
 

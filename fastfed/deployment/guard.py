@@ -29,12 +29,12 @@ from fastfed.protocols.release import fixed_point, prefix_noise, spread
 from fastfed.protocols.vector_sum import encoding_of
 
 #: Probability that the noise in an honest report makes it exceed the cap.
-BEYOND = 1e-6
+EXCEEDS_CAP_PROBABILITY = 1e-6
 #: Probability that a whole plan has an alarm about an honest silo.
-FALSE_ALARMS = 1e-3
+FALSE_ALARM_PROBABILITY = 1e-3
 #: Values with more noise than this many standard deviations are refused. Honest noise exceeds it
 #: once in 10^15 numbers.
-SIGMAS = 8.0
+MAX_NOISE_STDS = 8.0
 
 
 def record_bounds(plan: Plan) -> tuple[float, float]:
@@ -117,8 +117,8 @@ class Cap:
     ----------
     plan : Plan
     influence : float
-        In (0, 1]. With 1, an honest report is scaled down with probability at most `BEYOND`, unless
-        one period has more records than its batch has rounds.
+        In (0, 1]. With 1, an honest report is scaled down with probability at most
+        `EXCEEDS_CAP_PROBABILITY`, unless one period has more records than its batch has rounds.
 
     Notes
     -----
@@ -140,7 +140,7 @@ class Cap:
         noise_factor = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
         std = plan.noise_std
         # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t.
-        tail = math.sqrt(2.0 * math.log(2.0 / BEYOND))
+        tail = math.sqrt(2.0 * math.log(2.0 / EXCEEDS_CAP_PROBABILITY))
         covariance = max(std.diagonal, math.sqrt(2.0) * std.off_diagonal)
         return (
             counted_records * feature * reward + noise_factor * std.bias * (math.sqrt(d) + tail),
@@ -171,7 +171,7 @@ class Cap:
 # ---- raw sums ------------------------------------------------------------------------------------
 
 
-def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> None:
+def check_records(plan: Plan, values: np.ndarray, release: int, label: str) -> None:
     """Check that records up to a release can have a silo's sums without noise (s,).
 
     For n records with |x| <= L and |y| <= Y, let G be the sum of x x^T, and b the sum of x y. The
@@ -187,17 +187,17 @@ def check_records(plan: Plan, values: np.ndarray, release: int, who: str) -> Non
     d, (feature, reward) = plan.dimension, record_bounds(plan)
     max_records, (unit, _) = plan.most_records(release), fixed_point(plan)
     if not plan.flips and not np.array_equal(values, np.round(values / unit) * unit):
-        raise Refused(f"{who} is not in fixed point, multiples of 2^{round(math.log2(unit))}")
+        raise Refused(f"{label} is not in fixed point, multiples of 2^{round(math.log2(unit))}")
     # Each entry of each record is rounded to fixed point, which changes the sums by at most this.
     slack = 2.0 * max_records * unit * d + 1e-9 * max_records
     gram = _unpacked(values[d:], d)
     if float(np.trace(gram)) > max_records * feature**2 + slack:
-        raise Refused(f"{who} has more of x x^T than {max_records} records can have")
+        raise Refused(f"{label} has more of x x^T than {max_records} records can have")
     schur = gram - np.outer(values[:d], values[:d]) / (max_records * reward**2)
     smallest_eigenvalue = float(np.linalg.eigvalsh(schur)[0])
     # Rounding b changes b b' / (n Y^2) by little more than b itself.
     if smallest_eigenvalue < -slack * (1.0 + 2.0 / reward):
-        raise Refused(f"{who} has more of x y than its x x^T and {max_records} records allow")
+        raise Refused(f"{label} has more of x y than its x x^T and {max_records} records allow")
 
 
 def _unpacked(packed: np.ndarray, d: int) -> np.ndarray:
@@ -285,7 +285,7 @@ class Alarm:
     Guarantee: the same as for the reports, which contain noise already.
     """
 
-    def __init__(self, plan: Plan, false_alarms: float = FALSE_ALARMS) -> None:
+    def __init__(self, plan: Plan, false_alarms: float = FALSE_ALARM_PROBABILITY) -> None:
         self._plan, d = plan, plan.dimension
         releases = len(plan.clocks.ticks) if isinstance(plan, ClockedPlan) else plan.releases
         t = math.log(plan.silos * max(1, releases) / false_alarms)
@@ -343,10 +343,7 @@ class Alarm:
         theta = self._theta(all_sums, release)
         for silo, side in sorted(by_silo.items()):
             other_sums = all_sums - side.sums
-            sides = [
-                side,
-                Side(other_sums, all_rounds - side.rounds, all_variance - side.variance),
-            ]
+            sides = [side, Side(other_sums, all_rounds - side.rounds, all_variance - side.variance)]
             theta_shift = theta - self._theta(other_sums, release)
             yield Fit(silo, float(np.linalg.norm(theta_shift)), *self._score(sides))
 
@@ -369,7 +366,7 @@ class Alarm:
         for sums, rounds, variance in sides:
             # The sum of |x|^2 is at most n L^2, unless there are more records than planned.
             observed = float(np.trace(_unpacked(sums[d:], d)))
-            observed += SIGMAS * math.sqrt(d * variance) * std.diagonal
+            observed += MAX_NOISE_STDS * math.sqrt(d * variance) * std.diagonal
             sum_squared_norms = max(rounds * feature**2, observed)
             reward_proxy = sum_squared_norms * ((high - low) / 2.0) ** 2
             proxy = reward_proxy + variance * (std.bias**2 + noise_of_theta)
@@ -385,8 +382,8 @@ class Alarm:
         unexplained = 1.0 - np.linalg.svd(np.linalg.qr(system)[0][:d], compute_uv=False) ** 2
         with np.errstate(divide="ignore"):
             shares = np.maximum([unexplained.mean(), unexplained.min()], 0.0)
-            sees, sees_surely = stds[0] * np.sqrt(self.threshold / shares)
-        return score, float(sees), float(sees_surely)
+            detected_size, surely_detected_size = stds[0] * np.sqrt(self.threshold / shares)
+        return score, float(detected_size), float(surely_detected_size)
 
     def _theta(self, sums: np.ndarray, release: int) -> np.ndarray:
         """Compute the ridge estimate of theta, (d,), from sums (s,) with the plan's regularizer."""
@@ -440,7 +437,7 @@ class Range:
             level = self._plan.units.max(axis=0, initial=0.0)
             record_count = self._plan.silos * self._plan.most_records(release)
             records = record_count * (self._record + level)
-            return records + SIGMAS * count_std(self._plan, release)
+            return records + MAX_NOISE_STDS * count_std(self._plan, release)
         return self._plan.silos * self.report(release)
 
     def _noise(self, release: int) -> np.ndarray:
@@ -448,16 +445,16 @@ class Range:
         # The noise variance of a prefix sum, in units of one node's noise variance.
         prefix = prefix_noise(self._plan)
         variance = max(1, self._plan.levels) if prefix is None else prefix.variance(release)
-        return SIGMAS * math.sqrt(variance) * self._std
+        return MAX_NOISE_STDS * math.sqrt(variance) * self._std
 
 
-def check_range(values: np.ndarray, limit: np.ndarray, who: str) -> None:
+def check_range(values: np.ndarray, limit: np.ndarray, label: str) -> None:
     """Raise Refused if any of the values (s,) exceeds its limit (s,) in absolute value."""
-    beyond = np.abs(values) > limit
-    if beyond.any():
-        entry = int(np.argmax(beyond))
+    is_beyond = np.abs(values) > limit
+    if is_beyond.any():
+        entry = int(np.argmax(is_beyond))
         raise Refused(
-            f"{who} has entry {entry} beyond what {limit[entry]:.4g} allows: {values[entry]:.4g}"
+            f"{label} has entry {entry} beyond what {limit[entry]:.4g} allows: {values[entry]:.4g}"
         )
 
 

@@ -31,13 +31,13 @@ from fastfed.deployment.guard import (
     nodes_of,
     sum_of,
 )
-from fastfed.deployment.model import summary
+from fastfed.deployment.model import chain_summary
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
-from fastfed.deployment.seal import KEY, SealedNoise, digest, hidden_by
+from fastfed.deployment.seal import KEY_BYTES, SealedNoise, digest, hidden_by
 from fastfed.deployment.store import Write
-from fastfed.deployment.sums import TO_HUB, share_context, shuffled
+from fastfed.deployment.sums import HUB_CONTEXT, share_context, shuffled
 from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, check_entries, packed
 from fastfed.protocols.protocol import SEND_BATCH, Report
 from fastfed.protocols.secure_sum import Decoder
@@ -45,7 +45,7 @@ from fastfed.protocols.server import Server
 
 #: A restarted hub waits at most this many seconds, or the grace period if it is longer, until every
 #: silo has sent a `Join`.
-PATIENCE = 60.0
+JOIN_SECONDS = 60.0
 
 
 class BrokenLog(Refused):
@@ -78,7 +78,7 @@ class Hub(Speaker):
         without_noise = self.plan.protocol.noise_by == "server" or self.plan.flips > 0
         self._checks_records = noise is None and without_noise
         self._server = self._make_server(noise)
-        self._range, self._chain_summary = self._limits(), summary(deployed)
+        self._range, self._chain_summary = self._limits(), chain_summary(deployed)
         influence = deployed.document.influence
         self._cap = None if influence is None else Cap(self.plan, influence)
         self._detector = Alarm(self.plan) if hub_sees_reports(self.plan) else None
@@ -301,8 +301,8 @@ class Hub(Speaker):
         body = self.wire.body(envelope, wire.Seen)
         if not 1 <= release <= self._report_count(silo) or not self._may_have_seen(body, release):
             raise Refused(f"{label} must be of a release of the plan, after a broadcast before it")
-        if len(body.report) != KEY or len(body.head) != (KEY if body.last else 0):
-            raise Refused(f"{label} must have digests of {KEY} bytes")
+        if len(body.report) != KEY_BYTES or len(body.head) != (KEY_BYTES if body.last else 0):
+            raise Refused(f"{label} must have digests of {KEY_BYTES} bytes")
         if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{label} comes from a silo that takes no part")
         if (release, silo) in self.seen:
@@ -339,29 +339,29 @@ class Hub(Speaker):
 
     def _news_message(self, silo: str, release: int, broadcast: bytes) -> Message:
         """Make a broadcast message to one silo, with the `Seen` of every silo in the set."""
-        seen = tuple(
+        seen_messages = tuple(
             self.seen.get((self._report_number(release, entry), entry.silo), b"")
             for entry in self.sets[release].entries
         )
-        return Message(silo, self.signed(release, wire.News(broadcast, seen)))
+        return Message(silo, self.signed(release, wire.News(broadcast, seen_messages)))
 
-    def _decrypt_report(self, envelope: Envelope, who: str) -> np.ndarray:
+    def _decrypt_report(self, envelope: Envelope, label: str) -> np.ndarray:
         """Decrypt the values of a report (s,); raise Refused if no records can give them."""
         body = self.wire.body(envelope, wire.Report)
         if self.deployed.shared != bool(body.sealed):
             raise Refused(
-                f"{who} must {'' if self.deployed.shared else 'not '}have a share for the helper"
+                f"{label} must {'' if self.deployed.shared else 'not '}have a share for the helper"
             )
         silo = self.deployed.index(envelope.sender)
-        context = share_context(self.deployed, silo, envelope.release, TO_HUB)
+        context = share_context(self.deployed, silo, envelope.release, HUB_CONTEXT)
         try:
             plain = self.identity.decrypt(body.values, context)
         except InputError:
-            raise Refused(f"{who} must be encrypted to the hub of the plan") from None
+            raise Refused(f"{label} must be encrypted to the hub of the plan") from None
         if self.deployed.words:
-            return self.wire.words(plain, who)
-        values = self.wire.floats(plain, who)
-        check_range(values, self._range.report(envelope.release), who)
+            return self.wire.words(plain, label)
+        values = self.wire.floats(plain, label)
+        check_range(values, self._range.report(envelope.release), label)
         return values
 
     def _store_session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
@@ -373,8 +373,8 @@ class Hub(Speaker):
         body = self.wire.body(envelope, wire.Sessions)
         if not self.deployed.masked or not 1 <= release <= self.plan.releases:
             raise Refused(f"{label} is of no release whose sums are under masks")
-        if len(body.values) != 1 or len(body.values[0]) != KEY:
-            raise Refused(f"{label} must be one of {KEY} bytes")
+        if len(body.values) != 1 or len(body.values[0]) != KEY_BYTES:
+            raise Refused(f"{label} must be one of {KEY_BYTES} bytes")
         if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{label} comes from a silo that takes no part")
         previous = self.sessions.get((release, silo))
@@ -549,7 +549,7 @@ class Hub(Speaker):
         the time is over.
         """
         active = {i for i in range(self.plan.silos) if i not in self.left_silos}
-        wait_seconds = max(PATIENCE, self.deployed.document.calendar.grace)
+        wait_seconds = max(JOIN_SECONDS, self.deployed.document.calendar.grace)
         no_lost_broadcasts = all(
             last <= len(self.broadcasts) for last in self._silo_release.values()
         )
@@ -573,11 +573,13 @@ class Hub(Speaker):
             return Step((Write("ended", "", reason.encode()),))
         calendar = self.deployed.document.calendar
         grace_is_over = now >= calendar.closes[release - 1] + calendar.grace
-        sent = [i for i in active if (release, i) in self.reports and (release, i) in self.seen]
+        reporting = [
+            i for i in active if (release, i) in self.reports and (release, i) in self.seen
+        ]
         # Signatures are checked once all have reported, and not at each message before.
-        if sent != active and not grace_is_over:
+        if reporting != active and not grace_is_over:
             return Step()
-        members = [i for i in sent if self._has_reported(release, i)]
+        members = [i for i in reporting if self._has_reported(release, i)]
         if len(members) < self.deployed.document.least or not (grace_is_over or members == active):
             return Step()
         entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in members)
@@ -625,7 +627,7 @@ class Hub(Speaker):
         """Return the body of a broadcast, with the fields that this kind of plan adds: none."""
         return body
 
-    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+    def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
         """Compute the released statistics (s,) from the reports of a set.
 
         A secure sum adds up encoded reports modulo 2^64. Otherwise reports are sums in float64,
@@ -633,7 +635,7 @@ class Hub(Speaker):
         adds noise to their total.
         """
         values = []
-        for entry in opened.entries:
+        for entry in opened_set.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
             values.append(self._decrypt_report(envelope, f"report {release} of {envelope.sender}"))
         if isinstance(self._server, Decoder):
@@ -641,7 +643,7 @@ class Hub(Speaker):
         if self.plan.protocol.bits:
             shuffler_output = shuffled(self.plan, release, self._total(release, values))
             return self._server.combine([shuffler_output]).values
-        silos = [entry.silo for entry in opened.entries]
+        silos = [entry.silo for entry in opened_set.entries]
         capped = [self._cap_report(sums, release, i) for i, sums in zip(silos, values, strict=True)]
         reports = [
             Report(release, self.plan.dimension, sums, i)
@@ -747,15 +749,15 @@ class Hub(Speaker):
         names, helper = self.deployed.silos, document.helper
         if self.ended or release > self.deployed.exchanges:
             return waiting("hub", "ended" if self.ended else "over", 0, None)
-        close = float(document.calendar.closes[release - 1])
-        since = close if self._first_join is None else max(close, self._first_join)
+        close_time = float(document.calendar.closes[release - 1])
+        wait_start = close_time if self._first_join is None else max(close_time, self._first_join)
 
         def state(name: str, who: Iterable[str] = ()) -> dict[str, Any]:
-            return waiting("hub", name, release, since, who)
+            return waiting("hub", name, release, wait_start, who)
 
         missing, lost_releases = self._missing(release), (*self._lost_broadcasts, *self._lost_sets)
         if (
-            now < close
+            now < close_time
             and release not in self.sets
             and not any(k >= release for k in lost_releases)
         ):
@@ -773,7 +775,7 @@ class Hub(Speaker):
         has_session = [(release, i) in self.sessions for i in range(len(names))]
         if self.deployed.masked and not all(has_session):
             return state("sessions", [names[i] for i in missing])
-        grace_is_over = now >= close + document.calendar.grace
+        grace_is_over = now >= close_time + document.calendar.grace
         return state("too-few" if grace_is_over else "reports", [names[i] for i in missing])
 
     def status(self, now: float | None = None) -> dict[str, object]:
@@ -782,7 +784,7 @@ class Hub(Speaker):
         If ``now`` (seconds since 1970) is given, the key ``waits`` says what the hub waits for.
         """
         release = len(self.broadcasts) + 1
-        waits = release <= self.deployed.exchanges and not self.ended
+        is_running = release <= self.deployed.exchanges and not self.ended
         names = self.deployed.silos
         return {
             "plan": self.deployed.digest.hex(),
@@ -790,8 +792,10 @@ class Hub(Speaker):
             "left": [names[i] for i in sorted(self.left_silos)],
             "released": len(self.broadcasts),
             "releases": self.deployed.exchanges,
-            "next_close": self.deployed.document.calendar.closes[release - 1] if waits else None,
-            "waiting_for": [names[i] for i in self._missing(release)] if waits else [],
+            "next_close": self.deployed.document.calendar.closes[release - 1]
+            if is_running
+            else None,
+            "waiting_for": [names[i] for i in self._missing(release)] if is_running else [],
             "alarms": list(self.alarms),
             "ended": self.ended,
             **({} if now is None else {"waits": self.waits(now)}),

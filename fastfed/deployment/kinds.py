@@ -27,12 +27,8 @@ from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.privacy.account import (
-    SAME,
-    event_epsilon,
-    released,
-)
-from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
+from fastfed.privacy.account import TOLERANCE, event_epsilon, released
+from fastfed.privacy.certificate import NOISE_BITS_CAVEAT, Certificate, Condition, deployed
 from fastfed.protocols.plan import ClockedPlan, Plan, check_plan
 from fastfed.protocols.protocol import statistic_size
 from fastfed.protocols.serverless import PhasePlan
@@ -46,7 +42,7 @@ if TYPE_CHECKING:
 # ---- plans that can be deployed -----------------------------------------------------------------
 
 #: Protocols that the parties of this package run.
-SUPPORTED = (
+SUPPORTED_PROTOCOLS = (
     "silo-ldp",
     "silo-ldp-prefix",
     "central",
@@ -55,77 +51,79 @@ SUPPORTED = (
     "user-bit",
 )
 #: Values of ``system.algorithm`` in a spec that can be deployed.
-SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch", "fed-svt")
+SUPPORTED_SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch", "fed-svt")
 #: Protocols with secure sums: nobody sees a single silo's report.
-ADDED_UP = ("secure-sum", "shuffle-vector")
-_DEVICES = (
+SECURE_SUM_PROTOCOLS = ("secure-sum", "shuffle-vector")
+_DEVICES_REASON = (
     "its guarantee is for what leaves a user's own device, and a silo that draws the noise for its "
     "users has seen their data"
 )
-_BASELINE = (
+_BASELINE_REASON = (
     "it is a baseline of simulations, whose parties keep no state on disk; "
     'system.algorithm = "fed-svt" and "fed-dp-ope-stoch" do'
 )
 #: System or protocol -> why it cannot be deployed, for messages.
-REFUSED = {
+REFUSAL_REASONS = {
     "shuffle-amplified": (
         "its account is of one replaced record in pairs (epsilon, delta) of single nodes, with no "
         "proof for a record that comes late and no charge that a ledger could add up"
     ),
-    "linucb-ldp": _DEVICES,
-    "linucb-sdp-amp": _DEVICES,
-    "linucb-sdp-vec": _DEVICES,
+    "linucb-ldp": _DEVICES_REASON,
+    "linucb-sdp-amp": _DEVICES_REASON,
+    "linucb-sdp-vec": _DEVICES_REASON,
     "feducb-decentralized": "it has no hub, and when its silos report depends on their data",
     "fedlinucb": "it is not private",
     "thompson": "it is not private",
-    "private-dartboard": _BASELINE,
-    "limited-updates": _BASELINE,
+    "private-dartboard": _BASELINE_REASON,
+    "limited-updates": _BASELINE_REASON,
 }
 #: How secure sums hide reports: in two shares, for hub and helper, or under pairwise masks.
-SUMS = ("shares", "masks")
+SUM_METHODS = ("shares", "masks")
 
 #: Conditions that a deployment's certificate states in addition to its system's conditions.
-KEPT = Condition(
+SECRETS_CONDITION = Condition(
     "no silo reveals its state or its secret: whoever has both the secret and the messages of a "
     "silo can remove its noise (taken on trust)",
     True,
 )
-DELAYED = Condition(
+LATE_RECORD_CONDITION = Condition(
     "when a record comes may depend on the record: if it comes later, it moves from one batch to "
     "another, which costs no more than its replacement (docs/deployment.md)",
     True,
 )
-APART = Condition(
+HELPER_CONDITION = Condition(
     "hub and helper do not share what they know (taken on trust; `also` states what holds if they "
     "do)",
     True,
 )
-SPLIT = Condition(
+SHUFFLER_CONDITION = Condition(
     "hub and helper, which together are the shuffler, do not share what they know (taken on trust: "
     "otherwise they could read the counts of single silos, for which nothing is proven); each silo "
     "draws the noise bits for as many users as a batch may have",
     True,
 )
-MASKED = Condition(
+MASKS_CONDITION = Condition(
     "each key of masks is known only to its two silos, which agree on it by X25519; masks derived "
     "from it by ChaCha20 are assumed to be random; the plan has every silo's true public keys "
     "(taken on trust)",
     True,
 )
-#: A silo learns from at most `ROOM` times as many people as its plan has rounds.
-ROOM = 64
-COUNTED = Condition(
-    f"no silo has more than {ROOM} times system.horizon people to learn from (taken on trust): it "
-    "would not learn from further people, so what it learns would depend on who came before",
+#: A silo learns from at most `PEOPLE_PER_ROUND` times as many people as its plan has rounds.
+PEOPLE_PER_ROUND = 64
+PEOPLE_CONDITION = Condition(
+    f"no silo has more than {PEOPLE_PER_ROUND} times system.horizon people to learn from (taken on "
+    "trust): it would not learn from further people, so what it learns would depend on who came "
+    "before",
     True,
 )
 #: Caveat that replaces a simulation's caveat about its random bits.
-EXACT_BITS = (
+EXACT_BITS_CAVEAT = (
     "the exact epsilon is for exact draws; noise bits are drawn exactly, but records are rounded "
     "by 32-bit random words, which changes a record by at most 2^-32 of an encoding level"
 )
-#: First words of a simulation's condition about masks, which APART, SPLIT or MASKED replaces.
-_MASKS = "the masks' keys"
+#: First words of a simulation's condition about masks, which HELPER_CONDITION, SHUFFLER_CONDITION
+#: or MASKS_CONDITION replaces.
+_MASKS_PREFIX = "the masks' keys"
 
 
 def _device_bits(plan: Plan) -> Condition:
@@ -148,10 +146,10 @@ def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
     """
     if plan.flips:
         return (_device_bits(plan),)
-    conditions = (KEPT, DELAYED, COUNTED)
+    conditions = (SECRETS_CONDITION, LATE_RECORD_CONDITION, PEOPLE_CONDITION)
     if added_up(plan) and helper:
-        return *conditions, SPLIT if plan.protocol.bits else APART
-    return (*conditions, MASKED) if added_up(plan) and plan.silos > 1 else conditions
+        return *conditions, SHUFFLER_CONDITION if plan.protocol.bits else HELPER_CONDITION
+    return (*conditions, MASKS_CONDITION) if added_up(plan) and plan.silos > 1 else conditions
 
 
 def with_conditions(certificate: Certificate, added: tuple[Condition, ...]) -> Certificate:
@@ -159,8 +157,8 @@ def with_conditions(certificate: Certificate, added: tuple[Condition, ...]) -> C
 
     The simulation's condition about masks is removed, and its caveat about random bits is replaced.
     """
-    conditions = [c for c in certificate.conditions if not c.text.startswith(_MASKS)]
-    caveats = tuple(EXACT_BITS if c == DRAWS else c for c in certificate.caveats)
+    conditions = [c for c in certificate.conditions if not c.text.startswith(_MASKS_PREFIX)]
+    caveats = tuple(EXACT_BITS_CAVEAT if c == NOISE_BITS_CAVEAT else c for c in certificate.caveats)
     return msgspec.structs.replace(certificate, conditions=(*conditions, *added), caveats=caveats)
 
 
@@ -194,7 +192,9 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
         If the system, protocol or schedule cannot be deployed.
     """
     keys = dict(table)
-    name = _checked_choice("system.algorithm", keys.pop("algorithm", SYSTEMS[0]), SYSTEMS)
+    name = _checked_choice(
+        "system.algorithm", keys.pop("algorithm", SUPPORTED_SYSTEMS[0]), SUPPORTED_SYSTEMS
+    )
     if name == "feducb":
         if (schedule := keys.setdefault("schedule", "fixed")) != "fixed":
             raise InputError(
@@ -213,19 +213,19 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     if name == "fed-svt":
         return name, "sparse-switching", keys
     protocol = _checked_choice(
-        "system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED
+        "system.protocol", keys.setdefault("protocol", SUPPORTED_PROTOCOLS[0]), SUPPORTED_PROTOCOLS
     )
     if protocol == "secure-sum":
         keys["messages"] = "individual"
     return name, protocol, keys
 
 
-def _checked_choice(key: str, value: Any, known: tuple[str, ...]) -> str:
-    """Return a key's value; raise InputError if it is not in ``known``, or is in `REFUSED`."""
-    reason = REFUSED.get(value) if isinstance(value, str) else None
+def _checked_choice(key: str, value: Any, supported: tuple[str, ...]) -> str:
+    """Return a key's value; raise InputError if it is in `REFUSAL_REASONS`, or unknown."""
+    reason = REFUSAL_REASONS.get(value) if isinstance(value, str) else None
     if reason is not None:
         raise InputError(f'{key} "{value}" is not deployed: {reason}')
-    return choice(key, value, known)
+    return choice(key, value, supported)
 
 
 def added_up(plan: Plan) -> bool:
@@ -246,9 +246,9 @@ def check_supported(plan: Plan) -> None:
         or not math.isfinite(claim.exact[0])
     ):
         raise InputError("a deployment needs a plan with a proven epsilon")
-    if protocol.id not in SUPPORTED:
+    if protocol.id not in SUPPORTED_PROTOCOLS:
         raise InputError(
-            f'deployments run the protocols {", ".join(SUPPORTED)}, got "{protocol.id}"'
+            f'deployments run the protocols {", ".join(SUPPORTED_PROTOCOLS)}, got "{protocol.id}"'
         )
     refused = {
         "a trigger": plan.trigger is not None,
@@ -311,7 +311,7 @@ def _late_bits_covered(plan: Plan) -> bool:
     if not plan.protocol.bits or not plan.releases:
         return True
     event: Any = (released(plan) or (None,))[0]
-    return charges.late_epsilon(event) <= event_epsilon(event) * (1.0 + SAME)
+    return charges.late_epsilon(event) <= event_epsilon(event) * (1.0 + TOLERANCE)
 
 
 def check_sum(requested: Any, protocol: str, helper: bool) -> None:
@@ -328,10 +328,12 @@ def check_sum(requested: Any, protocol: str, helper: bool) -> None:
     helper : bool
         True if the spec has a helper.
     """
-    if requested is not None and protocol not in ADDED_UP:
+    if requested is not None and protocol not in SECURE_SUM_PROTOCOLS:
         raise InputError(f'federation.sum has no meaning for protocol "{protocol}"; leave it out')
-    if protocol in ADDED_UP:
-        sum_method = choice("federation.sum", "shares" if requested is None else requested, SUMS)
+    if protocol in SECURE_SUM_PROTOCOLS:
+        sum_method = choice(
+            "federation.sum", "shares" if requested is None else requested, SUM_METHODS
+        )
         if sum_method == "shares" and not helper:
             raise InputError(
                 f'protocol "{protocol}" needs a helper; where no third party exists, say '
@@ -501,27 +503,29 @@ def silo_of(
     secret: bytes,
     ledger: Ledger,
     dataset: str = "records",
-    **more: Any,
+    **options: Any,
 ) -> SiloParty:
     """Create a silo of any kind of plan; see `SiloParty` for the parameters."""
-    silo: SiloParty = _imported(deployed.kind.silo)(deployed, name, secret, ledger, dataset, **more)
+    silo: SiloParty = _imported(deployed.kind.silo)(
+        deployed, name, secret, ledger, dataset, **options
+    )
     return silo
 
 
-def hub_of(deployed: DeployedPlan, secret: bytes, **more: Any) -> Hub:
+def hub_of(deployed: DeployedPlan, secret: bytes, **options: Any) -> Hub:
     """Create the hub of any kind of plan; see `Hub` for the parameters."""
-    hub: Hub = _imported(deployed.kind.hub)(deployed, secret, **more)
+    hub: Hub = _imported(deployed.kind.hub)(deployed, secret, **options)
     return hub
 
 
 #: Maximum number of releases: a receipt lists all of them in one message.
-MOST_RELEASES = 10_000
+MAX_RELEASES = 10_000
 #: Maximum horizon of fed-dp-ope-stoch, whose trees are computed whenever a plan file is loaded.
-MOST_LOSSES = 2**20
+MAX_LOSSES = 2**20
 #: Maximum number of releases with an optimal factor: computing it takes a second at every load.
-MOST_FACTORISED = 512
+MAX_FACTORISED = 512
 #: Maximum count of numbers in one message of sums, and in a silo's sums of all releases.
-MOST_IN_MESSAGE, MOST_KEPT = 1 << 22, 1 << 27
+MAX_IN_MESSAGE, MAX_KEPT = 1 << 22, 1 << 27
 
 
 def check_sizes(
@@ -537,28 +541,28 @@ def check_sizes(
     ``closes`` is the number of periods in a plan file's calendar, which must equal the number of
     releases or, with ``clock``, of exchanges; None for a spec.
     """
-    max_horizon = MOST_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
+    max_horizon = MAX_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
     integer("system.horizon", horizon, at_least=1, at_most=max_horizon)
     config = _entry(algorithm).check(keys)
     refuse_delay(getattr(config, "delay", None))
     releases = _known_releases(algorithm, config, (silos, horizon, dimension), closes)
-    if releases > MOST_RELEASES:
+    if releases > MAX_RELEASES:
         raise InputError(
-            f"a deployment has at most {MOST_RELEASES} releases, got {releases}: longer batches "
+            f"a deployment has at most {MAX_RELEASES} releases, got {releases}: longer batches "
             "give fewer"
         )
-    if getattr(config, "release", None) == "factorised" and releases > MOST_FACTORISED:
+    if getattr(config, "release", None) == "factorised" and releases > MAX_FACTORISED:
         raise InputError(
-            f'release "factorised" in a deployment is for at most {MOST_FACTORISED} releases, as '
+            f'release "factorised" in a deployment is for at most {MAX_FACTORISED} releases, as '
             f'every party derives the factor, got {releases}: choose release = "toeplitz"'
         )
     if algorithm in EXPERTS:
         return
     size = statistic_size(dimension)
-    if size > MOST_IN_MESSAGE or size * max(releases, 1) > MOST_KEPT:
+    if size > MAX_IN_MESSAGE or size * max(releases, 1) > MAX_KEPT:
         raise InputError(
             f"a deployment of {releases} releases cannot have {dimension} columns: their sums have "
-            f"{size} numbers, and at most {min(MOST_IN_MESSAGE, MOST_KEPT // max(releases, 1))} fit"
+            f"{size} numbers, and at most {min(MAX_IN_MESSAGE, MAX_KEPT // max(releases, 1))} fit"
         )
 
 
@@ -629,7 +633,7 @@ def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
         dimension=dimension,
         reward_range=None,
         features_bounded=False,
-        room=ROOM,
+        room=PEOPLE_PER_ROUND,
         notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
 
@@ -642,9 +646,9 @@ def derived(
     Parameters
     ----------
     algorithm : str
-        One of `SYSTEMS`.
+        One of `SUPPORTED_SYSTEMS`.
     keys : dict
-        Every key of the algorithm, as `resolved` returns them.
+        Every key of the algorithm, as `resolved_keys` returns them.
     silos, horizon, dimension : int
 
     Raises
@@ -664,7 +668,7 @@ def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
     keys_given = msgspec.msgpack.decode(keys)
     entry = _entry(algorithm)
     problem = problem_of(algorithm, *sizes)
-    all_keys = resolved(algorithm, keys_given, problem)
+    all_keys = resolved_keys(algorithm, keys_given, problem)
     for key, value in keys_given.items():
         expected = all_keys.get(key)
         # Compare encodings: for != the values 1, 1.0 and true would be equal.
@@ -678,10 +682,10 @@ def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
 
 def _entry(algorithm: str) -> Algorithm:
     """Return the registry entry of an algorithm that can be deployed."""
-    return {**ALGORITHMS, **EXPERTS}[choice("system.algorithm", algorithm, SYSTEMS)]
+    return {**ALGORITHMS, **EXPERTS}[choice("system.algorithm", algorithm, SUPPORTED_SYSTEMS)]
 
 
-def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, Any]:
+def resolved_keys(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, Any]:
     """Return all keys of an algorithm with their values, including defaults, as plain data.
 
     A plan file stores all values, because defaults may change in a later version of fastfed. It
@@ -702,7 +706,7 @@ def resolved(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[str, An
 # ---- certificates and charges --------------------------------------------------------------------
 
 
-def certified(
+def deployed_certificate(
     plan: Executed, problem: ProblemSpec | ExpertProblem, helper: bool = False
 ) -> Certificate:
     """Compute the certificate of a deployed plan from its numbers.
@@ -713,12 +717,12 @@ def certified(
     conditions = kind.conditions(plan, helper)
     if not kind.linear:
         return msgspec.structs.replace(
-            certificate, conditions=(*certificate.conditions, KEPT, *conditions)
+            certificate, conditions=(*certificate.conditions, SECRETS_CONDITION, *conditions)
         )
     return with_conditions(certificate, conditions)
 
 
-def affordable(
+def affordable_keys(
     algorithm: str, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
 ) -> dict[str, Any]:
     """Return all keys of a system, with epsilon reduced until ledgers charge at most epsilon.
@@ -741,4 +745,4 @@ def affordable(
         if epsilon_charged <= requested or not math.isfinite(epsilon_charged):
             break
         keys = keys | {"epsilon": plan_epsilon * requested / epsilon_charged * (1.0 - 1e-6)}
-    return resolved(algorithm, keys, problem)
+    return resolved_keys(algorithm, keys, problem)

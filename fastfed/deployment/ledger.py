@@ -23,7 +23,7 @@ import msgspec
 from fastfed._sqlite import copied
 from fastfed._validate import InputError, number
 from fastfed.deployment.store import (
-    LOG,
+    LOG_SCHEMA,
     Chain,
     Write,
     check_tables,
@@ -35,11 +35,11 @@ from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.certificate import rounded_up
 
 #: Sums of charges are multiplied by this factor, which covers rounding errors.
-_UP = 1.0 + 1e-12
+_ROUND_UP = 1.0 + 1e-12
 #: Kinds of entries in a ledger's chain, in addition to "ceiling" and "charge".
 _IDENTITY, _SECOND = "ledger", "second ledger"
 
-SCHEMA = f"""{LOG}
+SCHEMA = f"""{LOG_SCHEMA}
 CREATE TABLE IF NOT EXISTS ceilings (
     dataset TEXT PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS charges (
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS charges (
     PRIMARY KEY (dataset, plan, release));
 """
 #: Adds the column that ledgers of earlier versions lack.
-_ADD_PURE = "ALTER TABLE charges ADD COLUMN pure REAL NOT NULL DEFAULT 0"
+_ADD_PURE_COLUMN = "ALTER TABLE charges ADD COLUMN pure REAL NOT NULL DEFAULT 0"
 TABLES = {"ceilings", "charges"}
 
 
@@ -129,7 +129,7 @@ class Ledger:
             raise InputError(f"{path} is no ledger of fastfed: it is empty")
         with damage_named(path):
             # A ledger of an earlier version has no chain and no identity.
-            db.executescript(LOG)
+            db.executescript(LOG_SCHEMA)
             ledger._attach(db, str(path))
             if ledger._chain.position.number:
                 ledger._check()
@@ -140,7 +140,7 @@ class Ledger:
         """Set the attributes for an open connection; add the column that earlier versions lack."""
         self._db, self.path, self._chain = db, path, Chain(db, path)
         if "pure" not in {row[1] for row in db.execute("PRAGMA table_info(charges)")}:
-            db.execute(_ADD_PURE)
+            db.execute(_ADD_PURE_COLUMN)
 
     def _start_chain(self) -> None:
         """Start the chain: add a new identity and, in an old ledger, all ceilings and charges."""
@@ -307,8 +307,8 @@ class Ledger:
         )
         if (ceiling := self.ceiling(dataset)) is None:
             return text
-        needed = rounded_up(self.epsilon(dataset, more=charge))
-        room = f"--epsilon {needed} or more at --delta {ceiling[1]:g}"
+        needed_epsilon = rounded_up(self.epsilon(dataset, more=charge))
+        room = f"--epsilon {needed_epsilon} or more at --delta {ceiling[1]:g}"
         return f"{text}: join the same plan with {room}, or leave"
 
     def charge(self, charge: Charge) -> None:
@@ -343,7 +343,7 @@ def epsilon_of_charges(charges: Iterable[Charge], delta: float) -> float:
     epsilon_by_mu2 = _epsilon_by_mu2(all_charges, delta)
     if len(not_pure) == len(all_charges):
         return epsilon_by_mu2
-    pure = math.fsum(c.pure for c in all_charges) * _UP
+    pure = math.fsum(c.pure for c in all_charges) * _ROUND_UP
     return min(epsilon_by_mu2, pure + _epsilon_by_mu2(not_pure, delta))
 
 
@@ -354,8 +354,8 @@ def _epsilon_by_mu2(charges: list[Charge], delta: float) -> float:
     """
     if not any(c.mu2 for c in charges):
         return 0.0
-    mu2 = math.fsum(c.mu2 for c in charges) * _UP
-    delta_remaining = delta - math.fsum(c.failure for c in charges) * _UP
+    mu2 = math.fsum(c.mu2 for c in charges) * _ROUND_UP
+    delta_remaining = delta - math.fsum(c.failure for c in charges) * _ROUND_UP
     return _cached_epsilon(math.sqrt(mu2), delta_remaining) if delta_remaining > 0.0 else math.inf
 
 

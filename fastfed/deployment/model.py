@@ -332,7 +332,8 @@ class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     start : bytes
         The broadcast of the earlier plan from whose model silos start; empty for none.
     why : str
-        Why silos do not start from the earlier model, as a key of `REASONS`; empty if they do.
+        Why silos do not start from the earlier model, as a key of `NO_START_REASONS`; empty if they
+        do.
     """
 
     document: bytes
@@ -344,7 +345,7 @@ class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 #: Value of `Extension.why` -> why silos do not start from the earlier plan's model.
-REASONS = {
+NO_START_REASONS = {
     "requested": "a start without the earlier model was requested",
     "no-release": "the earlier plan had no release yet",
     "schema": "the columns, their ranges or the norm differ, so theta is a different parameter",
@@ -353,7 +354,7 @@ REASONS = {
 
 
 def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
-    """Return why silos cannot start from the earlier model (a key of `REASONS`); empty if they can.
+    """Return why silos cannot start from the earlier model, a key of `NO_START_REASONS`; else "".
 
     The use of released sums costs no privacy. But the two plans must have the same parameter theta:
     the same features, coded and clipped in the same way.
@@ -395,28 +396,30 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
         If the plans have different parties or kinds, if the start does not fit both plans, or if
         the new calendar begins too early.
     """
-    extends, old = document.extends, earlier.document
+    extends, previous = document.extends, earlier.document
     assert extends is not None
     _check_kinds(document, earlier)
-    helpers = {p for p in (document.helper, old.helper) if p is not None}
-    if document.silos != old.silos or document.hub != old.hub or len(helpers) > 1:
+    helpers = {p for p in (document.helper, previous.helper) if p is not None}
+    if document.silos != previous.silos or document.hub != previous.hub or len(helpers) > 1:
         raise InputError(
             "a plan that continues another must have its parties, with the same names and keys"
         )
     # A plan with a start may begin only when the release of the start has closed.
-    earliest, reason = old.calendar.start, no_start(document, plan, earlier)
+    earliest, reason = previous.calendar.start, no_start(document, plan, earlier)
     if extends.start:
         if reason or extends.why:
-            raise InputError(f"the earlier model cannot be the start: {REASONS.get(reason, '')}")
-        earliest = old.calendar.closes[start_of(extends, earlier)[0] - 1]
+            raise InputError(
+                f"the earlier model cannot be the start: {NO_START_REASONS.get(reason, '')}"
+            )
+        earliest = previous.calendar.closes[start_of(extends, earlier)[0] - 1]
     elif not extends.why:
         raise InputError("a plan without the earlier model must say why")
-    elif choice("extends.why", extends.why, tuple(REASONS)) not in (
+    elif choice("extends.why", extends.why, tuple(NO_START_REASONS)) not in (
         reason,
         "requested",
         "no-release",
     ):
-        raise InputError(f"the plan says that {REASONS[extends.why]}, which is not so")
+        raise InputError(f"the plan says that {NO_START_REASONS[extends.why]}, which is not so")
     if document.calendar.start < earliest:
         raise InputError(
             f"calendar.start must be at least {earliest}, when the earlier plan's last release "
@@ -514,9 +517,11 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
     claims = [plan.privacy, *(earlier_plan.executed.privacy for earlier_plan in previous)]
     claim = claims[0]
     assert claim is not None and claim.budget is not None
-    same = earlier.kind.same
-    if same == SAME_PEOPLE and any(c is not None and c.max_participations > 1 for c in claims):
-        same = SAME_VISITORS
+    same_condition = earlier.kind.same
+    if same_condition == SAME_PEOPLE and any(
+        c is not None and c.max_participations > 1 for c in claims
+    ):
+        same_condition = SAME_VISITORS
     proven = all(earlier_plan.certificate.status == "proven" for earlier_plan in previous)
     entry = SideCertificate(
         unit=certificate.unit,
@@ -525,13 +530,13 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
         claimed=None,
         exact=Guarantee(epsilon, claim.budget.delta) if proven else None,
         status="proven" if proven else "unproven",
-        conditions=(same,),
+        conditions=(same_condition,),
         source="Dong, Roth and Su 2022, Corollary 3.3",
     )
     return msgspec.structs.replace(certificate, also=(*certificate.also, entry))
 
 
-def summary(deployed: DeployedPlan) -> dict[str, Any]:
+def chain_summary(deployed: DeployedPlan) -> dict[str, Any]:
     """Describe the plans that a plan continues, for status and export; empty if there are none."""
     earlier, extends = deployed.earlier, deployed.document.extends
     if earlier is None or extends is None:
@@ -542,7 +547,7 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
         "extends": {
             "plans": [member.digest.hex() for member in chain(earlier)],
             "start": release,
-            "why_no_start": REASONS.get(extends.why, ""),
+            "why_no_start": NO_START_REASONS.get(extends.why, ""),
             "epsilon": [guarantee.epsilon for guarantee in guarantees if guarantee is not None],
             "epsilon_together": epsilon_of_chain(deployed.executed, earlier),
         }
@@ -594,7 +599,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         "theta": party.model.theta.tolist(),
         "V": None if party.model.gram is None else party.model.gram.tolist(),
         "certificate": party.deployed.certificate.to_builtins(),
-        **summary(party.deployed),
+        **chain_summary(party.deployed),
     }
 
 

@@ -244,7 +244,7 @@ EVENTS = (
 _NUMBER = re.compile(r"[-+]?\d[\w.+-]*|\bnan\b|\binf\b", re.IGNORECASE)
 
 
-def masked(text: str) -> str:
+def mask_numbers(text: str) -> str:
     """Replace all numbers in a message by #, since they may be values of a report."""
     return _NUMBER.sub("#", text)
 
@@ -288,7 +288,7 @@ class Log:
             state = self._state(process)
         self.event(
             "started",
-            title=titled(party.name, kind_of(process), party.deployed.document.name),
+            title=title_of(party.name, kind_of(process), party.deployed.document.name),
             plan=party.deployed.digest.hex(),
             released=state.get("released", state.get("opened")),
             releases=party.deployed.exchanges,
@@ -356,7 +356,7 @@ class JsonLog(Log):
     def __call__(self, text: str) -> None:
         """Write a message about the network, with its numbers masked."""
         events = (event for start, event in EVENTS if text.startswith(start))
-        self.event(next(events, "problem"), text=masked(text))
+        self.event(next(events, "problem"), text=mask_numbers(text))
 
 
 #: Event -> its sentence in a `PlainLog`, which writes nothing for other events.
@@ -386,15 +386,15 @@ def utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-def titled(party: str, kind: str, federation: str) -> str:
+def title_of(party: str, kind: str, federation: str) -> str:
     """Return who a party is as text: ``north, silo of "Wound care"``."""
     return f'{kind if party == kind else f"{party}, {kind}"} of "{federation}"'
 
 
-def listed(names: Sequence[str]) -> str:
+def name_list(names: Sequence[str]) -> str:
     """Return names as text: at most `MAX_NAMES`, and the number of the others."""
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+    hidden_count = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
 
 
 class PlainLog(Log):
@@ -428,13 +428,13 @@ class PlainLog(Log):
 
     def _wait(self, waits: dict[str, Any], now: float) -> str:
         """Return a sentence about a wait, since when and for whom, and what to do."""
-        since, last = waits["since"], self._last_state.get("waits", "")
-        if since is None or now - since < SETTLED:
+        wait_start, last = waits["since"], self._last_state.get("waits", "")
+        if wait_start is None or now - wait_start < SETTLED:
             return ""
         if last and self._clock() < self._next_wait:
             return str(last)
-        who = f": {listed(waits['who'])}" if waits["who"] else ""
-        text = f"{waits['for']}{who}, since {utc(since)}; what to do: {waits['do']}"
+        parties_text = f": {name_list(waits['who'])}" if waits["who"] else ""
+        text = f"{waits['for']}{parties_text}, since {utc(wait_start)}; what to do: {waits['do']}"
         if text != last:
             self._next_wait = self._clock() + PAUSE
         return text
@@ -454,4 +454,6 @@ class JsonHandler(logging.Handler):
             if not record.exc_info or not record.exc_info[0]
             else {"exception": record.exc_info[0].__name__}
         )
-        self._log.event("server", level=record.levelname, text=masked(str(record.msg)), **fields)
+        self._log.event(
+            "server", level=record.levelname, text=mask_numbers(str(record.msg)), **fields
+        )

@@ -18,7 +18,7 @@ from fastfed.deployment.ledger import Charge
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import clocks_differ
 from fastfed.deployment.seal import Identity
-from fastfed.deployment.store import START, Position, Store, Write
+from fastfed.deployment.store import ORIGIN, Position, Store, Write
 from fastfed.deployment.wire import Body, Refused
 
 
@@ -106,7 +106,7 @@ class Party(Protocol):
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
         """Set the state from the parts of a snapshot.
 
-        Return what the snapshot covers, or `NOTHING` if it is not valid.
+        Return what the snapshot covers, or `UNCOVERED` if it is not valid.
         """
         ...
 
@@ -117,11 +117,11 @@ class Covered(NamedTuple):
     ``others`` is the hash of the writes up to there whose kinds are not in `Party.summarised`.
     """
 
-    position: Position = START
+    position: Position = ORIGIN
     others: bytes = bytes(32)
 
 
-NOTHING = Covered()
+UNCOVERED = Covered()
 
 
 class Speaker:
@@ -157,7 +157,7 @@ class Speaker:
 
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
         """Restore nothing: this party has no snapshot."""
-        return NOTHING
+        return UNCOVERED
 
     @cached_property
     def agreement(self) -> bytes:
@@ -169,8 +169,8 @@ class Speaker:
         return self.wire.signed(self.identity, self.name, release, body)
 
     def unanswered(self, now: float) -> bool:
-        """Return True if the hub has not answered for `LATE` seconds, or the last call failed."""
-        return self.unanswered_since is not None and now > self.unanswered_since + LATE
+        """Return True if the hub has not answered for `LATE_SECONDS`, or the last call failed."""
+        return self.unanswered_since is not None and now > self.unanswered_since + LATE_SECONDS
 
     def own_time(self, now: float) -> float:
         """Convert ``now``, the corrected time, to the time that this machine's clock shows."""
@@ -179,7 +179,7 @@ class Speaker:
     def _store_clock_reading(self, sender: str, time: float, after: float) -> None:
         """Store the clock reading of a message; raise Refused for an impossible time."""
         for seconds in (time, after):
-            if not 0.0 <= seconds < LATEST:
+            if not 0.0 <= seconds < MAX_CLOCK_TIME:
                 raise Refused(f"the time of {sender} must be in seconds since 1970, got {seconds}")
         self.clock_reading = ClockReading(sender, time, after) if time else None
 
@@ -191,10 +191,10 @@ class Speaker:
         """
         waits_now, waits_later = self._waits(now), self._waits(now + abs(self.ahead))
         not_due = ("start", "open", "clocks")
-        idle = waits_now["state"] in not_due or (
+        is_idle = waits_now["state"] in not_due or (
             waits_now["state"] == "hub" and not self.unanswered(now)
         )
-        if not self.ahead or not idle or waits_later["state"] in not_due:
+        if not self.ahead or not is_idle or waits_later["state"] in not_due:
             return waits_now
         return waits_now | clocks_differ(waits_later["since"], self._others())
 
@@ -218,9 +218,9 @@ Clock = Callable[[], float]
 #: has stayed the same for BELIEVED seconds.
 DOUBTED, BELIEVED = 30.0, 600.0
 #: Seconds after which the status says that the party waits for an answer.
-LATE = 5.0
+LATE_SECONDS = 5.0
 #: Upper limit of clock times in messages, in seconds since 1970; no calendar comes near it.
-LATEST = 2.0**40
+MAX_CLOCK_TIME = 2.0**40
 
 
 def monotonic_seconds() -> float:
@@ -271,9 +271,9 @@ class SteadyClock:
     def __call__(self) -> float:
         """Return the corrected time in seconds since 1970."""
         with self._lock:
-            wall, at = self._wall(), self._monotonic()
-            reading = self._steady(wall, at)
-            self.ahead = self._ahead(reading, at)
+            wall, monotonic = self._wall(), self._monotonic()
+            reading = self._steady(wall, monotonic)
+            self.ahead = self._ahead(reading, monotonic)
             self.off = self._jump or self.ahead
             return reading - max(self.ahead, 0.0)
 
@@ -296,38 +296,44 @@ class SteadyClock:
                 return
             self._others[reading.name] = reading.time - now, reading.time - now + elapsed, sent_at
 
-    def _ahead(self, reading: float, at: float) -> float:
+    def _ahead(self, reading: float, monotonic: float) -> float:
         """Return the seconds by which a reading is ahead of the other parties' median clock.
 
-        ``at`` is the monotonic time of the reading. Differences up to `DOUBTED` seconds count as 0.
-        Of the two middle clocks of an even number, the clock that differs less counts.
+        ``monotonic`` is the monotonic time of the reading. Differences up to `DOUBTED` seconds
+        count as 0. Of the two middle clocks of an even number, the clock that differs less counts.
         """
         differences = [0.0] if not self._others else []
         for low, high, _ in self._others.values():
-            # The other clock now shows a time between at + low and at + high.
-            least, most = reading - (at + high), reading - (at + low)
-            differences.append(least if least > DOUBTED else most if most < -DOUBTED else 0.0)
+            # The other clock now shows a time between monotonic + low and monotonic + high.
+            least_ahead, most_ahead = reading - (monotonic + high), reading - (monotonic + low)
+            differences.append(
+                least_ahead
+                if least_ahead > DOUBTED
+                else most_ahead
+                if most_ahead < -DOUBTED
+                else 0.0
+            )
         differences.sort()
         # The two are equal if the number of differences is odd.
         lower, upper = differences[(len(differences) - 1) // 2], differences[len(differences) // 2]
         return max(lower, 0.0) or min(upper, 0.0)
 
-    def _agrees(self, reading: float, at: float) -> bool:
+    def _agrees(self, reading: float, monotonic: float) -> bool:
         """Return True if a reading certainly agrees with most other clocks, up to `DOUBTED` s."""
         largest_errors = sorted(
-            max(abs(reading - at - low), abs(reading - at - high))
+            max(abs(reading - monotonic - low), abs(reading - monotonic - high))
             for low, high, _ in self._others.values()
         )
         return bool(largest_errors) and largest_errors[len(largest_errors) // 2] <= DOUBTED
 
-    def _steady(self, wall: float, at: float) -> float:
-        """Return the wall clock without short-lived jumps; ``at`` is the monotonic time."""
-        expected = self._last_reading + (at - self._read_at)
+    def _steady(self, wall: float, monotonic: float) -> float:
+        """Return the wall clock without short-lived jumps; ``monotonic`` is the monotonic time."""
+        expected = self._last_reading + (monotonic - self._read_at)
         jump = wall - expected
-        if abs(jump) > DOUBTED and not self._agrees(wall, at):
+        if abs(jump) > DOUBTED and not self._agrees(wall, monotonic):
             if abs(jump - self._jump) > DOUBTED:
-                self._jump, self._jump_since = jump, at
-            if at - self._jump_since < BELIEVED:
+                self._jump, self._jump_since = jump, monotonic
+            if monotonic - self._jump_since < BELIEVED:
                 return expected
-        self._last_reading, self._read_at, self._jump = wall, at, 0.0
+        self._last_reading, self._read_at, self._jump = wall, monotonic, 0.0
         return wall

@@ -37,18 +37,18 @@ from fastfed.protocols.serverless import (
 )
 
 #: Conditions that the deployment's certificate states in addition to its system's conditions.
-ATTENDED = Condition(
+PRESENCE_CONDITION = Condition(
     "whether and when a silo reports, is away or leaves does not depend on its records (taken on "
     "trust); the estimate of a silo that does not report counts as 0",
     True,
 )
-LATE = Condition(
+LATE_RECORD_CONDITION = Condition(
     "a record may come late or never, for reasons that depend on the record: the guarantee is for "
     "all data of a silo at once",
     True,
 )
 #: All conditions that are added to the certificate.
-CONDITIONS = LATE, ATTENDED
+CONDITIONS = LATE_RECORD_CONDITION, PRESENCE_CONDITION
 
 
 # ---- plans ---------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def check_phases(plan: PhasePlan) -> PhasePlan:
 
 #: Values with Laplace noise of more than this many scales are refused. Honest noise exceeds it
 #: once in 10^17 numbers.
-_SCALES = 40.0
+_MAX_NOISE_SCALES = 40.0
 
 
 class PhaseModel(Acting):
@@ -182,7 +182,7 @@ class MeanRange:
         """Return the largest absolute values in a model (d,): a clipped mean plus noise."""
         mean = self._plan.means[release - 1]
         limit = mean.rotated_bound + 2.0 * mean.rotated_radius
-        limit += _SCALES * mean.noise_stds["mean"] / math.sqrt(2.0)
+        limit += _MAX_NOISE_SCALES * mean.noise_stds["mean"] / math.sqrt(2.0)
         return np.full(self._plan.dimension, limit * math.sqrt(mean.padded))
 
 
@@ -293,13 +293,13 @@ class PhaseHub(Hub):
     def _phases(self) -> PhasePlan:
         return of_phases(self.deployed)
 
-    def _compute_release(self, release: int, opened: Opened) -> np.ndarray:
+    def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
         """Compute the model (d,) of a release: the private mean of the estimates in its set.
 
         A silo without a report counts with an estimate of 0.
         """
         estimates = np.zeros((self.plan.silos, self.plan.dimension))
-        for entry in opened.entries:
+        for entry in opened_set.entries:
             envelope = self.wire.read(self.reports[release, entry.silo])
             estimates[entry.silo] = self._decrypt_report(
                 envelope, f"report {release} of {envelope.sender}"

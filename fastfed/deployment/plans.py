@@ -30,27 +30,27 @@ from fastfed._validate import InputError, check_plain, choice, integer, line, nu
 from fastfed.bandits import ProblemSpec
 from fastfed.bandits.system import BATCH_FIRST, BATCH_RATIO, GROWING
 from fastfed.deployment import codec, guard, model
-from fastfed.deployment.declared import only as _only
+from fastfed.deployment.declared import check_keys as _only
 from fastfed.deployment.declared import schema_of
 from fastfed.deployment.kinds import (
     Executed,
     Kind,
     added_up,
-    affordable,
-    certified,
+    affordable_keys,
     check_least,
     check_sizes,
     check_sum,
+    deployed_certificate,
     derived,
     kind_of,
     problem_of,
     system_keys,
 )
 from fastfed.deployment.schema import Schema, check_schema
-from fastfed.deployment.seal import KEY, Identity, digest, is_encryption_key, verified
+from fastfed.deployment.seal import KEY_BYTES, Identity, digest, is_encryption_key, verified
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.experts import ProblemSpec as ExpertProblem
-from fastfed.privacy.account import SAME
+from fastfed.privacy.account import TOLERANCE
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.clocks import Clocks
 from fastfed.protocols.plan import ClockedPlan, Plan
@@ -61,10 +61,10 @@ HUB, HELPER = "hub", "helper"
 #: The end of the year 9999, in seconds since 1970.
 LAST_SECOND = 253_402_300_799
 #: Maximum size of a plan file in bytes, and maximum number of silos.
-LARGEST, MOST_SILOS = 1 << 26, 1000
+MAX_PLAN_BYTES, MAX_SILOS = 1 << 26, 1000
 #: Default of ``grace`` in seconds if silos have their own clocks; at most the shortest period.
-COLLECTED = 60
-_AGREED = b"fastfed deployment plan 2\0"
+GRACE_WITH_CLOCKS = 60
+_AGREEMENT_PREFIX = b"fastfed deployment plan 2\0"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -122,7 +122,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     name : str
         A title for readers; free text.
     algorithm : str
-        One of `SYSTEMS`.
+        One of `SUPPORTED_SYSTEMS`.
     horizon : int
         Number of decisions of one silo.
     keys : dict
@@ -268,7 +268,9 @@ class DeployedPlan:
     @cached_property
     def certificate(self) -> Certificate:
         """The privacy certificate, computed from this plan and the plans that it continues."""
-        certificate = certified(self.executed, self.problem, self.document.helper is not None)
+        certificate = deployed_certificate(
+            self.executed, self.problem, self.document.helper is not None
+        )
         return (
             model.with_earlier(certificate, self.executed, self.earlier)
             if self.earlier
@@ -342,7 +344,7 @@ class DeployedPlan:
 
     def countersignature(self, identity: Identity) -> bytes:
         """Return a party's countersignature: its signature of this plan, 64 bytes."""
-        return identity.sign(_AGREED + self.digest)
+        return identity.sign(_AGREEMENT_PREFIX + self.digest)
 
     def countersigned(self, name: str, identity: Identity) -> DeployedPlan:
         """Return a copy of this plan to which a party's countersignature is added."""
@@ -354,7 +356,7 @@ class DeployedPlan:
         if signature and self._verified_signatures.get(name) == signature:
             return
         party = {p.name: p for p in self.parties}.get(name)
-        if party is None or not verified(party.sign, signature, _AGREED + self.digest):
+        if party is None or not verified(party.sign, signature, _AGREEMENT_PREFIX + self.digest):
             raise InputError(f"the countersignature of {show(name)} is not one of this plan")
         self._verified_signatures[name] = signature
 
@@ -389,10 +391,6 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     spec : str or mapping
         TOML text, or its tables: ``federation``, ``system``, ``calendar``, ``columns``, ``silos``,
         ``hub`` and, for secure sums, ``helper`` (docs/deployment.md).
-
-    Returns
-    -------
-    DeployedPlan
 
     Raises
     ------
@@ -438,7 +436,7 @@ def document_of(tables: Mapping[str, Any]) -> Document:
     check_sum(federation.get("sum"), protocol, helper is not None)
     sizes = len(silos), horizon, len(schema.columns)
     check_sizes(algorithm, keys, *sizes)
-    keys = affordable(algorithm, keys, problem_of(algorithm, *sizes))
+    keys = affordable_keys(algorithm, keys, problem_of(algorithm, *sizes))
     plan = derived(algorithm, keys, *sizes)
     return Document(
         FORMAT,
@@ -511,7 +509,7 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
     grace, longest = (int(periods.min()), int(periods.max())) if len(periods) else (0, 0)
     if isinstance(plan, ClockedPlan) and len(closes) == len(ends):
         # The hub collects the reports of one moment for a short time only.
-        grace = min(COLLECTED, int(periods.min()))
+        grace = min(GRACE_WITH_CLOCKS, int(periods.min()))
         closes_by_silo = (np.array(closes)[sends > 0] for sends in plan.clocks.sends.T)
         longest = max(int(np.diff([start, *ends]).max()) for ends in closes_by_silo)
     deadline = table.get("reward_deadline", longest)
@@ -549,10 +547,6 @@ def load(source: str | Path | bytes) -> DeployedPlan:
     source : str, Path or bytes
         The file, or its content.
 
-    Returns
-    -------
-    DeployedPlan
-
     Raises
     ------
     InputError
@@ -565,8 +559,8 @@ def load(source: str | Path | bytes) -> DeployedPlan:
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
     data = source
-    if len(data) > LARGEST:
-        raise InputError(f"a plan file has at most {LARGEST} bytes, got {len(data)}")
+    if len(data) > MAX_PLAN_BYTES:
+        raise InputError(f"a plan file has at most {MAX_PLAN_BYTES} bytes, got {len(data)}")
     inner, signatures = _decoded(data, tuple[bytes, dict[str, bytes]])
     return checked(read_document(inner), signatures)
 
@@ -597,7 +591,7 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
         model.check_extension(document, schedule, deployed.earlier)
     # The certificate is computed from the document's numbers, which may not give the claim.
     exact, claimed = deployed.certificate.exact, deployed.certificate.claimed
-    if exact is None or claimed is None or exact.epsilon > claimed.epsilon * (1.0 + SAME):
+    if exact is None or claimed is None or exact.epsilon > claimed.epsilon * (1.0 + TOLERANCE):
         raise InputError(f"the plan's numbers give {show(exact)}, but it claims {show(claimed)}")
     for name, signature in signatures.items():
         deployed.check_countersignature(name, signature)
@@ -650,15 +644,15 @@ def _check_parties(document: Document) -> None:
     helper = [document.helper.name] if document.helper else []
     if document.hub.name != HUB or helper not in ([], [HELPER]) or HELPER in names[:-1]:
         raise InputError(f'the hub is named "{HUB}", a helper "{HELPER}", and no silo is')
-    if any(len(key) != KEY for key in keys):
-        raise InputError(f"public keys must have {KEY} bytes")
+    if any(len(key) != KEY_BYTES for key in keys):
+        raise InputError(f"public keys must have {KEY_BYTES} bytes")
     for party in (*document.silos, document.hub, document.helper):
         if party is not None and not is_encryption_key(party.open):
             raise InputError(
                 f"the key `open` of {party.name} is no X25519 key in its usual form: is it its "
                 "`sign`?"
             )
-    integer("number of silos", len(document.silos), at_least=1, at_most=MOST_SILOS)
+    integer("number of silos", len(document.silos), at_least=1, at_most=MAX_SILOS)
 
 
 def _check_document(document: Document, plan: Plan) -> None:

@@ -18,22 +18,22 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fastfed._validate import InputError
-from fastfed.deployment.calls import FULL, failure
+from fastfed.deployment.calls import FULL_DISK_ERRORS, failure
 from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.model import Decision
-from fastfed.deployment.party import NOTHING, Clock, Covered, Message, Party, SteadyClock, Step
+from fastfed.deployment.party import UNCOVERED, Clock, Covered, Message, Party, SteadyClock, Step
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import Conflict, Position, Store, Write, chained
 
 T = TypeVar("T")
 #: Maximum number of syncs of calls at a time.
-SYNCS = 6
+MAX_SYNCS = 6
 #: Number of writes between two snapshots: a restart applies at most about this many.
-SNAPSHOT_EVERY = 10_000
+WRITES_PER_SNAPSHOT = 10_000
 #: Maximum number of records that are erased while calls wait.
-ERASE_AT_ONCE = 500
+MAX_ERASED_AT_ONCE = 500
 #: Seconds between two calls of `SiloProcess.erase`.
-ERASE_EVERY = 60.0
+ERASE_SECONDS = 60.0
 
 
 class Call(Generic[T]):
@@ -92,10 +92,10 @@ def restored(party: Party, store: Store) -> Covered:
         If the log has changed since the snapshot.
     """
     party.attach(store)
-    covered = party.restore(parts) if (parts := store.snapshot()) else NOTHING
+    covered = party.restore(parts) if (parts := store.snapshot()) else UNCOVERED
     if covered.position.number < store.erased:
         raise InputError("records were erased, and the snapshot is damaged: restore a backup")
-    if covered == NOTHING:
+    if covered == UNCOVERED:
         return covered
     # The snapshot holds the effect of the kinds `summarised`; writes of other kinds are applied.
     others_hash, (last, chain) = bytes(32), covered.position
@@ -130,11 +130,7 @@ class Process:
     """
 
     def __init__(
-        self,
-        party: Party,
-        store: Store,
-        ledger: Ledger | None = None,
-        clock: Clock | None = None,
+        self, party: Party, store: Store, ledger: Ledger | None = None, clock: Clock | None = None
     ) -> None:
         self.party, self.store, self.ledger = party, store, ledger
         self.clock: Clock = SteadyClock() if clock is None else clock
@@ -187,8 +183,8 @@ class Process:
 
     def _fold_new(self, writes: Sequence[Write], is_new: Sequence[bool]) -> None:
         """Apply the durable writes that the log did not have before."""
-        for write, new in zip(writes, is_new, strict=False):
-            if new:
+        for write, is_new_write in zip(writes, is_new, strict=False):
+            if is_new_write:
                 self._fold(write)
 
     def turn(self) -> threading.RLock:
@@ -259,12 +255,12 @@ class Process:
     @property
     def has_waiting(self) -> bool:
         """True if submitted calls wait for a `sync`, and a sync may begin."""
-        return bool(self._waiting) and self._syncs < SYNCS
+        return bool(self._waiting) and self._syncs < MAX_SYNCS
 
     def sync(self) -> bool:
         """Store the writes of all submitted calls; return False if there is nothing to do now.
 
-        That is so if no call waits, or `SYNCS` other threads are storing writes.
+        That is so if no call waits, or `MAX_SYNCS` other threads are storing writes.
         """
         batch = self.begin_sync()
         if batch is not None:
@@ -321,14 +317,14 @@ class Process:
         with self._lock:
             self._syncs -= 1
             self.pace += 0.2 * (seconds - self.pace)
-            done: list[Call[Any]] = []
+            done_calls: list[Call[Any]] = []
             # A sync covers all batches before its own. A later sync may have finished this batch.
             while batch in self._batches or (failed is not None and self._batches):
-                done += self._finish_batch(self._batches.popleft(), failed)
+                done_calls += self._finish_batch(self._batches.popleft(), failed)
             self.party.in_flight = len(self._in_flight)
-            self._save_snapshot(SNAPSHOT_EVERY)
-            done += self._resubmit()
-        self.on_done(done)
+            self._save_snapshot(WRITES_PER_SNAPSHOT)
+            done_calls += self._resubmit()
+        self.on_done(done_calls)
 
     def _finish_batch(self, batch: Batch, failed: BaseException | None) -> list[Call[Any]]:
         """Apply the writes of a batch that is durable, or has failed; return its calls."""
@@ -361,7 +357,7 @@ class Process:
                         self._changed.wait()
 
     def _resubmit(self) -> list[Call[Any]]:
-        """Submit the blocked calls again, with the lock; return those that are done at once."""
+        """Submit the blocked calls again; return those that are done at once. Hold the lock."""
         blocked, self._blocked = self._blocked, []
         for call in blocked:
             self.submit(call)
@@ -371,7 +367,7 @@ class Process:
     @contextmanager
     def _claimed(self) -> Iterator[None]:
         """Hold the lock while no call is in flight; calls that arrive meanwhile are blocked."""
-        done: list[Call[Any]] = []
+        done_calls: list[Call[Any]] = []
         try:
             with self._lock:
                 self._claims += 1
@@ -382,10 +378,10 @@ class Process:
                     yield
                 finally:
                     self._claims -= 1
-                    done = self._resubmit()
+                    done_calls = self._resubmit()
         finally:
             # Even if the block has failed: the blocked calls wait for a sync now.
-            self.on_done(done)
+            self.on_done(done_calls)
 
     # ---- steps while no call is in flight --------------------------------------------------------
 
@@ -465,7 +461,7 @@ class Process:
         If the disk is full, the next call tries again; a restart until then applies more writes.
         """
         if self._end.number >= self._covered.position.number + min_writes:
-            with suppress(*FULL):
+            with suppress(*FULL_DISK_ERRORS):
                 self._store_snapshot()
 
     def _store_snapshot(self, erase: Sequence[str] = ()) -> None:
@@ -539,15 +535,15 @@ class SiloProcess(Process):
         return count
 
     def _erase_some(self, keep: float) -> int:
-        """Erase up to `ERASE_AT_ONCE` records as `erase` does; return how many.
+        """Erase up to `MAX_ERASED_AT_ONCE` records as `erase` does; return how many.
 
         Calls wait while this runs, so it must be short.
         """
         with self._claimed():
             before, erased_up_to = self.now() - keep, dict(self.party.erased_up_to)
             try:
-                self._store(self.party.expire(before, ERASE_AT_ONCE))
-                if ids := self.party.erasable(before, ERASE_AT_ONCE):
+                self._store(self.party.expire(before, MAX_ERASED_AT_ONCE))
+                if ids := self.party.erasable(before, MAX_ERASED_AT_ONCE):
                     self._store_snapshot(ids)
             except BaseException:
                 # `expire` and `erasable` have advanced these numbers, but nothing was erased.
@@ -556,18 +552,18 @@ class SiloProcess(Process):
             return len(ids)
 
     def keep_erasing(self, keep: float, say: Callable[[str], None]) -> None:
-        """Call `erase` every `ERASE_EVERY` seconds, for ever; ``say`` receives each new problem."""
+        """Call `erase` every `ERASE_SECONDS`, for ever; ``say`` receives each new problem."""
         last_problem, pause = "", threading.Event()
         while True:
             try:
                 self.erase(keep)
                 problem = ""
-            except (InputError, *FULL) as error:
+            except (InputError, *FULL_DISK_ERRORS) as error:
                 problem = f"no records are erased: {failure(error)[1]}"
             if problem and problem != last_problem:
                 say(problem)
             last_problem = problem
-            pause.wait(ERASE_EVERY)
+            pause.wait(ERASE_SECONDS)
 
     def leave(self) -> None:
         """Leave the federation; the hub learns this from the silo's next message."""

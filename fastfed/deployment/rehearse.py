@@ -19,7 +19,7 @@ from fastfed._validate import InputError, number, show
 from fastfed.deployment import folder as folders
 from fastfed.deployment.data import Case, Source, cases, load_source, source_of
 from fastfed.deployment.declared import schema_of
-from fastfed.deployment.kinds import ADDED_UP
+from fastfed.deployment.kinds import SECURE_SUM_PROTOCOLS
 from fastfed.deployment.ledger import Ledger, spent_lines
 from fastfed.deployment.model import Ended
 from fastfed.deployment.plans import DeployedPlan, compile_plan, tables_of
@@ -92,10 +92,6 @@ def rehearse(
         A new or empty folder, in which each party gets its folder.
     say : callable
         Called with a line for each release.
-
-    Returns
-    -------
-    Rehearsal
 
     Raises
     ------
@@ -198,7 +194,8 @@ def _compile_and_join(
     """
     tables = _with_defaults(spec_tables, rows, silos)
     has_helper = "helper" in spec_tables or (
-        tables["system"]["protocol"] in ADDED_UP and tables["federation"].get("sum") != "masks"
+        tables["system"]["protocol"] in SECURE_SUM_PROTOCOLS
+        and tables["federation"].get("sum") != "masks"
     )
     parties = [*silos, "hub", *(["helper"] if has_helper else [])]
     if len(set(parties)) != len(parties):
@@ -254,9 +251,9 @@ def _create_folders(
 ) -> DeployedPlan:
     """Create keys and folders of all parties, compile the plan, and let all parties join it."""
     keys = {name: folders.make_keys(folder / name) for name in parties}
-    others = {name: keys[name] for name in parties if name not in silos}
+    other_keys = {name: keys[name] for name in parties if name not in silos}
     plan = compile_plan(
-        {**tables, "silos": [{"name": name, **keys[name]} for name in silos], **others}
+        {**tables, "silos": [{"name": name, **keys[name]} for name in silos], **other_keys}
     )
     plan.save(folder / folders.PLAN)
     exact, system = plan.certificate.exact, tables["system"]
@@ -280,12 +277,12 @@ def _run(
     """Process all events of the replays and all ends of periods, in the order of time."""
     settle(processes)
     closes = plan.document.calendar.closes
-    for release, close in enumerate(closes, 1):
-        while (due := min(replay.due for replay in replays.values())) < close:
+    for release, close_time in enumerate(closes, 1):
+        while (due := min(replay.due for replay in replays.values())) < close_time:
             clock.now = max(clock.now, due)
             for replay in replays.values():
                 replay.act(clock.now)
-        clock.now = float(close)
+        clock.now = float(close_time)
         settle(processes)
         decided = sum(len(silo.party.decisions) for silo in _silos(processes.values()))
         say(f"release {release} of {len(closes)}: {decided} decisions so far")

@@ -19,11 +19,11 @@ from fastfed._validate import InputError
 from fastfed.deployment.data import Case, Source, span
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.process import SiloProcess
-from fastfed.deployment.shell import FULL
+from fastfed.deployment.shell import FULL_DISK_ERRORS
 from fastfed.privacy.mechanisms.user_bit import bit_to_send
 
 #: Seconds until a decision or outcome that the silo refused is tried again.
-AGAIN = 0.5
+RETRY_SECONDS = 0.5
 
 
 class Times(NamedTuple):
@@ -59,10 +59,6 @@ def times(
     silo : int, optional
         Index of the silo, which a plan with clocks needs.
 
-    Returns
-    -------
-    list of Times
-
     Raises
     ------
     InputError
@@ -97,8 +93,8 @@ def times(
 def _similar_subjects(cases: Sequence[Case]) -> int:
     """Count the persons whose identifying text is nearly equal to a different person's text."""
     persons = {case.subject for case in cases}
-    forms = Counter(map(_rough_form, persons))
-    return sum(forms[_rough_form(person)] > 1 for person in persons)
+    count_by_form = Counter(map(_rough_form, persons))
+    return sum(count_by_form[_rough_form(person)] > 1 for person in persons)
 
 
 def _rough_form(person: str) -> str:
@@ -145,10 +141,10 @@ def survey(
     periods = [0] * releases
     beyond_cap = too_late = learned = no_outcome = repeated = 0
     # Go through the cases in the order of time, with the same rules as the silo.
-    for when, case in sorted(
+    for event_time, case in sorted(
         zip(times(plan, source, cases, silo), cases, strict=True), key=_decision_time
     ):
-        period = calendar.period(when.came)
+        period = calendar.period(event_time.came)
         is_repeated = decisions_of[case.subject] >= returning
         if period > releases or is_repeated:
             repeated += is_repeated
@@ -161,8 +157,8 @@ def survey(
             continue
         periods[period - 1] += 1
         decisions_of[case.subject] += 1
-        delay = when.known - when.came
-        if delay > calendar.reward_deadline or calendar.period(when.known) > releases:
+        delay = event_time.known - event_time.came
+        if delay > calendar.reward_deadline or calendar.period(event_time.known) > releases:
             too_late += 1
         elif case.outcome is None and not case.by:
             no_outcome += 1
@@ -294,15 +290,15 @@ class Replay:
         """
         last_problem = ""
         while self.remaining and not stop.is_set():
-            wait = min(max(self.due - self._silo.clock(), 0.0), AGAIN)
+            wait = min(max(self.due - self._silo.clock(), 0.0), RETRY_SECONDS)
             if stop.wait(wait):
                 return
             try:
                 self.act(self._silo.clock())
                 problem = ""
-            except (InputError, *FULL) as error:
+            except (InputError, *FULL_DISK_ERRORS) as error:
                 problem = str(error)
-                stop.wait(AGAIN)
+                stop.wait(RETRY_SECONDS)
             if problem and problem != last_problem:
                 say(f"the replay waits: {problem}")
             last_problem = problem

@@ -244,11 +244,13 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         columns = []
         for j, column in enumerate(self.matrix.T):
             part = f"feature {j}" if self.features else self.names[j]
-            least, most = float(column.min()), float(column.max())
+            lowest, highest = float(column.min()), float(column.max())
             for context_column in context_columns:
                 # Adding 0.0 turns -0.0 into 0.0, which has a different encoding in a plan file.
                 ends = [
-                    a * b for a in (least, most) for b in (context_column.low, context_column.high)
+                    a * b
+                    for a in (lowest, highest)
+                    for b in (context_column.low, context_column.high)
                 ]
                 columns.append(
                     Column(f"{part}: {context_column.name}", min(ends) + 0.0, max(ends) + 0.0)
@@ -310,9 +312,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         if table:
             index = matched(value, [code for code, _ in table])
             if index is None:
-                known = ", ".join(code for code, _ in table)
+                known_codes = ", ".join(code for code, _ in table)
                 raise InputError(
-                    f'outcome "{self.column}" must be one of {known}, got another value'
+                    f'outcome "{self.column}" must be one of {known_codes}, got another value'
                 )
             return float(table[index][1]) if self.codes else float(table[index][1] == action)
         # A click may be given as true or false.
@@ -477,13 +479,13 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 #: Largest absolute value of the ends of a range; its inverse is the smallest norm, and the smallest
 #: width of a range. So products and squares of features are finite, and no record gives NaN.
-FARTHEST = 1e50
-_WITHIN = f"; its ends are at most {FARTHEST:g} in size"
+MAX_END = 1e50
+_RANGE_LIMIT_TEXT = f"; its ends are at most {MAX_END:g} in size"
 
 
 def is_range(low: float, high: float) -> bool:
     """Return True if low < high, and both are within limits that are safe for scaling."""
-    return -FARTHEST <= low < high <= FARTHEST and high - low >= 1.0 / FARTHEST
+    return -MAX_END <= low < high <= MAX_END and high - low >= 1.0 / MAX_END
 
 
 def check_columns(columns: Sequence[Column]) -> None:
@@ -492,14 +494,14 @@ def check_columns(columns: Sequence[Column]) -> None:
         if not is_range(column.low, column.high):
             raise InputError(
                 f"column {show(column.name)} must have a range low < high, got {show(column.low)} "
-                f"and {show(column.high)}{_WITHIN}"
+                f"and {show(column.high)}{_RANGE_LIMIT_TEXT}"
             )
 
 
 def check_schema(schema: Schema) -> None:
     """Raise InputError for an invalid schema, or columns that do not fit its records."""
     check_columns(schema.columns)
-    number("norm", schema.norm, at_least=1.0 / FARTHEST, at_most=FARTHEST)
+    number("norm", schema.norm, at_least=1.0 / MAX_END, at_most=MAX_END)
     if schema.records is not None:
         check_records(schema.records)
         width = schema.records.width
@@ -516,7 +518,7 @@ def check_records(records: Records) -> None:
     actions, outcome = records.actions, records.outcome
     _check_names("actions.names", actions.names)
     for name in ("constant", "shared"):
-        number(f"actions.{name}", getattr(actions, name), at_least=-FARTHEST, at_most=FARTHEST)
+        number(f"actions.{name}", getattr(actions, name), at_least=-MAX_END, at_most=MAX_END)
     if actions.features:
         array("actions.features", actions.features, shape=(len(actions.names), None))
         if not actions.matrix.any(axis=0).all():
@@ -553,13 +555,14 @@ def _check_variable(where: str, variable: Variable) -> None:
     choice(f"{where}: kind", variable.kind, KINDS)
     if not is_range(*variable.to):
         raise InputError(
-            f"{where}: to must be two numbers low < high, got {show(list(variable.to))}{_WITHIN}"
+            f"{where}: to must be two numbers low < high, got {show(list(variable.to))}"
+            f"{_RANGE_LIMIT_TEXT}"
         )
     if variable.kind == "number":
         if not is_range(variable.low, variable.high):
             raise InputError(
                 f"{where} needs a public range low < high, got {variable.low:g} and "
-                f"{variable.high:g}{_WITHIN}"
+                f"{variable.high:g}{_RANGE_LIMIT_TEXT}"
             )
         choice(f"{where}: outside", variable.outside, ("clip", "refuse", "missing"))
     else:

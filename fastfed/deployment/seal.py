@@ -46,7 +46,7 @@ except ImportError as error:  # pragma: no cover - only without the extra
 # ---- keys ----------------------------------------------------------------------------------------
 
 #: Number of bytes of a secret, a key or a digest.
-KEY = 32
+KEY_BYTES = 32
 
 
 def digest(data: bytes) -> bytes:
@@ -59,7 +59,7 @@ def keyed_digest(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
 
     Each part is preceded by its length, so different lists of parts give different inputs.
     """
-    hasher = hashlib.blake2b(key=key, digest_size=KEY, person=purpose)
+    hasher = hashlib.blake2b(key=key, digest_size=KEY_BYTES, person=purpose)
     for part in parts:
         hasher.update(len(part).to_bytes(8, "big") + part)
     return hasher.digest()
@@ -81,8 +81,8 @@ class Identity:
     """
 
     def __init__(self, seed: bytes) -> None:
-        if not isinstance(seed, bytes) or len(seed) != KEY:
-            raise InputError(f"seed must be {KEY} bytes, the secret of a party")
+        if not isinstance(seed, bytes) or len(seed) != KEY_BYTES:
+            raise InputError(f"seed must be {KEY_BYTES} bytes, the secret of a party")
         self._sign = Ed25519PrivateKey.from_private_bytes(keyed_digest(seed, b"fastfed sign"))
         self._open = X25519PrivateKey.from_private_bytes(keyed_digest(seed, b"fastfed open"))
 
@@ -107,9 +107,9 @@ class Identity:
             If the data were encrypted to a different party or in a different context, or changed.
         """
         try:
-            sender_key = X25519PublicKey.from_public_bytes(sealed[:KEY])
-            key = _shared(self._open.exchange(sender_key), sealed[:KEY], self.public[1])
-            return ChaCha20Poly1305(key).decrypt(bytes(12), sealed[KEY:], context)
+            sender_key = X25519PublicKey.from_public_bytes(sealed[:KEY_BYTES])
+            key = _shared(self._open.exchange(sender_key), sealed[:KEY_BYTES], self.public[1])
+            return ChaCha20Poly1305(key).decrypt(bytes(12), sealed[KEY_BYTES:], context)
         except (InvalidTag, ValueError):
             raise InputError("the data encrypted to this party cannot be opened") from None
 
@@ -133,10 +133,10 @@ class Identity:
 
 def is_encryption_key(public: bytes) -> bool:
     """Return True for a canonical X25519 public key to which data can be encrypted."""
-    if len(public) != KEY or public[-1] & 0x80:
+    if len(public) != KEY_BYTES or public[-1] & 0x80:
         return False
     try:
-        X25519PrivateKey.from_private_bytes(bytes(range(KEY))).exchange(
+        X25519PrivateKey.from_private_bytes(bytes(range(KEY_BYTES))).exchange(
             X25519PublicKey.from_public_bytes(public)
         )
     except ValueError:
@@ -165,7 +165,7 @@ def _shared(secret: bytes, first: bytes, second: bytes) -> bytes:
 
 def _derived(secret: bytes, info: bytes, salt: bytes | None = None) -> bytes:
     """Derive a key from a secret by HKDF with SHA-256."""
-    kdf: Any = HKDF(hashes.SHA256(), KEY, salt=salt, info=info)
+    kdf: Any = HKDF(hashes.SHA256(), KEY_BYTES, salt=salt, info=info)
     key: bytes = kdf.derive(secret)
     return key
 
@@ -205,7 +205,7 @@ def make_secret(path: str | Path) -> bytes:
         If the file exists: a secret is never replaced.
     """
     target = Path(path)
-    secret = secrets.token_bytes(KEY)
+    secret = secrets.token_bytes(KEY_BYTES)
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
     except FileExistsError:
@@ -227,14 +227,14 @@ def read_secret(path: str | Path) -> bytes:
         )
     with open(target, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
-        secret = file.read(KEY + 1)
+        secret = file.read(KEY_BYTES + 1)
     if mode & 0o077:
         raise InputError(f"{target} can be read by others (mode {mode:o}); chmod 400 it")
-    if len(secret) != KEY:
-        size = f"{len(secret)}" if len(secret) < KEY else "more"
+    if len(secret) != KEY_BYTES:
+        size = f"{len(secret)}" if len(secret) < KEY_BYTES else "more"
         raise InputError(
-            f"{target} must hold {KEY} bytes, got {size}: restore its backup; without it, make new "
-            "keys and a new plan"
+            f"{target} must hold {KEY_BYTES} bytes, got {size}: restore its backup; without it, "
+            "make new keys and a new plan"
         )
     return secret
 
@@ -292,8 +292,8 @@ class SealedNoise:
         return True
 
     def __init__(self, secret: bytes, plan: bytes, owner: str) -> None:
-        if not isinstance(secret, bytes) or len(secret) != KEY:
-            raise InputError(f"secret must be {KEY} bytes")
+        if not isinstance(secret, bytes) or len(secret) != KEY_BYTES:
+            raise InputError(f"secret must be {KEY_BYTES} bytes")
         self._secret, self._plan, self._owner = secret, plan, owner.encode()
         #: Node -> the sums that its noise hides.
         self._hidden: dict[int, bytes] = {}

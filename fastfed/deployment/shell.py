@@ -21,8 +21,8 @@ import msgspec
 
 from fastfed._validate import InputError, is_line, show
 from fastfed.deployment.calls import (
-    FULL,
-    WHOLE,
+    FULL_DISK_ERRORS,
+    REQUEST_SECONDS,
     ReusedConnection,
     call,
     failure,
@@ -35,7 +35,7 @@ from fastfed.deployment.observe import (
     JsonHandler,
     JsonLog,
     Log,
-    masked,
+    mask_numbers,
     metrics_text,
 )
 from fastfed.deployment.process import Process
@@ -44,7 +44,7 @@ from fastfed.deployment.store import SyncFailed
 PATH = "/v1/messages"
 #: Seconds between two ticks of a party, and seconds that a hub has to finish its answers when it is
 #: stopped.
-EVERY, FINISH = 5.0, 2
+TICK_SECONDS, FINISH_SECONDS = 5.0, 2
 
 # ---- the hub -------------------------------------------------------------------------------------
 
@@ -91,13 +91,13 @@ class HubApp:
             return 200, _TEXT, self.metrics().encode()
         if request != ("POST", PATH):
             return 404, _TEXT, b"not found"
-        data, more = b"", True
-        while more:
+        data, more_body = b"", True
+        while more_body:
             event = await receive()
             if event["type"] != "http.request":
                 return 400, _TEXT, b"the request was cut off"
             data += event.get("body", b"")
-            more = event.get("more_body", False)
+            more_body = event.get("more_body", False)
             if len(data) > self._hub.wire.largest:
                 return 413, _TEXT, b"the message is too large"
         return await asyncio.to_thread(self._answer_logged, data)
@@ -106,14 +106,14 @@ class HubApp:
         """Answer a message as `answer` does; log a refusal, and events of the hub's state."""
         try:
             answer = self.answer(data)
-        except (InputError, *FULL) as error:
+        except (InputError, *FULL_DISK_ERRORS) as error:
             # After 503 (the disk is full), the sender repeats the message.
             status, problem = failure(error)
             problem = problem if status == 400 else f"nothing was stored: {problem}"
             answer = status, _TEXT, problem.encode()
         if self._log is not None:
             if answer[0] != 200:
-                self._log.event("message", status=answer[0], text=masked(answer[2].decode()))
+                self._log.event("message", status=answer[0], text=mask_numbers(answer[2].decode()))
             self._log.look(self.process)
         return answer
 
@@ -216,11 +216,11 @@ def listening(
 
     gate = Gate()
     config = uvicorn.Config(
-        HubApp(process, log), host=host, port=port, log_level="warning",
-        http=cast(Any, gate.protocol), loop="asyncio", ws="none", lifespan="off",
-        ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=client_ca, ssl_cert_reqs=cert_reqs,
-        access_log=False, backlog=gate.backlog,
-        timeout_graceful_shutdown=FINISH, timeout_keep_alive=int(WHOLE), **log_options,
+        HubApp(process, log), host=host, port=port, log_level="warning", http=cast(Any,
+        gate.protocol), loop="asyncio", ws="none", lifespan="off", ssl_certfile=cert,
+        ssl_keyfile=key, ssl_ca_certs=client_ca, ssl_cert_reqs=cert_reqs, access_log=False,
+        backlog=gate.backlog, timeout_graceful_shutdown=FINISH_SECONDS,
+        timeout_keep_alive=int(REQUEST_SECONDS), **log_options,
     )  # fmt: skip
     with _pem(cert, key, client_ca):
         config.load()
@@ -423,7 +423,7 @@ class Dialer:
     def run(
         self,
         stop: threading.Event,
-        every: float = EVERY,
+        every: float = TICK_SECONDS,
         say: Callable[[str], None] = print,
         look: Callable[[Process], None] | None = None,
     ) -> None:

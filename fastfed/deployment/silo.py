@@ -31,23 +31,23 @@ from fastfed.deployment import wire
 from fastfed.deployment.charges import charge_of
 from fastfed.deployment.guard import check_range, hub_sees_reports
 from fastfed.deployment.ledger import Charge, Ledger
-from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
+from fastfed.deployment.model import Decided, Decision, Ended, Model, chain_summary, model_at_start
 from fastfed.deployment.party import Message, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
 from fastfed.deployment.schema import private_reward
 from fastfed.deployment.seal import (
-    KEY,
+    KEY_BYTES,
     SealedNoise,
     digest,
     encrypted_to,
     hidden_by,
     uniform_below,
 )
-from fastfed.deployment.silo_records import EXPIRED, SiloRecords, subject_key
+from fastfed.deployment.silo_records import EXPIRED_REASON, SiloRecords, subject_key
 from fastfed.deployment.store import Write
 from fastfed.deployment.sums import (
-    TO_HUB,
+    HUB_CONTEXT,
     Counter,
     PairMasks,
     Record,
@@ -62,9 +62,9 @@ from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
 #: Number of hexadecimal digits of a decision's id.
-ID = 16
+ID_DIGITS = 16
 #: The reason in `SiloParty.unreported` for a report that could not be recovered.
-LOST = "lost with the state it was made of"
+LOST_REASON = "lost with the state it was made of"
 
 
 class SiloParty(SiloRecords):
@@ -109,7 +109,7 @@ class SiloParty(SiloRecords):
         #: The silo's place among the plan's silos, from 0.
         self.index = deployed.index(name)
         #: What `status` says about the plan that this plan continues.
-        self._chain_summary = summary(deployed)
+        self._chain_summary = chain_summary(deployed)
         #: The periods of this silo's leaves.
         self.calendar = deployed.calendar_of(self.index)
         self.ledger, self.dataset, self._entropy = ledger, dataset, entropy
@@ -206,8 +206,8 @@ class SiloParty(SiloRecords):
         among : sequence of str, optional
             With a record: the actions that may be chosen. By default the whole catalogue.
         id : str, optional
-            The decision's id, `ID` random hexadecimal digits. If a decision has this id, it is
-            returned again. So a call whose answer was lost can be repeated. By default a new id.
+            The decision's id, `ID_DIGITS` random hexadecimal digits. If a decision has this id, it
+            is returned again. So a call whose answer was lost can be repeated. By default a new id.
 
         Returns
         -------
@@ -265,7 +265,7 @@ class SiloParty(SiloRecords):
 
         ``earlier_count`` is the result of `_earlier_decisions`, 0 without a subject.
         """
-        name = self._entropy(ID // 2).hex() if id is None else id
+        name = self._entropy(ID_DIGITS // 2).hex() if id is None else id
         writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
         is_known = earlier_count == self.returning
         if stored.subject and (stored.learns or is_known):
@@ -287,10 +287,14 @@ class SiloParty(SiloRecords):
 
     def _repeated(self, name: str, offer: bytes, subject: bytes) -> Decision | None:
         """Return the decision with this id; None if the id, which the application chose, is new."""
-        if not isinstance(name, str) or len(name) != ID or set(name) - set("0123456789abcdef"):
+        if (
+            not isinstance(name, str)
+            or len(name) != ID_DIGITS
+            or set(name) - set("0123456789abcdef")
+        ):
             raise InputError(
-                f"id must be {ID} random digits of 0-9a-f, such as secrets.token_hex({ID // 2}), "
-                f"got {show(name)}"
+                f"id must be {ID_DIGITS} random digits of 0-9a-f, such as "
+                f"secrets.token_hex({ID_DIGITS // 2}), got {show(name)}"
             )
         stored = self._open.get(name) or self.decisions.get(name)
         if stored is None:
@@ -304,8 +308,8 @@ class SiloParty(SiloRecords):
 
         Up to a limit, the answer depends on the calendar only. If it depended on the number of
         earlier decisions, one person's arrival would decide whether later persons are learned from,
-        which the privacy account does not cover. The limit is `kinds.ROOM` times the horizon: with
-        more records, floating-point sums would no longer be exact.
+        which the privacy account does not cover. The limit is `kinds.PEOPLE_PER_ROUND` times the
+        horizon: with more records, floating-point sums would no longer be exact.
         """
         start, end = self.calendar.start, self.calendar.closes[-1]
         # This machine's clock and the other parties' clocks may differ: accept the time of either.
@@ -345,7 +349,9 @@ class SiloParty(SiloRecords):
         self.check_recovered()
         decided, previous = self._decision(name), self._end(name)
         if previous is not None:
-            if (previous.reward == y and previous.why != "cancelled") or previous.why == EXPIRED:
+            if (
+                previous.reward == y and previous.why != "cancelled"
+            ) or previous.why == EXPIRED_REASON:
                 return Step()
             raise InputError(
                 f"decision {name} has ended already, with another outcome or cancelled, and an "
@@ -500,8 +506,8 @@ class SiloParty(SiloRecords):
 
         def state(name: str, leaf: int, who: Sequence[str] = ()) -> dict[str, Any]:
             # A wait begins when the leaf's period is over; leaf 0 means that nothing is due.
-            since = float(closes[leaf - 1]) if 1 <= leaf <= len(closes) else None
-            return waiting("silo", name, leaf, since, who)
+            wait_start = float(closes[leaf - 1]) if 1 <= leaf <= len(closes) else None
+            return waiting("silo", name, leaf, wait_start, who)
 
         if self.stopped:
             return state("stopped", 0)
@@ -521,7 +527,7 @@ class SiloParty(SiloRecords):
             if leaf > self.released_leaves and not self._fits_ceiling(leaf):
                 return state("ceiling", leaf)
         if release <= closed_periods:
-            given_up = self.unreported.get(release, "") == LOST
+            given_up = self.unreported.get(release, "") == LOST_REASON
             return state("given-up" if given_up else "release", release, [hub])
         is_early = now < self.calendar.start
         return waiting("silo", "start" if is_early else "open", release, None)
@@ -557,7 +563,7 @@ class SiloParty(SiloRecords):
         return Message(self.deployed.document.hub.name, self.signed(release, body))
 
     def _join_messages(self, now: float) -> tuple[Message, ...]:
-        """Make a `Join` with this silo's nonce and, if the hub has sent its nonce, one with that.
+        """Make a `Join` with this silo's nonce, and one with the hub's nonce if it has sent one.
 
         The hub's answer repeats this silo's nonce, and so proves that the hub is running now. The
         second message repeats the hub's nonce, and so proves that this silo is running now.
@@ -664,9 +670,9 @@ class SiloParty(SiloRecords):
         The `Seen` holds the digests of the report and of the last broadcast that this silo has.
         """
         last_release = self._last_before(release)
-        head = digest(self.broadcasts[last_release]) if last_release else b""
-        seen = self._to_hub(release, wire.Seen(digest(report), last_release, head))
-        return seen, Message(self.deployed.document.hub.name, report)
+        last_digest = digest(self.broadcasts[last_release]) if last_release else b""
+        seen_message = self._to_hub(release, wire.Seen(digest(report), last_release, last_digest))
+        return seen_message, Message(self.deployed.document.hub.name, report)
 
     def _last_before(self, release: int) -> int:
         """Return the last broadcast that this silo has, among those before a release."""
@@ -751,7 +757,7 @@ class SiloParty(SiloRecords):
         give the same bytes.
         """
         plain = packed(values)
-        context = share_context(self.deployed, self.index, release, TO_HUB)
+        context = share_context(self.deployed, self.index, release, HUB_CONTEXT)
         seed = self._sealing.report_seed(self.index, release, plain)
         encrypted_values = encrypted_to(self.deployed.document.hub.open, plain, context, seed)
         return self.signed(release, wire.Report(encrypted_values, share))
@@ -890,7 +896,7 @@ class SiloParty(SiloRecords):
         """Compare the hub's list of this silo's reports with the reports in this silo's state."""
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
-        if any(not 1 <= k <= self.leaves or len(d) != KEY for k, d in body.reports):
+        if any(not 1 <= k <= self.leaves or len(d) != KEY_BYTES for k, d in body.reports):
             raise Refused(f"the receipt must be of releases 1..{self.leaves}, with digests")
         is_new = body.nonce == self._nonce
         if is_new:
@@ -1050,5 +1056,5 @@ class SiloParty(SiloRecords):
             else:
                 second_charge = -last_lost
                 writes += self._missing_charge(second_charge) if lost_digest is not None else []
-                writes.append(Write("without", str(release), LOST.encode()))
+                writes.append(Write("without", str(release), LOST_REASON.encode()))
         return Step(tuple(writes))

@@ -21,19 +21,19 @@ from fastfed._kernels import aggregation
 from fastfed._validate import InputError, is_line
 from fastfed.deployment import wire
 from fastfed.deployment.model import Decided, Ended, Model
-from fastfed.deployment.party import NOTHING, Covered, Speaker
+from fastfed.deployment.party import UNCOVERED, Covered, Speaker
 from fastfed.deployment.plans import DeployedPlan
-from fastfed.deployment.seal import KEY, digest, keyed_digest
+from fastfed.deployment.seal import KEY_BYTES, digest, keyed_digest
 from fastfed.deployment.store import RECORDS, MemoryStore, Position, Store, StoredValues, Write
 from fastfed.deployment.sums import Record
 
 _SUBJECT, _SNAPSHOT = b"fastfed subject", b"fastfed snapshot"
 #: `Ended.why` of a decision whose reward was overdue when its record was to be erased.
-EXPIRED = "expired"
+EXPIRED_REASON = "expired"
 #: Maximum number of decisions without a reward that stay in memory.
-CACHED = 10_000
+MAX_OPEN_IN_MEMORY = 10_000
 #: Number of writes that one query reads from the store.
-AT_ONCE = 10_000
+WRITES_PER_QUERY = 10_000
 
 
 def subject_key(subject_digest: bytes, number: int) -> str:
@@ -90,7 +90,8 @@ class SiloRecords(Speaker):
         self.decisions: StoredValues[Any] = StoredValues("decision", self._decode_decision)
         #: Decision id -> the decision's reward, or why it has none; also read at each access.
         self.ended: StoredValues[Any] = StoredValues("ended", self._decode_end)
-        #: Decision id -> the decision, for the last `CACHED` decisions that have not ended.
+        #: Decision id -> the decision, for the last `MAX_OPEN_IN_MEMORY` decisions that have not
+        #: ended.
         self._open: dict[str, Any] = {}
         #: Exact sums of each leaf, (releases, s), where s is the length of one record's statistic.
         self._leaf_sums = np.zeros((self.plan.releases, self._statistic_size))
@@ -205,7 +206,7 @@ class SiloRecords(Speaker):
             decision = self._decode_decision(value)
             self.decisions.count += 1
             self._open[key] = decision
-            if len(self._open) > CACHED:
+            if len(self._open) > MAX_OPEN_IN_MEMORY:
                 del self._open[next(iter(self._open))]
             self._learning_count += decision.learns
             if decision.subject and not self._has_subjects:
@@ -257,7 +258,7 @@ class SiloRecords(Speaker):
     def _writes_of(self, kind: str) -> Iterator[Write]:
         """Iterate over the writes of a kind in order."""
         last_number = 0
-        while writes := self._store.records(kind, last_number, AT_ONCE):
+        while writes := self._store.records(kind, last_number, WRITES_PER_QUERY):
             last_number = writes[-1][0]
             yield from (write for _, write in writes)
 
@@ -302,14 +303,14 @@ class SiloRecords(Speaker):
         self._saved_leaves = self._unsaved_leaves
 
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
-        """Set the state from a snapshot; return what it covers, or `NOTHING` if it is invalid."""
-        seal, state = parts["state"][:KEY], parts["state"][KEY:]
+        """Set the state from a snapshot; return what it covers: nothing if it is invalid."""
+        seal, state = parts["state"][:KEY_BYTES], parts["state"][KEY_BYTES:]
         if seal != keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state):
-            return NOTHING
+            return UNCOVERED
         saved = msgspec.msgpack.decode(state, type=Saved)
         leaves = saved.leaves.items()
         if any(digest(parts.get(f"leaf {k}", b"")) != leaf_digest for k, leaf_digest in leaves):
-            return NOTHING
+            return UNCOVERED
         for k in saved.leaves:
             self._leaf_sums[k] = np.frombuffer(parts[f"leaf {k}"])
         self._saved_leaves, self.erased_up_to = saved.leaves, saved.erased_up_to
@@ -333,7 +334,7 @@ class SiloRecords(Speaker):
                 break
             self.erased_up_to["decision"] = number
             if self._end(write.key) is None:
-                ended = Ended(0, None, float(before), EXPIRED)
+                ended = Ended(0, None, float(before), EXPIRED_REASON)
                 writes.append(Write("ended", write.key, wire.encoded(ended)))
         return tuple(writes)
 

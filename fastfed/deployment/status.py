@@ -22,10 +22,10 @@ from fastfed.deployment.hub import Hub
 from fastfed.deployment.observe import (
     hub_numbers,
     kind_of,
-    listed,
-    masked,
+    mask_numbers,
+    name_list,
     silo_numbers,
-    titled,
+    title_of,
     utc,
 )
 from fastfed.deployment.process import Process, SiloProcess
@@ -33,7 +33,7 @@ from fastfed.deployment.process import Process, SiloProcess
 #: Width of the text, and of its first column.
 WIDTH, LABEL = 80, 11
 #: How to start each kind of party.
-START = {
+START_COMMANDS = {
     "hub": "fastfed serve {folder}",
     "silo": "fastfed silo {folder} --hub https://...",
     "helper": "fastfed helper {folder} --hub https://...",
@@ -168,14 +168,14 @@ def _hub_facts(hub: Hub, now: float) -> dict[str, Any]:
 def _troubles(process: Process) -> list[str]:
     """Return texts about what is wrong: alarms, an early end, and problems of the last round.
 
-    In the reason of an end, numbers are masked, since it may quote an entry of a sum.
+    Numbers in the reason for an early end are masked, since it may quote an entry of a sum.
     """
     party: Any = process.party
     texts = [*party.alarms]
     reason = getattr(party, "ended", "") if isinstance(party, Hub) else ""
     reason = reason or getattr(party, "stopped", "")
     if reason and reason not in texts:
-        texts.append(masked(reason))
+        texts.append(mask_numbers(reason))
     if process.problem:
         texts.append(process.problem)
     elif process.clock_off:
@@ -228,7 +228,7 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
         # A silo's application may need decisions after the last release, too.
         facts["waits"] = None
     if live_status is not None and live_status["stopped"] and not facts["troubles"]:
-        facts["troubles"].append(masked(live_status["stopped"]))
+        facts["troubles"].append(mask_numbers(live_status["stopped"]))
     if ledger_problem:
         facts["troubles"].append(ledger_problem)
         facts["budget"] = {"problem": ledger_problem}
@@ -262,23 +262,23 @@ def budget_text(budget: Mapping[str, Any] | None) -> str:
 
 def wait_text(waits: Mapping[str, Any], now: float) -> str:
     """Return a phrase about what a party waits for, for whom, and since when."""
-    who = f": {listed(waits['who'])}" if waits["who"] else ""
-    since = "" if waits["since"] is None else f", since {ago(waits['since'], now)}"
-    return f"{waits['for']}{who}{since}"
+    parties_text = f": {name_list(waits['who'])}" if waits["who"] else ""
+    since_text = "" if waits["since"] is None else f", since {ago(waits['since'], now)}"
+    return f"{waits['for']}{parties_text}{since_text}"
 
 
 def text_of(facts: Mapping[str, Any]) -> str:
     """Return the facts of a folder as plain text, in lines of at most `WIDTH` characters."""
     now, kind = facts["time"], facts["kind"]
     rows = [
-        ("party", titled(facts["party"], kind, facts["federation"])),
+        ("party", title_of(facts["party"], kind, facts["federation"])),
         ("plan", facts["plan"]),
         ("runs", {True: "yes", False: "no", None: "not known on this system"}[facts["runs"]]),
     ]
     if not facts["started"]:
         rows[-1] = ("runs", "no, it has never been started")
-    close = facts["next_close"]
-    due = "" if close is None else f"; the next {due_text(close, now)}"
+    next_close = facts["next_close"]
+    due = "" if next_close is None else f"; the next {due_text(next_close, now)}"
     rows.append(("releases", f"{facts['released']} of {facts['releases']}{due}"))
     if kind == "silo":
         numbers = facts["numbers"]
@@ -292,7 +292,7 @@ def text_of(facts: Mapping[str, Any]) -> str:
         rows += [("note", note) for note in facts["notes"]]
     rows += [("trouble", trouble) for trouble in facts["troubles"]]
     if facts["waits"] is None:
-        start = f"start it: {START[kind].format(folder=facts['folder'])}"
+        start = f"start it: {START_COMMANDS[kind].format(folder=facts['folder'])}"
         if kind == "silo" and facts["released"] == facts["releases"]:
             start = f"all releases are out; for decisions with the last model, {start}"
         rows.append(("to do", start))

@@ -17,7 +17,7 @@ from typing import Any
 from fastfed._validate import InputError
 from fastfed.deployment.calls import one_line
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.observe import Answer, LocalServer, listed, metrics_answer, titled, utc
+from fastfed.deployment.observe import Answer, LocalServer, metrics_answer, name_list, title_of, utc
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.status import ago, budget_text, due_text, duration, facts_of, silo_text
 
@@ -121,9 +121,9 @@ def _list(pairs: Iterable[tuple[str, object]]) -> str:
     return f"<dl>\n{rows}</dl>"
 
 
-def _card(title: str, *parts: str, whole: bool = False) -> str:
+def _card(title: str, *parts: str, full_width: bool = False) -> str:
     """Return a section with a title."""
-    name = ' class="whole"' if whole else ""
+    name = ' class="whole"' if full_width else ""
     return "\n".join((f"<section{name}>", f"<h2>{escaped(title)}</h2>", *parts, "</section>"))
 
 
@@ -141,7 +141,7 @@ def _state(facts: Mapping[str, Any]) -> str:
     what = what[0].upper() + what[1:] if what != waits["for"] else f"Waits for {what}"
     lines = [f"<strong>{escaped(what)}</strong>"]
     if waits["who"]:
-        lines.append(f"<p>For: {escaped(listed(waits['who']))}</p>")
+        lines.append(f"<p>For: {escaped(name_list(waits['who']))}</p>")
     if waits["since"] is not None:
         lines.append(f"<p>Since: {escaped(ago(waits['since'], now))}</p>")
     if waits["state"] not in ("start", "open", "clocks"):
@@ -154,13 +154,13 @@ def _releases(facts: Mapping[str, Any]) -> str:
     """Return the card about releases."""
     released, releases, due = facts["released"], facts["releases"], facts["next_close"]
     text = f"{released} of {releases} releases are out"
-    when = "" if due is None else f"The next {due_text(due, facts['time'])}"
+    next_release = "" if due is None else f"The next {due_text(due, facts['time'])}"
     return _card(
         "Releases",
         f"<p>{escaped(text)}</p>",
         _bar(released / max(1, releases), text),
-        f'<p class="quiet">{escaped(when)}</p>',
-        whole=facts["kind"] == "hub",
+        f'<p class="quiet">{escaped(next_release)}</p>',
+        full_width=facts["kind"] == "hub",
     )
 
 
@@ -206,8 +206,10 @@ def _hub_cards(facts: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, report, contact, *capped in rows:
         seconds = None if contact is None else facts["time"] - contact
-        when = "none since start" if seconds is None else f"{duration(seconds, units=1)} ago"
-        cells = "".join(f"<td>{escaped(cell)}</td>" for cell in (report, when, *capped))
+        contact_text = (
+            "none since start" if seconds is None else f"{duration(seconds, units=1)} ago"
+        )
+        cells = "".join(f"<td>{escaped(cell)}</td>" for cell in (report, contact_text, *capped))
         lines.append(f'<tr><th scope="row">{escaped(name)}</th>{cells}</tr>')
     heads = "".join(f'<th scope="col">{text}</th>' for text in columns)
     body = "\n".join(lines)
@@ -215,7 +217,7 @@ def _hub_cards(facts: Mapping[str, Any]) -> list[str]:
         _card(
             "Silos" if helper is None else "Silos and helper",
             f"<table><thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table>",
-            whole=True,
+            full_width=True,
         )
     ]
 
@@ -234,7 +236,7 @@ def html_of(facts: Mapping[str, Any]) -> str:
         HTML. Every text from outside, such as a name, is escaped.
     """
     kind = facts["kind"]
-    title = titled(facts["party"], kind, facts["federation"])
+    title = title_of(facts["party"], kind, facts["federation"])
     cards = [_releases(facts), *(_silo_cards if kind == "silo" else _hub_cards)(facts)]
     return f"""<!doctype html>
 <html lang="en">

@@ -30,17 +30,19 @@ from fastfed._validate import InputError
 
 T = TypeVar("T")
 
-LOG = """
+LOG_SCHEMA = """
 CREATE TABLE IF NOT EXISTS writes (
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
     chain BLOB NOT NULL, UNIQUE (kind, key));
 """
 
 #: No write has a larger number.
-LAST = 2**62
-#: Columns of `LOG` as `Chain.writes` reads them.
+MAX_WRITE_NUMBER = 2**62
+#: Columns of `LOG_SCHEMA` as `Chain.writes` reads them.
 _COLUMNS = "number, kind, key, value, chain"
-SNAPSHOTS = "CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, value BLOB NOT NULL);"
+SNAPSHOT_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS snapshots (name TEXT PRIMARY KEY, value BLOB NOT NULL);"
+)
 
 
 class Write(NamedTuple):
@@ -76,7 +78,7 @@ class Position(NamedTuple):
 
 
 #: The place before the first write.
-START = Position()
+ORIGIN = Position()
 
 
 class Store(Protocol):
@@ -151,7 +153,7 @@ class Store(Protocol):
         ...
 
     def writes(
-        self, after: Position = START, until: int | None = None, except_kinds: Sequence[str] = ()
+        self, after: Position = ORIGIN, until: int | None = None, except_kinds: Sequence[str] = ()
     ) -> Iterator[Write]:
         """Iterate over writes in order.
 
@@ -203,11 +205,11 @@ class Store(Protocol):
 
 #: When SQLite's write-ahead log has this many pages, the next transaction copies them to the
 #: database file, while calls wait.
-PAGES = 16_000
+WAL_PAGES = 16_000
 #: After this many writes, of one to three pages each, `Store.tidy` copies the pages while calls
 #: continue. Not more often: the first transaction after a copy syncs the log's new header, so calls
 #: then wait for two syncs.
-TIDY_WRITES = 4_000
+WRITES_BEFORE_TIDY = 4_000
 #: Syncs a file's content and, only if the system has no ``fdatasync``, also the file's times.
 _sync_content = getattr(os, "fdatasync", os.fsync)
 
@@ -306,7 +308,7 @@ def chained(before: bytes, write: Write) -> bytes:
 
 
 class Chain:
-    """Access to the table `LOG`: each write is stored with the hash of all writes up to it."""
+    """Access to the table of the log: each write is stored with the hash of all writes up to it."""
 
     def __init__(self, db: sqlite3.Connection, name: str) -> None:
         self._db, self._name = db, name
@@ -318,7 +320,7 @@ class Chain:
         row = self._db.execute(query).fetchone()
         if row and not isinstance(row[1], bytes):
             raise InputError(f"the log of {self._name} is damaged; restore the newest backup")
-        return Position(*row) if row else START
+        return Position(*row) if row else ORIGIN
 
     @property
     def head(self) -> bytes:
@@ -330,10 +332,10 @@ class Chain:
         last = self.position if after is None else after
         place = Position(last.number + 1, chained(last.chain, write))
         insert = "INSERT OR IGNORE INTO writes (number, kind, key, value, chain) VALUES (?,?,?,?,?)"
-        done = self._db.execute(insert, (place.number, *write, place.chain))
-        return place if done.rowcount else None
+        cursor = self._db.execute(insert, (place.number, *write, place.chain))
+        return place if cursor.rowcount else None
 
-    def value(self, kind: str, key: str, until: int = LAST) -> bytes | None:
+    def value(self, kind: str, key: str, until: int = MAX_WRITE_NUMBER) -> bytes | None:
         """Return the value stored under a (kind, key); None if there is none up to a number."""
         row = self._db.execute(
             "SELECT value FROM writes WHERE kind = ? AND key = ? AND number <= ?",
@@ -343,7 +345,7 @@ class Chain:
 
     def writes(
         self,
-        after: Position = START,
+        after: Position = ORIGIN,
         until: int | None = None,
         except_kinds: Sequence[str] = (),
         erased: int = 0,
@@ -354,7 +356,7 @@ class Chain:
         cannot be checked.
         """
         head, last_number = after.chain, after.number
-        last = LAST if until is None else until
+        last = MAX_WRITE_NUMBER if until is None else until
         query = f"SELECT {_COLUMNS} FROM writes WHERE number > ? AND number <= ? ORDER BY number"
         rows: Iterable[Any] = self._db.execute(query, (after.number, last))
         if except_kinds:
@@ -410,7 +412,7 @@ class SqliteStore(Store):
     def __init__(self, path: str) -> None:
         #: Descriptor that locks the file for this process; None for a store in memory.
         self._lock: int | None = None
-        self._attach(opened(path, LOG + SNAPSHOTS, {"writes"}), path)
+        self._attach(opened(path, LOG_SCHEMA + SNAPSHOT_SCHEMA, {"writes"}), path)
         if path == ":memory:":
             return
         try:
@@ -421,7 +423,7 @@ class SqliteStore(Store):
             if copied_pages < pages:
                 raise OSError(errno.EBUSY, "a different program reads the file", path)
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute(f"PRAGMA wal_autocheckpoint = {PAGES}")
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
             self._reads = sqlite3.connect(
                 f"{Path(path).resolve().as_uri()}?mode=ro",
                 uri=True,
@@ -447,7 +449,7 @@ class SqliteStore(Store):
         db.isolation_level = None
         with damage_named(path):
             check_tables(db, str(path), {"writes"})
-            db.executescript(LOG + SNAPSHOTS)
+            db.executescript(LOG_SCHEMA + SNAPSHOT_SCHEMA)
         store = cls.__new__(cls)
         store._lock = None
         store._attach(db, str(path))
@@ -572,8 +574,8 @@ class SqliteStore(Store):
 
     @property
     def is_untidy(self) -> bool:
-        """True if `TIDY_WRITES` writes were appended since the last `tidy`."""
-        return self._untidy_writes >= TIDY_WRITES
+        """True if `WRITES_BEFORE_TIDY` writes were appended since the last `tidy`."""
+        return self._untidy_writes >= WRITES_BEFORE_TIDY
 
     def tidy(self) -> None:
         """Copy the write-ahead log to the database file, if `is_untidy`; see `Store.tidy`.
@@ -595,7 +597,7 @@ class SqliteStore(Store):
         return self._read_chain.value(kind, key, self._durable)
 
     def writes(
-        self, after: Position = START, until: int | None = None, except_kinds: Sequence[str] = ()
+        self, after: Position = ORIGIN, until: int | None = None, except_kinds: Sequence[str] = ()
     ) -> Iterator[Write]:
         """Iterate over writes in order; see `Store.writes`.
 
@@ -735,7 +737,7 @@ class MemoryStore(Store):
         return self._values.get((kind, key))
 
     def writes(
-        self, after: Position = START, until: int | None = None, except_kinds: Sequence[str] = ()
+        self, after: Position = ORIGIN, until: int | None = None, except_kinds: Sequence[str] = ()
     ) -> Iterator[Write]:
         """Iterate over writes in order; see `Store.writes`."""
         return (

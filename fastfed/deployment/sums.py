@@ -31,7 +31,7 @@ from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.progress import waiting
 from fastfed.deployment.seal import (
-    KEY,
+    KEY_BYTES,
     Identity,
     SealedNoise,
     digest,
@@ -45,9 +45,9 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import Shuffled
 from fastfed.protocols.vector_sum import encoding_of, round_statistic
 
-_MASK = b"fastfed mask"
+_MASK_CONTEXT = b"fastfed mask"
 #: First bytes of the encryption context of data that are encrypted to the hub.
-TO_HUB = b"hub"
+HUB_CONTEXT = b"hub"
 
 # ---- shares --------------------------------------------------------------------------------------
 
@@ -86,8 +86,8 @@ def in_shares(
 def share_context(deployed: DeployedPlan, silo: int, release: int, to: bytes = b"") -> bytes:
     """Return the bytes that bind an encrypted share to its plan, silo and release.
 
-    By default, they are for a share to the helper. With ``to`` = `TO_HUB`, they are for a report to
-    the hub.
+    By default, they are for a share to the helper. With ``to`` = `HUB_CONTEXT`, they are for a
+    report to the hub.
     """
     return to + deployed.digest + silo.to_bytes(8, "big") + release.to_bytes(8, "big")
 
@@ -123,9 +123,9 @@ class PairMasks:
     def __init__(self, deployed: DeployedPlan, silo: int, identity: Identity) -> None:
         self._silo = silo
         self._keys = {
-            other: identity.agreed_with(party.open, deployed.digest)
-            for other, party in enumerate(deployed.document.silos)
-            if other != silo
+            other_silo: identity.agreed_with(party.open, deployed.digest)
+            for other_silo, party in enumerate(deployed.document.silos)
+            if other_silo != silo
         }
 
     def at(self, release: int, size: int, sessions: Sequence[bytes]) -> np.ndarray:
@@ -135,11 +135,11 @@ class PairMasks:
         a pair adds the pair's mask, and the other silo subtracts it.
         """
         total = np.zeros(size, dtype=np.uint64)
-        for other, key in self._keys.items():
-            pair = (sessions[i] for i in sorted((other, self._silo)))
-            key_of_mask = keyed_digest(key, _MASK, release.to_bytes(8, "big"), *pair)
+        for other_silo, key in self._keys.items():
+            pair = (sessions[i] for i in sorted((other_silo, self._silo)))
+            key_of_mask = keyed_digest(key, _MASK_CONTEXT, release.to_bytes(8, "big"), *pair)
             mask = np.frombuffer(keystream(key_of_mask, 8 * size), dtype="<u8")
-            if other > self._silo:
+            if other_silo > self._silo:
                 total += mask
             else:
                 total -= mask
@@ -208,8 +208,8 @@ class Sessions:
         """
         if not self._masked or len(body.values) != self._count:
             raise Refused(f"the sessions of release {release} must be of {self._count} silos")
-        if any(len(session) != KEY for session in body.values):
-            raise Refused(f"the sessions of release {release} must have {KEY} bytes each")
+        if any(len(session) != KEY_BYTES for session in body.values):
+            raise Refused(f"the sessions of release {release} must have {KEY_BYTES} bytes each")
         stored = self.lists.get(release)
         if stored is not None:
             is_same_list = stored == body.values
@@ -271,8 +271,8 @@ class Helper(Speaker):
             return waiting("helper", "over", 0, None)
         if self.unanswered(now):
             return waiting("helper", "hub", release, None, [hub])
-        since = float(self.deployed.document.calendar.closes[release - 1])
-        return waiting("helper", "set", release, since if now >= since else None, [hub])
+        close_time = float(self.deployed.document.calendar.closes[release - 1])
+        return waiting("helper", "set", release, close_time if now >= close_time else None, [hub])
 
     def tick(self, now: float) -> Step:
         """Send a `Join`, which the hub answers with the set that needs the helper's total."""
@@ -366,8 +366,9 @@ class Helper(Speaker):
 
 # ---- counts of bits ------------------------------------------------------------------------------
 
-#: Counts minus their mean are multiples of 1 / PARTS: a noise bit is one with probability 1/4.
-PARTS = 4
+#: Counts minus their mean are multiples of 1 / COUNT_UNITS: a noise bit is one with probability
+#: 1/4.
+COUNT_UNITS = 4
 
 
 class Record(NamedTuple):
@@ -448,7 +449,7 @@ class Counter:
             round_statistic(record.point, encoding.steps(encoding_index), True, words, counts)
         trials = plan.points_of(release) * encoding.noise_bits[encoding_index]
         aggregation.add(counts, self.noise.binomials(self.silo, release, size, trials))
-        return np.rint(PARTS * counts).astype(np.int64).view(np.uint64)
+        return np.rint(COUNT_UNITS * counts).astype(np.int64).view(np.uint64)
 
     def _rounding(self, release: int, record: Record) -> np.ndarray:
         """Draw the random words that round a record for the node of a release, uint32, (s,)."""
@@ -465,4 +466,4 @@ class Counter:
 
 def shuffled(plan: Plan, release: int, total: np.ndarray) -> Shuffled:
     """Convert the sum of all silos' rows modulo 2^64 to the output of a shuffler of all bits."""
-    return Shuffled(release, plan.dimension, total.view(np.int64) / float(PARTS))
+    return Shuffled(release, plan.dimension, total.view(np.int64) / float(COUNT_UNITS))

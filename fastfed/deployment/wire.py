@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError, show
-from fastfed.deployment.seal import KEY, Identity, digest, verified
+from fastfed.deployment.seal import KEY_BYTES, Identity, digest, verified
 
 #: Version of the format; messages of a different version are refused.
 VERSION = 2
@@ -370,21 +370,21 @@ class Wire:
             raise Refused(f"the {envelope.kind} of {envelope.sender} is not in canonical form")
         return decoded
 
-    def floats(self, data: bytes, who: str) -> np.ndarray:
+    def floats(self, data: bytes, label: str) -> np.ndarray:
         """Decode a statistic (s,) of float64; raise Refused if its size is wrong or it has NaN."""
-        values = self._numbers(data, "<f8", who).astype(np.float64)
+        values = self._numbers(data, "<f8", label).astype(np.float64)
         if not np.isfinite(values).all():
-            raise Refused(f"{who} must be finite, got NaN or infinity")
+            raise Refused(f"{label} must be finite, got NaN or infinity")
         return values
 
-    def words(self, data: bytes, who: str) -> np.ndarray:
+    def words(self, data: bytes, label: str) -> np.ndarray:
         """Decode words (s,) of uint64; raise Refused if the size is wrong."""
-        return self._numbers(data, "<u8", who).astype(np.uint64)
+        return self._numbers(data, "<u8", label).astype(np.uint64)
 
-    def _numbers(self, data: bytes, dtype: str, who: str) -> np.ndarray:
+    def _numbers(self, data: bytes, dtype: str, label: str) -> np.ndarray:
         """Decode (s,) numbers of 64 bits; raise Refused if the size is wrong."""
         if len(data) != 8 * self.size:
-            raise Refused(f"{who} must have {8 * self.size} bytes of values, got {len(data)}")
+            raise Refused(f"{label} must have {8 * self.size} bytes of values, got {len(data)}")
         return np.frombuffer(data, dtype=dtype)
 
 
@@ -400,13 +400,15 @@ def packed(values: np.ndarray) -> bytes:
     return np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<")).tobytes()
 
 
-def check_entries(entries: tuple[Entry, ...], silos: int, who: str) -> None:
+def check_entries(entries: tuple[Entry, ...], silos: int, label: str) -> None:
     """Raise Refused unless the silos of a set are distinct and in increasing order."""
     members = [entry.silo for entry in entries]
     if members != sorted(set(members)) or not all(0 <= i < silos for i in members):
-        raise Refused(f"the set of {who} must be of different silos in order, got {show(members)}")
-    if any(len(entry.digest) != KEY for entry in entries):
-        raise Refused(f"the set of {who} must have digests of {KEY} bytes")
+        raise Refused(
+            f"the set of {label} must be of different silos in order, got {show(members)}"
+        )
+    if any(len(entry.digest) != KEY_BYTES for entry in entries):
+        raise Refused(f"the set of {label} must have digests of {KEY_BYTES} bytes")
 
 
 def sessions_of(data: bytes) -> tuple[bytes, ...]:

@@ -66,7 +66,7 @@ ADVERSARIES: dict[str, tuple[type, str]] = {
 }
 
 #: Methods that an environment must have; `fastfed.environments.base.Environment` describes them.
-PARTS = ("natural_silos", "facts", "open", "describe")
+REQUIRED_METHODS = ("natural_silos", "facts", "open", "describe")
 
 
 def check_environment(kind: str, entry: Any) -> tuple[type, str]:
@@ -78,7 +78,7 @@ def check_environment(kind: str, entry: Any) -> tuple[type, str]:
         raise must_be("a dataclass", entry)
     if getattr(entry, "kind", None) != kind:
         raise must_be(f'a class whose kind is "{kind}"', getattr(entry, "kind", None))
-    missing = [part for part in PARTS if not callable(getattr(entry, part, None))]
+    missing = [part for part in REQUIRED_METHODS if not callable(getattr(entry, part, None))]
     if missing:
         raise InputError(f"must have the method {missing[0]}")
     return entry, first_line(entry)

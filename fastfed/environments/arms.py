@@ -16,7 +16,7 @@ from fastfed.environments.pool import SAMPLING
 
 #: Actions if neither ``means`` nor ``actions`` is given, and the largest number of them: every silo
 #: stores K^2 numbers.
-ACTIONS, MOST_ARMS = 10, 1000
+ACTIONS, MAX_ARMS = 10, 1000
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Arms:
     def __post_init__(self) -> None:
         if self.means is None:
             actions = ACTIONS if self.actions is None else self.actions
-            integer("actions", actions, at_least=2, at_most=MOST_ARMS)
+            integer("actions", actions, at_least=2, at_most=MAX_ARMS)
             object.__setattr__(self, "actions", actions)
             return
         if self.actions is not None:
@@ -58,9 +58,9 @@ class Arms:
             number(f"means[{a}]", mean, at_least=0.0, at_most=1.0)
             for a, mean in enumerate(self.means)
         )
-        if not 2 <= len(means) <= MOST_ARMS:
+        if not 2 <= len(means) <= MAX_ARMS:
             raise InputError(
-                f"means must hold from 2 to {MOST_ARMS} numbers, one for each arm, got {len(means)}"
+                f"means must hold from 2 to {MAX_ARMS} numbers, one for each arm, got {len(means)}"
             )
         object.__setattr__(self, "means", means)
 

@@ -28,7 +28,7 @@ MAX_ACTIONS = 2**31 - 1
 INDEPENDENT = "contexts and rewards of a user do not depend on other users' raw data"
 #: Condition on real records. If features were scaled by the maximum of the data, changing one
 #: record could change the features of all records.
-DECLARED_RANGES = "features are scaled by declared ranges, not by ranges of these data"
+DECLARED_RANGES_TEXT = "features are scaled by declared ranges, not by ranges of these data"
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def described(environment: Any) -> dict[str, Any]:
 # replicate.
 
 #: Caveat for losses that are the same at all clients.
-COMMON = (
+COMMON_LOSSES_CAVEAT = (
     "all clients receive the same loss in a round: the person behind it is a user of every client, "
     "and the account covers all clients together"
 )

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, choice, constructed, integer, nearest, number, show
 from fastfed.environments.coding import feature_columns, from_table, silo_names
-from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment
+from fastfed.environments.pool import ARRAYS_CAVEAT, Pool, PoolEnvironment
 from fastfed.environments.replay import CODINGS, DIMENSION, Records, records_pool
 from fastfed.environments.selection import (
     check_bins,
@@ -30,7 +30,7 @@ from fastfed.environments.selection import (
     with_missing,
 )
 from fastfed.environments.tables import (
-    PARTS,
+    FILE_PARTS,
     SILO,
     Table,
     check_mapping,
@@ -48,12 +48,12 @@ def _packaged(data: str, package: str, module: str, file: str) -> Path:
 
     The import would take longer than reading the file.
     """
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
         raise InputError(
             f'data "{data}" needs {package}, which is not installed: pip install fastfed[data]'
         )
-    path = Path(found.origin).parent / "datasets" / file
+    path = Path(spec.origin).parent / "datasets" / file
     if not path.is_file():
         raise InputError(f'data "{data}" needs a version of {package} that contains {path}')
     return path
@@ -81,7 +81,7 @@ _RANDHIE = {
     "hlthp": (0.0, 1.0, 0.0, 1.0),
 }
 #: Columns that distinguish people: health at the start, which is the same in all rows of a person.
-_PERSON = ("disea", "physlm", "hlthg", "hlthf", "hlthp")
+_PERSON_COLUMNS = ("disea", "physlm", "hlthg", "hlthf", "hlthp")
 
 
 def _randhie() -> tuple[Any, ...]:
@@ -95,7 +95,7 @@ def _randhie() -> tuple[Any, ...]:
     """
     path = _packaged("randhie", "statsmodels", "statsmodels", "randhie/randhie.csv")
     table = np.genfromtxt(path, delimiter=",", names=True)
-    health = np.column_stack([table[name] for name in _PERSON])
+    health = np.column_stack([table[name] for name in _PERSON_COLUMNS])
     is_new_person = np.append(True, (health[1:] != health[:-1]).any(axis=1))
     columns = []
     for name, (low, high, to_low, to_high) in _RANDHIE.items():
@@ -113,21 +113,21 @@ def _randhie() -> tuple[Any, ...]:
 
 
 #: Data sets that packages contain: functions that return features, classes, default norm and notes.
-SHIPPED: dict[str, Callable[[], tuple[Any, ...]]] = {"digits": _digits, "randhie": _randhie}
+PACKAGED_DATA: dict[str, Callable[[], tuple[Any, ...]]] = {"digits": _digits, "randhie": _randhie}
 
 
 def _no_data(data: object) -> InputError:
     """Return the InputError for a value of the option ``data`` that is no data set."""
-    known = " or ".join(f'"{name}"' for name in SHIPPED)
-    hint = nearest(data, list(SHIPPED)) if isinstance(data, str) else ""
+    known_names = " or ".join(f'"{name}"' for name in PACKAGED_DATA)
+    hint = nearest(data, list(PACKAGED_DATA)) if isinstance(data, str) else ""
     if isinstance(data, np.ndarray):
         kind = f"an array of shape {data.shape}: records of arrays are Classification.from_arrays"
         return InputError(f"data must be tables, got {kind}")
     if isinstance(data, str) and not hint:
         hint = ": there is no such file"
     return InputError(
-        f"data must be {known}, an existing CSV file, a folder or list of them, or a data frame, "
-        f"got {show(data)}{hint}"
+        f"data must be {known_names}, an existing CSV file, a folder or list of them, or a data "
+        f"frame, got {show(data)}{hint}"
     )
 
 
@@ -135,7 +135,7 @@ def _no_data(data: object) -> InputError:
 
 
 def check_left_out(data: object, **options: object) -> None:
-    """Raise InputError if options of tables are given with a data set of ``SHIPPED``."""
+    """Raise InputError if options of tables are given with a data set of ``PACKAGED_DATA``."""
     for name, value in options.items():
         if value is not None:
             raise InputError(f'{name} must be left out with data "{data}", got {show(value)}')
@@ -259,7 +259,7 @@ class Classification(PoolEnvironment):
             self.bins = check_bins(self.bins)
         if self.missing is not None:
             check_missing(self.missing)
-        for name, what in {"label": "column", "silo": "column", **PARTS}.items():
+        for name, what in {"label": "column", "silo": "column", **FILE_PARTS}.items():
             if not isinstance(getattr(self, name), str | None):
                 raise InputError(f"{name} must name a {what}, got {show(getattr(self, name))}")
         if not is_table(self.data):
@@ -272,7 +272,7 @@ class Classification(PoolEnvironment):
     @property
     def _shipped(self) -> bool:
         """True if the data are a data set that a package contains."""
-        return isinstance(self.data, str) and self.data in SHIPPED
+        return isinstance(self.data, str) and self.data in PACKAGED_DATA
 
     @classmethod
     def from_arrays(
@@ -336,7 +336,7 @@ class Classification(PoolEnvironment):
         if silos is None and self.silo is None:
             raise InputError("silos is required: the data have no silo column")
         if isinstance(self.data, Records):
-            records, notes, declared = self.data, [MADE_BEFORE], True
+            records, notes, declared = self.data, [ARRAYS_CAVEAT], True
         else:
             records, notes, declared = self._records()
         if silos is not None and records.silos not in (None, silos):
@@ -348,24 +348,24 @@ class Classification(PoolEnvironment):
         return records_pool(records, *options, tuple(notes), declared)
 
     def _records(self) -> tuple[Records, list[str], bool]:
-        """Return the records of a table or of a data set of ``SHIPPED``, and notes on them.
+        """Return the records of a table or of a data set of ``PACKAGED_DATA``, and notes on them.
 
         The last value is True if limits of all columns are known without the records.
         """
         if self._shipped:
-            features, classes, default_norm, *notes = SHIPPED[self.data]()
+            features, classes, default_norm, *notes = PACKAGED_DATA[self.data]()
             norm = default_norm if self.norm is None else self.norm
             owner, declared = None, True
         else:
-            rows, known = self._rows()
+            rows, ranges = self._rows()
             features, classes, owner, coding_notes = from_table(
-                rows, self.label, self.silo, self.columns, known, self.bins
+                rows, self.label, self.silo, self.columns, ranges, self.bins
             )
             notes = [*rows.notes, *coding_notes]
             count = len(
                 feature_columns(rows, {"label": self.label, "silo": self.silo}, self.columns)
             )
-            declared = len(known) == count
+            declared = len(ranges) == count
             # Each column contributes at most one feature that is not 0, of at most 1.
             norm = math.sqrt(count + 1.0) if declared and self.norm is None else self.norm
         # Edges declare the classes, also those that no record has.
@@ -375,9 +375,9 @@ class Classification(PoolEnvironment):
     def _rows(self) -> tuple[Table, dict[str, Any]]:
         """Return the chosen rows of the table, and the declared ranges of its columns."""
         read = read_table(self.data, self.columns is not None, self.sheet, self.table)
-        known = declared_columns(read, self.ranges)
-        kept = declared_columns(read, self.where, "where")
-        return selected(with_missing(read, self.missing, (known, kept)), kept), known
+        ranges = declared_columns(read, self.ranges)
+        conditions = declared_columns(read, self.where, "where")
+        return selected(with_missing(read, self.missing, (ranges, conditions)), conditions), ranges
 
     def silo_name(self, silo: int) -> str:
         """Return a comma and the name of a silo, for messages; "" if silos have no names."""

@@ -72,8 +72,8 @@ def from_table(
 def silo_names(table: Table, silo: str) -> list[str]:
     """Return the name of the silo of each record, from the column ``silo``."""
     cells = table.complete("silo", silo)
-    form = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
-    return [form[cell] for cell in cells]
+    name_by_cell = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
+    return [name_by_cell[cell] for cell in cells]
 
 
 def silo_numbers(table: Table, silo: str) -> np.ndarray:
@@ -110,38 +110,40 @@ def feature_columns(
     return list(columns)
 
 
-def _category_positions(cells: list[str], known: list[str]) -> list[int]:
-    """Return the position of each cell in the list ``known`` of categories.
+def _category_positions(cells: list[str], categories: list[str]) -> list[int]:
+    """Return the position of each cell in the list ``categories``.
 
     A cell that is no category gets len(known). See `_cells.matched` for the comparison.
     """
     positions = {}
     for cell in set(cells):
-        position = matched(cell, known) if cell else None
-        positions[cell] = len(known) if position is None else position
+        position = matched(cell, categories) if cell else None
+        positions[cell] = len(categories) if position is None else position
     return [positions[cell] for cell in cells]
 
 
-def _coded_by_range(table: Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
+def _coded_by_range(
+    table: Table, name: str, declared: tuple[float, float] | list[str]
+) -> np.ndarray:
     """Return the features of a column with a declared range, shape (n, 2 or categories + 1).
 
-    ``known`` is the range: an interval of numbers, or a list of categories. The last feature marks
-    missing cells. The number of features does not depend on the data, and at most one feature of a
-    row is not 0.
+    ``declared`` is the range: an interval of numbers, or a list of categories. The last feature
+    marks missing cells. The number of features does not depend on the data, and at most one feature
+    of a row is not 0.
     """
     cells = table.column(name)
-    if isinstance(known, list):
-        positions = _category_positions(cells, known)
+    if isinstance(declared, list):
+        positions = _category_positions(cells, declared)
         present = [cell for cell in cells if cell not in MISSING]
-        if present and min(positions) == len(known):
+        if present and min(positions) == len(declared):
             raise InputError(
                 f"{table.path}: column {show(name)} must hold one of the texts of ranges.{name} in "
-                f"some cell, got {show(present[0])} and none of {show(known)}"
+                f"some cell, got {show(present[0])} and none of {show(declared)}"
             )
-        coded = np.zeros((len(cells), len(known) + 1))
+        coded = np.zeros((len(cells), len(declared) + 1))
         coded[np.arange(len(cells)), positions] = 1.0
         return coded
-    low, high = known
+    low, high = declared
     scaled = np.zeros((len(cells), 2))
     clipped = 0
     for row, cell in enumerate(cells):
@@ -156,11 +158,11 @@ def _coded_by_range(table: Table, name: str, known: tuple[float, float] | list[s
                 f"{table.where[row]}: column {show(name)} must hold numbers, as its entry in "
                 f"ranges is an interval, got {show(cell)}"
             )
-    given = len(cells) - int(scaled[:, 1].sum())
-    if 2 * clipped > given:
+    present_count = len(cells) - int(scaled[:, 1].sum())
+    if 2 * clipped > present_count:
         # A certificate must not depend on cells, so this is a warning and no note.
         warnings.warn(
-            f"{table.path}: column {show(name)} has {clipped} of {given} values outside "
+            f"{table.path}: column {show(name)} has {clipped} of {present_count} values outside "
             f"ranges.{name} = [{low:g}, {high:g}], and they are clipped: compare the units",
             stacklevel=2,
         )
@@ -168,13 +170,13 @@ def _coded_by_range(table: Table, name: str, known: tuple[float, float] | list[s
 
 
 def features_of(
-    table: Table, names: list[str], known: Mapping[str, Any]
+    table: Table, names: list[str], declared: Mapping[str, Any]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the features (n, p - 1) of the named columns, and notes for the certificate.
 
-    ``known`` are the declared ranges of columns, all of which must be among ``names``.
+    ``declared`` are the declared ranges of columns, all of which must be among ``names``.
     """
-    for name in known:
+    for name in declared:
         if name not in names:
             raise InputError(f"ranges must be of feature columns, got {show(name)}")
     parts: list[np.ndarray] = []
@@ -184,8 +186,8 @@ def features_of(
     identifiers: list[str] = []
     missing = False
     for name in names:
-        if name in known:
-            parts.append(_coded_by_range(table, name, known[name]))
+        if name in declared:
+            parts.append(_coded_by_range(table, name, declared[name]))
             continue
         cells = table.column(name)
         absent = np.array([cell in MISSING for cell in cells])
@@ -213,12 +215,12 @@ def features_of(
             parts.append(absent[:, None].astype(np.float64))
     if too_broad:
         text_cells = {name: table.mixed(name) for name in too_broad}
-        each = [
+        column_features = [
             f"{len(set(table.column(name)) - MISSING)} in {show(name)}"
             + (f" (no number: {text_cells[name]})" if text_cells[name] else "")
             for name in too_broad
         ]
-        listed = ", ".join(each[:10]) + (", ..." if too_broad[10:] else "")
+        listed = ", ".join(column_features[:10]) + (", ..." if too_broad[10:] else "")
         raise InputError(
             f"{table.path}: text columns must have at most {MAX_CATEGORIES} distinct values, got "
             f"{listed}: correct them, or leave them out by listing the others in columns"
@@ -232,10 +234,10 @@ def features_of(
             "identifies records or people, leave it out by listing the other columns in columns",
             stacklevel=2,
         )
-    if len(known) == len(names):
+    if len(declared) == len(names):
         return np.hstack(parts), ("features are scaled and coded by declared ranges",)
     what = "the least and largest value of each column"
-    what += " that is not declared" if known else ""
+    what += " that is not declared" if declared else ""
     what += ", the categories" if coded_as_text else ""
     what += " and which columns have missing values" if missing else ""
     notes = [f"features are scaled and coded from the data: {what} are taken as public"]
@@ -259,8 +261,8 @@ def _is_identifier(cells: list[str]) -> bool:
     if len(set(cells)) < len(cells):
         return False
     numbers = sum(bool(NUMBER.fullmatch(cell)) for cell in cells)
-    whole = all(cell.lstrip("+-").isdecimal() for cell in cells)
-    return len(cells) >= _MANY_NUMBERS if whole else not numbers and len(cells) >= _MANY_TEXTS
+    all_whole = all(cell.lstrip("+-").isdecimal() for cell in cells)
+    return len(cells) >= _MANY_NUMBERS if all_whole else not numbers and len(cells) >= _MANY_TEXTS
 
 
 def _warn_about_texts(table: Table, name: str, quoted: bool) -> None:
@@ -273,7 +275,9 @@ def _warn_about_texts(table: Table, name: str, quoted: bool) -> None:
     by_case: dict[str, list[str]] = {}
     for text in sorted(texts):
         by_case.setdefault(text.casefold(), []).append(text)
-    variants = [" and ".join(map(show, same)) for same in by_case.values() if len(same) > 1]
+    variants = [
+        " and ".join(map(show, spellings)) for spellings in by_case.values() if len(spellings) > 1
+    ]
     if variants:
         which = variants[0] if quoted else "texts that differ in upper and lower case only"
         warnings.warn(
@@ -287,7 +291,7 @@ def _warn_about_texts(table: Table, name: str, quoted: bool) -> None:
             "out by listing the others in columns, or write a number, such as days",
             stacklevel=3,
         )
-    elif texts and all(_DRESSED.match(text) for text in texts):
+    elif texts and all(_NUMBER_WITH_UNIT.match(text) for text in texts):
         warnings.warn(
             f"{table.path}: column {show(name)} has numbers with units or separators of thousands, "
             "and each is a category: write plain numbers",
@@ -296,7 +300,7 @@ def _warn_about_texts(table: Table, name: str, quoted: bool) -> None:
 
 
 #: A number that is not plain: with a unit, a percent sign, or separators of thousands.
-_DRESSED = re.compile(r"[-+]?\d[\d.,' ]*(\s[^\W\d]{1,6}|\s?%)?$")
+_NUMBER_WITH_UNIT = re.compile(r"[-+]?\d[\d.,' ]*(\s[^\W\d]{1,6}|\s?%)?$")
 #: How a date begins: year, month and day, or the reverse.
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b")
 
@@ -349,11 +353,11 @@ def _classes(table: Table, label: str) -> np.ndarray:
 #: rather a number than a class.
 _MANY_CLASSES, _FEW_RECORDS = 20, 10
 #: The same for labels with numbers that are not whole.
-_MANY_FRACTIONS = 10
+_MANY_FRACTION_CLASSES = 10
 #: Fewer whole numbers, or texts, in a feature column may all differ by chance.
 _MANY_NUMBERS, _MANY_TEXTS = 50, 20
 #: With more classes, numbers that are not whole are refused: a run would take too long.
-_MOST_FRACTIONS = 100
+_MAX_FRACTION_CLASSES = 100
 
 
 def _label_notes(table: Table, label: str, classes: np.ndarray) -> tuple[str, ...]:
@@ -363,12 +367,12 @@ def _label_notes(table: Table, label: str, classes: np.ndarray) -> tuple[str, ..
     different numbers, and not all of them are integers.
     """
     actions, count = int(classes.max()) + 1, len(classes)
-    fractions = actions > _MANY_FRACTIONS and any(
+    fractions = actions > _MANY_FRACTION_CLASSES and any(
         "." in cell and float(cell) % 1.0
         for cell in set(table.column(label))
         if NUMBER.fullmatch(cell)
     )
-    if fractions and actions > _MOST_FRACTIONS:
+    if fractions and actions > _MAX_FRACTION_CLASSES:
         raise InputError(
             f"{table.path}: label {show(label)} must be a class, got {actions} numbers in {count} "
             "records: make a few classes of it by bins"

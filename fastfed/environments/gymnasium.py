@@ -107,9 +107,9 @@ def to_gymnasium(
 
         def _open(self) -> None:
             """Open the environment of the replicate."""
-            opened = environment.open(self._seed, self._replicate, n_silos)
-            assert isinstance(opened, environments.Environment)
-            self._opened = opened
+            opened_environment = environment.open(self._seed, self._replicate, n_silos)
+            assert isinstance(opened_environment, environments.Environment)
+            self._opened = opened_environment
 
         def reset(
             self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -26,7 +26,7 @@ import numpy as np
 from fastfed._memory import available
 from fastfed._threads import one_blas_thread
 from fastfed._validate import InputError, choice, integer, nearest, number, rising, show
-from fastfed.environments.base import DECLARED_RANGES, INDEPENDENT
+from fastfed.environments.base import DECLARED_RANGES_TEXT, INDEPENDENT
 from fastfed.environments.letor_files import MAX_FEATURES, LetorRows, missing_value, read_letor
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks, feature_major
 from fastfed.environments.storage import (
@@ -50,10 +50,10 @@ INTERCEPT = 0.01  # value of column 0, as in the published code
 _ANCHOR_URL = (0, *(5 * i + j for i in range(25) for j in (2, 4)), *range(126, 132))
 _TEXT = (0, *(5 * i + j for i in range(25) for j in (1, 3, 5)), 132, 133)
 FEATURE_SETS = {"anchor-url": _ANCHOR_URL, "text": _TEXT, "both": _ANCHOR_URL + _TEXT}
-_SHARE = 0.01  # a default penalty as a share of the least one that makes theta* = 0
-_CHUNK = 8192  # largest number of rows held in float64 at a time
-_NUMBERS = 2**25  # largest number of entries of such rows
-_DERIVED = 1  # version of this computation; a new number invalidates all cached pools
+_PENALTY_SHARE = 0.01  # a default penalty as a share of the least one that makes theta* = 0
+_CHUNK_ROWS = 8192  # largest number of rows held in float64 at a time
+_CHUNK_ENTRIES = 2**25  # largest number of entries of such rows
+_DERIVED_VERSION = 1  # version of this computation; a new number invalidates all cached pools
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ def letor_pool(
             f"got column {max(columns)}"
         )
     options: dict[str, Any] = {
-        "version": _DERIVED,
+        "version": _DERIVED_VERSION,
         "columns": columns,
         "scaling": scaling,
         "theta_penalty": penalty,
@@ -163,7 +163,7 @@ def letor_pool(
         theta=derived.theta,
         linear=derived.linear,
         conditions=(
-            (DECLARED_RANGES, scaling == "row"),
+            (DECLARED_RANGES_TEXT, scaling == "row"),
             # Rewards depend on theta*, which is fitted to the relevance of all records.
             (INDEPENDENT, False),
         ),
@@ -226,7 +226,7 @@ def _checked_reward_range(
 
 
 def _cached_pool(
-    letor: LetorRows, options: dict[str, Any], path: str, again: Callable[[], LetorRows]
+    letor: LetorRows, options: dict[str, Any], path: str, read_again: Callable[[], LetorRows]
 ) -> _Derived:
     """Return the pool that ``options`` describe, from the cache if it is there.
 
@@ -243,7 +243,7 @@ def _cached_pool(
     if not keep_if_whole(letor.folder, "features"):
         if letor.folder.exists():
             raise InputError(f"{letor.folder} is damaged and cannot be removed: remove it")
-        return _cached_pool(again(), options, path, again)
+        return _cached_pool(read_again(), options, path, read_again)
     return _compute_pool(letor, options, path, folder)
 
 
@@ -299,9 +299,11 @@ def _compute_pool(
                 meta = {"format": FORMAT, **options, "notes": model.notes, "linear": model.linear}
                 write_meta(temporary, meta)
         except OSError as error:
-            why = f"the cache folder {cache_folder()} cannot be written ({error.strerror or error})"
-            too_large = f"{too_large}, and {why}"
-            warning = f"{why}: the pool of {path} stays in memory"
+            reason = (
+                f"the cache folder {cache_folder()} cannot be written ({error.strerror or error})"
+            )
+            too_large = f"{too_large}, and {reason}"
+            warning = f"{reason}: the pool of {path} stays in memory"
         else:
             stored = _load_pool(letor, options, folder)
             if stored is not None:
@@ -324,7 +326,7 @@ def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, n
     starts = np.asarray(letor.starts)
     position = np.flatnonzero(columns)
     queries = len(starts) - 1
-    max_rows = max(1, min(_CHUNK, _NUMBERS // len(columns)))
+    max_rows = max(1, min(_CHUNK_ROWS, _CHUNK_ENTRIES // len(columns)))
     first = 0
     with _reader(letor) as read_rows:
         while first < queries:
@@ -391,7 +393,7 @@ def _fit_theta(
         adapted = adapt and not lasso.coef_.any() and products.max() > 0
         if adapted:
             # Penalties of at least the largest product, divided by the rows, make theta* = 0.
-            lasso.set_params(alpha=_SHARE * products.max() / len(factor))
+            lasso.set_params(alpha=_PENALTY_SHARE * products.max() / len(factor))
             lasso.fit(factor[:, :dimension], factor[:, dimension])
     not_converged = any(issubclass(w.category, ConvergenceWarning) for w in caught)
     notes = (
@@ -400,8 +402,11 @@ def _fit_theta(
         else ()
     )
     if adapted:
-        used = lasso.alpha / row_ratio
-        notes = (*notes, f"the penalty of the lasso for theta* is {used:.3g}: 1 makes theta* = 0")
+        penalty_used = lasso.alpha / row_ratio
+        notes = (
+            *notes,
+            f"the penalty of the lasso for theta* is {penalty_used:.3g}: 1 makes theta* = 0",
+        )
     return np.asarray(lasso.coef_, dtype=np.float64), largest, notes
 
 
@@ -432,15 +437,15 @@ def _store_scaled_by_column(
         np.maximum(high, rows.max(axis=0), out=high)
         # Means are computed from the rounded rows, which are what the learner sees.
         storage.add(_flat_blocks(rows, letor, first, last), rows.astype(np.float64) @ model)
-    least, most = storage.min_mean, storage.max_mean
-    if not most > least:
+    min_mean, max_mean = storage.min_mean, storage.max_mean
+    if not max_mean > min_mean:
         raise InputError(
             f"features must distinguish the actions of {path}, but all actions have the same mean "
             "reward: choose more columns or a smaller theta_penalty"
         )
     # Map mean rewards from [least, most] to the range `span`.
-    slope = (span[1] - span[0]) / (most - least)
-    shift = span[0] - slope * least
+    slope = (span[1] - span[0]) / (max_mean - min_mean)
+    shift = span[0] - slope * min_mean
     storage.change_means(lambda means: np.clip(slope * means + shift, span[0], span[1]))
     model *= slope
     constant = np.where(low == high, low, np.float32(0)).astype(np.float64)
@@ -563,12 +568,7 @@ class Letor(PoolEnvironment):
         if silos is None:
             raise InputError('silos is required for the environment "letor"')
         return letor_pool(
-            self.path,
-            silos,
-            self.features,
-            self.scaling,
-            self.theta_penalty,
-            missing=self.missing,
+            self.path, silos, self.features, self.scaling, self.theta_penalty, missing=self.missing
         )
 
     def _rows(self) -> LetorRows:

@@ -98,9 +98,7 @@ class _Stamp:
 
 
 def read_letor(
-    path: str | os.PathLike[str],
-    features: int | None = None,
-    missing: str | None = None,
+    path: str | os.PathLike[str], features: int | None = None, missing: str | None = None
 ) -> LetorRows:
     """Read a LETOR file (.txt, .gz) or a folder of such files, from the cache if possible.
 
@@ -167,15 +165,15 @@ def _read_rows(
     try:
         _parse_into_cache(folder, str(Path(path).resolve()), sources, stamps, limit, missing)
     except OSError as error:
-        why = f"the cache folder {cache_folder()} cannot be written ({error.strerror or error})"
+        reason = f"the cache folder {cache_folder()} cannot be written ({error.strerror or error})"
     else:
         _drop_older(folder, stamps)
         stored = _load_rows(folder)
         if stored is not None:
             return stored
-        why = f"what was written to the cache folder {cache_folder()} cannot be read"
-    _warn(f"{why}: {path} is parsed in memory, and again at the next start")
-    too_large = f"{path} is larger than memory, and {why}"
+        reason = f"what was written to the cache folder {cache_folder()} cannot be read"
+    _warn(f"{reason}: {path} is parsed in memory, and again at the next start")
+    too_large = f"{path} is larger than memory, and {reason}"
     return _parse_in_memory(sources, stamps, limit, missing, too_large)
 
 
@@ -232,11 +230,7 @@ def _parse_into_cache(
 
 
 def _parse_in_memory(
-    sources: list[Path],
-    stamps: list[_Stamp],
-    limit: int,
-    missing: bytes | None,
-    too_large: str,
+    sources: list[Path], stamps: list[_Stamp], limit: int, missing: bytes | None, too_large: str
 ) -> LetorRows:
     """Parse source files into memory, and return their rows.
 

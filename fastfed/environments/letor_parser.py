@@ -264,7 +264,7 @@ def parse(
     np.empty(30 << 20, dtype=np.uint8)
     for source in sources:
         digest = hashlib.sha256()
-        first_row, last_qid, seen = count, 0, set[int]()
+        first_row, last_qid, seen_qids = count, 0, set[int]()
         for raw_block, line in _blocks(source, digest):
             block = raw_block if absent is None else absent.sub(b":0", raw_block)
             for all_rows in _rows(block, str(source), line, limit):
@@ -278,9 +278,9 @@ def parse(
                 starts_query[0] |= count == first_row  # a query ends with its file
                 first_rows = np.flatnonzero(starts_query)
                 for qid in rows.qid[first_rows].tolist():
-                    if qid in seen:
+                    if qid in seen_qids:
                         raise _error_of_separated_query(source, qid)
-                    seen.add(qid)
+                    seen_qids.add(qid)
                 parts.features.append(rows.values)
                 parts.relevance.append(rows.relevance)
                 parts.starts.append(first_rows + count)
@@ -388,27 +388,29 @@ def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
                 stream = gzip.GzipFile(fileobj=stream)
             elif kind in _OPENERS:
                 stream = _OPENERS[kind](stream)
-            elif other := other_kind(start, source.name) or _kind_of_other_file(start, kind):
-                raise InputError(f"{source} must be LETOR text, got {other}")
+            elif other_kind_text := other_kind(start, source.name) or _kind_of_other_file(
+                start, kind
+            ):
+                raise InputError(f"{source} must be LETOR text, got {other_kind_text}")
             line = 1
-            rest: list[bytes] = []
+            unparsed: list[bytes] = []
             data = stream.read(_BLOCK).removeprefix(b"\xef\xbb\xbf")
             while data:
                 cut = data.rfind(b"\n") + 1
                 if cut:
-                    block = b"".join([*rest, data[:cut]])
-                    rest = [data[cut:]]
+                    block = b"".join([*unparsed, data[:cut]])
+                    unparsed = [data[cut:]]
                     yield block, line
                     line += count_lines(block)
                 else:
-                    rest.append(data)
-                    if sum(map(len, rest)) > _LONGEST:
+                    unparsed.append(data)
+                    if sum(map(len, unparsed)) > _LONGEST:
                         raise InputError(
                             f"{source}:{line}: a line must be at most {_LONGEST} bytes"
                         )
                 data = stream.read(_BLOCK)
-            if any(rest):
-                yield b"".join([*rest, b"\n"]), line
+            if any(unparsed):
+                yield b"".join([*unparsed, b"\n"]), line
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise InputError(
             f"{source} must be a whole {kind or 'gzip'} file, got damage ({error}): copy it again"

@@ -23,14 +23,14 @@ import numpy as np
 from fastfed._cells import FALSE, TRUE, as_number, code, is_missing, unified
 from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, choice, integer, number, show
-from fastfed.environments.base import DECLARED_RANGES, EnvironmentSpec, RewardDistribution
+from fastfed.environments.base import DECLARED_RANGES_TEXT, EnvironmentSpec, RewardDistribution
 from fastfed.environments.coding import feature_columns, features_of, silo_numbers
 from fastfed.environments.log_files import Decision, dense, read_vw
-from fastfed.environments.pool import ABOUT_RECORDS, equal_blocks
+from fastfed.environments.pool import RECORDS_CAVEATS, equal_blocks
 from fastfed.environments.replay import CODINGS, DIMENSION, declared_range, projections, scaled
 from fastfed.environments.selection import check_missing, declared_columns, selected, with_missing
 from fastfed.environments.tables import (
-    PARTS,
+    FILE_PARTS,
     SILO,
     Table,
     digest_of,
@@ -46,17 +46,17 @@ FORMATS: dict[str, tuple[str, str, str] | None] = {
     "vw": None,
 }
 #: Keys of tables alone.
-_OF_TABLES = (
+_TABLE_KEYS = (
     *("action", "reward", "propensity", "silo", "columns", "ranges", "where", "missing"),
-    *PARTS,
+    *FILE_PARTS,
 )
 #: Columns of the Open Bandit Dataset that are features of a visitor.
-_VISITOR = "user_feature_"
+_VISITOR_PREFIX = "user_feature_"
 #: Number of rounds whose actions are scored at once, which bounds memory.
-_BLOCK = 4096
+_ROUNDS_AT_ONCE = 4096
 #: The mean of 1 / propensity is the number of actions. A warning says if it differs by more
 #: standard errors than this.
-_FAR = 6.0
+_MAX_STANDARD_ERRORS = 6.0
 
 #: Caveats of every log, for certificates.
 _NOTES = (
@@ -160,8 +160,8 @@ class Rounds:
                 else theta.reshape(len(self.actions), -1)
             )
             count = min(top, int(self.available[silo].sum()))
-            for first in range(0, len(rounds), _BLOCK):
-                block = slice(first, first + _BLOCK)
+            for first in range(0, len(rounds), _ROUNDS_AT_ONCE):
+                block = slice(first, first + _ROUNDS_AT_ONCE)
                 scores = z[block] @ weights.T
                 scores[:, ~self.available[silo]] = -np.inf
                 best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
@@ -284,7 +284,7 @@ class Log:
             check_missing(self.missing)
         names = FORMATS[self.format]
         if names is None:
-            for key in _OF_TABLES:
+            for key in _TABLE_KEYS:
                 if getattr(self, key) is not None:
                     raise InputError(f'{key} is only for tables, not for format = "vw"')
             for path in self._files():
@@ -294,7 +294,7 @@ class Log:
         for key, name in zip(("action", "reward", "propensity"), names, strict=True):
             if getattr(self, key) is None:
                 setattr(self, key, name)
-        for key, what in PARTS.items():
+        for key, what in FILE_PARTS.items():
             if not isinstance(getattr(self, key), str | None):
                 raise InputError(f"{key} must name a {what}, got {show(getattr(self, key))}")
         if not is_table(self.data):
@@ -310,8 +310,8 @@ class Log:
 
     def natural_silos(self) -> int | None:
         """Return the number of silos that the data define, or None."""
-        several = self.format == "vw" and len(self._files()) > 1
-        return self.rounds(None).silos if several or self.silo is not None else None
+        has_several_files = self.format == "vw" and len(self._files()) > 1
+        return self.rounds(None).silos if has_several_files or self.silo is not None else None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
         """Return the properties of the training rows for M silos and T rounds."""
@@ -329,8 +329,8 @@ class Log:
             reward_range=(self.reward_range[0] / self.scale, self.reward_range[1] / self.scale),
             linear=False,
             contexts_made=False,
-            notes=(*rounds.notes, *ABOUT_RECORDS, *_NOTES),
-            conditions=((DECLARED_RANGES, rounds.declared),),
+            notes=(*rounds.notes, *RECORDS_CAVEATS, *_NOTES),
+            conditions=((DECLARED_RANGES_TEXT, rounds.declared),),
             real_records=True,
         )
 
@@ -381,33 +381,35 @@ class Log:
         """Read the table of a log, or one table for each silo, and return its rows for M silos."""
         by_format = self.format == "open-bandit"  # affinities of items are no features
         table = read_table(self.data, self.columns is not None or by_format, self.sheet, self.table)
-        kept = declared_columns(table, self.where, "where")
-        known = declared_columns(table, self.ranges)
-        table = selected(with_missing(table, self.missing, (known, kept)), kept)
+        conditions = declared_columns(table, self.where, "where")
+        ranges = declared_columns(table, self.ranges)
+        table = selected(with_missing(table, self.missing, (ranges, conditions)), conditions)
         roles = {k: getattr(self, k) for k in ("action", "reward", "propensity", "silo")}
         for role, name in roles.items():
             if name is not None:
                 table.check_name(role, name)
-        used = [code(name) for name in roles.values() if name is not None]
-        if len(set(used)) < len(used):
-            raise InputError(f"{', '.join(roles)} must be different columns, got {', '.join(used)}")
+        role_names = [code(name) for name in roles.values() if name is not None]
+        if len(set(role_names)) < len(role_names):
+            raise InputError(
+                f"{', '.join(roles)} must be different columns, got {', '.join(role_names)}"
+            )
         columns = self.columns
         if columns is None and self.format == "open-bandit":
-            columns = [name for name in table.positions if name.startswith(_VISITOR)]
-        others = [name for name in table.positions if name not in used]
+            columns = [name for name in table.positions if name.startswith(_VISITOR_PREFIX)]
+        feature_names = [name for name in table.positions if name not in role_names]
         count = len(table.cells)
         features, notes = np.zeros((count, 0)), table.notes
         names: list[str] = []
-        without = isinstance(columns, (list, tuple)) and not columns
-        if not without and (columns is not None or others):
+        without_features = isinstance(columns, (list, tuple)) and not columns
+        if not without_features and (columns is not None or feature_names):
             names = feature_columns(table, roles, columns)
-        if names or known:
-            features, feature_notes = features_of(table, names, known)
+        if names or ranges:
+            features, feature_notes = features_of(table, names, ranges)
             notes = (*notes, *feature_notes)
         cells = unified(table.complete("action", str(self.action)))
         actions = _sorted_actions(set(cells))
         position = {name: i for i, name in enumerate(actions)}
-        declared = len(known) == len(names)
+        declared = len(ranges) == len(names)
         norm = self.norm
         if norm is None and declared:
             norm = math.sqrt(len(names) + 1.0)
@@ -569,7 +571,9 @@ def _propensity_doubts(
     counts = np.repeat(available.sum(axis=1), np.diff(silo_starts)) if sizes is None else sizes
     difference = inverse - counts
     error = float(difference.std()) / math.sqrt(len(difference))
-    tolerance = _FAR * error + 1e-3 * float(counts.mean()) + _rounding_error(propensities)
+    tolerance = (
+        _MAX_STANDARD_ERRORS * error + 1e-3 * float(counts.mean()) + _rounding_error(propensities)
+    )
     if abs(float(difference.mean())) <= tolerance:
         return ()
     return (
@@ -586,8 +590,8 @@ def _rounding_error(propensities: np.ndarray) -> float:
     """
     for decimals in (2, 3, 4):
         if np.array_equal(np.round(propensities, decimals), propensities):
-            half = 0.5 * 10.0**-decimals
-            return float((half / propensities**2).mean())
+            half_unit = 0.5 * 10.0**-decimals
+            return float((half_unit / propensities**2).mean())
     return 0.0
 
 

@@ -30,7 +30,7 @@ from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, show
 
 #: Most bytes of the features of a log, which are stored as dense arrays.
-MOST_BYTES = 4 * 2**30
+MAX_FEATURE_BYTES = 4 * 2**30
 _ACTION = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 #: Features by name, of a decision or of an action.
@@ -181,14 +181,14 @@ def _label_and_features(where: str, line: str) -> tuple[str, Features]:
     A tag, which begins with an apostrophe, is left out of the label. ``where`` names the file and
     the line, for error messages.
     """
-    label, bar, rest = line.partition("|")
+    label, bar, features_text = line.partition("|")
     if not bar:
         raise InputError(f"{where}: features must follow a bar (|), got {show(line.strip(), 60)}")
     tokens = label.split()
     if tokens and tokens[-1].startswith("'"):
         tokens.pop()
     features: Features = {}
-    for namespace in rest.split("|"):
+    for namespace in features_text.split("|"):
         names = namespace.split()
         prefix, scale = "", 1.0
         # A namespace has a name if the name follows the bar without a blank.
@@ -223,10 +223,10 @@ def dense(rows: Sequence[Features], what: str) -> tuple[list[str], np.ndarray]:
     are 0. ``what`` is what the rows are, for error messages.
     """
     names = sorted(set().union(*rows))
-    if len(names) >= MAX_DIMENSION or 8 * len(names) * len(rows) > MOST_BYTES:
+    if len(names) >= MAX_DIMENSION or 8 * len(names) * len(rows) > MAX_FEATURE_BYTES:
         raise InputError(
             f"features of {what} must be fewer: {len(names)} names in {len(rows)} lines, at most "
-            f"{MAX_DIMENSION - 1} names and {MOST_BYTES // 2**30} GB"
+            f"{MAX_DIMENSION - 1} names and {MAX_FEATURE_BYTES // 2**30} GB"
         )
     position = {name: i for i, name in enumerate(names)}
     values = np.zeros((len(rows), len(names)))

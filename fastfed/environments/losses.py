@@ -18,7 +18,7 @@ import numpy as np
 from fastfed._kernels import losses as loss_kernels
 from fastfed._validate import InputError, array, boolean, choice, integer, number
 from fastfed.environments.base import (
-    COMMON,
+    COMMON_LOSSES_CAVEAT,
     Adversary,
     LossSpec,
     best_expert,
@@ -334,7 +334,7 @@ class GradientLosses:
 # ---- Oblivious losses ----------------------------------------------------------------------------
 
 #: Losses are rounded to whole multiples of this number.
-UNIT = 2.0**-24
+LOSS_UNIT = 2.0**-24
 
 
 def losses_signature() -> Signature:
@@ -439,7 +439,7 @@ class ObliviousLosses:
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
         """Return the properties of this environment for M silos and T rounds."""
-        check_exact_sums(silos, horizon, UNIT)
+        check_exact_sums(silos, horizon, LOSS_UNIT)
         if self.losses is None:
             assert self.experts is not None
             return LossSpec(
@@ -448,7 +448,7 @@ class ObliviousLosses:
                 multiplicity=self.multiplicity * (silos if self.common else 1),
                 notes=(
                     "a user's function computes the losses: its properties are taken on trust",
-                    *((COMMON,) if self.common and silos > 1 else ()),
+                    *((COMMON_LOSSES_CAVEAT,) if self.common and silos > 1 else ()),
                 ),
             )
         if horizon > self._table.shape[1]:
@@ -461,7 +461,7 @@ class ObliviousLosses:
             contexts_made=False,
             real_records=True,
             multiplicity=self.multiplicity * (silos if len(self._table) < silos else 1),
-            notes=(COMMON,) if len(self._table) < silos else (),
+            notes=(COMMON_LOSSES_CAVEAT,) if len(self._table) < silos else (),
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
@@ -521,7 +521,7 @@ def quantise_losses(losses: Any) -> np.ndarray:
     check_experts(values.shape[2])
     if not ((values >= 0.0) & (values <= 1.0)).all():
         raise InputError(f"losses must be in [0, 1], got {values.min():g} to {values.max():g}")
-    table: np.ndarray = np.rint(values / UNIT).astype(np.uint32)
+    table: np.ndarray = np.rint(values / LOSS_UNIT).astype(np.uint32)
     return np.ascontiguousarray(table)
 
 
@@ -670,7 +670,7 @@ class LowerBoundLosses:
             dimension=self.experts,
             optimal_loss=0.0 if self.theorem == "2.7" else None,
             multiplicity=silos,
-            notes=(COMMON,) if silos > 1 else (),
+            notes=(COMMON_LOSSES_CAVEAT,) if silos > 1 else (),
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:

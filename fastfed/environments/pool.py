@@ -199,11 +199,11 @@ class Pool:
         d, count = self.dimension, len(self.means)
         values = np.empty(count * (d + 1), dtype=np.float32)
         constant = np.float32(math.sqrt(0.5 / kappa))
-        half = np.float32(math.sqrt(0.5))
+        root_half = np.float32(math.sqrt(0.5))
         for first, last in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
             block = values[first * (d + 1) : last * (d + 1)].reshape(d + 1, last - first)
             np.multiply(
-                self.values[first * d : last * d].reshape(d, last - first), half, out=block[:d]
+                self.values[first * d : last * d].reshape(d, last - first), root_half, out=block[:d]
             )
             block[d] = constant
         return replace(self, values=values, dimension=d + 1, theta=None, linear=False)
@@ -299,7 +299,7 @@ def _offsets(name: str, value: np.ndarray, last: int) -> np.ndarray:
 SAMPLING = {"with-replacement": 0, "without-replacement": 1, "in-order": 2}
 
 #: Caveats for all real records, which no accounting of messages covers.
-ABOUT_RECORDS = (
+RECORDS_CAVEATS = (
     "that every record belongs to a different person is taken on trust",
     "that the numbers of records, silos and actions are public is taken on trust",
     "regret, figures and clip counts of a run are computed from the raw records: they are not "
@@ -307,7 +307,7 @@ ABOUT_RECORDS = (
 )
 
 #: Caveat for data that are given as arrays.
-MADE_BEFORE = (
+ARRAYS_CAVEAT = (
     "features were computed outside of fastfed: that their scales and categories are known "
     "without the data is taken on trust"
 )
@@ -420,7 +420,7 @@ class PoolEnvironment(ABC):
             multiplicity=self.record_multiplicity()
             * (horizon if self.sampling == "with-replacement" else 1),
             contexts_made=False,
-            notes=(*pool.notes, *ABOUT_RECORDS),
+            notes=(*pool.notes, *RECORDS_CAVEATS),
             conditions=pool.conditions,
             real_records=True,
             intercept=self.intercept,

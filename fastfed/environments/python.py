@@ -267,13 +267,13 @@ def fingerprint(function: Any, state: np.ndarray | None) -> str:
     return _fingerprint(function, state, frozenset())
 
 
-def _fingerprint(function: Any, state: np.ndarray | None, within: frozenset[int]) -> str:
+def _fingerprint(function: Any, state: np.ndarray | None, outer_ids: frozenset[int]) -> str:
     """Return the digest for `fingerprint`.
 
-    ``within`` holds the ids of the objects that contain the function, to stop at cycles.
+    ``outer_ids`` holds the ids of the objects that contain the function, to stop at cycles.
     """
     if isinstance(function, partial):
-        return hashlib.sha256(_content(function, within).encode()).hexdigest()
+        return hashlib.sha256(_content(function, outer_ids).encode()).hexdigest()
     plain = getattr(function, "__wrapped__", function)
     try:
         source = inspect.getsource(plain if inspect.isroutine(plain) else type(plain))
@@ -281,37 +281,37 @@ def _fingerprint(function: Any, state: np.ndarray | None, within: frozenset[int]
         source = repr(getattr(plain, "__qualname__", plain))
     closed = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
     parts = [closed, getattr(plain, "__defaults__", None), getattr(plain, "__dict__", None)]
-    within |= {id(function), id(plain)}
-    text = "\n".join([repr(source), *(_content(part, within) for part in parts)]).encode()
+    outer_ids |= {id(function), id(plain)}
+    text = "\n".join([repr(source), *(_content(part, outer_ids) for part in parts)]).encode()
     return hashlib.sha256(text + (b"" if state is None else state.tobytes())).hexdigest()
 
 
-def _content(value: Any, within: frozenset[int]) -> str:
+def _content(value: Any, outer_ids: frozenset[int]) -> str:
     """Return text that differs between different values and is the same in every process.
 
     This is the repr of a value if the repr is complete. The repr of an array leaves out digits and
     rows, and the repr of an object may leave out its attributes. The repr of a function, and the
     default repr of an object, contain an address, which differs between processes.
     """
-    if id(value) in within:
+    if id(value) in outer_ids:
         return "itself"
-    within |= {id(value)}
+    outer_ids |= {id(value)}
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            return f"array {value.shape} {_content(value.tolist(), within)}"
+            return f"array {value.shape} {_content(value.tolist(), outer_ids)}"
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
         return f"array {value.dtype.str} {value.shape} {digest}"
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, partial):  # which Python 3.14 calls a routine
-        return f"{kind} {_content([value.func, value.args, value.keywords], within)}"
+        return f"{kind} {_content([value.func, value.args, value.keywords], outer_ids)}"
     if inspect.isroutine(value) or hasattr(value, "__wrapped__"):
         owner = getattr(value, "__self__", None)
-        bound = "" if owner is None or inspect.ismodule(owner) else _content(owner, within)
-        return f"function {_fingerprint(value, None, within)} {bound}"
+        bound = "" if owner is None or inspect.ismodule(owner) else _content(owner, outer_ids)
+        return f"function {_fingerprint(value, None, outer_ids)} {bound}"
     if isinstance(value, (list, tuple, set, frozenset, dict)):
         groups = value.items() if isinstance(value, dict) else [(part,) for part in value]
         items = [part for group in groups for part in group]
-        texts = [_content(part, within) for part in items]
+        texts = [_content(part, outer_ids) for part in items]
         if isinstance(value, (set, frozenset)):
             texts.sort()  # the iteration order of sets of text differs between processes
         elif texts == [repr(part) for part in items]:
@@ -319,7 +319,7 @@ def _content(value: Any, within: frozenset[int]) -> str:
         return f"{kind} [{', '.join(texts)}]"
     if isinstance(value, (type, ModuleType)) or not hasattr(value, "__dict__"):
         return kind if " at 0x" in repr(value) else repr(value)
-    return f"{kind} {_content(vars(value), within)}"
+    return f"{kind} {_content(vars(value), outer_ids)}"
 
 
 def import_function(text: str) -> Any:

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from fastfed._cells import code, is_missing, plain_name
 from fastfed._random import MAX_DIMENSION
 from fastfed._validate import InputError, array, axes, constructed, number, rising, show, unmasked
-from fastfed.environments.base import DECLARED_RANGES, RewardDistribution
-from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
+from fastfed.environments.base import DECLARED_RANGES_TEXT, RewardDistribution
+from fastfed.environments.pool import ARRAYS_CAVEAT, Pool, PoolEnvironment, equal_blocks
 
 # ---- Classified records --------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ def records_pool(
     )
     unused = np.setdiff1d(np.arange(actions), classes)
     if len(unused):
-        names = ", ".join(f"class {each}" for each in unused[:10])
+        names = ", ".join(f"class {class_index}" for class_index in unused[:10])
         names += ", ..." if len(unused) > 10 else ""
         notes = (
             *notes,
@@ -206,7 +206,7 @@ def records_pool(
             "mean rewards are 1 for the record's class and 0 otherwise, not linear in the "
             "features: no radius is proven",
         ),
-        conditions=((DECLARED_RANGES, declared and records.norm is not None),),
+        conditions=((DECLARED_RANGES_TEXT, declared and records.norm is not None),),
     )
 
 
@@ -351,9 +351,10 @@ class Replay(PoolEnvironment):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.path is not None:
-            if given := [name for name in ARRAYS if getattr(self, name) is not None]:
+            if given_arrays := [name for name in ARRAYS if getattr(self, name) is not None]:
                 raise InputError(
-                    f"give either path or arrays, not both: got path and {' and '.join(given)}"
+                    "give either path or arrays, not both: got path and "
+                    f"{' and '.join(given_arrays)}"
                 )
             for name, values in _read_arrays(self.path).items():
                 setattr(self, name, values)
@@ -382,11 +383,11 @@ class Replay(PoolEnvironment):
         if self.reward_range is not None:
             low, high = self.reward_range = declared_range(self.reward_range)
             counted = rewards[offered]
-            least, most = float(counted.min()), float(counted.max())
-            if least < low or most > high:
+            lowest, highest = float(counted.min()), float(counted.max())
+            if lowest < low or highest > high:
                 raise InputError(
                     f"rewards must lie in reward_range [{low:g}, {high:g}], "
-                    f"got {least:g} to {most:g}"
+                    f"got {lowest:g} to {highest:g}"
                 )
         self.contexts, self.rewards = contexts, rewards
 
@@ -453,14 +454,14 @@ class Replay(PoolEnvironment):
                 rewards[offered],
                 np.append(0, np.cumsum(counts[counts > 0])),
                 np.append(0, np.cumsum((counts > 0).sum(axis=1))),
-                notes=(MADE_BEFORE,),
+                notes=(ARRAYS_CAVEAT,),
             )
         return Pool.from_rows(
             contexts.reshape(-1, d),
             rewards.reshape(-1),
             np.arange(m * t + 1) * k,
             np.arange(m + 1) * t,
-            notes=(MADE_BEFORE,),
+            notes=(ARRAYS_CAVEAT,),
         )
 
     def natural_silos(self) -> int | None:
@@ -498,18 +499,20 @@ def _checked_masks(
     ``shape`` is (M, T, K). Return both arguments as arrays, and the mask (M, T, K) of the entries
     that count: actions that are offered in rounds that a silo has.
     """
-    silos, most, _ = shape
+    silos, max_rounds, _ = shape
     offered = np.ones(shape, bool)
     if rounds is not None:
         lengths = array("rounds", rounds, shape=(silos,))
-        wrong = np.flatnonzero((lengths != np.rint(lengths)) | (lengths < 1) | (lengths > most))
+        wrong = np.flatnonzero(
+            (lengths != np.rint(lengths)) | (lengths < 1) | (lengths > max_rounds)
+        )
         if len(wrong):
             raise InputError(
-                f"rounds must be integers from 1 to {most}, the second axis of contexts, got "
+                f"rounds must be integers from 1 to {max_rounds}, the second axis of contexts, got "
                 f"{lengths[wrong[0]]:g} for silo {wrong[0]}"
             )
         rounds = lengths.astype(np.int64)
-        offered &= (np.arange(most) < rounds[:, None])[..., None]
+        offered &= (np.arange(max_rounds) < rounds[:, None])[..., None]
     if mask is not None:
         flags = array("mask", mask, shape=shape)
         if not np.isin(flags, (0.0, 1.0)).all():
@@ -518,9 +521,9 @@ def _checked_masks(
                 f"{flags[~np.isin(flags, (0.0, 1.0))][0]:g}"
             )
         mask = flags.astype(bool)
-        without = np.argwhere(offered.any(axis=2) & ~(offered & mask).any(axis=2))
-        if len(without):
-            silo, round = without[0].tolist()
+        rounds_without_action = np.argwhere(offered.any(axis=2) & ~(offered & mask).any(axis=2))
+        if len(rounds_without_action):
+            silo, round = rounds_without_action[0].tolist()
             raise InputError(
                 f"mask must offer an action in every round, got none in round {round + 1} of silo "
                 f"{silo}"

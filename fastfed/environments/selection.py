@@ -98,11 +98,11 @@ def with_missing(table: Table, missing: Any, declared: Sequence[Declared] = ()) 
     for columns in declared:
         for name, known in columns.items():
             texts = by_position.get(table.positions[code(name)], [])
-            both = [t for t in known if isinstance(t, str) and matched(t, texts) is not None]
-            if both:
+            ambiguous = [t for t in known if isinstance(t, str) and matched(t, texts) is not None]
+            if ambiguous:
                 raise InputError(
                     f"missing must not have a text that ranges or where declares for column "
-                    f"{show(name)}, got {show(both[0])}"
+                    f"{show(name)}, got {show(ambiguous[0])}"
                 )
     cells = [list(row) for row in table.cells]
     for position, texts in by_position.items():
@@ -127,18 +127,18 @@ def selected(table: Table, where: Declared) -> Table:
         return table
     kept = np.ones(len(table.cells), dtype=bool)
     reasons: list[str] = []
-    for name, known in where.items():
+    for name, declared in where.items():
         cells = table.column(name)
         # A text that the spec declares is a value, also if it may mean missing elsewhere.
-        listed = isinstance(known, list)
-        fits = np.array([_fits(table, name, row, known) for row in range(len(cells))])
+        listed = isinstance(declared, list)
+        fits = np.array([_fits(table, name, row, declared) for row in range(len(cells))])
         absent = np.array([c in MISSING and not (listed and fits[i]) for i, c in enumerate(cells)])
-        missing, outside = int((kept & absent).sum()), int((kept & ~absent & ~fits).sum())
+        missing, outside = (int((kept & absent).sum()), int((kept & ~absent & ~fits).sum()))
         if missing:
             reasons.append(f"{missing} without a value of {show(name)}")
         if outside:
             what = "with another text in" if listed else "with a number outside of"
-            reasons.append(f"{outside} {what} where.{name} = {show(list(known))}")
+            reasons.append(f"{outside} {what} where.{name} = {show(list(declared))}")
         kept &= fits
     counts = ", ".join(reasons) or "none"
     if not kept.any():
@@ -159,14 +159,14 @@ def selected(table: Table, where: Declared) -> Table:
     )
 
 
-def _fits(table: Table, name: str, row: int, known: tuple[float, float] | list[str]) -> bool:
-    """Return True if the cell in column ``name`` of a row fits ``known``, an entry of ``where``.
+def _fits(table: Table, name: str, row: int, declared: tuple[float, float] | list[str]) -> bool:
+    """Return True if the cell in column ``name`` of a row fits ``declared``, an entry of ``where``.
 
-    ``known`` is an interval of numbers, or a list of texts.
+    ``declared`` is an interval of numbers, or a list of texts.
     """
     cell = table.cells[row][table.positions[code(name)]]
-    if isinstance(known, list):
-        return bool(cell) and matched(cell, known) is not None
+    if isinstance(declared, list):
+        return bool(cell) and matched(cell, declared) is not None
     if cell in MISSING:
         return False
     if not NUMBER.fullmatch(cell):
@@ -174,7 +174,7 @@ def _fits(table: Table, name: str, row: int, known: tuple[float, float] | list[s
             f"{table.where[row]}: column {show(name)} must hold numbers, as its entry in where is "
             f"an interval, got {show(cell)}"
         )
-    return known[0] <= float(cell) <= known[1]
+    return declared[0] <= float(cell) <= declared[1]
 
 
 # ---- Classes of a number -------------------------------------------------------------------------
@@ -194,8 +194,8 @@ def check_bins(bins: Any) -> list[float]:
 def bin_names(edges: Sequence[float]) -> list[str]:
     """Return the names of the classes between edges: "< 21", "21 to 49", ">= 49"."""
     texts = [code(edge) for edge in edges]
-    between = [f"{a} to {b}" for a, b in pairwise(texts)]
-    return [f"< {texts[0]}", *between, f">= {texts[-1]}"]
+    inner_names = [f"{a} to {b}" for a, b in pairwise(texts)]
+    return [f"< {texts[0]}", *inner_names, f">= {texts[-1]}"]
 
 
 def binned(table: Table, label: str, edges: Sequence[float]) -> tuple[np.ndarray, str]:

@@ -27,7 +27,7 @@ from fastfed._cache import cache_folder
 # file equals, byte for byte, what numpy.save writes for the same array.
 
 #: Number of bytes of a file that are copied or read at a time.
-PIECE = 1 << 23
+PIECE_BYTES = 1 << 23
 
 
 class GrowableArray:
@@ -100,19 +100,19 @@ class GrowableArray:
             return
         # Otherwise copy all blocks, padded to the same width, behind a header of the right length.
         self._file.close()
-        wide = self.path.with_suffix(".wide")
-        with open(wide, "wb", opener=_open_private) as file:
+        wide_path = self.path.with_suffix(".wide")
+        with open(wide_path, "wb", opener=_open_private) as file:
             file.write(header)
             for block in self._blocks():
                 file.write(_pad_columns(block, self.width).data)
-        wide.replace(self.path)
+        wide_path.replace(self.path)
 
     def _blocks(self) -> Iterator[np.ndarray]:
         """Yield all rows in blocks (rows, width) of at most about PIECE bytes."""
         with self.path.open("rb") as file:
             file.seek(self._header_bytes)
             for rows, width in self._runs:
-                max_rows = max(1, PIECE // (self.dtype.itemsize * self.width))
+                max_rows = max(1, PIECE_BYTES // (self.dtype.itemsize * self.width))
                 for first in range(0, rows, max_rows):
                     count = min(max_rows, rows - first)
                     yield np.fromfile(file, self.dtype, count * width).reshape(count, width)
@@ -159,8 +159,7 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Return the header of a .npy file for an array of this type and shape."""
     text = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        text,
-        {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape},
+        text, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     )
     return text.getvalue()
 
@@ -190,11 +189,11 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
     process is killed, there is no ``folder``. The next writer removes temporary folders of killed
     processes. Raises OSError if the folder cannot be written.
     """
-    parents = [each for each in (folder.parent, *folder.parent.parents) if not each.exists()]
+    parents = [parent for parent in (folder.parent, *folder.parent.parents) if not parent.exists()]
     try:
         # `parents=True` would apply the mode only to the last folder.
-        for each in reversed(parents):
-            each.mkdir(exist_ok=True, mode=0o700)
+        for parent in reversed(parents):
+            parent.mkdir(exist_ok=True, mode=0o700)
         _sweep(folder.parent)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
     except OSError:
@@ -217,8 +216,8 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
 def _remove_empty(folders: list[Path]) -> None:
     """Remove folders, innermost first, up to the first one that is not empty."""
     with contextlib.suppress(OSError):
-        for each in folders:
-            each.rmdir()
+        for folder in folders:
+            folder.rmdir()
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
@@ -228,14 +227,14 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
 
 
 #: File with the checksums of all arrays of a cache folder.
-SUMS = "sums.json"
+CHECKSUM_FILE = "sums.json"
 
 
 def _checksum(path: Path) -> int:
     """Return the CRC-32 of the bytes of a file."""
     checksum = 0
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(PIECE_BYTES):
             checksum = zlib.crc32(piece, checksum)
     return checksum
 
@@ -243,7 +242,7 @@ def _checksum(path: Path) -> int:
 def _write_sums(folder: Path) -> None:
     """Write the checksums of all arrays in a folder."""
     sums = {path.name: _checksum(path) for path in sorted(folder.glob("*.npy"))}
-    with open(folder / SUMS, "w", encoding="utf-8", opener=_open_private) as file:
+    with open(folder / CHECKSUM_FILE, "w", encoding="utf-8", opener=_open_private) as file:
         json.dump(sums, file, indent=1)
 
 
@@ -252,7 +251,7 @@ def _damaged(folder: Path, names: Collection[str] | None = None) -> list[Path]:
 
     Check only the arrays ``names``, or all arrays if ``names`` is None.
     """
-    sums_path = folder / SUMS
+    sums_path = folder / CHECKSUM_FILE
     try:
         sums = json.loads(sums_path.read_bytes())
     except FileNotFoundError:  # an earlier version wrote this folder
@@ -277,12 +276,12 @@ def damaged_arrays() -> list[Path]:
 
     All arrays are read. Folders of earlier versions have no checksums, and are not checked.
     """
-    folders = sorted(sums_path.parent for sums_path in cache_folder().rglob(SUMS))
+    folders = sorted(sums_path.parent for sums_path in cache_folder().rglob(CHECKSUM_FILE))
     return [path for folder in folders for path in _damaged(folder)]
 
 
 #: Arrays that this process has already checked: path, size and time stamp.
-_checked: set[tuple[str, int, int]] = set()
+_checked_arrays: set[tuple[str, int, int]] = set()
 
 
 def keep_if_whole(folder: Path, *names: str) -> bool:
@@ -295,9 +294,9 @@ def keep_if_whole(folder: Path, *names: str) -> bool:
         stamps = {(str(folder / n), s.st_size, s.st_mtime_ns) for n, s in stats.items()}
     except OSError:
         return True  # the caller notices missing arrays when it loads them
-    damaged = [] if stamps <= _checked else _damaged(folder, names)
+    damaged = [] if stamps <= _checked_arrays else _damaged(folder, names)
     if not damaged:
-        _checked.update(stamps)
+        _checked_arrays.update(stamps)
         return True
     shutil.rmtree(folder, ignore_errors=True)
     warnings.warn(
@@ -461,12 +460,14 @@ class FileStorage(PoolStorage):
         path = self._means.path
         old_path = path.rename(path.with_suffix(".raw"))
         self._means = GrowableArray(path, np.float64)
-        old, max_rows = StoredArray(old_path), PIECE // 8
+        old_array, max_rows = StoredArray(old_path), PIECE_BYTES // 8
         try:
-            for first in range(0, old.shape[0], max_rows):
-                self._means.append(change(old.part(first, min(first + max_rows, old.shape[0]))))
+            for first in range(0, old_array.shape[0], max_rows):
+                self._means.append(
+                    change(old_array.part(first, min(first + max_rows, old_array.shape[0])))
+                )
         finally:
-            old.close()
+            old_array.close()
         old_path.unlink()
 
     def finish(self) -> None:

@@ -398,10 +398,10 @@ class Rotated:
 
     def thetas(self, seed: int, replicate: int, silos: int) -> np.ndarray:
         """Return theta_i of every silo, shape (M, d). theta_i does not depend on M."""
-        common = self.theta(seed, replicate)
-        thetas = np.tile(common, (silos, 1))
+        common_theta = self.theta(seed, replicate)
+        thetas = np.tile(common_theta, (silos, 1))
         if self.rotation:
-            v = common[:-1] / math.sqrt(math.fsum(common[:-1] ** 2))
+            v = common_theta[:-1] / math.sqrt(math.fsum(common_theta[:-1] ** 2))
             for silo in range(silos):
                 w = rng.normals_f64(seed, INSTANCE, replicate, silo, _DIRECTION, len(v))
                 w -= math.fsum(w * v) * v

@@ -53,7 +53,7 @@ _FURTHER_ENDINGS = (".zip", ".xlsx", ".sqlite")
 #: Kinds of tables in messages.
 _KINDS = ".csv, .tsv, .parquet, .feather, .xlsx, .sqlite"
 #: Keys that name a part of a file, and what the part is.
-PARTS = {"sheet": "sheet", "table": "table"}
+FILE_PARTS = {"sheet": "sheet", "table": "table"}
 #: Name of the column that is added to a table of several files or frames: the name of the file or
 #: frame of each record.
 SILO = "silo"
@@ -93,8 +93,8 @@ class Table:
 
     def column(self, name: str) -> list[str]:
         """Return the cells of a column."""
-        at = self.positions[code(name)]
-        return [row[at] for row in self.cells]
+        position = self.positions[code(name)]
+        return [row[position] for row in self.cells]
 
     def complete(self, role: str, name: str) -> list[str]:
         """Return the cells of a column; raise InputError if a cell is missing."""
@@ -441,9 +441,9 @@ def _refuse_mixed_decimals(table: Table, name: str) -> None:
     """Raise InputError for a column of numbers that has decimal commas and decimal points."""
     cells = table.column(name)
     with_comma = [row for row, c in enumerate(cells) if "," in c and _WITH_COMMA.fullmatch(c)]
-    others = [c for c in cells if c not in MISSING and "," not in c]
-    points = sum("." in c for c in others)
-    if with_comma and points and all(NUMBER.fullmatch(c) for c in others):
+    cells_without_comma = [c for c in cells if c not in MISSING and "," not in c]
+    points = sum("." in c for c in cells_without_comma)
+    if with_comma and points and all(NUMBER.fullmatch(c) for c in cells_without_comma):
         row = with_comma[0]
         raise InputError(
             f"{table.where[row]}: column {show(name)} must have decimal points or decimal commas, "
@@ -489,7 +489,7 @@ def _numbered_rows(path: Path, text: str, separator: str) -> Iterator[tuple[int,
 
 
 #: What to do with objects that are not tables in memory, by the name of their class.
-_IN_MEMORY = {
+_ADVICE_BY_CLASS = {
     "LazyFrame": ": collect() it first",
     "RecordBatchReader": ": read_all() it first",
     "Series": ": a single column is no frame, to_frame() makes it a frame",
@@ -520,7 +520,7 @@ def _read_frame(frame: Any) -> Table:
         kind = f"{type(frame).__module__}.{type(frame).__name__}"
         raise InputError(
             f"data must be a table in memory, such as one of pandas, polars or Arrow, got {kind}"
-            f"{_IN_MEMORY.get(type(frame).__name__, '')}"
+            f"{_ADVICE_BY_CLASS.get(type(frame).__name__, '')}"
         ) from None
     except ValueError as error:  # narwhals found names that are not unique
         raise InputError(
@@ -555,7 +555,7 @@ def _read_frame(frame: Any) -> Table:
 
 def _cell_texts(values: list[Any], absent: list[bool]) -> list[str]:
     """Return the cells of a column as text; equal values of one type are converted once."""
-    forms: dict[tuple[type, Any], str] = {}
+    text_by_value: dict[tuple[type, Any], str] = {}
     texts = []
     for value, missing in zip(values, absent, strict=True):
         if missing:
@@ -563,11 +563,11 @@ def _cell_texts(values: list[Any], absent: list[bool]) -> list[str]:
             continue
         key = type(value), value
         try:
-            text = forms.get(key)
+            text = text_by_value.get(key)
         except TypeError:  # a value that has no hash
             text, key = None, (type(value), id(value))
         if text is None:
-            text = forms[key] = _cell_text(value)
+            text = text_by_value[key] = _cell_text(value)
         texts.append(text)
     return texts
 

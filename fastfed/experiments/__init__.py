@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfed._validate import InputError, nearest
-from fastfed.simulation.experiment import (
-    PATH_KEYS,
-    Experiment,
-    experiment_from_spec,
-    read_toml,
-)
+from fastfed.simulation.experiment import PATH_KEYS, Experiment, experiment_from_spec, read_toml
 
 __all__ = [
     "Figure",
@@ -76,12 +71,7 @@ class Figure:
 
 
 def figure_ids() -> list[str]:
-    """List the ids of all figures, sorted.
-
-    Returns
-    -------
-    list of str
-    """
+    """List the ids of all figures, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
@@ -93,21 +83,17 @@ def figure(name: str) -> Figure:
     name : str
         Id of the figure.
 
-    Returns
-    -------
-    Figure
-
     Raises
     ------
     InputError
         If the id is unknown (the message suggests the nearest one), or the spec has no paper or
         title.
     """
-    known = figure_ids()
-    if name not in known:
+    known_ids = figure_ids()
+    if name not in known_ids:
         spec_hint = f"; for a spec, `fastfed run {name} -o DIR`" if name.endswith(".toml") else ""
         raise InputError(
-            f'unknown figure "{name}"{nearest(name, known)}{spec_hint} (`fastfed list figures` '
+            f'unknown figure "{name}"{nearest(name, known_ids)}{spec_hint} (`fastfed list figures` '
             "names all)"
         )
     spec = read_toml(FOLDER / f"{name}.toml")
@@ -127,10 +113,6 @@ def figure_text(name: str) -> str:
     ----------
     name : str
         Id of the figure.
-
-    Returns
-    -------
-    str
 
     Raises
     ------
@@ -158,10 +140,6 @@ def with_panels(names: Iterable[str]) -> list[Figure]:
     ----------
     names : iterable of str
         Ids of figures.
-
-    Returns
-    -------
-    list of Figure
 
     Raises
     ------
@@ -230,10 +208,6 @@ def figure_experiment(chosen: Figure, spec: dict[str, Any]) -> Experiment:
         The figure, named in error messages.
     spec : dict
         Tables of the spec, such as `figure_spec` returns.
-
-    Returns
-    -------
-    Experiment
 
     Raises
     ------

@@ -112,7 +112,7 @@ def reproduce(
         # The report includes all stored replicates, also those of earlier calls.
         write_report(read_source(figure_folder), figure_folder, FORMATS)
     if experiments:
-        rows = [row for each in left_out.values() for row in each]
+        rows = [row for figure_rows in left_out.values() for row in figure_rows]
         write_overview(folder, rows if ALL in names else None)
     return results_by_figure
 
@@ -176,7 +176,7 @@ class PlannedFigure:
 
 
 def plan_figures(
-    ready: Sequence[tuple[Figure, Experiment]],
+    figures: Sequence[tuple[Figure, Experiment]],
     folder: Path,
     resources: Resources,
     on_predict: Callable[[], None] | None = None,
@@ -188,9 +188,11 @@ def plan_figures(
     memory.
     """
     layouts = [
-        layout_for(experiment, folder / figure.id, resources) for figure, experiment in ready
+        layout_for(experiment, folder / figure.id, resources) for figure, experiment in figures
     ]
-    missing_batches = [left_to_run(experiment, folder / figure.id) for figure, experiment in ready]
+    missing_batches = [
+        left_to_run(experiment, folder / figure.id) for figure, experiment in figures
+    ]
     if any(missing_batches) and on_predict is not None:
         on_predict()
     return [
@@ -203,7 +205,7 @@ def plan_figures(
             layout.bytes,
         )
         for (figure, experiment), batches, layout in zip(
-            ready, missing_batches, layouts, strict=True
+            figures, missing_batches, layouts, strict=True
         )
     ]
 

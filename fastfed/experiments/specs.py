@@ -34,9 +34,9 @@ QUICK_SHARE = 10
 def import_beside(path: Path) -> None:
     """Make modules in the folder of a spec importable, because the spec may name them."""
     # At the end of the path: a file beside the spec must not hide an installed module.
-    beside = os.path.realpath(path.parent)
-    if beside not in sys.path:
-        sys.path.append(beside)
+    folder = os.path.realpath(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 def load_spec(
@@ -65,10 +65,6 @@ def load_spec(
         Values that replace keys, such as {"horizon": 500, "curve.LDP.epsilon": 2.0}; see
         `apply_changes`.
 
-    Returns
-    -------
-    Experiment
-
     Raises
     ------
     InputError
@@ -96,7 +92,7 @@ def load_spec(
 # ---- Changes of single keys: --set KEY=VALUE -----------------------------------------------------
 
 #: Keys that can change without invalidating claims.
-HARMLESS = ("seed", "replicates", "checkpoints", "checkpoint_spacing")
+KEYS_WITHOUT_CLAIMS = ("seed", "replicates", "checkpoints", "checkpoint_spacing")
 
 
 def parse_changes(texts: Iterable[str]) -> dict[str, Any]:
@@ -165,7 +161,9 @@ def apply_changes(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
             raise InputError(f'--set "{key}": {table_name} is no table')
         else:
             spec[key] = value
-    effective_keys = [k for k in changes if k not in HARMLESS and not k.startswith("figure.")]
+    effective_keys = [
+        k for k in changes if k not in KEYS_WITHOUT_CLAIMS and not k.startswith("figure.")
+    ]
     figure = spec.get("figure")
     if effective_keys and isinstance(figure, dict):
         figure["changed"] = [f"{k}={changes[k]}" for k in effective_keys]

@@ -173,9 +173,9 @@ class HedgePlan(SumsPlan):
 
 
 #: Largest number of exponentials that a server stores.
-MOST_EXPONENTIALS = 2**18
+MAX_EXPONENTIALS = 2**18
 #: Rounds that `Rounds.run` computes together.
-MOST_ROUNDS = 16
+MAX_ROUNDS = 16
 
 
 class Exponentials:
@@ -242,7 +242,7 @@ class Hedge:
         rate, silos = -self.plan.learning_rate, self.plan.silos
         units, shared = kernels.hedge_spread(sums, cumulative) + 1, exponentials(rate, silos, unit)
         # Losses of few units have fewer different exponentials than there are weights.
-        if units - len(shared.table) <= weights.size and units <= MOST_EXPONENTIALS:
+        if units - len(shared.table) <= weights.size and units <= MAX_EXPONENTIALS:
             kernels.hedge_weights(sums, has_exchange, cumulative, shared.up_to(units), weights)
         else:
             kernels.hedge(sums, has_exchange, cumulative, unit, silos, rate, weights)
@@ -263,12 +263,12 @@ class Hedge:
         exponent = math.log(2.0**55 * plan.experts)
         alone = math.ceil(min(exponent * plan.silos / plan.learning_rate, 2.0**62))
         while rounds.done < last:
-            units = int(lost.max() - lost.min()) + MOST_ROUNDS * plan.silos + 1
-            if units > MOST_EXPONENTIALS:
+            units = int(lost.max() - lost.min()) + MAX_ROUNDS * plan.silos + 1
+            if units > MAX_EXPONENTIALS:
                 break
             if units > len(shared.table):
                 # Few losses differ by more units than `alone`.
-                more = min(2 * len(shared.table), alone + alone // 8, MOST_EXPONENTIALS)
+                more = min(2 * len(shared.table), alone + alone // 8, MAX_EXPONENTIALS)
                 shared.up_to(max(units, more))
             rule = CompiledRule("hedge", table=shared.table, alone=alone)
             _, self._release, _ = rounds.run(rule, 0, self._release, last=last)

@@ -13,7 +13,7 @@ from fastfed.experts.plan import (
 )
 from fastfed.privacy.account import Claim, OneLoss, event_epsilon, released
 from fastfed.privacy.certificate import (
-    SIMULATION,
+    SIMULATION_CAVEAT,
     Certificate,
     Condition,
     Guarantee,
@@ -41,10 +41,6 @@ def certificate_of_choices(
         The event of replacing one loss.
     drawn : str
         The caveat about the precision of a simulation's random draws.
-
-    Returns
-    -------
-    Certificate
     """
     claim = plan.privacy or Claim(source=plan.protocol.source)
     events = released(plan)
@@ -83,7 +79,7 @@ def certificate_of_choices(
             RAW_MESSAGES,
             *claim.caveats,
             *((budget_exceeded(uses),) if exact > budget.epsilon else ()),
-            SIMULATION,
+            SIMULATION_CAVEAT,
             drawn,
             *problem.notes,
         ),

@@ -46,7 +46,7 @@ class Chooser(OneExpert):
 
     def __init__(self, plan: ExpertPlan, noise: NoiseSource) -> None:
         super().__init__(plan, noise)
-        self._drawn: dict[tuple[int, int], Any] = {}
+        self._draws: dict[tuple[int, int], Any] = {}
 
     @property
     @abstractmethod
@@ -59,9 +59,9 @@ class Chooser(OneExpert):
         It is drawn at the first call, and cached until `decide` succeeds.
         """
         key = purpose, number
-        if key not in self._drawn:
-            self._drawn[key] = self._draw_from_source(purpose, number)
-        return self._drawn[key]
+        if key not in self._draws:
+            self._draws[key] = self._draw_from_source(purpose, number)
+        return self._draws[key]
 
     def _draw_from_source(self, purpose: int, number: int) -> Any:
         """Draw from the noise source; `_draw` caches the result."""
@@ -131,6 +131,6 @@ class ExactChooser(Chooser):
 
     def _draw_expert(self, costs: np.ndarray, release: int) -> int:
         """Draw the next expert exactly, given the costs (d,) of experts."""
-        ones = np.ones(len(costs), dtype=np.int64)
-        expert, _ = exact.choose(costs, self._rate, ones, self._draw(CHOICE, release))
+        equal_weights = np.ones(len(costs), dtype=np.int64)
+        expert, _ = exact.choose(costs, self._rate, equal_weights, self._draw(CHOICE, release))
         return expert

@@ -59,8 +59,8 @@ from fastfed.experts.plan import (
 )
 from fastfed.privacy.account import Claim, GroupedLosses, event_epsilon, released, sealed
 from fastfed.privacy.certificate import (
-    CHANCES,
-    SIMULATION,
+    CHANCES_CAVEAT,
+    SIMULATION_CAVEAT,
     Certificate,
     ClaimCondition,
     Condition,
@@ -314,8 +314,8 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
             PROTECTS_MESSAGES if claims_messages else PROTECTS_CHOICES,
             *((RAW_MESSAGES,) if plan.protocol.noise_by == "server" else ()),
             *((budget_exceeded(uses),) if epsilon > budget.epsilon else ()),
-            SIMULATION,
-            CHANCES,
+            SIMULATION_CAVEAT,
+            CHANCES_CAVEAT,
             *problem.notes,
         ),
         source=claim.source,

@@ -151,10 +151,12 @@ def _checked_ranges(
 
     They are the length of the interval of gradients' coordinates, and the largest L(x) - min L.
     """
-    most = 2.0 * alpha
+    widest = 2.0 * alpha
     return (
-        most if spread is None else number("spread", spread, at_least=0, at_most=most),
-        most if loss_range is None else number("loss_range", loss_range, at_least=0, at_most=most),
+        widest if spread is None else number("spread", spread, at_least=0, at_most=widest),
+        widest
+        if loss_range is None
+        else number("loss_range", loss_range, at_least=0, at_most=widest),
     )
 
 
@@ -188,10 +190,6 @@ def phase_suboptimality(
     loss_range : float, optional
         Largest value of L(x) - min L; at most 2 alpha, the default.
 
-    Returns
-    -------
-    float
-
     Notes
     -----
     The bound holds for any starting point that is independent of the losses that the phase uses.
@@ -206,10 +204,10 @@ def phase_suboptimality(
     alpha = number("lipschitz", lipschitz, above=0)
     beta = number("smoothness", smoothness, at_least=0)
     local = choice("noise", noise, ("local", "central")) == "local"
-    spread, most = _checked_ranges(alpha, spread, loss_range)
+    spread, widest = _checked_ranges(alpha, spread, loss_range)
     if d == 1:
         return 0.0
-    return min(most, _suboptimality(PhaseNoise(trees, batch, scales), m, d, beta, spread, local))
+    return min(widest, _suboptimality(PhaseNoise(trees, batch, scales), m, d, beta, spread, local))
 
 
 @lru_cache(maxsize=1024)  # a curve needs the same phases at each of its rounds
@@ -283,11 +281,11 @@ def stoch_regret(
                 spread=spread,
                 loss_range=loss_range,
             )
-            trees, used = phase.trees, phase.batch * phase.trees * (phase.trees + 5)
-            if used > 2**p:
+            trees, losses_used = phase.trees, phase.batch * phase.trees * (phase.trees + 5)
+            if losses_used > 2**p:
                 raise InputError(
                     f"phases[{p - 1}] must use at most {2 ** (p - 2)} losses a client, got "
-                    f"{used / 4:g} for {trees} trees and batch {phase.batch}"
+                    f"{losses_used / 4:g} for {trees} trees and batch {phase.batch}"
                 )
         total += (min(2**p, t + 1) - 2 ** (p - 1)) * bound
     return total
@@ -323,11 +321,7 @@ def theorem_2_2(
 
     Here T is ``horizon``.
     """
-    t, m, d = (
-        check_horizon(horizon),
-        check_clients(clients),
-        check_experts(experts),
-    )
+    t, m, d = (check_horizon(horizon), check_clients(clients), check_experts(experts))
     alpha = number("lipschitz", lipschitz, above=0)
     beta = number("smoothness", smoothness, at_least=0)
     statistical_term = (alpha + beta) * math.sqrt(t * math.log(d) / m)
@@ -354,11 +348,7 @@ def corollary_2_3(
 
     Here T is ``horizon``, m ``clients``, d ``experts`` and alpha ``lipschitz``.
     """
-    t, m, d = (
-        check_horizon(horizon),
-        check_clients(clients),
-        check_experts(experts),
-    )
+    t, m, d = (check_horizon(horizon), check_clients(clients), check_experts(experts))
     alpha = number("lipschitz", lipschitz, above=0)
     statistical_term = alpha * math.sqrt(t * math.log(d) / m)
     privacy_term = math.sqrt(alpha) * math.log(d) / m**0.25 / check_epsilon(epsilon)

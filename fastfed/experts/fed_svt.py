@@ -31,14 +31,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import experts as kernels
-from fastfed._random import (
-    CHOICE,
-    QUERY,
-    THRESHOLD,
-    NoiseSource,
-    SeededNoise,
-    is_exact,
-)
+from fastfed._random import CHOICE, QUERY, THRESHOLD, NoiseSource, SeededNoise, is_exact
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts.certify import certificate_of_choices
@@ -62,7 +55,7 @@ from fastfed.experts.plan import (
 )
 from fastfed.privacy import exact
 from fastfed.privacy.account import Claim, PrivacyEvent, released, sealed
-from fastfed.privacy.certificate import CHANCES, Certificate
+from fastfed.privacy.certificate import CHANCES_CAVEAT, Certificate
 from fastfed.privacy.mechanisms.laplace import standard_laplace
 from fastfed.privacy.mechanisms.sparse_vector import (
     CALIBRATIONS,
@@ -113,8 +106,8 @@ class SparseVector(SeldomChooser):
     def __init__(self, plan: SparseVectorPlan, noise: NoiseSource) -> None:
         super().__init__(plan, noise)
         self._before = 0.0  # cumulative loss of the current expert when it was chosen
-        self._limit = self._threshold(0)
-        self._drawn = {}
+        self._limit = self._threshold(0)  # noisy threshold of the current expert's loss since then
+        self._draws = {}
 
     def _threshold(self, switches: int) -> Any:
         """Return the threshold L plus Laplace noise, which is drawn for the current expert.
@@ -154,7 +147,7 @@ class SparseVector(SeldomChooser):
             loss_when_chosen, switches = float(cumulative[expert]), switches + 1
         choice = ExpertChoice(release, expert)
         # State changes only after the last step that can fail: a failed call can be repeated.
-        self._total, self._release, self._drawn = cumulative, release, {}
+        self._total, self._release, self._draws = cumulative, release, {}
         self._expert, self._before, self._limit, self.switches = (
             expert,
             loss_when_chosen,
@@ -220,7 +213,7 @@ class SparseVector(SeldomChooser):
         self._expert = self._draw_expert(np.maximum(total, self.plan.floor), self._release)
         self.switches += 1
         self._limit = self._threshold(self.switches)
-        self._before, self._drawn = float(total[self._expert]), {}
+        self._before, self._draws = float(total[self._expert]), {}
 
 
 class ExactSparseVector(ExactChooser, SparseVector):
@@ -439,7 +432,7 @@ def privacy_claim(
 @account.register
 def _certificate(plan: SparseVectorPlan, problem: ProblemSpec) -> Certificate:
     """Return the certificate for one record."""
-    return certificate_of_choices(plan, problem, plan.noise, CHANCES)
+    return certificate_of_choices(plan, problem, plan.noise, CHANCES_CAVEAT)
 
 
 def _regret_caveats(

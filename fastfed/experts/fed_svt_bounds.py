@@ -40,7 +40,7 @@ from fastfed.experts.lower_bounds import (
 # for each halving of phi, with 2/3 in place of 1/(2(1 - e^-2)) = .58 and three switches per
 # halving.
 
-_CELLS = 512  # grid cells of the distribution of X
+_GRID_CELLS = 512  # grid cells of the distribution of X
 
 
 def _checked_gap(gap: float) -> float:
@@ -53,8 +53,10 @@ def _grid_distribution(d: int, gap: float) -> tuple[np.ndarray, int]:
 
     X is Exp(1) conditioned on X <= gap/2, and rounded down to the grid.
     """
-    width = gap / 2.0 / _CELLS
-    distribution = np.exp(-width * np.arange(_CELLS)) * math.expm1(-width) / math.expm1(-gap / 2.0)
+    width = gap / 2.0 / _GRID_CELLS
+    distribution = (
+        np.exp(-width * np.arange(_GRID_CELLS)) * math.expm1(-width) / math.expm1(-gap / 2.0)
+    )
     return distribution, int(math.log(d) / width * (1.0 + 1e-12)) + 1
 
 
@@ -366,11 +368,7 @@ def theorem_2_6(
     Here T is ``horizon``, m ``clients``, d ``experts``, N ``phase_length`` and rho
     ``failure_probability``.
     """
-    t, m, d = (
-        check_horizon(horizon),
-        check_clients(clients),
-        check_experts(experts),
-    )
+    t, m, d = (check_horizon(horizon), check_clients(clients), check_experts(experts))
     n = integer("phase_length", phase_length, at_least=1, at_most=t)
     log_rho = -math.log(check_failure(failure_probability))
     best = number("optimal_loss", optimal_loss, at_least=0)

@@ -152,15 +152,15 @@ def losses_needed(batch: int, trees: int) -> float:
     return batch * (trees + trees * (trees + 1) / 4.0)
 
 
-def max_trees(phase: int, batch: int, wanted: float) -> int:
-    """Return the largest feasible number of trees T1 <= ``wanted``, or 0.
+def max_trees(phase: int, batch: int, requested: float) -> int:
+    """Return the largest feasible number of trees T1 <= ``requested``, or 0.
 
     T1 is feasible if 2^T1 divides b = ``batch`` and the previous phase has enough losses for T1
     trees.
     """
     # Phase p starts in round 2^(p-1) and has as many rounds.
     losses_available = first_round(phase - 1)
-    largest_wanted = math.floor(min(max(wanted, 0.0), MAX_TREES))
+    largest_wanted = math.floor(min(max(requested, 0.0), MAX_TREES))
     fits = (
         t
         for t in range(largest_wanted, 0, -1)
@@ -235,7 +235,7 @@ class Bounds(NamedTuple):
 
 #: Function (start, stop, x, parent, most) -> sums (r, d) of r clients' clipped gradients at x over
 #: losses start..stop - 1. With a parent, the sums are of differences between the gradients at x and
-#: at the parent, each clipped to [-most, most].
+#: at the parent, each clipped to [-limit, limit].
 Gradients = Callable[[int, int, np.ndarray, np.ndarray | None, float], np.ndarray]
 
 
@@ -281,8 +281,8 @@ class Walk:
             v = self.estimates[0]
         else:
             parent = self.points[h - 1]
-            most = self._bounds.most(x, parent)
-            v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, most) / (
+            limit = self._bounds.most(x, parent)
+            v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, limit) / (
                 stop - start
             )
         # The vertices below it are left children, with the same point and the same estimate.
@@ -367,9 +367,9 @@ class FrankWolfePlan(ExpertPlan):
         Sums over clients and along a path are then exact in float64: they are multiples of unit / b
         below (1 + 2 T1) m b times the bound on a coordinate.
         """
-        most = max(abs(self.bounds.low), abs(self.bounds.high), self.bounds.high - self.bounds.low)
+        limit = max(abs(self.bounds.low), abs(self.bounds.high), self.bounds.high - self.bounds.low)
         terms = (1 + 2 * phase.trees) * self.silos * phase.batch
-        return 2.0 ** math.ceil(math.log2(most)) * exact.quantum(terms)
+        return 2.0 ** math.ceil(math.log2(limit)) * exact.quantum(terms)
 
     def inflation(self, phase: Phase) -> float:
         """Return the factor on the noise scale that covers the rounding of gradients.
@@ -494,18 +494,20 @@ class GradientCollector:
 
     def __init__(self, plan: FrankWolfePlan, index: int, noise: NoiseSource) -> None:
         self.plan, self.index, self.noise = plan, index, noise
+        #: Losses stored for the next phase, and the losses that the current phase uses.
         self._losses: list[np.ndarray | Gradient] = []
-        self._taken: list[np.ndarray | Gradient] = []
+        self._sampled_losses: list[np.ndarray | Gradient] = []
         self._walk: Walk | None = None
         self._scores: np.ndarray | None = None
+        #: With exact noise: its source, and the draws of the current exchange until it succeeds.
         self._ideal = noise if is_exact(noise) else None
-        self._drawn: Laplaces | None = None
-        self._waiting = iter(plan.phases)
-        self._next: Phase | None = next(self._waiting, None)
+        self._draws: Laplaces | None = None
+        self._later_phases = iter(plan.phases)
+        self._next_phase: Phase | None = next(self._later_phases, None)
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
         """Store the loss of a round if the next phase uses it."""
-        if self._next is not None and round in self._next.samples:
+        if self._next_phase is not None and round in self._next_phase.samples:
             self._losses.append(loss)
 
     def _begin(self, phase: Phase) -> Walk:
@@ -514,26 +516,26 @@ class GradientCollector:
         The losses that the phase uses are sampled from the stored ones; the others are discarded.
         """
         order = self.noise.sample(self.index, phase.number, len(phase.samples))
-        self._taken = [self._losses[i] for i in order[: phase.used]]
+        self._sampled_losses = [self._losses[i] for i in order[: phase.used]]
         # The next phase uses other losses.
         self._losses = []
-        self._next = next(self._waiting, None)
+        self._next_phase = next(self._later_phases, None)
         return self.plan.walk(phase, 1, self._sum)
 
     def _sum(
-        self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
+        self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, limit: float
     ) -> np.ndarray:
         """Return the sum of this client's clipped gradients at x, (1, d).
 
         It is over the sampled losses start..stop - 1. With ``parent`` (d,) it is the sum of the
-        differences to the gradients there, each clipped to [-most, most].
+        differences to the gradients there, each clipped to [-limit, limit].
         """
         total = np.zeros(self.plan.experts)
         unit = self.plan.unit(self._walk.phase) if self._ideal is not None and self._walk else None
-        for loss in self._taken[start:stop]:
+        for loss in self._sampled_losses[start:stop]:
             gradient = self._clipped(loss, x)
             if parent is not None:
-                gradient = np.clip(gradient - self._clipped(loss, parent), -most, most)
+                gradient = np.clip(gradient - self._clipped(loss, parent), -limit, limit)
             aggregation.add(total, gradient if unit is None else exact.quantise(gradient, unit))
         return total[None]
 
@@ -560,14 +562,14 @@ class GradientCollector:
             (self._scores,) = self._walk.leaf(x)
         scores, plan = self._scores, self.plan
         if plan.protocol.noise_by == "silos" and self._ideal is not None:
-            if self._drawn is None:
-                self._drawn = self._ideal.ideal_laplace(self.index, release, plan.experts)
+            if self._draws is None:
+                self._draws = self._ideal.ideal_laplace(self.index, release, plan.experts)
             scale = plan.scale(release) * plan.inflation(phase)
-            scores = exact.add_laplace(scores, np.full(plan.experts, scale), self._drawn)
+            scores = exact.add_laplace(scores, np.full(plan.experts, scale), self._draws)
         elif plan.protocol.noise_by == "silos":
-            drawn = self.noise.laplace(self.index, release, plan.experts)
-            scores = scores + plan.scale(release) * drawn
-        self._scores = self._drawn = None
+            noise_draws = self.noise.laplace(self.index, release, plan.experts)
+            scores = scores + plan.scale(release) * noise_draws
+        self._scores = self._draws = None
         return scores
 
 
@@ -582,7 +584,7 @@ class NoisyLeast:
     def __init__(self, plan: FrankWolfePlan, noise: NoiseSource) -> None:
         self.plan, self.noise = plan, noise
         self._release = 0
-        self._drawn: Laplaces | None = None
+        self._draws: Laplaces | None = None
 
     def start(self) -> ExpertChoice:
         """Return uniform weights."""
@@ -598,15 +600,15 @@ class NoisyLeast:
             phase = plan.phase_of(release)
             unit = plan.unit(phase) / phase.batch
             exact.check_fixed(total, unit, "the sum of the reports")
-            if self._drawn is None:
-                self._drawn = self.noise.ideal_laplace(plan.silos, release, plan.experts)
+            if self._draws is None:
+                self._draws = self.noise.ideal_laplace(plan.silos, release, plan.experts)
             scale = plan.scale(release) * plan.inflation(phase)
-            choice = ExpertChoice(release, exact.least(total, scale, self._drawn))
+            choice = ExpertChoice(release, exact.least(total, scale, self._draws))
         else:
             mean = total / plan.silos
             if plan.protocol.noise_by == "server":
-                drawn = self.noise.laplace(plan.silos, release, plan.experts)
-                mean = mean + plan.scale(release) / plan.silos * drawn
+                noise_draws = self.noise.laplace(plan.silos, release, plan.experts)
+                mean = mean + plan.scale(release) / plan.silos * noise_draws
             choice = ExpertChoice(release, int(mean.argmin()))
-        self._release, self._drawn = release, None
+        self._release, self._draws = release, None
         return choice

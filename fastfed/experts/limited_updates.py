@@ -40,7 +40,7 @@ from fastfed.experts.plan import (
 )
 from fastfed.privacy import exact
 from fastfed.privacy.account import Claim, PrivacyEvent, released, sealed
-from fastfed.privacy.certificate import REAL_CHANCES, Certificate
+from fastfed.privacy.certificate import REAL_CHANCES_CAVEAT, Certificate
 from fastfed.privacy.mechanisms.laplace import Exponential
 from fastfed.privacy.mechanisms.seldom import FreshChoices, calibrate_choices
 from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
@@ -124,7 +124,7 @@ class Last(Chooser):
         choice_message = ExpertChoice(release, expert)
         # State changes only after the last step that can fail: a failed call can be repeated.
         self.switches += expert != self._expert
-        self._release, self._expert, self._drawn = release, expert, {}
+        self._release, self._expert, self._draws = release, expert, {}
         return choice_message
 
 
@@ -152,10 +152,6 @@ def limited_regret(rounds: int, clients: int, experts: int, eta: float) -> float
         T, m and d.
     eta : float
         eta of the exponential mechanism.
-
-    Returns
-    -------
-    float
     """
     log_d = math.log(experts)
     group_regret, first = float(clients), 2  # round 1
@@ -227,7 +223,7 @@ def _regret_caveats(problem: ProblemSpec) -> list[str]:
 @account.register
 def _certificate(plan: LimitedPlan, problem: ProblemSpec) -> Certificate:
     """Return the certificate for one record."""
-    return certificate_of_choices(plan, problem, plan.noise, REAL_CHANCES)
+    return certificate_of_choices(plan, problem, plan.noise, REAL_CHANCES_CAVEAT)
 
 
 ALGORITHM = Algorithm(

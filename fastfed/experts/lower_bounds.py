@@ -73,9 +73,11 @@ def theorem_2_4(horizon: int, experts: int) -> float:
 
     # By symmetry, T/2 - E min = E max - T/2 = sum_k P(max > k) - T/2. Outside this range of k,
     # P(max > k) differs from 1 or 0 by less than 1e-16.
-    half = t // 2
-    reach = min(half + 1, math.ceil(math.sqrt(t) * (math.sqrt(20.0 + math.log(d) / 2.0) + 1.0)))
-    k = np.arange(half - reach, min(half + reach, t) + 1)
+    half_rounds = t // 2
+    reach = min(
+        half_rounds + 1, math.ceil(math.sqrt(t) * (math.sqrt(20.0 + math.log(d) / 2.0) + 1.0))
+    )
+    k = np.arange(half_rounds - reach, min(half_rounds + reach, t) + 1)
     step = 2**20
     total = 0.0
     for i in range(0, len(k), step):

@@ -206,10 +206,6 @@ class ExpertServer(Once):
         reports : sequence of ExpertReport
             One report of each client, all of the current exchange.
 
-        Returns
-        -------
-        ExpertChoice
-
         Raises
         ------
         InputError

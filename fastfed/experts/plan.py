@@ -436,10 +436,10 @@ def choices_of(plan: ExpertPlan, noise: OneLoss, protocol: Protocol) -> tuple[Pr
     return (per_record(noise, plan.privacy or Claim(source="none")),)
 
 
-def check_protocol(plan: ExpertPlan, *known: Protocol) -> None:
+def check_protocol(plan: ExpertPlan, *supported: Protocol) -> None:
     """Raise InputError unless the plan's protocol equals one of ``known`` in every field."""
-    if plan.protocol not in known:
-        names = " or ".join(f'"{protocol.id}"' for protocol in known)
+    if plan.protocol not in supported:
+        names = " or ".join(f'"{protocol.id}"' for protocol in supported)
         raise InputError(
             f"protocol of a {type(plan).__name__} must be {names} as it is registered, got "
             f"{show(plan.protocol)}"
@@ -552,8 +552,8 @@ class SumCollector:
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         """Return the sum (d,) and reset it to zero."""
-        sent, self._sum = self._sum, np.zeros_like(self._sum)
-        return sent
+        total, self._sum = self._sum, np.zeros_like(self._sum)
+        return total
 
 
 def check_linear(algorithm: str, problem: ProblemSpec) -> None:

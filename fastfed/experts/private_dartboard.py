@@ -44,9 +44,9 @@ from fastfed.experts.plan import (
 )
 from fastfed.privacy import exact
 from fastfed.privacy.account import Claim, PrivacyEvent, released, sealed
-from fastfed.privacy.certificate import REAL_CHANCES, Certificate
+from fastfed.privacy.certificate import REAL_CHANCES_CAVEAT, Certificate
 from fastfed.privacy.mechanisms.seldom import (
-    LEAST_CHANCE,
+    MIN_CHANCE,
     Dartboard,
     calibrate_dartboard,
     simple_epsilon,
@@ -98,12 +98,12 @@ class Dart(SeldomChooser):
 
     plan: DartboardPlan
 
-    def _keeps(self, lost: float, release: int) -> bool:
+    def _keeps(self, expert_loss: float, release: int) -> bool:
         """Toss the coin of exchange ``release``; return True if it keeps the current expert.
 
-        ``lost`` is the loss of the expert since the last coin.
+        ``expert_loss`` is the loss of the expert since the last coin.
         """
-        return bool(self._draw(QUERY, release) < self.plan.noise.keeps(lost))
+        return bool(self._draw(QUERY, release) < self.plan.noise.keeps(expert_loss))
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
         """Keep the expert or draw a new one, given the sums (d,) of all clients' new losses."""
@@ -114,7 +114,7 @@ class Dart(SeldomChooser):
             expert, switches = self._draw_expert(losses_since, release), switches + 1
         choice_message = ExpertChoice(release, expert)
         # State changes only after the last step that can fail: a failed call can be repeated.
-        self._total, self._release, self._drawn = losses_since, release, {}
+        self._total, self._release, self._draws = losses_since, release, {}
         self._expert, self.switches = expert, switches
         return choice_message
 
@@ -122,12 +122,14 @@ class Dart(SeldomChooser):
 class ExactDart(ExactChooser, Dart):
     """State of the dartboard server whose decisions equal the decisions of real arithmetic."""
 
-    def _keeps(self, lost: float, release: int) -> bool:
+    def _keeps(self, expert_loss: float, release: int) -> bool:
         """Toss the coin of exchange ``release`` exactly; return True if it keeps the expert.
 
-        ``lost`` is the loss of the expert since the last coin.
+        ``expert_loss`` is the loss of the expert since the last coin.
         """
-        return exact.kept(self.plan.noise.chance, lost, self._rate, self._draw(QUERY, release))
+        return exact.kept(
+            self.plan.noise.chance, expert_loss, self._rate, self._draw(QUERY, release)
+        )
 
 
 # ---- Regret bound, and the p and K that minimise it ----------------------------------------------
@@ -153,13 +155,13 @@ def best_hedge_rate(problem: ProblemSpec, blocks: int, length: int) -> float:
     return math.sqrt(8.0 * log_d / blocks) / (problem.silos * length)
 
 
-def draw_probability(chance: Any, rate: Any, most: float) -> Any:
-    """Return the largest probability q = 1 - (1 - p) exp(-r ``most``) that a coin causes a draw.
+def draw_probability(chance: Any, rate: Any, largest_loss: float) -> Any:
+    """Return the largest probability q = 1 - (1 - p) exp(-r l) that a coin causes a draw.
 
-    p is ``chance``, r is ``rate``, and ``most`` bounds the loss of the current expert between two
-    coins.
+    p is ``chance``, r is ``rate``, and l, ``largest_loss``, bounds the loss of the current expert
+    between two coins.
     """
-    return 1.0 - (1.0 - chance) * np.exp(-rate * most)
+    return 1.0 - (1.0 - chance) * np.exp(-rate * largest_loss)
 
 
 def probability_of_more_draws(switches: Any, coins: int, chance: Any) -> Any:
@@ -185,15 +187,16 @@ def regret_bound(
     return min(m * rounds, hedge_bound + m * rounds * exceeding)
 
 
-def _least_draw_limit(chance: np.ndarray, coins: int, most: float) -> np.ndarray:
+def _least_draw_limit(chance: np.ndarray, coins: int, max_probability: float) -> np.ndarray:
     """Return for each probability of a draw the least limit K on the number of draws, (n,).
 
-    With this K, ``coins`` coins cause more than K draws with a probability of at most ``most``.
+    With this K, ``coins`` coins cause more than K draws with a probability of at most
+    ``max_probability``.
     """
     low, high = np.zeros(len(chance)), np.full(len(chance), float(coins))
     while (high - low > 1.0).any():
         middle = np.floor((low + high) / 2.0)
-        fits = probability_of_more_draws(middle, coins, chance) <= most
+        fits = probability_of_more_draws(middle, coins, chance) <= max_probability
         low, high = np.where(fits, low, middle), np.where(fits, middle, high)
     return high
 
@@ -215,8 +218,8 @@ def least_bound(
     minimum, the p with the least epsilon is returned.
     """
     grid = 2.0 ** np.arange(-80.0, 0.25, 0.25) if chance is None else np.array([chance])
-    grid = grid[grid >= LEAST_CHANCE]
-    m, most = problem.silos, float(problem.silos * length)
+    grid = grid[grid >= MIN_CHANCE]
+    m, largest_loss = problem.silos, float(problem.silos * length)
     tail = min(1.0, 1.0 / (m * problem.horizon))
     largest = best_hedge_rate(problem, coins + 1, length)
     low, high = np.full(len(grid), 1e-12), np.full(len(grid), largest)
@@ -225,7 +228,9 @@ def least_bound(
         """Return K for each rate and p of the grid."""
         if switches is not None:
             return np.full(len(rate), float(switches))
-        return np.maximum(_least_draw_limit(draw_probability(grid, rate, most), coins, tail), 1.0)
+        return np.maximum(
+            _least_draw_limit(draw_probability(grid, rate, largest_loss), coins, tail), 1.0
+        )
 
     def costs(rate: np.ndarray) -> np.ndarray:
         """Return the closed-form epsilon for each rate and p of the grid."""
@@ -244,11 +249,11 @@ def least_bound(
         low, high = np.where(within_budget, middle, low), np.where(within_budget, high, middle)
     rate = np.where(rate_fits_budget, largest, low)
     count = draws(rate)
-    group_regret = np.log(problem.experts) / rate + rate * (coins + 1) * most**2 / 8.0
+    group_regret = np.log(problem.experts) / rate + rate * (coins + 1) * largest_loss**2 / 8.0
     group_regret += (
         m
         * problem.horizon
-        * probability_of_more_draws(count, coins, draw_probability(grid, rate, most))
+        * probability_of_more_draws(count, coins, draw_probability(grid, rate, largest_loss))
     )
     best = int(np.where(group_regret <= group_regret.min() + 1.0, costs(rate), np.inf).argmin())
     return float(grid[best]), int(count[best])
@@ -281,9 +286,7 @@ class DartboardConfig(BudgetConfig, frozen=True, kw_only=True):
         if isinstance(self.switch_probability, str):
             choice("switch_probability", self.switch_probability, (PROVEN,))
         else:
-            number(
-                "switch_probability", self.switch_probability, at_least=LEAST_CHANCE, at_most=1.0
-            )
+            number("switch_probability", self.switch_probability, at_least=MIN_CHANCE, at_most=1.0)
         if isinstance(self.switches, str):
             choice("switches", self.switches, (PROVEN,))
         else:
@@ -356,8 +359,8 @@ def _run_out_probability(plan: DartboardPlan) -> float:
     """Return an upper bound on the probability that draws run out within the horizon."""
     if plan.exchanges == 0:
         return 0.0
-    most = float(plan.silos * plan.phase_length)
-    chance = draw_probability(plan.noise.chance, plan.noise.rate, most)
+    largest_loss = float(plan.silos * plan.phase_length)
+    chance = draw_probability(plan.noise.chance, plan.noise.rate, largest_loss)
     return float(probability_of_more_draws(plan.noise.switches, plan.exchanges, chance))
 
 
@@ -371,8 +374,8 @@ def _regret_caveats(plan: DartboardPlan, problem: ProblemSpec) -> list[str]:
             "played to the end"
         )
     if plan.exchanges:
-        most = regret_bound(plan.horizon, plan.exchanges + 1, plan, problem, chance)
-        if most >= plan.silos * plan.horizon:
+        bound = regret_bound(plan.horizon, plan.exchanges + 1, plan, problem, chance)
+        if bound >= plan.silos * plan.horizon:
             regret_caveats.append(
                 "the proven bound says nothing at this horizon: every expert satisfies it"
             )
@@ -382,7 +385,7 @@ def _regret_caveats(plan: DartboardPlan, problem: ProblemSpec) -> list[str]:
 @account.register
 def _certificate(plan: DartboardPlan, problem: ProblemSpec) -> Certificate:
     """Return the certificate for one record."""
-    return certificate_of_choices(plan, problem, plan.noise, REAL_CHANCES)
+    return certificate_of_choices(plan, problem, plan.noise, REAL_CHANCES_CAVEAT)
 
 
 ALGORITHM = Algorithm(

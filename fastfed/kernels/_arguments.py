@@ -8,7 +8,7 @@ import numpy as np
 from fastfed._validate import InputError, array, axes, reward_number, show, unmasked
 
 #: Numbers below this have products so small that adding them to a finite sum never overflows.
-_MODERATE = 2.0**480
+_MAX_MODERATE = 2.0**480
 
 
 def target(
@@ -43,8 +43,8 @@ def rows(x: object, d: int, *targets: np.ndarray) -> np.ndarray:
 
     They are copied if they share memory with one of ``targets``, which are updated in place.
     """
-    many = axes("x", x) == 2
-    checked = array("x", x, shape=(None, d) if many else (d,))
+    is_stack = axes("x", x) == 2
+    checked = array("x", x, shape=(None, d) if is_stack else (d,))
     return unshared(checked.reshape(-1, d), *targets)
 
 
@@ -109,8 +109,8 @@ def action_sets(value: object, dimension: int) -> np.ndarray:
         if fits and np.isfinite(actions).all():
             return actions
     kind = value.dtype if keeps_dtype else np.float64  # type: ignore[attr-defined]
-    many = axes("actions", value) == 3
-    shape = (None, None, dimension) if many else (None, dimension)
+    is_stack = axes("actions", value) == 3
+    shape = (None, None, dimension) if is_stack else (None, dimension)
     checked = array("actions", value, shape=shape, dtype=kind)
     if 0 in checked.shape:
         missing = "set" if not len(checked) and checked.ndim == 3 else "action"
@@ -120,14 +120,10 @@ def action_sets(value: object, dimension: int) -> np.ndarray:
 
 def is_moderate(values: np.ndarray) -> bool:
     """Return True if no product of two of these numbers can overflow float64."""
-    return bool(np.abs(values).max(initial=0.0) < _MODERATE)
+    return bool(np.abs(values).max(initial=0.0) < _MAX_MODERATE)
 
 
-def check_finite(
-    name: str,
-    values: np.ndarray,
-    problem: str = "their scores overflow",
-) -> None:
+def check_finite(name: str, values: np.ndarray, problem: str = "their scores overflow") -> None:
     """Raise InputError if values that were computed from finite arguments are not finite.
 
     ``name`` is the argument to blame, and ``problem`` says what overflows.

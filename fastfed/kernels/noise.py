@@ -70,8 +70,8 @@ def tree_noise(
 
     seed = check_seed(seed)
     release = unmasked("release", release)
-    many = axes("release", release) == 1
-    if many:
+    is_array = axes("release", release) == 1
+    if is_array:
         releases = _releases(release)
     else:
         releases = np.array([integer("release", release, at_least=1, at_most=_WORD)])
@@ -84,7 +84,7 @@ def tree_noise(
     noise: tuple[np.ndarray, np.ndarray] = checked.tree(
         seed, releases, d, *stds, of == "prefix", replicate, silo
     )
-    return noise if many else (noise[0][0], noise[1][0])
+    return noise if is_array else (noise[0][0], noise[1][0])
 
 
 def _releases(value: ArrayLike) -> np.ndarray:
@@ -137,11 +137,7 @@ def encode_bits(ones: ArrayLike, length: int) -> np.ndarray:
 
 
 def shuffle_bits(
-    bits: np.ndarray,
-    seed: int,
-    *,
-    release: int = 1,
-    replicate: int = 0,
+    bits: np.ndarray, seed: int, *, release: int = 1, replicate: int = 0
 ) -> np.ndarray:
     """Permute the bits of every label in place, independently of other labels.
 

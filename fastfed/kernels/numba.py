@@ -235,11 +235,11 @@ def _factor_update(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False
 def _inverse_factor(V: Any, trusted: Any = False) -> Any:
     """Return the numba version of `inverse_factor` for these types."""
     _numbers("V", V, 2, 3)
-    ready, run = _contiguous(V, types.float64), _C["inverse_factor"]
+    prepare, run = _contiguous(V, types.float64), _C["inverse_factor"]
 
     def impl(V: Any, trusted: Any = False) -> Any:
         """Run the compiled `inverse_factor` on checked arguments."""
-        matrix = ready(V)
+        matrix = prepare(V)
         d = matrix.shape[-1]
         if matrix.shape[-2] != d or d == 0:
             raise InputError("V must have shape (d, d) with d >= 1, or (m, d, d)")

@@ -118,9 +118,9 @@ def sherman_morrison(inverse: np.ndarray, x: ArrayLike, *, trusted: bool = False
     if not trusted:
         symmetric("inverse", inverse)
         with np.errstate(over="ignore", invalid="ignore"):
-            forms = np.einsum("ni,ij,nj->n", features, inverse, features)
-        if not ((forms >= 0.0) & (forms < np.inf)).all():
-            value = forms[~((forms >= 0.0) & (forms < np.inf))][0]
+            quadratic_forms = np.einsum("ni,ij,nj->n", features, inverse, features)
+        if not ((quadratic_forms >= 0.0) & (quadratic_forms < np.inf)).all():
+            value = quadratic_forms[~((quadratic_forms >= 0.0) & (quadratic_forms < np.inf))][0]
             raise InputError(
                 f"inverse must be positive definite and of finite scale, got x' inverse x = {value}"
             )
@@ -218,12 +218,7 @@ def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarr
 
 
 def factor_update(
-    factor: np.ndarray,
-    theta: np.ndarray,
-    x: ArrayLike,
-    y: ArrayLike,
-    *,
-    trusted: bool = False,
+    factor: np.ndarray, theta: np.ndarray, x: ArrayLike, y: ArrayLike, *, trusted: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Add rows (x, y) to a ridge regression, in place and in O(d^2) each.
 

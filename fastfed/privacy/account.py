@@ -53,9 +53,9 @@ from fastfed.privacy.sensitivity import (
 )
 
 #: Two epsilons within this relative difference are the same up to rounding.
-SAME = 1e-9
+TOLERANCE = 1e-9
 #: Two standard deviations within this relative difference come from the same layout.
-_ROUNDING = 1e-12
+_STD_TOLERANCE = 1e-12
 
 #: The condition on which the account of a secret coin (random sampling of records) rests.
 SECRET_COINS = Condition(
@@ -381,7 +381,7 @@ def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:
     """
     if off_diagonal == diagonal:
         return "iid", off_diagonal
-    if math.isclose(diagonal, off_diagonal * math.sqrt(2.0), rel_tol=_ROUNDING):
+    if math.isclose(diagonal, off_diagonal * math.sqrt(2.0), rel_tol=_STD_TOLERANCE):
         return "goe2", off_diagonal
     return "goe2", min(off_diagonal, diagonal / math.sqrt(2.0))
 
@@ -495,11 +495,13 @@ def _format_budget(budget: Budget | None) -> str:
     )
 
 
-def per_record(one: OneLoss, claim: Claim) -> PrivacyEvent:
+def per_record(one_loss: OneLoss, claim: Claim) -> PrivacyEvent:
     """Return the event of all losses of one record, given the event of a single loss."""
     if claim.max_participations == 1:
-        return one
-    return GroupedLosses(one=one, members=claim.max_participations, budget=claim.required_budget)
+        return one_loss
+    return GroupedLosses(
+        one=one_loss, members=claim.max_participations, budget=claim.required_budget
+    )
 
 
 # ---- accounts ------------------------------------------------------------------------------------
@@ -641,7 +643,7 @@ def verify(plan: Any) -> None:
 def same(first: Sequence[float], second: Sequence[float]) -> bool:
     """Return True if two lists of epsilons are equal up to rounding."""
     return len(first) == len(second) and all(
-        a == b or math.isclose(a, b, rel_tol=SAME) for a, b in zip(first, second, strict=True)
+        a == b or math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(first, second, strict=True)
     )
 
 

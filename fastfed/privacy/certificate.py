@@ -19,49 +19,51 @@ from fastfed._validate import InputError, choice, number, show
 from fastfed.privacy.sensitivity import RELATIONS, UNITS, Budget
 
 #: Caveat of noise from seeded streams.
-SIMULATION = (
+SIMULATION_CAVEAT = (
     "simulation: the noise comes from a seeded generator, so whoever knows the seed can remove it; "
     "this covers one replicate of one curve, since curves share their noise and replicates their "
     "records"
 )
 #: Caveats of noise that a simulation draws and adds in float64. Deployments release exactly.
-FLOATS = "the exact value is for real-valued Gaussian noise; released values are float64"
-REALS = (
+FLOATS_CAVEAT = "the exact value is for real-valued Gaussian noise; released values are float64"
+REALS_CAVEAT = (
     "the exact value is for real numbers; released values are float64, and their last bits may "
     "reveal more (Mironov 2012)"
 )
-CHANCES = (
+CHANCES_CAVEAT = (
     "the exact value is for real-valued Laplace noise and exact probabilities; draws have 53 "
     "random bits, and released values are float64"
 )
-REAL_CHANCES = (
+REAL_CHANCES_CAVEAT = (
     "the exact value is for exact probabilities; decisions use 53 random bits and float64 "
     "probabilities"
 )
-#: The caveat that replaces `FLOATS`, `REALS` and `CHANCES` in the certificate of a deployment.
-SAMPLER = (
+#: The caveat that replaces `FLOATS_CAVEAT`, `REALS_CAVEAT` and `CHANCES_CAVEAT` in the certificate
+#: of a deployment.
+EXACT_NOISE_CAVEAT = (
     "released values are exact: the real sum of fixed-point records and exactly sampled noise, "
     "rounded to a grid of at most 2^-14 noise standard deviations; random bits come from the "
     "operating system (docs/exact.md)"
 )
 
-#: The caveat that replaces `REAL_CHANCES` in a deployment, where random decisions have no noise.
-DECISIONS = (
+#: The caveat that replaces `REAL_CHANCES_CAVEAT` in a deployment, where random decisions have no
+#: noise.
+EXACT_DECISIONS_CAVEAT = (
     "decisions are exact: losses are in fixed point, and each decision uses as many random bits "
     "of the operating system as it needs (docs/exact.md)"
 )
 
 #: Caveat of noise bits and randomized roundings in floating point.
-DRAWS = (
+NOISE_BITS_CAVEAT = (
     "the exact value is for exact draws; randomized rounding uses 32-bit words, and the sampler of "
     "noise bits uses 53-bit numbers"
 )
 #: Caveats of a secure sum: the first in a simulation, the second in a deployment.
-LIMITS = (
+SECURE_SUM_CAVEAT = (
     "the exact value is for binomial noise on fixed-point sums; a simulation draws normal noise of "
     "the same variance, and adds float64 sums unless it makes every message"
 )
-COINS = (
+EXACT_SECURE_SUM_CAVEAT = (
     "released values are exact: integer sums, modulo 2^64, of fixed-point records and exactly "
     "sampled binomial noise; random bits come from the operating system (docs/secure-sum.md)"
 )
@@ -567,8 +569,12 @@ def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
     "proven" guarantee. It is recognised by its text, which says "is at most" and the claimed
     epsilon.
     """
-    known = {field.name: field.type for field in msgspec.structs.fields(SideCertificate)}
-    fields = {name: msgspec.convert(data[name], known[name]) for name in known if name in data}
+    type_by_field = {field.name: field.type for field in msgspec.structs.fields(SideCertificate)}
+    fields = {
+        name: msgspec.convert(data[name], type_by_field[name])
+        for name in type_by_field
+        if name in data
+    }
     for name in ("claimed", "exact"):
         if fields.get(name) is not None:
             _check_mu(name, fields[name])
@@ -602,7 +608,14 @@ def deployed(certificate: Certificate) -> Certificate:
     The caveats of seeded simulations are replaced by those of exact releases. Raises InputError for
     a delta below `MIN_DELTA`, which would be a claim about the random generator itself.
     """
-    simulation_caveats = (SIMULATION, FLOATS, REALS, CHANCES, REAL_CHANCES, LIMITS)
+    simulation_caveats = (
+        SIMULATION_CAVEAT,
+        FLOATS_CAVEAT,
+        REALS_CAVEAT,
+        CHANCES_CAVEAT,
+        REAL_CHANCES_CAVEAT,
+        SECURE_SUM_CAVEAT,
+    )
     caveats = tuple(c for c in certificate.caveats if c not in simulation_caveats)
     if len(caveats) == len(certificate.caveats):
         return certificate
@@ -612,12 +625,12 @@ def deployed(certificate: Certificate) -> Certificate:
             f"delta must be at least {MIN_DELTA:.3g} in a deployment, whose random bits are the "
             f"operating system's, got {exact.delta:g}"
         )
-    if any(c in certificate.caveats for c in (FLOATS, REALS, CHANCES)):
-        caveats += (SAMPLER,)
-    if REAL_CHANCES in certificate.caveats:
-        caveats += (DECISIONS,)
-    if LIMITS in certificate.caveats:
-        caveats += (COINS,)
+    if any(c in certificate.caveats for c in (FLOATS_CAVEAT, REALS_CAVEAT, CHANCES_CAVEAT)):
+        caveats += (EXACT_NOISE_CAVEAT,)
+    if REAL_CHANCES_CAVEAT in certificate.caveats:
+        caveats += (EXACT_DECISIONS_CAVEAT,)
+    if SECURE_SUM_CAVEAT in certificate.caveats:
+        caveats += (EXACT_SECURE_SUM_CAVEAT,)
     return msgspec.structs.replace(certificate, caveats=caveats)
 
 
@@ -686,8 +699,8 @@ def rounded_down(value: float) -> str:
 def _rounded(value: float, rounding: str) -> str:
     """Format a number with four significant digits, rounded by a mode of the module `decimal`."""
     # Round the shortest decimal form: 0.1 must stay 0.1, although its double is slightly larger.
-    short = Context(prec=4, rounding=rounding).create_decimal(Decimal(repr(float(value))))
-    return f"{float(short):g}"
+    rounded_value = Context(prec=4, rounding=rounding).create_decimal(Decimal(repr(float(value))))
+    return f"{float(rounded_value):g}"
 
 
 def as_text(certificate: SideCertificate | dict[str, Any]) -> str:

@@ -48,14 +48,14 @@ def quantise(values: np.ndarray, unit: float) -> np.ndarray:
     return rounded
 
 
-def check_fixed(values: np.ndarray, unit: float, who: str) -> None:
+def check_fixed(values: np.ndarray, unit: float, label: str) -> None:
     """Raise InputError for sums that are not multiples of ``unit``, such as those of float64 data.
 
-    ``who`` names the sums in the message.
+    ``label`` names the sums in the message.
     """
     if not (np.isfinite(values).all() and np.array_equal(values, quantise(values, unit))):
         raise InputError(
-            f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: with noise "
+            f"{label} must be in fixed point, multiples of 2^{round(math.log2(unit))}: with noise "
             "from the operating system, the parties that report must be created without a seed too"
         )
 
@@ -129,9 +129,7 @@ def _round_exactly(value: float, std: float, grid: float, entry: int, refine: Re
         bits *= 2
 
 
-def combined(
-    terms: Sequence[tuple[Callable[[int, int], Interval], Fraction]],
-) -> Refine:
+def combined(terms: Sequence[tuple[Callable[[int, int], Interval], Fraction]]) -> Refine:
     """Return the `Refine` of a linear combination of draws.
 
     ``terms`` are pairs (the `Refine` of a draw, its coefficient).
@@ -197,26 +195,30 @@ def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
 
 
 def above(
-    value: float, scale: float, noise: Laplaces, limit: float, other: float, threshold: Laplaces
+    value: float, scale: float, noise: Laplaces, limit: float, offset: float, threshold: Laplaces
 ) -> bool:
     """Return True if value + scale Z > limit + other Z', compared as real numbers.
 
-    Z is the first draw of ``noise`` and Z' the first draw of ``threshold``. ``other`` is the scale
+    Z is the first draw of ``noise`` and Z' the first draw of ``threshold``. ``offset`` is the scale
     of Z'.
     """
-    margin = value - limit + scale * float(noise.values[0]) - other * float(threshold.values[0])
-    error_scale = abs(value) + abs(limit) + 50.0 * (scale + other)
-    if abs(margin) > (scale + other) * ERROR + error_scale * 2.0**-50:
+    margin = value - limit + scale * float(noise.values[0]) - offset * float(threshold.values[0])
+    error_scale = abs(value) + abs(limit) + 50.0 * (scale + offset)
+    if abs(margin) > (scale + offset) * ERROR + error_scale * 2.0**-50:
         return margin > 0.0
     bits = 64
     while True:
         noise_bounds, threshold_bounds = noise.interval(0, bits), threshold.interval(0, bits)
         exact_margin = Fraction(value) - Fraction(limit)
         low = (
-            exact_margin + Fraction(scale) * noise_bounds[0] - Fraction(other) * threshold_bounds[1]
+            exact_margin
+            + Fraction(scale) * noise_bounds[0]
+            - Fraction(offset) * threshold_bounds[1]
         )
         high = (
-            exact_margin + Fraction(scale) * noise_bounds[1] - Fraction(other) * threshold_bounds[0]
+            exact_margin
+            + Fraction(scale) * noise_bounds[1]
+            - Fraction(offset) * threshold_bounds[0]
         )
         if low > 0 or high <= 0:
             return low > 0
@@ -278,7 +280,7 @@ def _choose_exactly(
         digits = math.ceil(0.30103 * bits) + 12
         # Weights below e^-deepest sum to at most 10^-digits and count as 0; the total is at
         # least 1. To compute them would need as many digits as their exponent is large.
-        deepest, lost = math.ceil(2.31 * (digits + places)), Fraction(1, 10**digits)
+        deepest, lost_mass = math.ceil(2.31 * (digits + places)), Fraction(1, 10**digits)
         with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
             weights = []
             for i in available:
@@ -292,7 +294,7 @@ def _choose_exactly(
         # The exponent and its exponential are rounded: errors relative to the exponent and to 1.
         error = Fraction(16 + 16 * deepest, 10 ** (digits - 1))
         low, high = draw.interval(index, bits)
-        low, high = low * total * (1 - error) - lost, high * total * (1 + error) + lost
+        low, high = low * total * (1 - error) - lost_mass, high * total * (1 + error) + lost_mass
         # A target below 0 could fall into a weight that counts as 0.
         positions = {_find_position(sizes, weights, t) for t in (low, high)} if low >= 0 else set()
         if len(positions) == 1:
@@ -335,7 +337,7 @@ def kept(chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0
     while True:
         digits = math.ceil(0.30103 * bits) + 12
         # As in `_choose_exactly`, a probability below 10^-digits counts as 0.
-        deepest, lost = math.ceil(2.31 * digits), Fraction(1, 10**digits)
+        deepest, lost_probability = math.ceil(2.31 * digits), Fraction(1, 10**digits)
         lower_probability = Fraction(0)
         if exponent <= deepest:
             with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
@@ -345,6 +347,6 @@ def kept(chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0
         low, high = draw.interval(index, bits)
         if high <= lower_probability * (1 - error):
             return True
-        if low >= lower_probability * (1 + error) + lost:
+        if low >= lower_probability * (1 + error) + lost_probability:
             return False
         bits *= 2

@@ -88,7 +88,7 @@ GAUSSIAN_PAIRS = (
 
 
 #: Largest number of releases of a plan; arrays with one number per release still fit into memory.
-_MOST_RELEASES = 2**24
+_MAX_RELEASES = 2**24
 
 #: Continual releases that each protocol allows. Protocols that are not listed allow only "tree".
 _RELEASES = {
@@ -250,8 +250,8 @@ def check_combination(plan: Plan) -> None:
         check_rounds(plan.release_rounds, plan.horizon)
     if plan.releases and plan.secure is None:
         check_factor(plan.release, plan.releases, plan.factor)
-    if plan.releases > _MOST_RELEASES:
-        raise InputError(f"a plan must have at most {_MOST_RELEASES} releases, got {plan.releases}")
+    if plan.releases > _MAX_RELEASES:
+        raise InputError(f"a plan must have at most {_MAX_RELEASES} releases, got {plan.releases}")
     # Each entry names a requirement that all builders satisfy, and whether the plan does.
     trigger, silos = plan.trigger, plan.silos
     noisy_trigger = trigger is not None and trigger.kind == PRIVATE_DETERMINANT

@@ -59,7 +59,7 @@ class Clocks:
 
     def __reduce__(self) -> tuple[type[Clocks], tuple[object, ...]]:
         """Pickle only the fields, and no array that was computed from them."""
-        return Clocks, tuple(getattr(self, each.name) for each in fields(self))
+        return Clocks, tuple(getattr(self, field.name) for field in fields(self))
 
     @property
     def memory(self) -> int:
@@ -160,11 +160,11 @@ class Clocks:
         Schedule
             ``schedule`` itself if all silos report in its rounds.
         """
-        most = max(self.reports_of_silos)
+        max_reports = max(self.reports_of_silos)
         if self.by == TICKS or self.wait:
-            ends = tuple(int(n) for n in self.ticks[:most])
+            ends = tuple(int(n) for n in self.ticks[:max_reports])
         else:
-            ends = self.ends[:most]
+            ends = self.ends[:max_reports]
         if ends == self.ends:
             return schedule
         return Schedule.at(ends, self.horizon) if ends else Schedule(self.horizon, self.horizon + 1)

@@ -607,7 +607,7 @@ class DelayedPlan(Plan):
     @classmethod
     def of(cls, plan: Plan, arrivals: np.ndarray) -> DelayedPlan:
         """Return the plan with these arrivals."""
-        values = {each.name: getattr(plan, each.name) for each in fields(Plan)}
+        values = {field.name: getattr(plan, field.name) for field in fields(Plan)}
         return cls(**values, arrivals=arrivals)
 
     def delay(self, bits: int) -> int | None:
@@ -638,7 +638,7 @@ class ClockedPlan(Plan):
     @classmethod
     def of(cls, plan: Plan, clocks: Clocks) -> ClockedPlan:
         """Return the plan with these clocks."""
-        values = {each.name: getattr(plan, each.name) for each in fields(Plan)}
+        values = {field.name: getattr(plan, field.name) for field in fields(Plan)}
         return cls(**values, clocks=clocks)
 
     def bits_up_of(self, releases: int) -> int:

@@ -310,8 +310,8 @@ def under_masks(protocol: Protocol, silos: int, colluders: int) -> Protocol:
     """Return the secure-sum protocol whose model names how many silos are not trusted."""
     model = "secure sum: the server, honest but curious, is not trusted"
     if colluders:
-        others = f"{colluders} of the {silos} silos"
-        model = f"secure sum: the server and {others}, honest but curious, are not trusted"
+        colluders_text = f"{colluders} of the {silos} silos"
+        model = f"secure sum: the server and {colluders_text}, honest but curious, are not trusted"
     return replace(protocol, model=model)
 
 
@@ -373,9 +373,9 @@ class Statistic:
     def covariance(self) -> np.ndarray:
         """Return the sum of x x', (d, d), symmetric."""
         d = self.dimension
-        full = np.zeros((d, d))
-        full[np.tril_indices(d)] = self.values[d:]
-        return full + np.tril(full, -1).T
+        matrix = np.zeros((d, d))
+        matrix[np.tril_indices(d)] = self.values[d:]
+        return matrix + np.tril(matrix, -1).T
 
     @property
     def nbytes(self) -> int:

@@ -106,10 +106,10 @@ class SumRandomizer:
 
     def copy(self) -> SumRandomizer:
         """Return a randomizer with the same state, which changes independently."""
-        other = copy.copy(self)
-        other._batch, other._sums = self._batch.copy(), self._sums.copy()
-        other._nodes, other._total = self._nodes.copy(), self._total.copy()
-        return other
+        copied = copy.copy(self)
+        copied._batch, copied._sums = self._batch.copy(), self._sums.copy()
+        copied._nodes, copied._total = self._nodes.copy(), self._total.copy()
+        return copied
 
     def _message(self, release: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the values (s,) to send, and the prefix sum without noise to store after sending.

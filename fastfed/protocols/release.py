@@ -347,9 +347,9 @@ class FloatAdder:
     def _draw(self, number: int) -> np.ndarray:
         """Return the standard normals (s,) of a numbered node, cached within a release."""
         if number not in self._draw_cache:
-            drawn = self.noise.node(self.drawer, number, self.plan.dimension)
+            node_noise = self.noise.node(self.drawer, number, self.plan.dimension)
             size = self.plan.statistic_size
-            self._draw_cache[number] = array("noise", drawn, shape=(size,))
+            self._draw_cache[number] = array("noise", node_noise, shape=(size,))
         return self._draw_cache[number]
 
     def _begin(self, release: int) -> None:
@@ -419,9 +419,9 @@ class ExactAdder:
         linalg.accumulate(statistic, x, y)
         return exact.quantise(statistic, self.unit)
 
-    def check(self, values: np.ndarray, who: str) -> None:
-        """Raise InputError unless ``values`` is a sum of fixed-point records; ``who`` names it."""
-        exact.check_fixed(values, self.unit, who)
+    def check(self, values: np.ndarray, label: str) -> None:
+        """Raise InputError unless ``values`` is a sum of fixed-point records, named ``label``."""
+        exact.check_fixed(values, self.unit, label)
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
         """Return the sum (s,) of a tree node plus its noise, sampled exactly and rounded."""

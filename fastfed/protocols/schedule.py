@@ -16,7 +16,7 @@ from fastfed.privacy import exact
 from fastfed.protocols.protocol import statistic_size
 
 #: Largest number of batches of a growing schedule.
-MOST_GROWING = 1 << 20
+MAX_GROWING = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Schedule:
         rounds, end, length = [], 0, float(first)
         while (end := end + round(length)) <= horizon:
             rounds.append(end)
-            if len(rounds) > MOST_GROWING:
+            if len(rounds) > MAX_GROWING:
                 raise InputError(
-                    f"a growing schedule must have at most {MOST_GROWING} batches, and batch_ratio "
+                    f"a growing schedule must have at most {MAX_GROWING} batches, and batch_ratio "
                     f"{ratio:g} makes more; choose a larger batch_ratio"
                 )
             length = max(length * ratio, length)

@@ -230,10 +230,10 @@ class Server(Once):
 
         The sums of x x' hold the number of users of each arm.
         """
-        (zero, one), d = self.plan.bit_values, self.plan.dimension
+        (zero_value, one_value), d = self.plan.bit_values, self.plan.dimension
         arms = np.arange(d)
         users, sums = total[d + arms * (arms + 1) // 2 + arms], total.copy()
-        sums[:d] = zero * users + (one - zero) * total[:d]
+        sums[:d] = zero_value * users + (one_value - zero_value) * total[:d]
         return sums
 
     def _points(self, release: int) -> int:

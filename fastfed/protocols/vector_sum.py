@@ -12,8 +12,8 @@ from fastfed._random import NoiseSource, SeededNoise, SystemNoise
 from fastfed._validate import InputError, Once, array, choice, integer, number, once
 from fastfed.privacy.accounting.gdp import mu_of
 from fastfed.privacy.certificate import (
-    DRAWS,
-    SIMULATION,
+    NOISE_BITS_CAVEAT,
+    SIMULATION_CAVEAT,
     Certificate,
     Condition,
     Guarantee,
@@ -28,7 +28,7 @@ from fastfed.protocols.protocol import Bits, Counts, dimension_of
 
 
 #: Largest number of bits that may be in memory at once, one byte per bit.
-MOST_BITS = 2**29
+MAX_BITS = 2**29
 
 
 def encoding_of(plan: Plan) -> Encoding:
@@ -185,8 +185,8 @@ def counted(
     ``bits`` (s, points (2 g + b)) has a row for each entry of the statistic, where g is
     ``precision`` and b is ``noise_bits``.
     """
-    ones = bits.sum(axis=1, dtype=np.int64).astype(np.float64)
-    centred: np.ndarray = ones - points * precision - points * noise_bits / 4.0
+    ones_counts = bits.sum(axis=1, dtype=np.int64).astype(np.float64)
+    centred: np.ndarray = ones_counts - points * precision - points * noise_bits / 4.0
     return centred
 
 
@@ -435,10 +435,10 @@ class VectorSum(Once):
     def _check_individual(self, users: int) -> None:
         """Raise InputError if the bits of this number of users do not fit into memory."""
         bits = users * self.dimension * self.message_bits
-        if bits > MOST_BITS:
+        if bits > MAX_BITS:
             raise InputError(
                 f'messages = "individual" would store {bits:.3g} bits at once, more than the limit '
-                f'of {MOST_BITS:.3g}; "aggregate" draws the number of ones, which has the same '
+                f'of {MAX_BITS:.3g}; "aggregate" draws the number of ones, which has the same '
                 "distribution"
             )
 
@@ -580,8 +580,8 @@ class VectorSum(Once):
             noise_std={"sum": self.noise_std},
             caveats=(
                 "one sum: a user who takes part in several is covered by composition only",
-                *((SIMULATION,) if self._seeded else ()),
-                DRAWS,
+                *((SIMULATION_CAVEAT,) if self._seeded else ()),
+                NOISE_BITS_CAVEAT,
             ),
             **common_fields,
         )

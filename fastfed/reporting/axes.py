@@ -12,7 +12,7 @@ from fastfed._validate import InputError, boolean, choice, nearest_label, show
 from fastfed.reporting import plotting
 from fastfed.reporting.charts import Y_LABELS, Line, amount_text, legend_entry, regret_lines
 from fastfed.reporting.figure import (
-    LOGS,
+    LOG_KEYS,
     SYNCHRONISATIONS,
     Source,
     bounds_above_plot,
@@ -20,7 +20,7 @@ from fastfed.reporting.figure import (
     in_memory,
     y_axis,
 )
-from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, line_styles
+from fastfed.reporting.panels import COLOURS, NOT_PRIVATE_COLOUR, line_styles
 from fastfed.reporting.text import is_private, spaced
 from fastfed.results.results import Results, standard_error
 
@@ -65,7 +65,7 @@ def plot(
     """Draw curves of results into axes; see `Results.plot`."""
     if metric is not None:
         choice("metric", metric, METRICS)
-    choice("log", log, LOGS)
+    choice("log", log, LOG_KEYS)
     if boolean("bounds", bounds) and metric in COUNTS:
         raise InputError(f'bounds need a metric of regret, got metric "{metric}"')
     if ax is not None and not hasattr(ax, "get_lines"):
@@ -83,28 +83,30 @@ def plot(
     styles = dict(zip((c.label for c in results.curves), _styles(axes, results), strict=True))
     legend_lines = _draw(axes, source, metric, log, [styles[label] for label in labels])
     if figure is not None:
-        form = plotting.ALONE
-        figure.set_size_inches(form.width, form.height + 0.2 * legend_lines)
-        axes.set_title(plotting.fitted([source.title], form.title or 0), loc="left")
+        format = plotting.ALONE
+        figure.set_size_inches(format.width, format.height + 0.2 * legend_lines)
+        axes.set_title(plotting.fitted([source.title], format.title or 0), loc="left")
     return axes
 
 
 def _labels(results: Results, curves: Iterable[str] | None) -> list[str]:
     """Return the labels of the requested ``curves`` in the order of the results; all if None."""
-    known = [c.label for c in results.curves]
-    if not known:
+    all_labels = [c.label for c in results.curves]
+    if not all_labels:
         raise InputError("results must have a curve to draw, got none")
     if curves is None:
-        return known
+        return all_labels
     if isinstance(curves, str):
         raise InputError(f"curves must be a list of labels, got {show(curves)}")
-    wanted = list(curves)
-    for label in wanted:
-        if label not in known:
-            raise InputError(f"unknown curve {show(label)} in curves{nearest_label(label, known)}")
-    if not wanted:
+    requested = list(curves)
+    for label in requested:
+        if label not in all_labels:
+            raise InputError(
+                f"unknown curve {show(label)} in curves{nearest_label(label, all_labels)}"
+            )
+    if not requested:
         raise InputError("curves must have at least one label, got none")
-    return [label for label in known if label in wanted]
+    return [label for label in all_labels if label in requested]
 
 
 def _selected(results: Results, labels: list[str], metric: str | None, bounds: bool) -> Results:
@@ -146,7 +148,7 @@ def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
     not_private = [c for c in results.curves if not is_private(c.certificate)][:1]
     # Style one more curve for each existing line, then drop the styles of these curves.
     existing = [*private * sum(c in COLOURS for c in colours),
-                *not_private * colours.count(NOT_PRIVATE)]  # fmt: skip
+                *not_private * colours.count(NOT_PRIVATE_COLOUR)]  # fmt: skip
     return line_styles((*existing, *results.curves))[len(existing) :]
 
 
@@ -201,9 +203,9 @@ def _draw_counts(
     entries = []
     for curve, style in zip(source.results.curves, styles, strict=True):
         values = np.sum([curve.counts[name] for name in names], axis=0)
-        spread = 2.0 * standard_error(values)
+        two_errors = 2.0 * standard_error(values)
         text = legend_entry(curve)
-        line = Line(text, curve.rounds, values.mean(axis=0), style, spread)
+        line = Line(text, curve.rounds, values.mean(axis=0), style, two_errors)
         entries.append((plotting.draw_line(axes, line), text))
     _format_axes(axes, label)
     if metric.startswith("bytes"):

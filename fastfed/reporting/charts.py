@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fastfed.reporting.figure import (
-    COLOUR,
-    DASHES,
+    BOUND_COLOUR,
+    BOUND_DASHES,
     Source,
     ceiling,
     divisor,
@@ -208,7 +208,7 @@ def _regret_chart(
         for curve, name, style in zip(panel.curves, panel.names, panel.styles, strict=True)
     ]
     ends += [
-        End(b.text, float(b.x[-1]), float(np.nan_to_num(b.y[-1], nan=np.inf)), COLOUR)
+        End(b.text, float(b.x[-1]), float(np.nan_to_num(b.y[-1], nan=np.inf)), BOUND_COLOUR)
         for b in bounds
     ]
     return Chart(
@@ -225,11 +225,11 @@ def regret_lines(source: Source, styles: Sequence[dict[str, Any]], limit: float)
     """Return the regret lines of curves, then the bounds that are somewhere below ``limit``."""
     lines = []
     for curve, style in zip(source.results.curves, styles, strict=True):
-        mean, spread = regret(source, curve)
-        lines.append(Line(legend_entry(curve), curve.rounds, mean, style, spread))
+        mean, two_errors = regret(source, curve)
+        lines.append(Line(legend_entry(curve), curve.rounds, mean, style, two_errors))
     for position, bound in enumerate(visible_bounds(source, limit)):
         values = np.where(np.isfinite(bound.values), bound.values, np.nan)
-        style = {"color": COLOUR, "linestyle": DASHES[position % len(DASHES)]}
+        style = {"color": BOUND_COLOUR, "linestyle": BOUND_DASHES[position % len(BOUND_DASHES)]}
         lines.append(Line(bound.label, bound.rounds, values, style, bound=True))
     return lines
 
@@ -307,7 +307,9 @@ def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
             titles.setdefault(privacy_text(curve.certificate).short, []).append(title)
         parts = list(titles)
         if len(parts) > 1:  # privacy differs between panels, so name the panels
-            parts = [f"{', '.join(of)} {short}" for short, of in titles.items()]
+            parts = [
+                f"{', '.join(colours)} {short_title}" for short_title, colours in titles.items()
+            ]
         text = f"{look}:  {' | '.join(parts)}"
         texts.update({legend_entry(curve): text for curve, _ in members})
     return texts
@@ -339,16 +341,16 @@ def _difference_chart(source: Source, panel: Panel) -> Chart | None:
         pair = [regrets(c, replicates) / divisor(source, c) for c in (curve, baseline)]
         values = pair[0] - pair[1]
         text = f"{symbols(curve.label)}:  {privacy_text(curve.certificate).short}"
-        mean, spread = values.mean(axis=0), 2.0 * standard_error(values)
-        lines.append(Line(text, curve.rounds, mean, style, spread))
+        mean, two_errors = values.mean(axis=0), 2.0 * standard_error(values)
+        lines.append(Line(text, curve.rounds, mean, style, two_errors))
         ends.append(End(name, float(curve.rounds[-1]), float(mean[-1]), style["color"]))
-        edges += [mean - np.nan_to_num(spread), mean + np.nan_to_num(spread)]
+        edges += [mean - np.nan_to_num(two_errors), mean + np.nan_to_num(two_errors)]
     if not lines:
         return None
     last, baselines = float(source.results.horizon), ", ".join(map(symbols, baseline_labels))
-    style = {"color": COLOUR, "linestyle": "-"}
+    style = {"color": BOUND_COLOUR, "linestyle": "-"}
     zero = Line(baselines, np.array([0.0, last]), np.zeros(2), style, bound=True)
-    ends.append(End(baselines, last, 0.0, COLOUR))
+    ends.append(End(baselines, last, 0.0, BOUND_COLOUR))
     # The axis contains 0 and all bands.
     low = min(0.0, *(float(edge.min()) for edge in edges))
     high = max(0.0, *(float(edge.max()) for edge in edges))
@@ -380,21 +382,17 @@ def _sent_chart(source: Source, panel: Panel, log: bool) -> Chart:
     for curve, style in zip(panel.curves, panel.styles, strict=True):
         bytes_sent = np.array(curve.bytes_curve, np.float64)
         has_sent = bytes_sent > 0
-        mean, spread = regret(source, curve)
+        mean, two_errors = regret(source, curve)
         amount = sent(curve.bytes_sent) if has_sent.any() else "sends nothing"
         text = f"{symbols(curve.label)}:  {amount}"
         points = bytes_sent[has_sent], mean[has_sent]
-        lines.append(Line(text, *points, style, spread[has_sent], dot=True))
+        lines.append(Line(text, *points, style, two_errors[has_sent], dot=True))
     all_x = np.concatenate([line.x for line in lines])
     low, high = (float(all_x.min()), float(all_x.max())) if len(all_x) else (1.0, 10.0)
     # If all amounts are almost equal, a wider axis puts them in the middle.
     room = (high / low) ** 0.05 if high > 1.2 * low else 3.0
     x_axis = Axis(
-        "sent so far, up and down, all silos together",
-        low / room,
-        high * room,
-        sent_text,
-        log=True,
+        "sent so far, up and down, all silos together", low / room, high * room, sent_text, log=True
     )
     y = regret_axis(panel_source, lines, (), log=log, limit=np.inf)
     return Chart(panel.title, x_axis, y, tuple(lines))
@@ -420,11 +418,11 @@ def _final_charts(source: Source, styles: Sequence[dict[str, Any]]) -> list[Char
         return []
     finals = [tuple(float(v[-1]) for v in regret(source, curve)) for curve in curves]
     dots = [
-        Dot(mean, row, spread, style["color"], style["linestyle"] == "-")
-        for row, (style, (mean, spread)) in enumerate(zip(styles, finals, strict=True))
+        Dot(mean, row, two_errors, style["color"], style["linestyle"] == "-")
+        for row, (style, (mean, two_errors)) in enumerate(zip(styles, finals, strict=True))
     ]
     means = np.array([mean for mean, _ in finals])
-    spreads = np.nan_to_num(np.array([spread for _, spread in finals]))
+    spreads = np.nan_to_num(np.array([two_errors for _, two_errors in finals]))
     log = bool(means.min() > 0.0 and means.max() / means.min() > LOG_RATIO)
     low = 1.05 * min(0.0, float(means.min()))
     if log:

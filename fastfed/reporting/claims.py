@@ -29,14 +29,7 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, nearest, nearest_label, number, show
 from fastfed.reporting.text import shortfall, spaced
-from fastfed.results.paired import (
-    Difference,
-    beyond,
-    difference,
-    mean_and_error,
-    per_silo,
-    regrets,
-)
+from fastfed.results.paired import Difference, beyond, difference, mean_and_error, per_silo, regrets
 from fastfed.results.results import Results
 
 KINDS = ("below", "near", "power", "spread")
@@ -144,16 +137,16 @@ def check_claims(value: Any, labels: Sequence[str] | None = None) -> None:
         for key in table:
             if key not in KEYS:
                 raise InputError(f'unknown key "{key}" in figure.statement{nearest(key, KEYS)}')
-        says = table.get("says")
-        if not isinstance(says, str) or not says.strip():
-            raise InputError(f"figure.statement.says must be a sentence, got {show(says)}")
+        claim_text = table.get("says")
+        if not isinstance(claim_text, str) or not claim_text.strip():
+            raise InputError(f"figure.statement.says must be a sentence, got {show(claim_text)}")
         choice("figure.statement.tag", table.get("tag", OURS), TAGS)
         kinds = [kind for kind in KINDS if kind in table]
         if len(kinds) != 1:
             raise InputError(
-                f'figure.statement "{says}" must have one of below, near, power and spread'
+                f'figure.statement "{claim_text}" must have one of below, near, power and spread'
             )
-        _check_required_keys(says, kinds[0], table)
+        _check_required_keys(claim_text, kinds[0], table)
         _check_why(table.get("why", {}))
         if kinds[0] == "spread":
             _check_spread(table["spread"], labels)
@@ -197,10 +190,9 @@ def _check_curves(key: str, curves: Any, labels: Sequence[str] | None) -> None:
 
     ``key`` is the kind, and ``labels`` are those of the curves, None if not known yet.
     """
-    expected = {
-        "near": "two labels",
-        "below": "two labels or more, the least regret first",
-    }.get(key, "two labels or more")
+    expected = {"near": "two labels", "below": "two labels or more, the least regret first"}.get(
+        key, "two labels or more"
+    )
     if (
         not isinstance(curves, list)
         or not all(isinstance(label, str) for label in curves)
@@ -249,7 +241,7 @@ def _check_spread(groups: Any, labels: Sequence[str] | None) -> None:
 def _common(labels: Sequence[str]) -> str:
     """Return the parts that all labels have in common, such as "FedUCB, gap = 0.1"."""
     parts = [label.split(", ") for label in labels]
-    shared = [part for part in parts[0] if all(part in each for each in parts)]
+    shared = [part for part in parts[0] if all(part in other_parts for other_parts in parts)]
     return ", ".join(shared) or labels[0]
 
 
@@ -287,13 +279,13 @@ def _judge_one(table: dict[str, Any], results: Results) -> Claim:
     labels = labels_of(table)
     guarantee, missing = _guarantee(results, labels)
     reasons: dict[str, str] = table.get("why", {})
-    verdict, why = order, ""
-    if short := too_short(results):
-        verdict, why = NOT_JUDGED, short
+    verdict, reason = order, ""
+    if shortage := too_short(results):
+        verdict, reason = NOT_JUDGED, shortage
     elif order == HOLDS and missing:
-        verdict, why = UNPROVEN, missing
+        verdict, reason = UNPROVEN, missing
     elif order == UNDECIDED:
-        why = _too_few_replicates(differences)
+        reason = _too_few_replicates(differences)
     exponent = table.get("exponent")
     return Claim(
         table["says"],
@@ -301,7 +293,7 @@ def _judge_one(table: dict[str, Any], results: Results) -> Claim:
         differences,
         table.get("within"),
         order,
-        reasons.get(verdict, why),
+        reasons.get(verdict, reason),
         tuple(reasons),
         table.get("tag", OURS),
         guarantee,
@@ -366,8 +358,8 @@ def _differences(
         low, high = table["exponent"]
         if slope.mean - slope.reach >= low and slope.mean + slope.reach <= high:
             return (slope,), [HOLDS]
-        outside = slope.mean + slope.reach < low or slope.mean - slope.reach > high
-        return (slope,), [FAILS if outside else UNDECIDED]
+        is_outside = slope.mean + slope.reach < low or slope.mean - slope.reach > high
+        return (slope,), [FAILS if is_outside else UNDECIDED]
     if "spread" in table:
         pairs = pairwise(table["spread"])
         differences = tuple(_spreads(results, first, second) for first, second in pairs)
@@ -436,7 +428,7 @@ def _spreads(results: Results, first: Sequence[str], second: Sequence[str]) -> D
         regret = np.array([_finals(results, label, shared) for label in labels])
         with np.errstate(divide="ignore", invalid="ignore"):
             logs.append(np.log(regret.max(axis=0) / regret.min(axis=0)))
-    a, b = (float(np.exp(each.mean())) for each in logs)
+    a, b = (float(np.exp(logs_of_curve.mean())) for logs_of_curve in logs)
     mean, stderr = mean_and_error(logs[0] - logs[1])
     return Difference(*names, mean, stderr, a, b, len(shared), SPREAD)
 

@@ -18,17 +18,17 @@ import numpy as np
 from fastfed._validate import InputError, choice, integer, nearest, nearest_label, show
 from fastfed._validate import folder as path_of
 from fastfed.reporting.claims import Claim, check_claims, judge
-from fastfed.reporting.text import counted, spaced
+from fastfed.reporting.text import number_with_noun, spaced
 from fastfed.results.results import CurveResult, Results
 from fastfed.results.store import FILE, Effort, Store, remedy
 
 # ---- The keys of a spec's [figure] table ---------------------------------------------------------
 
 #: Values of ``y``: group regret, or group regret divided by the round or by the number of silos.
-AXES = ("cumulative", "time-average", "per-silo")
+AXIS_KEYS = ("cumulative", "time-average", "per-silo")
 
 #: Values of ``log``: the axes that are logarithmic.
-LOGS = ("", "x", "y", "xy")
+LOG_KEYS = ("", "x", "y", "xy")
 
 #: Names of tables that set the size of the experiment, and values of ``size``.
 SIZES = ("quick", "all", "full")
@@ -84,14 +84,14 @@ def check_figure(
         if not all(isinstance(v, str) for v in (value if is_list else [value])):
             expected = "a text or a list of texts" if key in _LISTS else "a text"
             raise InputError(f"figure.{key} must be {expected}, got {show(value)}")
-    choice("figure.y", figure.get("y", AXES[0]), AXES)
+    choice("figure.y", figure.get("y", AXIS_KEYS[0]), AXIS_KEYS)
     if labels is not None and "baseline" in figure and figure["baseline"] not in labels:
         raise InputError(
             f"unknown curve {show(figure['baseline'])} in figure.baseline"
             f"{nearest_label(figure['baseline'], labels)}"
         )
     choice("figure.size", figure.get("size", SIZES[0]), SIZES)
-    choice("figure.log", figure.get("log", LOGS[0]), LOGS)
+    choice("figure.log", figure.get("log", LOG_KEYS[0]), LOG_KEYS)
 
 
 def _check_size(key: str, value: Any) -> None:
@@ -118,9 +118,9 @@ SYNCHRONISATIONS = "synchronisations"
 #: Bounds are drawn up to this multiple of the largest value of any curve with its band.
 BOUND_HEIGHT = 3.0
 
-COLOUR = "#777777"
+BOUND_COLOUR = "#777777"
 #: Dashes that distinguish several bounds in one plot.
-DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (8, 5)))
+BOUND_DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (8, 5)))
 
 
 def check_bound_lines(
@@ -156,12 +156,12 @@ def check_bound_lines(
             raise InputError(
                 f'unknown curve "{curve}" in figure.line{nearest_label(curve, labels)}'
             )
-        if bounds is not None and bound not in (known := bounds.get(curve, ())):
-            names = ", ".join(f'"{name}"' for name in known)
-            has = f"it has {names}" if names else "as it is set up it has no bounds"
+        if bounds is not None and bound not in (known_bounds := bounds.get(curve, ())):
+            names = ", ".join(f'"{name}"' for name in known_bounds)
+            bounds_text = f"it has {names}" if names else "as it is set up it has no bounds"
             raise InputError(
                 f'unknown bound "{bound}" of curve "{curve}" in figure.line'
-                f"{nearest(bound, known) or f'; {has}'}"
+                f"{nearest(bound, known_bounds) or f'; {bounds_text}'}"
             )
 
 
@@ -210,8 +210,8 @@ def ceiling(source: Source) -> float:
     """Return the height up to which bounds are drawn, in the units of the y axis."""
     tallest = 0.0
     for curve in source.results.curves:
-        mean, spread = regret(source, curve)
-        tallest = max(tallest, float((mean + np.nan_to_num(spread)).max()))
+        mean, two_errors = regret(source, curve)
+        tallest = max(tallest, float((mean + np.nan_to_num(two_errors)).max()))
     return BOUND_HEIGHT * tallest
 
 
@@ -297,8 +297,8 @@ class Source:
         curves = self.results.curves
         silos = _either(c.silos for c in curves)
         parts = [
-            f"M = {counted(silos or spaced(self.results.silos), 'silo')}",
-            f"T = {counted(spaced(self.results.horizon), 'round')}",
+            f"M = {number_with_noun(silos or spaced(self.results.silos), 'silo')}",
+            f"T = {number_with_noun(spaced(self.results.horizon), 'round')}",
         ]
         if curves:
             parts.append(f"d = {_either(c.dimension for c in curves)}")
@@ -351,7 +351,7 @@ def _either(values: Iterable[int]) -> str:
 
 
 def y_axis(source: Source) -> str:
-    """Return the scale of the y axis in the figure settings, one of `AXES`."""
+    """Return the scale of the y axis in the figure settings, one of `AXIS_KEYS`."""
     return str(source.results.figure.get("y", "cumulative"))
 
 

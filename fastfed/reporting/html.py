@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from fastfed.reporting.figure import COLOUR as BOUND
-from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, RANGE_COLOUR
+from fastfed.reporting.figure import BOUND_COLOUR as BOUND
+from fastfed.reporting.panels import COLOURS, NOT_PRIVATE_COLOUR, RANGE_COLOUR
 
 # ---- The style sheet of reports: system fonts, light and dark, narrow screens, print -------------
 
@@ -304,14 +304,14 @@ def table(
 
     def cell(position: int, content: str, head: bool) -> Html:
         """Return the cell at a position in its row; ``head`` if it is in the row of headings."""
-        side = "number" if position in right else None
+        alignment = "number" if position in right else None
         if head:
-            return element("th", content, scope="col", class_=side)
+            return element("th", content, scope="col", class_=alignment)
         if position == 0:
-            return element("th", content, scope="row", class_=side)
+            return element("th", content, scope="row", class_=alignment)
         # Wrap the content in one element, so that the grid of a narrow screen has two columns.
         inner = element("div", content, class_="keep" if PAIR.fullmatch(str(content)) else None)
-        return element("td", inner, class_=side, data_label=str(names[position]))
+        return element("td", inner, class_=alignment, data_label=str(names[position]))
 
     head = element("tr", [cell(i, h, True) for i, h in enumerate(names)])
     body = [element("tr", [cell(i, c, False) for i, c in enumerate(row)]) for row in rows]
@@ -354,7 +354,7 @@ KEY = (28, 8, 2.5)
 
 #: Maps the colour of a curve or bound to its CSS variable, which suits light and dark themes.
 VARIABLES = {
-    NOT_PRIVATE: "var(--text)",
+    NOT_PRIVATE_COLOUR: "var(--text)",
     BOUND: "var(--bound)",
     RANGE_COLOUR: "var(--range)",
     **{colour: f"var(--c{i + 1})" for i, colour in enumerate(COLOURS)},

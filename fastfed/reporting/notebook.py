@@ -24,7 +24,7 @@ from fastfed.reporting.text import (
     audit_sentences,
     calibration_sentences,
     certificate_sentences,
-    counted,
+    number_with_noun,
 )
 from fastfed.results.results import CurveResult, Results
 
@@ -146,9 +146,9 @@ def _summarise(value: Any) -> Summary:
     if isinstance(value, System):
         plan = value.plan
         problem = (
-            f"{value.algorithm}, {plan.protocol.id}: M = {counted(plan.silos, 'silo')}, "
-            f"T = {counted(plan.horizon, 'round')}. This certificate is for a deployment, whose "
-            "parties draw their noise from the operating system."
+            f"{value.algorithm}, {plan.protocol.id}: M = {number_with_noun(plan.silos, 'silo')}, "
+            f"T = {number_with_noun(plan.horizon, 'round')}. This certificate is for a deployment, "
+            "whose parties draw their noise from the operating system."
         )
         summary = _summarise_certificate(value.deployed_certificate.to_builtins())
         return Summary(summary.title, summary.verdict, [problem, *summary.sentences], summary.full)

@@ -197,7 +197,7 @@ def report(
     check_formats(formats)
     sources, left_out = read_all(folder)
     written = [
-        path for each, source in sources.items() for path in write_report(source, each, formats)
+        path for output, source in sources.items() for path in write_report(source, output, formats)
     ]
     if on_left_out is not None:
         for reason in left_out:
@@ -294,13 +294,16 @@ def _write_overview(
         return None
     if not_played is None:
         not_played = tables.stored_left_out(path)
-    names = {each.name for each in sources}
-    rows = [row for each, source in sources.items() for row in rows_of(each.name, source)]
+    names = {folder.name for folder in sources}
+    rows = [row for folder, source in sources.items() for row in rows_of(folder.name, source)]
     rows = ordered([*rows, *(row for row in not_played if row.figure not in names)])
     private = any(source.about_records for source in sources.values())
     _write(path / tables.FILE, tables.as_json(rows), private)
     text = overview(
-        path.resolve().name, {each.name: source for each, source in sources.items()}, rows, left_out
+        path.resolve().name,
+        {folder.name: source for folder, source in sources.items()},
+        rows,
+        left_out,
     )
     return _write(path / PAGE, text.encode(), private), rows
 

@@ -23,7 +23,7 @@ from fastfed.results.results import CurveResult
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CCBB44", "#BBBBBB")
 #: Dashes. The first len(COLOURS) curves have the first, the next curves the second, and so on.
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
-NOT_PRIVATE = "#000000"
+NOT_PRIVATE_COLOUR = "#000000"
 NOT_PRIVATE_DASHES = (
     *((0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), "-"),
     *((0, (12, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)), (0, (12, 2, 3, 2))),
@@ -86,8 +86,8 @@ def keys_of(source: Source) -> list[dict[str, str]]:
     for curve in source.results.curves:
         base, pairs = split_label(curve.label)
         stored = {k: str(v) for k, v in tables.get(curve.label, {}).items() if v is not None}
-        common = {key: str(getattr(curve, key)) for key in COMMON_KEYS}
-        keys.append({**stored, **common, **pairs, "label": base, SWEPT_KEYS: ", ".join(pairs)})
+        common_keys = {key: str(getattr(curve, key)) for key in COMMON_KEYS}
+        keys.append({**stored, **common_keys, **pairs, "label": base, SWEPT_KEYS: ", ".join(pairs)})
     return keys
 
 
@@ -105,16 +105,16 @@ def check_grammar(figure: dict[str, Any], curves: Iterable[dict[str, Any]]) -> N
 
     ``curves`` are the tables of the curves in the spec.
     """
-    known = {*COMMON_KEYS}
+    known_keys = {*COMMON_KEYS}
     for table in curves:
-        known |= {*table, *split_label(str(table.get("label", "")))[1]}
+        known_keys |= {*table, *split_label(str(table.get("label", "")))[1]}
     for name in ("colour", "dash", "facet"):
         value = figure.get(name, ())
         for key in (value,) if isinstance(value, str) else value:
-            if key not in known:
+            if key not in known_keys:
                 raise InputError(
                     f'figure.{name} must be a key of curves, got "{key}"'
-                    f"{nearest(key, sorted(known))}"
+                    f"{nearest(key, sorted(known_keys))}"
                 )
 
 
@@ -274,7 +274,9 @@ def _styles(
     seen: dict[Any, list[Any]] = {}
     for i, look in enumerate(looks):
         black = not colour and not private[i]
-        shade = NOT_PRIVATE if black else COLOURS[coloured.index(by_colour[i]) % len(COLOURS)]
+        shade = (
+            NOT_PRIVATE_COLOUR if black else COLOURS[coloured.index(by_colour[i]) % len(COLOURS)]
+        )
         if dash and not (black and by_dash[i] == ("",) * len(dash)):
             position = dashed.index(by_dash[i])
         else:
@@ -295,7 +297,7 @@ def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
     for curve in curves:
         if not is_private(curve.certificate):
             dashes: Any = NOT_PRIVATE_DASHES[not_private % len(NOT_PRIVATE_DASHES)]
-            styles.append({"color": NOT_PRIVATE, "linestyle": dashes})
+            styles.append({"color": NOT_PRIVATE_COLOUR, "linestyle": dashes})
             not_private += 1
         else:
             dashes = DASHES[private // len(COLOURS) % len(DASHES)]

@@ -40,8 +40,8 @@ def check_formats(formats: Collection[str]) -> None:
 
     Callers check this before a long simulation.
     """
-    for each in formats:
-        choice("formats", each, ALL_FORMATS)
+    for name in formats:
+        choice("formats", name, ALL_FORMATS)
     if TEX in formats and shutil.which("xelatex") is None:
         raise InputError(f"format {TEX} needs LaTeX: install TeX Live with xelatex, or use pdf")
 
@@ -128,11 +128,11 @@ def plots_of(
     }
     if not to_draw:
         return reused
-    drawn = draw(source, charts, to_draw)
-    if not drawn:
+    new_files = draw(source, charts, to_draw)
+    if not new_files:
         return reused
     other_digests = {name: d for name, d in stored.digests.items() if _kind(name) not in to_draw}
-    new_digests = {name: hashlib.sha256(data).hexdigest() for name, data in drawn.items()}
+    new_digests = {name: hashlib.sha256(data).hexdigest() for name, data in new_files.items()}
     digests = dict(sorted({**other_digests, **new_digests}.items()))
     record = _Record(made_from, sorted({*stored.kinds, *to_draw}), digests)
     # If the folder cannot be written, writing the report raises the error.
@@ -140,7 +140,7 @@ def plots_of(
         replace_file(
             folder / FILE, msgspec.msgpack.encode(record), private=bool(source.about_records)
         )
-    return {**reused, **drawn}
+    return {**reused, **new_files}
 
 
 def out_of_date(source: Source, folder: Path) -> list[str]:

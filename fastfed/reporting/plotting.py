@@ -122,17 +122,17 @@ def render(
 
     names_at_ends = all(chart.ends and _names_fit(chart, COLUMN) for chart in shown)
     contents: dict[str, bytes] = {}
-    for form, form_kinds in ((ALONE, KINDS), (COLUMN, PAPER)):
-        chosen = [kind for kind in form_kinds if kind in kinds]
+    for format, file_kinds in ((ALONE, KINDS), (COLUMN, PAPER)):
+        chosen = [kind for kind in file_kinds if kind in kinds]
         if not chosen:
             continue
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
-            matplotlib.rcParams.update({**STYLE, **form.style})
-            title = legend_title if form is ALONE or not names_at_ends else None
+            matplotlib.rcParams.update({**STYLE, **format.style})
+            title = legend_title if format is ALONE or not names_at_ends else None
             for tex in (False, True):
                 if figure_kinds := [kind for kind in chosen if (kind == TEX) == tex]:
-                    figure = _figure(heading, shown, small, title, form, tex=tex)
+                    figure = _figure(heading, shown, small, title, format, tex=tex)
                     contents.update({kind: _saved(figure, kind) for kind in figure_kinds})
     return contents
 
@@ -142,7 +142,7 @@ def _figure(
     shown: Sequence[Chart],
     small: Sequence[str],
     legend_title: str | None,
-    form: Format,
+    format: Format,
     *,
     tex: bool,
 ) -> Figure:
@@ -153,7 +153,7 @@ def _figure(
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
-    columns = min(form.columns, len(shown))
+    columns = min(format.columns, len(shown))
     rows = math.ceil(len(shown) / columns)
     all_axes = [figure.add_subplot(rows, columns, i + 1) for i in range(len(shown))]
     entries: dict[str, Artist] = {}
@@ -167,41 +167,41 @@ def _figure(
             axes.set_xlabel("")
         elif columns > 1:
             axes.set_xlabel(fitted([chart.x.label], 30))
-        if chart.title and (form.title is None or len(shown) > 1):
+        if chart.title and (format.title is None or len(shown) > 1):
             axes.set_title(fitted([chart.title], 34), fontsize="medium", loc="left")
-    height = _row_height(shown[0].y.rows) if shown[0].y.rows else form.height
-    if len(shown) > 1 and form.columns > 1:
+    height = _row_height(shown[0].y.rows) if shown[0].y.rows else format.height
+    if len(shown) > 1 and format.columns > 1:
         height *= 0.66
     lines = 0
     if legend_title is not None:
-        texts = [fitted([entry], form.entry) for entry in entries]
+        texts = [fitted([entry], format.entry) for entry in entries]
         lines = sum(text.count("\n") + 1 for text in texts)
         head = legend_title
-        if form.title is not None and len(shown) > 1:
-            head = "\n".join([fitted(small, form.small), "", legend_title])
+        if format.title is not None and len(shown) > 1:
+            head = "\n".join([fitted(small, format.small), "", legend_title])
             lines += head.count("\n")
         legend = figure.legend(
             list(entries.values()),
             texts,
             title=head,
-            loc=form.legend,
+            loc=format.legend,
             alignment="left",
             frameon=False,
             handlelength=3.2,
             labelspacing=0.35,
         )
         legend.get_title().set(fontsize=8, color="#444444", multialignment="left")
-    figure.set_size_inches(form.width, height * rows + 0.2 * lines)
+    figure.set_size_inches(format.width, height * rows + 0.2 * lines)
     title = None
-    if form.title is not None:
+    if format.title is not None:
         if len(shown) == 1:
-            text = fitted(small, form.small)
+            text = fitted(small, format.small)
             all_axes[0].set_title(text, loc="left", fontsize=8, color="#444444", linespacing=1.35)
-        title = figure.suptitle(fitted([heading], form.title), fontsize=12, ha="left")
+        title = figure.suptitle(fitted([heading], format.title), fontsize=12, ha="left")
     # Several panels with a legend leave no room for names beside lines.
     crowded = len(shown) > 1 and legend_title is not None
     names = [
-        _write_ends(axes, chart) if not crowded and _names_fit(chart, form) else []
+        _write_ends(axes, chart) if not crowded and _names_fit(chart, format) else []
         for axes, chart in zip(all_axes, shown, strict=True)
     ]
     for axes in all_axes:
@@ -226,11 +226,11 @@ def _row_height(rows: Sequence[str]) -> float:
     return 0.6 + (0.08 + 0.14 * max(row.count("\n") + 1 for row in rows)) * len(rows)
 
 
-def _names_fit(chart: Chart, form: Format) -> bool:
+def _names_fit(chart: Chart, format: Format) -> bool:
     """Return True if the names at the ends of lines fit into the height of the plot."""
     # The x axis takes some of the height.
-    size = 0.833 * form.style.get("font.size", STYLE["font.size"])
-    return texts_fit([end_text(end) for end in chart.ends], size, 72.0 * form.height - 5.0 * size)
+    size = 0.833 * format.style.get("font.size", STYLE["font.size"])
+    return texts_fit([end_text(end) for end in chart.ends], size, 72.0 * format.height - 5.0 * size)
 
 
 def fitted(texts: Iterable[str], width: int) -> str:
@@ -267,7 +267,7 @@ def draw_chart(axes: Axes, chart: Chart) -> list[Entry]:
             _name_rows(axes, settings.rows)
             continue
         if settings.log:
-            log_axis(axis, whole=settings.whole)
+            log_axis(axis, whole_decades=settings.whole)
         axis.set_major_formatter(FuncFormatter(partial(_tick, settings.text)))
     if not chart.x.log:
         axes.locator_params(axis="x", nbins=5, integer=chart.x.whole)
@@ -293,7 +293,7 @@ def draw_line(axes: Axes, line: Line) -> Artist:
     options: dict[str, Any] = {"linewidth": 1.8}
     if line.bound:
         options = {"linewidth": 1.0, "zorder": 1.5}  # below every curve
-    (drawn,) = axes.plot(line.x, line.y, **options, **line.style)
+    (artist,) = axes.plot(line.x, line.y, **options, **line.style)
     colour = line.style["color"]
     if line.spread is not None and len(line.x) and np.isfinite(line.spread).all():
         low, high = line.y - line.spread, line.y + line.spread
@@ -302,7 +302,7 @@ def draw_line(axes: Axes, line: Line) -> Artist:
     if len(line.x) and (line.dot or single):
         last = np.flatnonzero(np.isfinite(line.y))[-1:]
         axes.plot(line.x[last], line.y[last], marker="o", markersize=4, color=colour, clip_on=False)
-    handle: Artist = drawn
+    handle: Artist = artist
     return handle
 
 
@@ -320,17 +320,17 @@ def _draw_dot(axes: Axes, dot: Dot) -> None:
     )
 
 
-def log_axis(axis: Axis, *, whole: bool = False) -> None:
+def log_axis(axis: Axis, *, whole_decades: bool = False) -> None:
     """Set the ticks of a logarithmic axis, after everything is drawn.
 
-    ``whole`` allows ticks only at whole numbers.
+    ``whole_decades`` allows ticks only at whole numbers.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
     if decades < 1.0:
-        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=whole))
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=whole_decades))
     else:
         subs = (1.0, 2.0, 5.0) if decades < SHORT else (1.0,)
         axis.set_major_locator(LogLocator(10, subs=subs))
@@ -375,8 +375,8 @@ def _spread_ends(axes: Axes, notes: Sequence[tuple[Any, float]]) -> None:
         for note, _ in notes
     ]
     moved = move_apart(heights, sizes, axes.get_window_extent().y1)
-    for (note, _), old, new in zip(notes, heights, moved, strict=True):
-        note.set_position((NAME_DISTANCE, (new - old) / per_point))
+    for (note, _), old_height, new_height in zip(notes, heights, moved, strict=True):
+        note.set_position((NAME_DISTANCE, (new_height - old_height) / per_point))
 
 
 # ---- Files ---------------------------------------------------------------------------------------

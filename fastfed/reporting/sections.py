@@ -102,10 +102,10 @@ def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], le
     groups = _by_certificate(curves)
     for members in groups[:MAX_CERTIFICATES]:
         certificate = curves[members[0]].certificate
-        full = full_certificate(certificate, level)
+        full_table = full_certificate(certificate, level)
         shown = [join(names[i], " ") for i in members[:MAX_NAMES]]
-        more = f"and {len(members) - MAX_NAMES} more " if len(members) > MAX_NAMES else ""
-        parts.append(details(join(shown, more, _hint(certificate)), *full))
+        others_text = f"and {len(members) - MAX_NAMES} more " if len(members) > MAX_NAMES else ""
+        parts.append(details(join(shown, others_text, _hint(certificate)), *full_table))
     if (left_out := len(groups) - MAX_CERTIFICATES) > 0:
         text = f"{spaced(left_out)} more certificates are in certificates.txt."
         parts.append(element("p", text, class_="quiet"))
@@ -168,8 +168,10 @@ def _count(conditions: Sequence[dict[str, Any]]) -> str:
     """Return a text with the number of conditions that hold, such as "3 of 4 hold"."""
     if not conditions:
         return "-"
-    held = sum(c["holds"] for c in conditions)
-    return "all hold" if held == len(conditions) else f"{held} of {len(conditions)} hold"
+    held_count = sum(c["holds"] for c in conditions)
+    return (
+        "all hold" if held_count == len(conditions) else f"{held_count} of {len(conditions)} hold"
+    )
 
 
 def _hint(certificate: dict[str, Any]) -> Html:
@@ -279,11 +281,13 @@ def _claims(source: Source) -> Html:
         for claim in source.claims
     ]
     regret = "regret per silo" if per_silo(source.results) else "regret"
-    how = (
+    verdict_text = (
         f"Judged on final {regret} over {source.size}: paired differences, mean ± standard error, "
         "count beyond two standard errors, more if replicates are few."
     )
-    return join(element("ul", items, class_="statements"), element("p", how, class_="quiet"))
+    return join(
+        element("ul", items, class_="statements"), element("p", verdict_text, class_="quiet")
+    )
 
 
 #: What the tag of a claim means.
@@ -413,9 +417,10 @@ def results_table(source: Source, names: Sequence[Html]) -> Html:
         rows = [rows[i] for i in sorted(range(len(rows)), key=ends.__getitem__)]
     remarks = text_table.remarks(source, speed=False, notes=False)
     for label, count, theorem, bound in synchronisation_bounds(source.results):
-        by = f" ({theorem})" if theorem else ""
+        theorem_text = f" ({theorem})" if theorem else ""
         remarks.append(
-            f"{label}: synchronisations {text_table.times(count)}, at most{by} {amount(bound)}"
+            f"{label}: synchronisations {text_table.times(count)}, at most{theorem_text} "
+            f"{amount(bound)}"
         )
     return join(
         table(headings, rows, label="Results", numbers=numbers, class_=class_),

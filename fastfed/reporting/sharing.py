@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fastfed.privacy.certificate import LARGE_DELTA
 from fastfed.reporting.text import plus_minus, shortfall
-from fastfed.results.paired import ALONE, Difference, baseline_differences, difference
+from fastfed.results.paired import LOCAL_SYSTEM, Difference, baseline_differences, difference
 from fastfed.results.results import CurveResult, Results
 
 #: Largest number of curves that the sentence names.
@@ -33,14 +33,14 @@ def sharing_sentence(results: Results) -> str:
 
     A difference counts if it is beyond two standard errors, more if replicates are few.
     """
-    differences = [each for each in baseline_differences(results) if each is not None]
-    is_local_baseline = all(results[each.second].algorithm == ALONE for each in differences)
+    differences = [pair for pair in baseline_differences(results) if pair is not None]
+    is_local_baseline = all(results[pair.second].algorithm == LOCAL_SYSTEM for pair in differences)
     if is_local_baseline:
         # Curves that send nothing, such as random actions, share nothing.
-        differences = [each for each in differences if results[each.first].bytes_sent > 0]
+        differences = [pair for pair in differences if results[pair.first].bytes_sent > 0]
     if not differences:
         return ""
-    baselines = {each.second: each.second_regret for each in differences}
+    baselines = {pair.second: pair.second_regret for pair in differences}
     named = " or ".join(f"{label} ({value:.4g})" for label, value in baselines.items())
     if len(baselines) > 2:
         named = "the baseline of the same size"
@@ -48,10 +48,10 @@ def sharing_sentence(results: Results) -> str:
     of_all = f" of {len(differences)} curves" if len(differences) > NAMED else ""
     clauses: list[str] = []
     for verb, sign in zip(verbs, (-1, 1, 0), strict=True):
-        if group := [each for each in differences if each.sign == sign]:
+        if group := [pair for pair in differences if pair.sign == sign]:
             clauses.append(f"{'it' if clauses else subject} {verb} {_names(group, of_all)}")
     text = f"Against {named}, {'; '.join(clauses)}"
-    single = max(each.replicates for each in differences) < 2
+    single = max(pair.replicates for pair in differences) < 2
     return f"{text} (one replicate has no standard error)." if single else f"{text}."
 
 
@@ -62,14 +62,16 @@ def _names(group: Sequence[Difference], of_all: str) -> str:
     their number and the range of their differences. ``of_all`` follows the number, such as
     " of 20 curves".
     """
-    ordered = sorted(group, key=lambda each: each.mean)
+    ordered = sorted(group, key=lambda pair: pair.mean)
     if of_all and len(group) > FEW:
-        return f"{len(group)}{of_all} (from {signed(ordered[0])} to {signed(ordered[-1])})"
-    names = [f"{each.first} ({signed(each)})" for each in ordered]
+        return (
+            f"{len(group)}{of_all} (from {signed_text(ordered[0])} to {signed_text(ordered[-1])})"
+        )
+    names = [f"{pair.first} ({signed_text(pair)})" for pair in ordered]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def signed(difference: Difference) -> str:
+def signed_text(difference: Difference) -> str:
     """Format a difference and its standard error, with its sign: -1870 ± 31."""
     sign = "+" if difference.mean > 0.0 else ""
     return sign + plus_minus(difference.mean, difference.stderr)
@@ -83,7 +85,7 @@ def difference_cells(results: Results) -> list[str]:
     differences = baseline_differences(results)
     if not any(differences):
         return []
-    return ["-" if each is None else signed(each) for each in differences]
+    return ["-" if pair is None else signed_text(pair) for pair in differences]
 
 
 def notes_on_curves(results: Results) -> list[str]:
@@ -114,8 +116,10 @@ def notes_on_curves(results: Results) -> list[str]:
     notes += [f"{_listed(labels)}: {caveat}" for caveat, labels in large_deltas.items()]
     useless, estimated = _not_better_than_random(results)
     if useless:
-        how = " (whose regret is estimated from a few rounds)" if estimated else ""
-        notes.append(f"not shown to be better than random actions{how}: {_listed(useless)}")
+        estimate_note = " (whose regret is estimated from a few rounds)" if estimated else ""
+        notes.append(
+            f"not shown to be better than random actions{estimate_note}: {_listed(useless)}"
+        )
     cautious: dict[str, list[str]] = {}
     for curve in results.curves:
         for text in curve.cautions:
@@ -145,7 +149,7 @@ def _not_better_than_random(results: Results) -> tuple[list[str], bool]:
         ]
         if not to_random and (unpaired := _difference_to_random(curve)) is not None:
             estimated, to_random = True, [unpaired]
-        if any(_is_not_below_zero(each) for each in to_random):
+        if any(_is_not_below_zero(pair) for pair in to_random):
             useless.append(curve.label)
     return useless, estimated
 
@@ -183,5 +187,5 @@ def _listed(labels: Sequence[str]) -> str:
     named = labels if len(labels) <= NAMED else labels[:FEW]
     # Labels of sweeps have commas inside.
     separator = "; " if any("," in label for label in named) else ", "
-    more = f" and {len(labels) - FEW} more" if len(labels) > NAMED else ""
-    return separator.join(named) + more
+    others_text = f" and {len(labels) - FEW} more" if len(labels) > NAMED else ""
+    return separator.join(named) + others_text

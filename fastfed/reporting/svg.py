@@ -174,8 +174,8 @@ def _width(text: str, size: float) -> float:
 # ---- Ticks ---------------------------------------------------------------------------------------
 
 
-def ticks(axis: Axis, most: int) -> list[tuple[float, str]]:
-    """Return the ticks of an axis as pairs (value, text): at most ``most`` round values.
+def ticks(axis: Axis, max_count: int) -> list[tuple[float, str]]:
+    """Return the ticks of an axis as pairs (value, text): at most ``max_count`` round values.
 
     An axis with rows has a tick for each row.
     """
@@ -183,31 +183,31 @@ def ticks(axis: Axis, most: int) -> list[tuple[float, str]]:
         return [(float(row), name) for row, name in enumerate(axis.rows)]
     low, high = axis.low, axis.high
     if axis.log and math.log10(high / low) >= 1.0:
-        values = _log_ticks(low, high, most)
+        values = _log_ticks(low, high, max_count)
     else:
-        values = _round_values(low, high, most, axis.whole)
+        values = _round_values(low, high, max_count, axis.whole)
     return [(value, axis.text(value)) for value in values]
 
 
-def _round_values(low: float, high: float, most: int, whole: bool) -> list[float]:
-    """Return at most ``most`` evenly spaced round values from low to high.
+def _round_values(low: float, high: float, max_count: int, only_whole: bool) -> list[float]:
+    """Return at most ``max_count`` evenly spaced round values from low to high.
 
-    Their distance is 1, 2, 2.5 or 5 times a power of ten; a whole number if ``whole``.
+    Their distance is 1, 2, 2.5 or 5 times a power of ten; a whole number if ``only_whole``.
     """
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    power = 10.0 ** math.floor(math.log10((high - low) / max_count))
     for factor in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0):
         step = power * factor
-        if whole and step != round(step):
+        if only_whole and step != round(step):
             continue
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first < most:
+        if last - first < max_count:
             # Round to twelve digits: 0.3 instead of 0.30000000000000004.
             return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
     return [low, high]
 
 
-def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most ``most`` round values from low to high, for a logarithmic axis.
+def _log_ticks(low: float, high: float, max_count: int) -> list[float]:
+    """Return at most ``max_count`` round values from low to high, for a logarithmic axis.
 
     They are powers of ten, or every n-th power. On a short axis they also are 2 and 5 times, or 3
     times, powers of ten.
@@ -220,10 +220,10 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
         return [value for value in candidates if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
 
     for factors in ((1.0, 2.0, 5.0), (1.0, 3.0)):
-        if high / low < 1e3 and len(values := inside(factors)) <= most:
+        if high / low < 1e3 and len(values := inside(factors)) <= max_count:
             return values
     stride = 1
-    while len(values := inside((1.0,), stride)) > most:
+    while len(values := inside((1.0,), stride)) > max_count:
         stride += 1
     return values
 
@@ -234,8 +234,8 @@ def _fitting_ticks(axis: Axis, scale: _Scale) -> list[tuple[float, str]]:
     If even two ticks overlap, return the first and the last, whose texts may overlap.
     """
     chosen: list[tuple[float, str]] = []
-    for most in range(MAX_TICKS_LOG if axis.log else MAX_TICKS_X, 1, -1):
-        chosen = ticks(axis, most)
+    for max_count in range(MAX_TICKS_LOG if axis.log else MAX_TICKS_X, 1, -1):
+        chosen = ticks(axis, max_count)
         extents = [
             (float(scale(value)), _width(text, FONT_SIZE) / 2.0 + 0.3 * FONT_SIZE)
             for value, text in chosen
@@ -249,7 +249,7 @@ def _fitting_ticks(axis: Axis, scale: _Scale) -> list[tuple[float, str]]:
 
 
 def _text(
-    lines: str, x: float, y: float, anchor: str, size: float = FONT_SIZE, **more: str
+    lines: str, x: float, y: float, anchor: str, size: float = FONT_SIZE, **extra: str
 ) -> Html:
     """Return a text element whose lines are centred around the height ``y``."""
     split = lines.split("\n")
@@ -263,7 +263,7 @@ def _text(
         ]
     style = None if size == FONT_SIZE else f"font-size: {_length(size)}px"
     return element(
-        "text", content, x=_length(x), y=_length(first), text_anchor=anchor, style=style, **more
+        "text", content, x=_length(x), y=_length(first), text_anchor=anchor, style=style, **extra
     )
 
 
@@ -272,24 +272,24 @@ def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str
     left, right, bottom, top = x.low, x.high, y.low, y.high
     grid, marks, texts = [], [], []
     for value, text in _fitting_ticks(chart.x, x):
-        at = float(x(value))
-        grid.append(f"M{_length(at)},{_length(bottom)}V{_length(top)}")
-        marks.append(f"M{_length(at)},{_length(bottom)}v3.5")
-        texts.append(_text(text, at, bottom + 1.05 * FONT_SIZE, "middle"))
+        tick_x = float(x(value))
+        grid.append(f"M{_length(tick_x)},{_length(bottom)}V{_length(top)}")
+        marks.append(f"M{_length(tick_x)},{_length(bottom)}v3.5")
+        texts.append(_text(text, tick_x, bottom + 1.05 * FONT_SIZE, "middle"))
     for value, text in y_ticks:
-        at = float(y(value))
+        tick_x = float(y(value))
         if not chart.y.rows:
-            grid.append(f"M{_length(left)},{_length(at)}H{_length(right)}")
-        marks.append(f"M{_length(left)},{_length(at)}h-3.5")
-        texts.append(_text(text, left - 6.0, at, "end"))
+            grid.append(f"M{_length(left)},{_length(tick_x)}H{_length(right)}")
+        marks.append(f"M{_length(left)},{_length(tick_x)}h-3.5")
+        texts.append(_text(text, left - 6.0, tick_x, "end"))
     frame = f"M{_length(left)},{_length(top)}V{_length(bottom)}H{_length(right)}"
-    half = _width(chart.x.label, FONT_SIZE) / 2.0
-    middle = max(min((left + right) / 2.0, WIDTH - 2.0 - half), half + 2.0)
+    half_label = _width(chart.x.label, FONT_SIZE) / 2.0
+    middle = max(min((left + right) / 2.0, WIDTH - 2.0 - half_label), half_label + 2.0)
     texts.append(_text(chart.x.label, middle, bottom + 2.4 * FONT_SIZE, "middle"))
     if chart.y.label:
-        at, middle = 0.9 * FONT_SIZE, (bottom + top) / 2.0
-        rotation = f"rotate(-90 {_length(at)} {_length(middle)})"
-        texts.append(_text(chart.y.label, at, middle, "middle", transform=rotation))
+        tick_x, middle = 0.9 * FONT_SIZE, (bottom + top) / 2.0
+        rotation = f"rotate(-90 {_length(tick_x)} {_length(middle)})"
+        texts.append(_text(chart.y.label, tick_x, middle, "middle", transform=rotation))
     return join(
         _path("".join(grid), "var(--grid)", 0.6),
         _path(frame + "".join(marks), "var(--text)", 0.8),
@@ -305,8 +305,8 @@ def _path(d: str, colour: str, width: float) -> Html:
 
 def _area(area: Area, x: _Scale, y: _Scale) -> Html:
     """Return an area, whose text appears as a tooltip."""
-    drawn = _filled(x(area.x), y(area.low), y(area.high), "var(--range)", 0.25)
-    return element("g", element("title", area.text), drawn)
+    elements = _filled(x(area.x), y(area.low), y(area.high), "var(--range)", 0.25)
+    return element("g", element("title", area.text), elements)
 
 
 def _band(line: Line, x: _Scale, y: _Scale) -> Html:
@@ -368,17 +368,17 @@ def _dot_at(x: float, y: float, colour: str) -> Html:
 
 def _dot_with_error(dot: Dot, x: _Scale, y: _Scale) -> Html:
     """Return the element of a `Dot`: a disc or an open diamond in its row, with an error bar."""
-    at, row, colour = float(x.inside(dot.x)), float(y(dot.row)), VARIABLES[dot.colour]
+    dot_x, row, colour = float(x.inside(dot.x)), float(y(dot.row)), VARIABLES[dot.colour]
     style = f"stroke: {colour}; stroke-width: 1.4; fill: {colour if dot.filled else 'none'}"
     parts = []
     if math.isfinite(dot.spread):
         low, high = x.inside([dot.x - dot.spread, dot.x + dot.spread]).tolist()
         parts.append(element("path", d=f"M{_length(low)},{_length(row)}H{_length(high)}"))
     if dot.filled:
-        parts.append(element("circle", cx=_length(at), cy=_length(row), r=_length(DOT_RADIUS)))
+        parts.append(element("circle", cx=_length(dot_x), cy=_length(row), r=_length(DOT_RADIUS)))
     else:
         parts.append(
-            element("path", d=f"M{_length(at - 3.2)},{_length(row)}l3.2,-3.2 3.2,3.2 -3.2,3.2z")
+            element("path", d=f"M{_length(dot_x - 3.2)},{_length(row)}l3.2,-3.2 3.2,3.2 -3.2,3.2z")
         )
     return element("g", parts, style=style)
 
@@ -396,9 +396,11 @@ def _ends(chart: Chart, names: Sequence[str], x: _Scale, y: _Scale) -> Html:
     sizes = [LINE_HEIGHT * NAME_SIZE * (name.count("\n") + 1) for name in names]
     heights = move_apart(line_heights, sizes, y.low - y.high)
     parts = []
-    for end, name, new, old in zip(chart.ends, names, heights, line_heights, strict=True):
-        start, height = float(x(end.x)), y.low - new
-        line_end = f"{_length(start + 1.0)},{_length(y.low - old)}"
+    for end, name, new_height, old_height in zip(
+        chart.ends, names, heights, line_heights, strict=True
+    ):
+        start, height = float(x(end.x)), y.low - new_height
+        line_end = f"{_length(start + 1.0)},{_length(y.low - old_height)}"
         name_start = f"{_length(start + NAME_DISTANCE - 2.0)},{_length(height)}"
         parts.append(_path(f"M{line_end}L{name_start}", VARIABLES[end.colour], 0.9))
         parts.append(_text(name, start + NAME_DISTANCE, height, "start", NAME_SIZE))

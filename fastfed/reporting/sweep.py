@@ -14,7 +14,7 @@ from fastfed.results.paired import baseline_differences
 from fastfed.results.results import CurveResult
 
 #: A cell of least regret has this share of the accent colour, in percent; text stays readable.
-MOST_COLOUR = 45
+MAX_COLOUR = 45
 
 SCRIPT = r"""
 for (const box of document.querySelectorAll(".sweep:not([data-ready])")) {
@@ -96,7 +96,7 @@ def heat_maps(source: Source, what: str) -> Html:
         if pairs:
             by_table.setdefault(base, []).append(curve)
     differences = zip(source.results.curves, baseline_differences(source.results), strict=True)
-    better = {curve.label for curve, each in differences if each is not None and each.sign < 0}
+    better = {curve.label for curve, pair in differences if pair is not None and pair.sign < 0}
     maps = [_heat_map(source, base, curves, better, what) for base, curves in by_table.items()]
     return join(maps)
 
@@ -131,7 +131,7 @@ def _heat_map(
         return element(
             "td",
             element("strong", text) if curve.label in better else text,
-            style=f"--share: {round(MOST_COLOUR * (1.0 - place))}%",
+            style=f"--share: {round(MAX_COLOUR * (1.0 - place))}%",
             title=curve.label,
         )
 
@@ -146,10 +146,10 @@ def _heat_map(
         )
         for row in rows
     ]
-    over = f" Each cell is the least over {' and '.join(keys[2:])}." if keys[2:] else ""
+    least_over_text = f" Each cell is the least over {' and '.join(keys[2:])}." if keys[2:] else ""
     bold = " Bold: less regret than the baseline, beyond the margin." if better else ""
     colour = "the stronger the colour, the less (by rank)"
-    caption = f"{base}: {what} at the last round; {colour}.{over}{bold}"
+    caption = f"{base}: {what} at the last round; {colour}.{least_over_text}{bold}"
     box = element(
         "div",
         element("table", element("thead", head), element("tbody", body)),

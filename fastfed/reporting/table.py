@@ -109,18 +109,18 @@ def fitting_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
     The most important columns are chosen (`BY_IMPORTANCE`), always including curve and group
     regret. Labels may be wrapped, other cells may not.
     """
-    used = used_columns(rows)
-    needed = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
+    used_indices = used_columns(rows)
+    needed_widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
     # As wide as a third of the table, a label is rarely wrapped.
-    needed[0] = min(needed[0], max(SHORTEST_LABEL, width // 3))
+    needed_widths[0] = min(needed_widths[0], max(SHORTEST_LABEL, width // 3))
     chosen = [0, 1]
-    if needed[0] + needed[1] + 2 * GAP > width:
-        needed[0] = SHORTEST_LABEL
-    taken = sum(needed[i] + GAP for i in chosen)
+    if needed_widths[0] + needed_widths[1] + 2 * GAP > width:
+        needed_widths[0] = SHORTEST_LABEL
+    taken = sum(needed_widths[i] + GAP for i in chosen)
     for i in BY_IMPORTANCE[2:]:
-        if i in used and taken + needed[i] + GAP <= width:
+        if i in used_indices and taken + needed_widths[i] + GAP <= width:
             chosen.append(i)
-            taken += needed[i] + GAP
+            taken += needed_widths[i] + GAP
     return sorted(chosen)
 
 
@@ -233,21 +233,19 @@ def difference_texts(claim: Claim) -> list[str]:
 
 
 def difference_text(
-    difference: Difference,
-    within: float | None = None,
-    exponent: tuple[float, float] | None = None,
+    difference: Difference, within: float | None = None, exponent: tuple[float, float] | None = None
 ) -> str:
     """Return the text of a difference: names, mean, standard error and limit.
 
     ``within`` and ``exponent`` are the limits of claims of kind "near" and "power".
     """
-    known = math.isfinite(difference.mean)
-    measured = plus_minus(difference.mean, difference.stderr) if known else "not run yet"
+    is_finite = math.isfinite(difference.mean)
+    measured = plus_minus(difference.mean, difference.stderr) if is_finite else "not run yet"
     if difference.of == EXPONENT:
         limit = f"wanted: {exponent[0]:g} to {exponent[1]:g}" if exponent else ""
         return ", ".join(text for text in (f"exponent: {measured}", limit) if text)
     names = f"{difference.first} - {difference.second}"
-    if not known:
+    if not is_finite:
         return f"{names}: {measured}"
     if difference.of != REGRET:
         ratios = f"{difference.first_regret:.3g} x against {difference.second_regret:.3g} x"
@@ -380,8 +378,8 @@ def rows_left_out(name: str, figure: Mapping[str, Any], reason: str) -> list[Row
     claims = [(s["says"], s.get("tag", OURS)) for s in figure.get("statement", ())]
     paper, title = str(figure.get("paper", "")), str(figure.get("title", name))
     return [
-        Row(name, paper, title, "", Claim(says, NOT_PLAYED, (), why=reason, tag=tag))
-        for says, tag in claims or [(str(figure.get("says", NOTHING)), OURS)]
+        Row(name, paper, title, "", Claim(claim_text, NOT_PLAYED, (), why=reason, tag=tag))
+        for claim_text, tag in claims or [(str(figure.get("says", NOTHING)), OURS)]
     ]
 
 

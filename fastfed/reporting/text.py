@@ -19,7 +19,7 @@ from fastfed.privacy.certificate import rounded_down, rounded_up
 from fastfed.privacy.mechanisms.catalogue import Calibrated
 
 
-def counted(number: int | str, noun: str) -> str:
+def number_with_noun(number: int | str, noun: str) -> str:
     """Return a number with a noun, in the plural unless the number is 1."""
     return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
 
@@ -56,7 +56,7 @@ def _guarantee(certificate: dict[str, Any]) -> list[str]:
     claimed, exact, status = (certificate[key] for key in ("claimed", "exact", "status"))
     if claimed is None and status == "none":
         return [NOTHING]
-    who = f"Protected: {_protected(certificate)}. Trust: {certificate['model']}."
+    trust_text = f"Protected: {_protected(certificate)}. Trust: {certificate['model']}."
     claim = f"Claimed: {pair_text(claimed)}." if claimed else "Nothing is claimed."
     finding = {
         "proven": f"Proven: {pair_text(exact)}, for everything that is released.",
@@ -64,19 +64,19 @@ def _guarantee(certificate: dict[str, Any]) -> list[str]:
         "unproven": "Unproven: no proof covers this run, so the claim has no number.",
         "none": "None: no finite epsilon holds.",
     }[status]
-    return [finding, claim, who]
+    return [finding, claim, trust_text]
 
 
 def _side(side: dict[str, Any]) -> str:
     """Return a sentence about a side guarantee."""
     assumes = any(text.startswith(ASSUMES) for text in side["caveats"])
-    holds = "only under assumptions" if assumes else side["status"]
+    status_text = "only under assumptions" if assumes else side["status"]
     value = f"{pair_text(side['exact'])}, " if side["exact"] else ""
     failed: list[str] = []
     if side["status"] == "conditional":
         failed = [f"fails here: {c['text']}" for c in side["conditions"] if not c["holds"]]
     texts = "; ".join((side["model"], *failed, *side["caveats"]))
-    return f"Also, {holds}: {value}for {_protected(side)} ({texts})."
+    return f"Also, {status_text}: {value}for {_protected(side)} ({texts})."
 
 
 def _protected(certificate: dict[str, Any]) -> str:
@@ -124,7 +124,7 @@ def calibration_sentences(calibrated: Calibrated) -> list[str]:
 # ---- A certificate in a cell of a table or an entry of a legend ----------------------------------
 
 #: Exact and claimed epsilon count as equal if they differ by less than this fraction.
-SAME = 1e-6
+TOLERANCE = 1e-6
 #: The short text for a curve that claims nothing and sends nothing.
 SENDS_NOTHING = "sends nothing: epsilon 0"
 
@@ -186,7 +186,7 @@ def _pair(
     if guarantee is None:
         return "-"
     epsilon = guarantee["epsilon"]
-    if claimed is not None and abs(epsilon - claimed["epsilon"]) <= SAME * claimed["epsilon"]:
+    if claimed is not None and abs(epsilon - claimed["epsilon"]) <= TOLERANCE * claimed["epsilon"]:
         return _pair(claimed, None, "{:g}".format)
     return f"({format_epsilon(epsilon)}, {guarantee['delta']:g})"
 
@@ -281,8 +281,8 @@ def shortfall(certificate: dict[str, Any]) -> str:
         return ""
     privacy = privacy_text(certificate)
     if certificate["status"] == "proven" and exact is not None:
-        within = exact["epsilon"] <= claimed["epsilon"] * (1.0 + SAME)
-        if within and exact["delta"] <= claimed["delta"] * (1.0 + SAME):
+        within_claim = exact["epsilon"] <= claimed["epsilon"] * (1.0 + TOLERANCE)
+        if within_claim and exact["delta"] <= claimed["delta"] * (1.0 + TOLERANCE):
             return ""
         return f"claims {privacy.claimed} and has {privacy.exact}"
     status_clause = (
@@ -307,15 +307,15 @@ def span(seconds: float) -> str:
     """Format a duration in seconds for reading: 0.42 s, 2 min 5 s, 3 h 12 min."""
     if seconds < 59.5:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    whole = math.floor(seconds + 0.5)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    total = math.floor(seconds + 0.5)
+    hours, minutes, rest = (total // 3600, total // 60 % 60, total % 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 # ---- Numbers -------------------------------------------------------------------------------------
 
 #: Relative standard errors below this are rounding errors of equal replicates.
-ROUNDING = 1e-12
+ROUNDING_ERROR = 1e-12
 
 
 def plus_minus(mean: float, stderr: float | None) -> str:
@@ -325,7 +325,7 @@ def plus_minus(mean: float, stderr: float | None) -> str:
     """
     if not stderr or not math.isfinite(stderr):
         return fixed(mean, 4 - magnitude(mean))
-    if stderr < ROUNDING * abs(mean):
+    if stderr < ROUNDING_ERROR * abs(mean):
         return f"{fixed(mean, 4 - magnitude(mean))} ± 0"
     decimals = 1 - magnitude(stderr)
     return f"{fixed(mean, decimals)} ± {fixed(stderr, decimals)}"

@@ -152,7 +152,7 @@ except ImportError:  # Windows. A second writer is not refused; SQLite still pro
     fcntl = None  # type: ignore[assignment]
 
 #: Error numbers of a full or failing disk. They are not the user's mistakes, so not InputErrors.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+DISK_ERROR_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class LockHeld(Exception):
@@ -309,6 +309,6 @@ def write_error(path: Path, error: OSError) -> Exception:
 
     It is an OSError for a full or failing disk, and an InputError for any other cause.
     """
-    if error.errno in FULL:
+    if error.errno in DISK_ERROR_NUMBERS:
         return OSError(error.errno, error.strerror, str(path))
     return InputError(f"cannot write to {path}: {error.strerror or error}")

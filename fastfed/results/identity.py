@@ -12,7 +12,7 @@ from typing import Any
 #: the other values are dicts with the curves' labels as keys.
 OF_CURVES = ("curves", "packages", "accounts", "revisions")
 #: Keys of a curve that fastfed chooses from the other keys if the spec does not have them.
-CHOSEN = ("release", "saturation", "batch_first", "batch_ratio")
+COMPUTED_KEYS = ("release", "saturation", "batch_first", "batch_ratio")
 
 
 def positions_in(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
@@ -57,6 +57,6 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
         changed_keys = [k for k in {**curve, **curve_now} if curve.get(k) != curve_now.get(k)]
         if changed_keys:
             # Name values that fastfed chose only if nothing that the user wrote differs.
-            changed_keys = [k for k in changed_keys if k not in CHOSEN] or changed_keys
+            changed_keys = [k for k in changed_keys if k not in COMPUTED_KEYS] or changed_keys
             return f'curves: "{curve["label"]}" in {", ".join(changed_keys)}'
     return "curves"

@@ -19,7 +19,7 @@ from fastfed.results.identity import difference
 from fastfed.results.store import (
     CERTIFIED,
     FILE,
-    PATIENCE,
+    LOCK_SECONDS,
     Store,
     held_for_writing,
     name_damaged,
@@ -99,10 +99,11 @@ def missing_replicates(results: Results) -> str:
         return ""
     numbers = missing[incomplete[0]]
     which = f"{numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} from {numbers[0]} on"
-    others = f" and other {len(incomplete) - 1}" if len(incomplete) > 1 else ""
+    others_text = f" and other {len(incomplete) - 1}" if len(incomplete) > 1 else ""
     return (
-        f"replicates below {end} are missing ({which}, of {show(incomplete[0])}{others}): merge "
-        f"the parts that have them, or run `fastfed run` into this folder with --replicates {end}"
+        f"replicates below {end} are missing ({which}, of {show(incomplete[0])}{others_text}): "
+        "merge the parts that have them, or run `fastfed run` into this folder with "
+        f"--replicates {end}"
     )
 
 
@@ -121,7 +122,7 @@ def _copy(source: Path, target: Path, private: bool) -> None:
     if not target.exists():
         _copy_all(source, target, private)
         return
-    connected = closing(sqlite3.connect(uri_of(target), uri=True, timeout=PATIENCE))
+    connected = closing(sqlite3.connect(uri_of(target), uri=True, timeout=LOCK_SECONDS))
     with name_damaged(target), connected as db:
         digests.check(db)
         db.execute("ATTACH ? AS part", (f"{uri_of(source)}?mode=ro",))
@@ -170,7 +171,9 @@ def _copy_all(source: Path, target: Path, private: bool) -> None:
     temporary.unlink(missing_ok=True)
     open(temporary, "xb", opener=opener(private)).close()
     with (
-        closing(sqlite3.connect(f"{uri_of(source)}?mode=ro", uri=True, timeout=PATIENCE)) as part,
+        closing(
+            sqlite3.connect(f"{uri_of(source)}?mode=ro", uri=True, timeout=LOCK_SECONDS)
+        ) as part,
         closing(sqlite3.connect(temporary)) as copy,
     ):
         part.backup(copy)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: The margin of a verdict in standard errors, for many replicates.
 STANDARD_ERRORS = 2.0
 #: The algorithm whose curve is the baseline by default: silos that share nothing.
-ALONE = "local-linucb"
+LOCAL_SYSTEM = "local-linucb"
 
 
 @cache
@@ -127,7 +127,7 @@ def difference(first: CurveResult, second: CurveResult, per_silo: bool = False) 
 def is_baseline(results: Results, curve: CurveResult) -> bool:
     """Return True for the curve that ``figure.baseline`` names, or by default for silos alone."""
     named = results.figure.get("baseline")
-    return curve.algorithm == ALONE if named is None else curve.label == named
+    return curve.algorithm == LOCAL_SYSTEM if named is None else curve.label == named
 
 
 def baseline_of(results: Results, curve: CurveResult) -> CurveResult | None:
@@ -140,12 +140,12 @@ def baseline_of(results: Results, curve: CurveResult) -> CurveResult | None:
     if is_baseline(results, curve):
         return None
     candidates = [
-        other
-        for other in results.curves
-        if is_baseline(results, other)
-        and (other.silos, other.dimension) == (curve.silos, curve.dimension)
+        candidate
+        for candidate in results.curves
+        if is_baseline(results, candidate)
+        and (candidate.silos, candidate.dimension) == (curve.silos, curve.dimension)
     ]
-    return min(candidates, key=lambda other: float(other.mean[-1]), default=None)
+    return min(candidates, key=lambda candidate: float(candidate.mean[-1]), default=None)
 
 
 def baseline_differences(results: Results) -> list[Difference | None]:
@@ -155,4 +155,4 @@ def baseline_differences(results: Results) -> list[Difference | None]:
     """
     pairs = ((curve, baseline_of(results, curve)) for curve in results.curves)
     divided = per_silo(results)
-    return [None if other is None else difference(curve, other, divided) for curve, other in pairs]
+    return [None if base is None else difference(curve, base, divided) for curve, base in pairs]

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastfed._display import Displayed, Located, renderer
 from fastfed._validate import InputError, choice, listed, nearest_label, number, show
-from fastfed.results.paired import ALONE, baseline_differences, baseline_of, difference
+from fastfed.results.paired import LOCAL_SYSTEM, baseline_differences, baseline_of, difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -225,8 +225,8 @@ class CurveResult(Displayed, Located):
     @property
     def bytes_sent(self) -> float:
         """Return the bytes that all silos send and receive in a replicate, on average."""
-        up, down = self.bits_up_counts[:, -1:], self.bits_down_counts[:, -1:]
-        return means(whole_bytes(up) + whole_bytes(down))[0]
+        bits_up, bits_down = self.bits_up_counts[:, -1:], self.bits_down_counts[:, -1:]
+        return means(whole_bytes(bits_up) + whole_bytes(bits_down))[0]
 
     @property
     def mean(self) -> np.ndarray:
@@ -276,10 +276,7 @@ class CurveResult(Displayed, Located):
             If ``divisor`` is not above 0.
         """
         divisor = number("divisor", divisor, above=0.0)
-        return {
-            "mean": float(self.mean[-1]) / divisor,
-            "stderr": float(self.stderr[-1]) / divisor,
-        }
+        return {"mean": float(self.mean[-1]) / divisor, "stderr": float(self.stderr[-1]) / divisor}
 
     def plot(
         self,
@@ -293,8 +290,8 @@ class CurveResult(Displayed, Located):
 
         On axes that already have lines, the curve takes the next colour.
         """
-        drawn: Axes = renderer().plot(self._as_results(), ax, metric=metric, bounds=bounds, log=log)
-        return drawn
+        axes: Axes = renderer().plot(self._as_results(), ax, metric=metric, bounds=bounds, log=log)
+        return axes
 
     def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
         """Return this curve's rows of `Results.to_records`.
@@ -401,8 +398,8 @@ class Results(Displayed, Located):
         """Return the expression that reads an attribute of a curve; empty for unknown ones."""
         if name in _NAMES_ELSEWHERE:
             return _NAMES_ELSEWHERE[name]
-        known = hasattr(CurveResult, name) or name in (f.name for f in fields(CurveResult))
-        return f"results.curves[0].{name} or results[label].{name}" if known else ""
+        is_of_curve = hasattr(CurveResult, name) or name in (f.name for f in fields(CurveResult))
+        return f"results.curves[0].{name} or results[label].{name}" if is_of_curve else ""
 
     def __repr__(self) -> str:
         """Return a line about the experiment, and a line for each curve."""
@@ -448,11 +445,13 @@ class Results(Displayed, Located):
         InputError
             If no curve has one of the keys, or none of the curves is selected.
         """
-        known = dict.fromkeys(name for curve in self.curves for name in _facts(curve))
+        known_facts = dict.fromkeys(name for curve in self.curves for name in _facts(curve))
         for name in keys:
-            if name not in known:
-                raise InputError(f'no curve has the key "{name}"{listed(name, known, "there are")}')
-        wanted = {
+            if name not in known_facts:
+                raise InputError(
+                    f'no curve has the key "{name}"{listed(name, known_facts, "there are")}'
+                )
+        wanted_facts = {
             name: value if isinstance(value, (list, tuple, set)) else [value]
             for name, value in keys.items()
         }
@@ -461,11 +460,11 @@ class Results(Displayed, Located):
             for curve in self.curves
             if all(
                 name in (facts := _facts(curve)) and any(facts[name] == value for value in values)
-                for name, values in wanted.items()
+                for name, values in wanted_facts.items()
             )
         )
         if not curves:
-            raise InputError(_nothing_selected(self.curves, wanted))
+            raise InputError(_nothing_selected(self.curves, wanted_facts))
         return replace(self, curves=curves)
 
     def paired_difference(
@@ -501,18 +500,18 @@ class Results(Displayed, Located):
             If there is no ``second``, and the results have no baseline for the curve.
         """
         curve = self[first]
-        other = baseline_of(self, curve) if second is None else self[second]
-        if other is None:
-            if curve.algorithm == ALONE and "baseline" not in self.figure:
+        second_curve = baseline_of(self, curve) if second is None else self[second]
+        if second_curve is None:
+            if curve.algorithm == LOCAL_SYSTEM and "baseline" not in self.figure:
                 raise InputError(
                     f"{show(first)} is the baseline of the other curves: give a second label to "
                     "compare it with"
                 )
             raise InputError(
                 f"there is no baseline for {show(first)}: give a second label, or add a curve of "
-                f'algorithm "{ALONE}" to the spec'
+                f'algorithm "{LOCAL_SYSTEM}" to the spec'
             )
-        paired = difference(curve, other, per_silo)
+        paired = difference(curve, second_curve, per_silo)
         return paired.mean, paired.stderr
 
     def plot(
@@ -561,10 +560,8 @@ class Results(Displayed, Located):
             If matplotlib is missing, for an unknown label or metric, for results without curves,
             and for ``bounds`` with a metric that is not regret.
         """
-        drawn: Axes = renderer().plot(
-            self, ax, metric=metric, bounds=bounds, log=log, curves=curves
-        )
-        return drawn
+        axes: Axes = renderer().plot(self, ax, metric=metric, bounds=bounds, log=log, curves=curves)
+        return axes
 
     def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
         """Return the results as a tidy table: a list of rows, each a dict of plain values.
@@ -635,9 +632,9 @@ class Results(Displayed, Located):
         if not any(differences):
             return {}
         return {
-            "baseline": [each and each.second for each in differences],
-            "difference_mean": [each and each.mean for each in differences],
-            "difference_stderr": [each and each.stderr for each in differences],
+            "baseline": [difference and difference.second for difference in differences],
+            "difference_mean": [difference and difference.mean for difference in differences],
+            "difference_stderr": [difference and difference.stderr for difference in differences],
         }
 
     def to_builtins(self) -> dict[str, Any]:
@@ -836,25 +833,25 @@ def _facts(curve: CurveResult) -> dict[str, Any]:
     return {**curve.parameters, **{name: getattr(curve, name) for name in names}}
 
 
-def _nothing_selected(curves: Sequence[CurveResult], wanted: dict[str, Any]) -> str:
+def _nothing_selected(curves: Sequence[CurveResult], wanted_facts: dict[str, Any]) -> str:
     """Return the error message if `Results.select` selects no curve.
 
-    ``wanted`` has the accepted values by key. The message lists the values of the first key whose
-    values no curve has.
+    ``wanted_facts`` has the accepted values by key. The message lists the values of the first key
+    whose values no curve has.
     """
     if not curves:
         return "there are no curves to select from: no replicate has run to its end yet"
-    for name, values in wanted.items():
+    for name, values in wanted_facts.items():
         existing = [facts[name] for curve in curves if name in (facts := _facts(curve))]
         if not any(value in existing for value in values):
             distinct = [value for i, value in enumerate(existing) if value not in existing[:i]]
             shown = ["unset" if value is None else show(value) for value in distinct[:SHOWN]]
-            more = f" and {len(distinct) - SHOWN} more" if len(distinct) > SHOWN else ""
+            others_text = f" and {len(distinct) - SHOWN} more" if len(distinct) > SHOWN else ""
             return (
                 f"no curve has {name} = {' or '.join(map(show, values)) or '(an empty list)'}; "
-                f"there are {', '.join(shown)}{more}"
+                f"there are {', '.join(shown)}{others_text}"
             )
-    pairs = ", ".join(f"{name} = {' or '.join(map(show, v))}" for name, v in wanted.items())
+    pairs = ", ".join(f"{name} = {' or '.join(map(show, v))}" for name, v in wanted_facts.items())
     return f"no curve has all of {pairs}; each of these values occurs in some curve"
 
 

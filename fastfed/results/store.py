@@ -34,13 +34,13 @@ from fastfed.results.results import CurveResult, Results, total_events
 FILE = "results.sqlite"
 
 #: What `fastfed run` writes for a log of decisions in place of a store.
-VALUES = "values.json"
+VALUES_FILE = "values.json"
 
 #: Lock file of the process that writes into the folder; it removes the file when it ends.
 LOCK = f".{FILE}.lock"
 
 #: SQLite's error codes for a full or failing disk.
-FAILING = (
+FAILING_CODES = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR_WRITE,
     sqlite3.SQLITE_IOERR_FSYNC,
@@ -48,9 +48,9 @@ FAILING = (
     sqlite3.SQLITE_IOERR_SHMSIZE,
 )
 #: SQLite's error codes if another process has locked the file for too long.
-WAITING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+WAITING_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 #: Seconds to wait for locks of other processes.
-PATIENCE = 30.0
+LOCK_SECONDS = 30.0
 #: Version of the format of stores.
 FORMAT = "4"
 
@@ -157,7 +157,7 @@ def _json(value: Any) -> str:
 
 
 class StoreLocked(sqlite3.OperationalError):
-    """Raised if another program has locked a store for more than ``PATIENCE`` seconds."""
+    """Raised if another program has locked a store for more than ``LOCK_SECONDS`` seconds."""
 
 
 @contextmanager
@@ -169,13 +169,13 @@ def _name_holder(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if getattr(error, "sqlite_errorcode", None) not in WAITING:
+        if getattr(error, "sqlite_errorcode", None) not in WAITING_CODES:
             raise
         holders = files.holders(path)
-        who = f"by {' and '.join(holders)}" if holders else "by another program"
+        holder_text = f"by {' and '.join(holders)}" if holders else "by another program"
         raise StoreLocked(
-            f"{path} has been locked {who} for more than {PATIENCE:g} s: close it there and run "
-            "again, which continues from the stored results"
+            f"{path} has been locked {holder_text} for more than {LOCK_SECONDS:g} s: close it "
+            "there and run again, which continues from the stored results"
         ) from None
 
 
@@ -190,7 +190,7 @@ def name_damaged(path: Path) -> Iterator[None]:
     except InputError:
         raise
     except (sqlite3.DatabaseError, *files.BROKEN) as error:
-        if getattr(error, "sqlite_errorcode", None) in (*WAITING, *FAILING):
+        if getattr(error, "sqlite_errorcode", None) in (*WAITING_CODES, *FAILING_CODES):
             raise
         reason = " ".join(str(error).split())
         # Messages of TypeError and AttributeError are about Python objects, not about the store.
@@ -201,8 +201,8 @@ def name_damaged(path: Path) -> Iterator[None]:
 
 def remedy(folder: Path) -> str:
     """Return a text that says why a folder has no store, or what writes one."""
-    if os.path.isfile(folder / VALUES):
-        return f"a log of decisions has no regret, and its values are in {VALUES}"
+    if os.path.isfile(folder / VALUES_FILE):
+        return f"a log of decisions has no regret, and its values are in {VALUES_FILE}"
     return "fastfed run writes them"
 
 
@@ -297,7 +297,7 @@ class Store:
             hint = f"its subfolder {subfolders[0]} does" if subfolders else remedy(folder)
             raise InputError(f"{folder} holds no results ({FILE} is missing): {hint}")
         read_meta(path)
-        connection = sqlite3.connect(f"{uri_of(path)}?mode=ro", uri=True, timeout=PATIENCE)
+        connection = sqlite3.connect(f"{uri_of(path)}?mode=ro", uri=True, timeout=LOCK_SECONDS)
         try:
             with name_damaged(path):
                 # Read all tables in one transaction, since another process may be writing.
@@ -511,7 +511,7 @@ def parameters_of(identity: dict[str, Any], position: int) -> dict[str, Any]:
 
 def _count_rows(path: Path) -> int:
     """Return the number of stored replicates of all curves in the store at a path."""
-    connection = sqlite3.connect(path, timeout=PATIENCE)
+    connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
     try:
         return int(connection.execute("SELECT count(*) FROM cells").fetchone()[0])
     finally:
@@ -526,7 +526,7 @@ def _open(
 
     ``curves`` and ``meta`` are those of the experiment, ``threads`` is stored with the run's time.
     """
-    connection = sqlite3.connect(path, timeout=PATIENCE)
+    connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
     try:
         # Figure settings and certificates are not part of the identity, so they may have changed
         # since the store was created.
@@ -576,9 +576,10 @@ def held_for_writing(folder: Path, private: bool) -> Iterator[None]:
             folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
             stack.enter_context(exclusive(lock))
         except LockHeld as held:
-            who = f" by process {held.owner}" if held.owner else ""
+            owner_text = f" by process {held.owner}" if held.owner else ""
             raise InputError(
-                f"{folder} is being written{who}: wait for it, or choose another output folder"
+                f"{folder} is being written{owner_text}: wait for it, or choose another output "
+                "folder"
             ) from None
         except OSError as error:
             raise write_error(folder, error) from None
@@ -620,7 +621,7 @@ def _add_curves(
 
     ``positions`` has the new position of every curve that the store has.
     """
-    connection = sqlite3.connect(path, timeout=PATIENCE)
+    connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
     try:
         with name_damaged(path), connection:
             digests.check(connection)
@@ -689,7 +690,7 @@ def _create(
     except sqlite3.Error as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if getattr(error, "sqlite_errorcode", None) in FAILING:
+        if getattr(error, "sqlite_errorcode", None) in FAILING_CODES:
             raise
         raise InputError(f"cannot write to {folder}: {error}") from None
 
@@ -734,7 +735,7 @@ def _select_meta(path: Path, mode: str) -> dict[str, str]:
 
     ``mode`` is SQLite's "ro" (read only) or "rw" (read and write).
     """
-    connection = sqlite3.connect(f"{uri_of(path)}?mode={mode}", uri=True, timeout=PATIENCE)
+    connection = sqlite3.connect(f"{uri_of(path)}?mode={mode}", uri=True, timeout=LOCK_SECONDS)
     try:
         return dict(connection.execute("SELECT key, value FROM meta"))
     finally:

@@ -24,7 +24,7 @@ from fastfed.simulation.driver import (
     silo_term,
     spaced,
 )
-from fastfed.simulation.snapshots import Snapshot, tell
+from fastfed.simulation.snapshots import Snapshot, report_progress
 
 #: Shape and type of each array of a curve's state, by name. All arrays are zero at first.
 Shapes = dict[str, tuple[tuple[int, ...], Any]]
@@ -71,11 +71,11 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
             "local_theta": ((sieves, d), float),
         }
     if isinstance(plan, DelayedPlan):
-        late = m, len(plan.arrivals)
+        late_shape = m, len(plan.arrivals)
         arrays |= {
-            "late": ((*late, d + 1), float),
-            "late_next": (late, np.int64),
-            "late_ends": ((*late, 2), np.int64),
+            "late": ((*late_shape, d + 1), float),
+            "late_next": (late_shape, np.int64),
+            "late_ends": ((*late_shape, 2), np.int64),
         }
     if isinstance(plan, ClockedPlan):
         arrays |= {
@@ -87,10 +87,7 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     if plan.slack_by_round:
         arrays["inverses"] = ((m,), float)
     if record:
-        arrays |= {
-            "actions": ((m, plan.horizon), np.int32),
-            "rewards": ((m, plan.horizon), float),
-        }
+        arrays |= {"actions": ((m, plan.horizon), np.int32), "rewards": ((m, plan.horizon), float)}
     return arrays
 
 
@@ -376,7 +373,7 @@ def progress_with_snapshots(
         """Report further rounds, and write a snapshot if one is due."""
         nonlocal rounds_done
         rounds_done += rounds
-        tell(snapshot, write_snapshot, rounds, progress)
+        report_progress(snapshot, write_snapshot, rounds, progress)
 
     return on_progress
 
@@ -467,5 +464,5 @@ def scratch_term(
     models = 8 * (d * d + 3 * s + 16 * curves * (d + 1)) + 4 * bit_levels * s
     beliefs = 8 * (4 * d * d + grid * s + 5 * d) if grid else 0
     size = threads * (actions + scores + models + beliefs)
-    of = f"{spaced(k)} actions x d = {d}, {threads} thread{'s' if threads > 1 else ''}"
-    return Term("actions of a round", size, of, "actions")
+    sizes = f"{spaced(k)} actions x d = {d}, {threads} thread{'s' if threads > 1 else ''}"
+    return Term("actions of a round", size, sizes, "actions")

@@ -29,10 +29,10 @@ from fastfed.simulation.driver import (
     Outcome,
     Progress,
     Term,
-    merged,
-    sentence,
+    bytes_of,
+    memory_sentence,
+    merged_terms,
     spaced,
-    total,
 )
 from fastfed.simulation.experiment import Experiment, Problem
 from fastfed.simulation.snapshots import Snapshot
@@ -64,7 +64,7 @@ def driver_of(plan: Any) -> Driver:
     return DRIVERS[name]
 
 
-def together(plan: AnyPlan) -> bool:
+def runs_together(plan: AnyPlan) -> bool:
     """Return whether a plan can be run together with others, which then share all contexts."""
     return driver_of(plan).together(plan)
 
@@ -86,7 +86,7 @@ def run(
     all plans can run together, they resume from ``snapshot`` and write into it. Otherwise
     ``snapshot`` is ignored.
     """
-    joint_positions = [i for i, plan in enumerate(plans) if together(plan)]
+    joint_positions = [i for i, plan in enumerate(plans) if runs_together(plan)]
     groups = [joint_positions] if joint_positions else []
     groups += [[i] for i in range(len(plans)) if i not in joint_positions]
     outcomes: dict[int, Outcome] = {}
@@ -121,7 +121,7 @@ def run_steps(environment: OpenEnvironment, plan: AnyPlan, checkpoints: np.ndarr
 
 @dataclass(frozen=True)
 class Resources:
-    """Threads, engine and memory that a run may use; `fit` divides the work accordingly."""
+    """Threads, engine and memory that a run may use; `largest_layout` divides the work."""
 
     threads: int | None = None  # in all; None: all processors
     engine: str = "local"
@@ -133,7 +133,7 @@ class Resources:
 
 
 #: The compiled driver's limit on the number of curves in a batch of runs.
-MOST_TOGETHER = 64
+MAX_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,12 @@ class Interrupted(Exception):
 
 
 def missing_batches(
-    experiment: Experiment, done: set[tuple[int, int]], most: int = MOST_TOGETHER
+    experiment: Experiment, done_pairs: set[tuple[int, int]], max_curves: int = MAX_TOGETHER
 ) -> list[RunBatch]:
-    """Return the batches of runs that an experiment still needs, of at most ``most`` curves each.
+    """Return the batches of runs that an experiment still needs, each of at most ``max_curves``.
 
-    ``done`` holds a pair (curve position, replicate) for every finished run. Only curves of one
-    problem are run together, and only if computing its contexts takes time.
+    ``done_pairs`` holds a pair (curve position, replicate) for every finished run. Only curves of
+    one problem are run together, and only if computing its contexts takes time.
     """
     problems: list[tuple[Problem, list[int]]] = []
     for position, curve in enumerate(experiment.curves):
@@ -167,11 +167,11 @@ def missing_batches(
     batches: list[RunBatch] = []
     for replicate in experiment.replicate_numbers:
         for problem, positions in problems:
-            missing_positions = [i for i in positions if (i, replicate) not in done]
+            missing_positions = [i for i in positions if (i, replicate) not in done_pairs]
             joint_positions = [
-                i for i in missing_positions if together(experiment.curves[i].system.plan)
+                i for i in missing_positions if runs_together(experiment.curves[i].system.plan)
             ]
-            size = min(most, MOST_TOGETHER) if problem.facts.contexts_made else 1
+            size = min(max_curves, MAX_TOGETHER) if problem.facts.contexts_made else 1
             batches.extend(
                 RunBatch(replicate, tuple(joint_positions[i : i + size]))
                 for i in range(0, len(joint_positions), size)
@@ -261,7 +261,7 @@ def predict_seconds(
     """
     if not batches:
         return 0.0
-    kinds = Counter(work.positions for work in batches)
+    kinds = Counter(batch.positions for batch in batches)
     if timed is None:
         timed = {kind: seconds_of(experiment, kind) for kind in kinds}
     one_thread = sum(timed.get(kind, math.inf) * times for kind, times in kinds.items())
@@ -309,7 +309,7 @@ DESPITE = '--memory {0} (in Python memory_limit = "{0}") tries all the same'
 # ---- Memory of one batch of runs, and of the results ---------------------------------------------
 
 
-def of_pass(
+def memory_of_batch(
     environment: Any,
     facts: EnvironmentSpec | LossSpec,
     plans: list[AnyPlan],
@@ -376,7 +376,7 @@ class Layout:
     @property
     def bytes(self) -> int:
         """Largest memory in use at any time, in addition to the memory of the process before."""
-        return total(self.terms)
+        return bytes_of(self.terms)
 
 
 def estimate(
@@ -384,7 +384,7 @@ def estimate(
     resources: Resources,
     *,
     at_once: int | None = None,
-    together: int = MOST_TOGETHER,
+    together: int = MAX_TOGETHER,
     driver: str = "compiled",
     done: int = 0,
     kept: bool = False,
@@ -408,15 +408,12 @@ def estimate(
     """
     checkpoints, replicates = len(experiment.checkpoints), len(experiment.replicate_numbers)
     cells = len(experiment.curves) * replicates
-    terms = [
-        results_term(len(experiment.curves), replicates, checkpoints),
-        batch_list_term(cells),
-    ]
+    terms = [results_term(len(experiment.curves), replicates, checkpoints), batch_list_term(cells)]
     steps = driver == "step"
     if kept:
         terms += _outcome_terms(experiment, steps)
     if done >= cells or resources.scheduler is not None:
-        return Layout(1, together, merged(terms))
+        return Layout(1, together, merged_terms(terms))
     threads = check_threads(resources.threads)
     kinds = Counter(
         p.positions for p in missing_batches(experiment.with_options(1), set(), together)
@@ -429,12 +426,12 @@ def estimate(
     for positions, count in kinds.items():
         problem = experiment.curves[positions[0]].problem
         plans = [experiment.curves[i].system.plan for i in positions]
-        batch_terms = of_pass(
+        batch_terms = memory_of_batch(
             problem.environment, problem.facts, plans, checkpoints, threads_in_batch, steps=steps
         )
         terms_of_batches += [batch_terms] * count
     # In the worst case the largest batches are run at the same time.
-    terms_of_batches.sort(key=total, reverse=True)
+    terms_of_batches.sort(key=bytes_of, reverse=True)
     remaining = at_once
     for batch_terms in terms_of_batches:
         copies = min(remaining, replicates)
@@ -452,7 +449,7 @@ def estimate(
     if resources.engine != "local":
         workers = f"{processes} worker process{'es' if processes > 1 else ''}"
         terms.append(Term("worker processes", processes * WORKER, workers, "threads"))
-    return Layout(at_once, together, merged(terms))
+    return Layout(at_once, together, merged_terms(terms))
 
 
 def _problem_terms(problem: Problem, horizon: int, processes: int) -> list[Term]:
@@ -500,7 +497,7 @@ def size_without_statistics(plan: object) -> int:
     return int(getattr(plan, "experts", 0) or getattr(plan, "dimension", 0))
 
 
-def fit(
+def largest_layout(
     experiment: Experiment,
     resources: Resources,
     *,
@@ -516,7 +513,7 @@ def fit(
     requested_limit = resources.memory_limit
     limit = available() if requested_limit is None else parse_size("memory_limit", requested_limit)
 
-    def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
+    def layout(at_once: int | None = None, together: int = MAX_TOGETHER) -> Layout:
         """Return the layout with ``at_once`` batches at once, of ``together`` curves each."""
         return estimate(
             experiment, resources,
@@ -530,20 +527,20 @@ def fit(
         smaller = layout(at_once, together)
         if smaller.bytes <= limit:
             return replace(smaller, reduced=_reduced(unlimited, smaller, limit))
-    raise InputError(refusal(
+    raise InputError(memory_refusal(
         smaller if unlimited.at_once + unlimited.together > 2 else unlimited,
         limit, requested_limit is None,
     ))  # fmt: skip
 
 
-def _smaller(wanted: Layout) -> list[tuple[int, int]]:
-    """List layouts smaller than ``wanted``, the largest first.
+def _smaller(layout: Layout) -> list[tuple[int, int]]:
+    """List layouts smaller than ``layout``, the largest first.
 
     Each is a pair (batches at once, most curves in a batch). The number of batches at once is
     halved first, and only then the size of a batch: a small batch takes more time for each curve.
     """
     layouts = []
-    at_once, together = wanted.at_once, wanted.together
+    at_once, together = layout.at_once, layout.together
     while at_once > 1:
         at_once //= 2
         layouts.append((at_once, together))
@@ -583,25 +580,25 @@ def memory_ends(layout: Layout) -> Iterator[None]:
         if isinstance(error, OutOfMemory):
             raise
         raise OutOfMemory(
-            f"out of memory: {sentence(layout.terms)}; fewer threads or "
+            f"out of memory: {memory_sentence(layout.terms)}; fewer threads or "
             f"{layout.terms[0].less or 'silos'} need less"
         ) from None
 
 
-def refusal(layout: Layout, limit: int, measured: bool) -> str:
+def memory_refusal(layout: Layout, limit: int, measured: bool) -> str:
     """Return a sentence that states why a layout does not fit into memory, and what would help.
 
     ``limit`` is the available memory in bytes; ``measured`` is False if a user has set it.
     """
-    needed = layout.bytes
-    needed_text = sentence(layout.terms)
+    needed_bytes = layout.bytes
+    needed_text = memory_sentence(layout.terms)
     available_text = (
         f"{format_size(limit)} are available"
         if measured
         else f"memory_limit is {format_size(limit)}"
     )
     reduce_text = f"fewer {layout.terms[0].less} need less" if layout.terms[0].less else ""
-    larger_limit = format_size(1.2 * needed).replace(" ", "")
-    raise_text = DESPITE.format(larger_limit) if needed < 2**50 else ""
+    larger_limit = format_size(1.2 * needed_bytes).replace(" ", "")
+    raise_text = DESPITE.format(larger_limit) if needed_bytes < 2**50 else ""
     advice = ", and ".join(part for part in (reduce_text, raise_text) if part)
     return f"{needed_text}, and {available_text}{f': {advice}' if advice else ''}"

@@ -113,12 +113,12 @@ class Term:
         return Term(self.name, int(self.bytes * factor), f"{self.of}{of}", self.less)
 
 
-def total(terms: Iterable[Term]) -> int:
+def bytes_of(terms: Iterable[Term]) -> int:
     """Return the sum of the terms' bytes."""
     return sum(term.bytes for term in terms)
 
 
-def merged(terms: Iterable[Term]) -> tuple[Term, ...]:
+def merged_terms(terms: Iterable[Term]) -> tuple[Term, ...]:
     """Add up terms of equal name, and sort the sums by size, the largest first.
 
     Each sum has the description of the largest term that it contains.
@@ -129,7 +129,7 @@ def merged(terms: Iterable[Term]) -> tuple[Term, ...]:
     sums = []
     for name, same_name in by_name.items():
         largest_term = max(same_name, key=lambda term: term.bytes)
-        sums.append(Term(name, total(same_name), largest_term.of, largest_term.less))
+        sums.append(Term(name, bytes_of(same_name), largest_term.of, largest_term.less))
     return tuple(sorted(sums, key=lambda term: -term.bytes))
 
 
@@ -138,16 +138,16 @@ def spaced(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
-def sentence(terms: Iterable[Term]) -> str:
+def memory_sentence(terms: Iterable[Term]) -> str:
     """Return a sentence that states how much memory a run needs, and its largest terms."""
-    sums = merged(terms)
-    needed = total(sums)
+    sums = merged_terms(terms)
+    needed_bytes = bytes_of(sums)
     parts = [
         f"{term.name} {format_size(term.bytes)}{f': {term.of}' if term.of else ''}"
         for term in sums
-        if term.bytes >= 0.1 * needed
+        if term.bytes >= 0.1 * needed_bytes
     ][:3]
-    return f"this run needs about {format_size(needed)} ({'; '.join(parts)})"
+    return f"this run needs about {format_size(needed_bytes)} ({'; '.join(parts)})"
 
 
 def check_array_memory(horizon: int, checkpoints: int, batches: Iterable[int]) -> None:
@@ -162,21 +162,25 @@ def check_array_memory(horizon: int, checkpoints: int, batches: Iterable[int]) -
         Term("arrays by release", RELEASE * releases, spaced(releases), "releases"),
     )
     available_bytes = available()
-    if available_bytes is not None and total(terms) > available_bytes:
-        raise InputError(f"{sentence(terms)}, and {format_size(available_bytes)} are available")
+    if available_bytes is not None and bytes_of(terms) > available_bytes:
+        raise InputError(
+            f"{memory_sentence(terms)}, and {format_size(available_bytes)} are available"
+        )
 
 
-def that_fit(terms: list[Term], wanted: int) -> int:
-    """Return how many batches of runs, each with these terms, fit into memory; at most ``wanted``.
+def batches_that_fit(terms: list[Term], requested: int) -> int:
+    """Return how many batches of runs with these terms fit into memory, at most ``requested``.
 
     Raises InputError if not even one fits.
     """
-    available_bytes, needed = available(), total(terms)
-    if available_bytes is None or wanted * needed <= available_bytes:
-        return wanted
-    if needed > available_bytes:
-        raise InputError(f"{sentence(terms)}, and {format_size(available_bytes)} are available")
-    return max(1, available_bytes // needed)
+    available_bytes, needed_bytes = available(), bytes_of(terms)
+    if available_bytes is None or requested * needed_bytes <= available_bytes:
+        return requested
+    if needed_bytes > available_bytes:
+        raise InputError(
+            f"{memory_sentence(terms)}, and {format_size(available_bytes)} are available"
+        )
+    return max(1, available_bytes // needed_bytes)
 
 
 def silo_term(name: str, size: int, plan: Plan, less: str = "silos") -> Term:

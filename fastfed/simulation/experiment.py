@@ -53,10 +53,10 @@ from fastfed.simulation.systems import ALGORITHMS, algorithm, check_keys, check_
 SEMANTICS = 3
 
 #: Most bytes of noise that one replicate may cache for the releases in `plan.KEEPING`.
-MOST_HISTORY = 4 * 2**30
+MAX_HISTORY = 4 * 2**30
 
 #: Most curves of one experiment. Each is planned before the first is run, in about 10 ms.
-MOST_CURVES = 1000
+MAX_CURVES = 1000
 
 #: Keys whose value may be a list that is not a sweep: always, or if it is a list of lists.
 LISTS = ("silo_epsilon", "silo_delta", "release_rounds", "base_rates")
@@ -376,9 +376,9 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
                 f"{key} must hold each value once, as each makes a curve, got {show(values)} "
                 f'(curve "{curve["label"]}")'
             )
-    if (combinations := math.prod(map(len, lists.values()))) > MOST_CURVES:
+    if (combinations := math.prod(map(len, lists.values()))) > MAX_CURVES:
         raise InputError(
-            f"{', '.join(lists)} must give at most {MOST_CURVES} combinations, got "
+            f"{', '.join(lists)} must give at most {MAX_CURVES} combinations, got "
             f'{show(combinations)} (curve "{curve["label"]}")'
         )
     expanded = []
@@ -536,8 +536,8 @@ def make_experiment(
     checkpoint_count = integer("checkpoints", checkpoints, at_least=1)
     choice("checkpoint_spacing", checkpoint_spacing, SPACINGS)
     expanded = [c for table in tables for c in expand(table)]
-    if len(expanded) > MOST_CURVES:
-        raise InputError(f"curve must give at most {MOST_CURVES} curves, got {len(expanded)}")
+    if len(expanded) > MAX_CURVES:
+        raise InputError(f"curve must give at most {MAX_CURVES} curves, got {len(expanded)}")
     fixed_batches = [b for c in expanded if (b := fixed_batch_size(c)) is not None]
     check_array_memory(horizon, checkpoint_count, fixed_batches)
     built = tuple(build_curve(c, base, horizon) for c in expanded)
@@ -568,12 +568,12 @@ def check_history(curves: Iterable[Curve]) -> None:
 
     A simulation caches the noise of all silos; a deployed silo caches only its own noise.
     """
-    needed = 8 * sum(getattr(c.system.plan, "history_numbers", 0) for c in curves)
-    if needed > MOST_HISTORY:
+    needed_bytes = 8 * sum(getattr(c.system.plan, "history_numbers", 0) for c in curves)
+    if needed_bytes > MAX_HISTORY:
         raise InputError(
-            f'release "toeplitz" would cache {needed / 1e9:.3g} GB of noise in every replicate, '
-            f"more than {MOST_HISTORY / 1e9:.3g} GB; use fewer such curves or a larger batch_size, "
-            'release "buffered", which has nearly the same noise, or "honaker", or set '
+            f'release "toeplitz" would cache {needed_bytes / 1e9:.3g} GB of noise in every '
+            f"replicate, more than {MAX_HISTORY / 1e9:.3g} GB; use fewer such curves or a larger "
+            'batch_size, release "buffered", which has nearly the same noise, or "honaker", or set '
             'noise_draws = "sum", which caches one noise for all silos'
         )
 
@@ -607,7 +607,7 @@ LATER_OF: dict[str, dict[str, Any]] = {
 LATER_INSIDE: dict[str, Any] = {"share.coin": "none"}
 
 #: Most bytes of gradients, and most exchanges, of one replicate of a curve with experts.
-MOST_GRADIENTS, MOST_EXCHANGES = 4 * 2**30, 2**28
+MAX_GRADIENTS, MAX_EXCHANGES = 4 * 2**30, 2**28
 
 
 def check_experts(curves: Iterable[Curve]) -> None:
@@ -616,16 +616,16 @@ def check_experts(curves: Iterable[Curve]) -> None:
         plan = curve.system.plan
         if plan.driver != "experts":
             continue
-        if plan.exchanges > MOST_EXCHANGES:
+        if plan.exchanges > MAX_EXCHANGES:
             raise InputError(
                 f"{plan.exchanges:.3g} exchanges are too many to simulate, at most "
-                f'{MOST_EXCHANGES:.3g}; a larger phase_length needs fewer (curve "{curve.label}")'
+                f'{MAX_EXCHANGES:.3g}; a larger phase_length needs fewer (curve "{curve.label}")'
             )
-        needed = plan.gradient_memory()
-        if needed > MOST_GRADIENTS:
+        needed_bytes = plan.gradient_memory()
+        if needed_bytes > MAX_GRADIENTS:
             raise InputError(
-                f"gradients of all clients would take {needed / 1e9:.3g} GB, at most "
-                f"{MOST_GRADIENTS / 1e9:.3g} GB; fewer silos or experts need less "
+                f"gradients of all clients would take {needed_bytes / 1e9:.3g} GB, at most "
+                f"{MAX_GRADIENTS / 1e9:.3g} GB; fewer silos or experts need less "
                 f'(curve "{curve.label}")'
             )
 

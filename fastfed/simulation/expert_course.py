@@ -14,7 +14,7 @@ import numpy as np
 
 from fastfed.experts.plan import ExpertPlan
 from fastfed.simulation.driver import Progress
-from fastfed.simulation.snapshots import Snapshot, fields_of, into_fields, tell
+from fastfed.simulation.snapshots import Snapshot, fields_of, into_fields, report_progress
 
 #: Seconds between two reports of progress if stretches are run one by one.
 SECONDS_HEARD = 0.25
@@ -100,7 +100,7 @@ class Course:
                 snapshot.keep(round, state)
 
         self._report_time = time.monotonic()
-        tell(self._snapshot, write_snapshot, rounds, self._progress)
+        report_progress(self._snapshot, write_snapshot, rounds, self._progress)
 
     def passed(self, round: int) -> None:
         """Call `reached` unless its last call is less than ``SECONDS_HEARD`` ago."""

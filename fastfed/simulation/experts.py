@@ -39,11 +39,11 @@ from fastfed.simulation.expert_course import Course
 from fastfed.simulation.snapshots import Snapshot
 
 #: Limits of one call into the losses: entries of its sums, losses to add up, calls of Python.
-MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
+MAX_SUMS, MAX_LOSSES, MAX_CALLS = 2**20, 2**27, 2**12
 #: Largest number of sums in a block whose decisions are made at once; they fit a core's cache.
-MOST_SUMS_TOGETHER = 2**16
+MAX_SUMS_TOGETHER = 2**16
 #: Largest number of coins in a round for `run_coins`. With more, sums by blocks are faster.
-MOST_COINS = 2**12
+MAX_COINS = 2**12
 
 
 class Ledger:
@@ -345,8 +345,8 @@ class CoinRounds:
     expert in units, and ``done`` the number of completed rounds.
     """
 
-    def __init__(self, ledger: Ledger, lost: np.ndarray, done: int) -> None:
-        self.ledger, self.lost, self.done = ledger, lost, done
+    def __init__(self, ledger: Ledger, lost: np.ndarray, rounds_done: int) -> None:
+        self.ledger, self.lost, self.done = ledger, lost, rounds_done
         self.latest = np.zeros_like(lost)  # losses of the last round
 
     def run(
@@ -390,7 +390,7 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
         and ledger.needs_sums
         and losses.experts <= loss_kernels.COURSE_EXPERTS
         and losses.silos <= loss_kernels.COURSE_SILOS
-        and losses.silos * losses.experts <= MOST_COINS
+        and losses.silos * losses.experts <= MAX_COINS
         and plan.exchanges_before(last) == last - 1
         # So that all losses are settled before and after these rounds.
         and ledger._rounds == 0
@@ -398,24 +398,24 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
     )
 
 
-def run_coins(decider: Any, ledger: Ledger, done: int, last: int, course: Course) -> int:
-    """Run the rounds after ``done``, whose losses are coins, and return the last completed round.
+def run_coins(decider: Any, ledger: Ledger, rounds_done: int, last: int, course: Course) -> int:
+    """Run the rounds after ``rounds_done``, whose losses are coins; return the last completed one.
 
     If it is before ``last``, the other rounds must be run from sums of losses.
     """
-    plan, rounds = course.plan, CoinRounds(ledger, course.lost, done)
+    plan, rounds = course.plan, CoinRounds(ledger, course.lost, rounds_done)
     most_rounds = rounds_of_call(ledger.adversary.losses)
     while rounds.done < last:
         end = min(last, rounds.done + most_rounds)
         decision = decider.decide_rounds(rounds, end)
-        if rounds.done == done:
+        if rounds.done == rounds_done:
             break
         course.x = (
             decision if plan.sends_weights(1) else plan.move(course.x, ExpertChoice(0, decision))
         )
-        course.made, done = plan.exchanges_before(rounds.done), rounds.done
-        course.reached(done)
-    return done
+        course.made, rounds_done = plan.exchanges_before(rounds.done), rounds.done
+        course.reached(rounds_done)
+    return rounds_done
 
 
 def exchange_flags_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
@@ -466,26 +466,31 @@ def run_sums(
     The decisions of a whole block of stretches are made in one call. ``exchange_flags`` is 1 at
     edges where messages are exchanged.
     """
-    losses, lost = ledger.adversary.losses, course.lost
-    blocks = list(blocks_of(losses, edges, MOST_SUMS_TOGETHER))
-    buffer = np.empty((max((end - at for at, end in blocks), default=0), losses.experts), np.int64)
+    losses, lost_losses = ledger.adversary.losses, course.lost
+    blocks = list(blocks_of(losses, edges, MAX_SUMS_TOGETHER))
+    buffer = np.empty(
+        (max((end - begin for begin, end in blocks), default=0), losses.experts), np.int64
+    )
     # No stretch begins at the last edge.
-    for at, end in blocks:
-        sums, flags = losses.sums(edges[at : end + 1], threads, buffer), exchange_flags[at:end]
+    for begin, end in blocks:
+        sums, flags = (
+            losses.sums(edges[begin : end + 1], threads, buffer),
+            exchange_flags[begin:end],
+        )
         # The first exchange of the block, and the number of stretches up to its last exchange.
         positions = np.flatnonzero(flags)
         first, count = (int(positions[0]), int(positions[-1]) + 1) if len(positions) else (0, 0)
         decisions = np.zeros(0, np.int64)
         if count:
             decisions = decider.decide_many(
-                Stretches(sums[:count], losses.unit, flags[:count], lost)
+                Stretches(sums[:count], losses.unit, flags[:count], lost_losses)
             )
         # decide_many has added the losses before the last exchange; add the others.
-        lost += sums[max(count - 1, 0) :].sum(axis=0)
+        lost_losses += sums[max(count - 1, 0) :].sum(axis=0)
 
         def play(
             start: int, stop: int, rows: np.ndarray, weights: np.ndarray | None,
-            at: int = at, sums: np.ndarray = sums,
+            begin: int = begin, sums: np.ndarray = sums,
         ) -> None:  # fmt: skip
             """Record the decisions in the block's stretches start..stop - 1.
 
@@ -493,14 +498,14 @@ def run_sums(
             keep the values of this iteration of the loop.
             """
             ledger.played_many(
-                edges[at + start : at + stop + 1],
-                exchange_flags[at + start + 1 : at + stop + 1],
+                edges[begin + start : begin + stop + 1],
+                exchange_flags[begin + start + 1 : begin + stop + 1],
                 rows,
                 weights,
                 sums[start:stop],
             )
 
-        n = end - at
+        n = end - begin
         if plan.sends_weights(1):
             # The weights of the last block apply until the first exchange.
             before = first if count else n
@@ -537,9 +542,9 @@ def run_scores(
     are exchanged.
     """
     losses = ledger.adversary.losses
-    for at, end in blocks_of(losses, edges, MOST_SUMS_TOGETHER):
-        sums = losses.sums(edges[at : end + 1], clients.threads) if ledger.needs_sums else None
-        cuts = [at, *(at + 1 + np.flatnonzero(exchange_flags[at + 1 : end])), end]
+    for begin, end in blocks_of(losses, edges, MAX_SUMS_TOGETHER):
+        sums = losses.sums(edges[begin : end + 1], clients.threads) if ledger.needs_sums else None
+        cuts = [begin, *(begin + 1 + np.flatnonzero(exchange_flags[begin + 1 : end])), end]
         for first, after in pairwise(cuts):
             last_exchange = plan.exchanges_before(int(edges[first]) + 1)
             clients.walk(course, last_exchange, partial(course.reached, int(edges[first])))
@@ -548,7 +553,7 @@ def run_scores(
                 exchange_flags[first + 1 : after + 1],
                 np.zeros(after - first, np.int64),
                 course.x[None],
-                None if sums is None else sums[first - at : after - at],
+                None if sums is None else sums[first - begin : after - begin],
             )
         course.reached(int(edges[end]))
 
@@ -562,12 +567,12 @@ def blocks_of(
     stretch and expert.
     """
     most_rounds, most_stretches = rounds_of_call(losses), max(1, most_sums // losses.experts)
-    at = 0
-    while at < len(edges) - 1:
-        reach = int(np.searchsorted(edges, edges[at] + most_rounds, side="right")) - 1
-        end = max(at + 1, min(reach, at + most_stretches))
-        yield at, end
-        at = end
+    start = 0
+    while start < len(edges) - 1:
+        last_edge = int(np.searchsorted(edges, edges[start] + most_rounds, side="right")) - 1
+        end = max(start + 1, min(last_edge, start + most_stretches))
+        yield start, end
+        start = end
 
 
 def stretches_of(
@@ -602,21 +607,21 @@ def rounds_of_call(losses: loss_kernels.Losses) -> int:
     Progress and Ctrl-C are handled between calls.
     """
     if isinstance(losses, loss_kernels.Called):
-        return max(1, MOST_CALLS // losses.silos)
-    return max(1, MOST_LOSSES // (losses.silos * losses.experts))
+        return max(1, MAX_CALLS // losses.silos)
+    return max(1, MAX_LOSSES // (losses.silos * losses.experts))
 
 
 def ranges_with_losses(
-    losses: loss_kernels.Losses, edges: np.ndarray, needed: bool, threads: int
+    losses: loss_kernels.Losses, edges: np.ndarray, needs_losses: bool, threads: int
 ) -> Iterator[tuple[int, int, np.ndarray | None]]:
     """Yield the first round, the last round and the losses of each range between two ``edges``.
 
     The losses (d,) of the experts are summed over the rounds of the range and over all clients;
-    they are None unless ``needed``. Several ranges are computed together, to limit memory.
+    they are None unless ``needs_losses``. Several ranges are computed together, to limit memory.
     """
-    for at, end in blocks_of(losses, edges, MOST_SUMS):
-        block_edges = edges[at : end + 1]
-        sums = losses.unit * losses.sums(block_edges, threads) if needed else None
+    for begin, end in blocks_of(losses, edges, MAX_SUMS):
+        block_edges = edges[begin : end + 1]
+        sums = losses.unit * losses.sums(block_edges, threads) if needs_losses else None
         for i, (before, after) in enumerate(pairwise(block_edges)):
             yield int(before) + 1, int(after), None if sums is None else sums[i]
 
@@ -638,8 +643,8 @@ class Sums:
 
         The number of the exchange and the decision x are for plans that send scores.
         """
-        sent, self._sum = self._sum, np.zeros(len(self._sum))
-        return sent
+        sum_sent, self._sum = self._sum, np.zeros(len(self._sum))
+        return sum_sent
 
 
 class Scores:
@@ -670,9 +675,11 @@ class Scores:
 
     def _begin(self, phase: Phase) -> Walk:
         """Draw the clients' samples of a phase, and return a new walk through its trees."""
-        count, used = len(phase.samples), phase.used
+        count, leaves_used = len(phase.samples), phase.used
         # Copies, because a view would keep every client's whole permutation in memory.
-        orders = [self.noise.sample(i, phase.number, count)[:used].copy() for i in self._silos]
+        orders = [
+            self.noise.sample(i, phase.number, count)[:leaves_used].copy() for i in self._silos
+        ]
         self._rounds = phase.samples.start + np.array(orders)
         return self.plan.walk(phase, self.plan.silos, self._sum)
 
@@ -682,15 +689,15 @@ class Scores:
         return range(self.plan.silos)
 
     def _sum(
-        self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
+        self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, limit: float
     ) -> np.ndarray:
         """Return the sum (M, d) of each client's gradients at x, over samples start..stop - 1.
 
         With ``parent`` (d,), gradients at that decision are subtracted. Gradients are clipped to
-        the plan's bounds, and differences to ``most``.
+        the plan's bounds, and differences to ``limit``.
         """
         rounds = np.ascontiguousarray(self._rounds[:, start:stop])
-        bounds = self.plan.bounds.low, self.plan.bounds.high, most
+        bounds = self.plan.bounds.low, self.plan.bounds.high, limit
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
 
     def walk(self, course: Course, last: int, on_progress: Callable[[], None]) -> None:
@@ -762,11 +769,7 @@ def clients_of(
 
 
 def make_outcome(
-    plan: ExpertPlan,
-    ledger: Ledger,
-    exchanged: np.ndarray,
-    x: np.ndarray,
-    events: dict[str, int],
+    plan: ExpertPlan, ledger: Ledger, exchanged: np.ndarray, x: np.ndarray, events: dict[str, int]
 ) -> Outcome:
     """Return the Outcome of a curve.
 
@@ -805,7 +808,7 @@ def curve_terms(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
             *terms,
             Term("losses of a round", m * (4 * 8 * d + 4 * OBJECT), size_text, "clients"),
         ]
-    sums = min(max(MOST_SUMS, d), max(1, edges) * d)
+    sums = min(max(MAX_SUMS, d), max(1, edges) * d)
     return [*terms, Term("sums of losses", 16 * sums, f"{spaced(d)} experts", "experts")]
 
 

@@ -103,10 +103,6 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
     progress : callable, optional
         ``progress(n)`` is called after n further agent-rounds of training.
 
-    Returns
-    -------
-    LogValues
-
     Raises
     ------
     InputError
@@ -134,7 +130,7 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
     # The largest reward bounds estimates only if no reward is negative.
     largest_reward = log.reward_range[1] if log.reward_range[0] >= 0.0 else None
 
-    def row_of(label: str, policies: list[np.ndarray], weight: float, **more: Any) -> LogValue:
+    def row_of(label: str, policies: list[np.ndarray], weight: float, **fields: Any) -> LogValue:
         """Return the table row of a policy.
 
         ``policies`` holds for each replicate the probabilities of the logged actions (n,), and
@@ -146,19 +142,21 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
         noise_std = None
         if len(values) > 1:
             noise_std = float(np.std(values, ddof=1)) if len(set(values)) > 1 else 0.0
-        return LogValue(label, *estimates, noise_std, **more)
+        return LogValue(label, *estimates, noise_std, **fields)
 
     rows = [row_of(LOGGED, [propensities], 1.0)]
     rows.append(row_of(UNIFORM, [1.0 / counts], 1.0 / (least_propensity * int(counts.min()))))
     for curve in experiment.curves:
         plan, policies = curve.system.plan, []
         previous_thetas: list[np.ndarray] = []
-        same = False  # without noise all trainings are equal, so two are enough
+        trainings_equal = False  # without noise all trainings are equal, so two are enough
         for replicate in experiment.replicate_numbers:
             noise = SeededNoise(experiment.seed, replicate)
-            if replicate < 2 or not same:
+            if replicate < 2 or not trainings_equal:
                 thetas = _trained_thetas(log, plan, noise, progress)
-                same = replicate > 0 and all(map(np.array_equal, thetas, previous_thetas))
+                trainings_equal = replicate > 0 and all(
+                    map(np.array_equal, thetas, previous_thetas)
+                )
                 previous_thetas = thetas
             elif progress is not None:
                 progress(plan.silos * plan.horizon)
@@ -171,12 +169,12 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
                 )
             )
         # A policy draws uniformly from its `log.top` best actions, or from all if there are fewer.
-        most = 1.0 / min(log.top, int(counts.min()))
+        largest_weight = 1.0 / min(log.top, int(counts.min()))
         rows.append(
             row_of(
                 curve.label,
                 policies,
-                most / least_propensity,
+                largest_weight / least_propensity,
                 releases=plan.releases,
                 certificate=curve.system.certificate,
             )
@@ -210,10 +208,7 @@ class _Training:
 
 
 def _trained_thetas(
-    log: Log,
-    plan: Any,
-    noise: SeededNoise,
-    progress: Callable[[int], None] | None,
+    log: Log, plan: Any, noise: SeededNoise, progress: Callable[[int], None] | None
 ) -> list[np.ndarray]:
     """Train a plan on a log, message by message; return the final theta_hat (d,) of each silo.
 

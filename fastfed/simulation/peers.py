@@ -27,10 +27,10 @@ from fastfed.simulation.driver import (
     Outcome,
     Progress,
     Term,
+    bytes_of,
     linear_events,
     outcome_term,
     spaced,
-    total,
 )
 from fastfed.simulation.server import step_terms
 from fastfed.simulation.snapshots import Snapshot
@@ -112,15 +112,15 @@ class _StepCounts:
         self.counts = np.zeros(len(checkpoints), np.int64)
         self.sent = np.zeros(len(checkpoints))
 
-    def note(self, round: int, sent: int) -> None:
+    def note(self, round: int, bytes_sent: int) -> None:
         """Record the counts after a round, if it is a checkpoint.
 
-        ``sent`` is the number of bytes that the network has sent so far.
+        ``bytes_sent`` is the number of bytes that the network has sent so far.
         """
         at_checkpoint = self.checkpoints == round
         self.curves[at_checkpoint] = self.regret
         self.counts[at_checkpoint] = self.synchronisations
-        self.sent[at_checkpoint] = sent
+        self.sent[at_checkpoint] = bytes_sent
 
     def group(self, plan: PeerPlan) -> np.ndarray:
         """Return the group regret (C,), added up in the compiled driver's order."""
@@ -222,39 +222,39 @@ def _bytes_sent(
     rounds = plan.rounds(part.estimator)
     report_bytes = 8 * part.plan.statistic_size
     report_rounds = rounds[state["synchronised_rounds"] > 0]
-    sent = report_bytes * _report_crossings(
+    bytes_sent = report_bytes * _report_crossings(
         plan.clique_crossings[part.clique], report_rounds, checkpoints
     )
     requested = state["requested"]
     request_positions = np.flatnonzero(requested.any(axis=1))
     silos = np.array(part.clique)
     requesters = [silos[np.flatnonzero(requested[position])] for position in request_positions]
-    sent += REQUEST_BYTES * _request_crossings(
+    bytes_sent += REQUEST_BYTES * _request_crossings(
         plan.crossings, requesters, rounds[request_positions], checkpoints
     )
-    return sent
+    return bytes_sent
 
 
-def _report_crossings(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np.ndarray:
+def _report_crossings(edges: np.ndarray, rounds: np.ndarray, checkpoints: np.ndarray) -> np.ndarray:
     """Return how many edges a clique's reports have crossed by each checkpoint, (C,).
 
-    All silos of the clique send reports at the end of the rounds ``when``. ``edges`` (gamma + 1,)
-    counts the edges that these reports have crossed after 0, 1, ... hops. The rounds are at least
-    gamma apart, so only the last reports can still be on their way.
+    All silos of the clique send reports at the end of the rounds ``rounds``. ``edges``
+    (gamma + 1,) counts the edges that these reports have crossed after 0, 1, ... hops. The rounds
+    are at least gamma apart, so only the last reports can still be on their way.
     """
     gamma = len(edges) - 1
-    sent = np.searchsorted(when, checkpoints, side="right")
-    if not len(when):
+    reports_sent = np.searchsorted(rounds, checkpoints, side="right")
+    if not len(rounds):
         return np.zeros(len(checkpoints))
     # Rounds since the last reports. At the end of the round in which they are sent, they have
     # crossed their first edges. All earlier reports have arrived.
-    age = checkpoints - when[np.maximum(sent - 1, 0)]
-    crossed = (sent - 1) * edges[gamma] + edges[np.clip(age + 1, 0, gamma)]
-    return np.where(sent > 0, crossed, 0).astype(np.float64)
+    age = checkpoints - rounds[np.maximum(reports_sent - 1, 0)]
+    crossed = (reports_sent - 1) * edges[gamma] + edges[np.clip(age + 1, 0, gamma)]
+    return np.where(reports_sent > 0, crossed, 0).astype(np.float64)
 
 
 def _request_crossings(
-    edges: np.ndarray, requesters: list[np.ndarray], when: np.ndarray, checkpoints: np.ndarray
+    edges: np.ndarray, requesters: list[np.ndarray], rounds: np.ndarray, checkpoints: np.ndarray
 ) -> np.ndarray:
     """Return how many edges requests have crossed by each checkpoint, (C,).
 
@@ -263,11 +263,11 @@ def _request_crossings(
     """
     gamma = edges.shape[1] - 1
     delivered = np.cumsum([0, *(edges[silos, gamma].sum() for silos in requesters)])
-    sent = np.searchsorted(when, checkpoints, side="right")
-    crossed = delivered[sent].astype(np.float64)
-    for k in np.flatnonzero(sent):
-        last = sent[k] - 1
-        if (hops := checkpoints[k] - when[last] + 1) < gamma:
+    requests_sent = np.searchsorted(rounds, checkpoints, side="right")
+    crossed = delivered[requests_sent].astype(np.float64)
+    for k in np.flatnonzero(requests_sent):
+        last = requests_sent[k] - 1
+        if (hops := checkpoints[k] - rounds[last] + 1) < gamma:
             crossed[k] = delivered[last] + edges[requesters[last], hops].sum()
     return crossed
 
@@ -323,7 +323,7 @@ def run(
 
     # The part that was being run when the snapshot was written, how many of its rounds were done,
     # and its run with the restored state.
-    begin, done, resumed = 0, 0, None
+    begin, rounds_done, resumed = 0, 0, None
     stored = snapshot.kept() if snapshot is not None else None
     if snapshot is not None and stored is not None and stored.stage < len(plan.parts):
         run, state = open_part(stored.stage)
@@ -331,7 +331,7 @@ def run(
         if (
             position := snapshot.read([state, part_sums.arrays], uses, stored.stage, stored)
         ) is not None:
-            begin, done, resumed = stored.stage, position[0], (run, state)
+            begin, rounds_done, resumed = stored.stage, position[0], (run, state)
             run.resume(position[1])
         del run, state
     # Free the snapshot's arrays: all of them are copied by now.
@@ -348,11 +348,11 @@ def run(
         on_progress = compiled.progress_with_snapshots(
             run, states, 0, snapshot, partial(report_progress, silos), number
         )
-        if done:
-            on_progress(done)
-        compiled.run_rounds(run, done + 1, uses, rounds_per_call, on_progress)
+        if rounds_done:
+            on_progress(rounds_done)
+        compiled.run_rounds(run, rounds_done + 1, uses, rounds_per_call, on_progress)
         part_sums.add(plan, number, state, checkpoints)
-        done = 0
+        rounds_done = 0
         del run, state, states, on_progress  # free the memory before the next part
     return part_sums.outcome(len(checkpoints))
 
@@ -385,7 +385,7 @@ def memory(
         ]  # fmt: skip
         return [*all_terms, *common_terms]
     recorded = 12 * plan.silos * plan.horizon if record else 0
-    return [*max(parts, key=total), rounds, Term("actions and rewards", recorded), *common_terms]
+    return [*max(parts, key=bytes_of), rounds, Term("actions and rewards", recorded), *common_terms]
 
 
 def _terms_by_part(plan: PeerPlan, parts: list[list[Term]]) -> list[list[Term]]:

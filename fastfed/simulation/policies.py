@@ -313,9 +313,11 @@ def memory(
     plan: PolicyPlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
     """Return the memory terms of one curve; the memory of the policies' state is not known."""
-    of = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
+    sizes = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
     return [
-        Term("actions and rewards of plain policies", 12 * plan.silos * plan.horizon, of, "rounds"),
+        Term(
+            "actions and rewards of plain policies", 12 * plan.silos * plan.horizon, sizes, "rounds"
+        ),
         Term("policies as objects", 10 * OBJECT * plan.silos, f"{spaced(plan.silos)} silos"),
         Term("counts at checkpoints", 8 * (plan.silos + 4) * checkpoints, spaced(checkpoints)),
     ]

@@ -32,7 +32,7 @@ from fastfed.simulation.dispatch import (
     Resources,
     RunBatch,
     check_threads,
-    fit,
+    largest_layout,
     memory_ends,
     missing_batches,
 )
@@ -112,7 +112,7 @@ def layout_for(experiment: Experiment, folder: str | Path, resources: Resources)
     """
     stored_replicates = Store.done_in(Path(folder), experiment.identity())
     finished = sum(number in experiment.replicate_numbers for _, number in stored_replicates)
-    return fit(experiment, resources, done=finished)
+    return largest_layout(experiment, resources, done=finished)
 
 
 def run(
@@ -187,19 +187,19 @@ def _log_end(experiment: Experiment, finished: Finished) -> None:
     )
 
 
-def replicate_rows(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
+def replicate_rows(batch: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
     """Return the store's rows for the outcomes of one batch of runs."""
     return [
         ReplicateRow(
             position,
-            work.replicate,
+            batch.replicate,
             outcome.group_regret,
             outcome.synchronisations,
             outcome.bits_up,
             outcome.bits_down,
             outcome.events,
         )
-        for position, outcome in zip(work.positions, outcomes, strict=True)
+        for position, outcome in zip(batch.positions, outcomes, strict=True)
     ]
 
 
@@ -365,7 +365,7 @@ def simulate(
         checkpoint_spacing=checkpoint_spacing,
     )
     resources = Resources(threads, memory_limit=memory_limit)
-    layout = fit(experiment, resources, driver=driver, kept=True)
+    layout = largest_layout(experiment, resources, driver=driver, kept=True)
     with memory_ends(layout):
         return _simulated(experiment, layout, check_threads(threads), driver, progress)
 
@@ -375,15 +375,15 @@ def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str])
     arguments = list(inspect.signature(simulate).parameters)[2:-1]
     config = ALGORITHMS[algorithm].config.__struct_fields__ if algorithm else ()
     # A curve may also change numbers of the environment.
-    known = ["label", *config, *getattr(environment, "__dataclass_fields__", ())]
+    known_keys = ["label", *config, *getattr(environment, "__dataclass_fields__", ())]
     for key in keys:
-        if key not in known and key in ("folder", "output", "out", "output_folder"):
+        if key not in known_keys and key in ("folder", "output", "out", "output_folder"):
             raise InputError(
                 f'unknown argument "{key}": simulate writes no files; fastfed.run(spec, folder) '
                 "writes a folder"
             )
-        hint = nearest(key, [*arguments, *known])
-        if key not in known and hint and nearest(key, known) != hint:
+        hint = nearest(key, [*arguments, *known_keys])
+        if key not in known_keys and hint and nearest(key, known_keys) != hint:
             raise InputError(f'unknown argument "{key}"{hint}')
 
 

@@ -36,7 +36,7 @@ FOLDER = ".snapshots"
 FORMAT = 4
 
 #: Least time between two snapshots: in seconds, and in multiples of the time to write one.
-EVERY = 20.0
+SNAPSHOT_SECONDS = 20.0
 TIMES_OF_WRITING = 20.0
 
 #: Suffix of a snapshot that is being written.
@@ -96,7 +96,9 @@ class Snapshot:
     path: Path
     of: str  # the experiment, the batch of runs and the version, as text
     begun: float = field(default_factory=time.monotonic)  # time of the last snapshot
-    wait: float = field(default_factory=lambda: EVERY)  # seconds until the next one is due
+    wait: float = field(
+        default_factory=lambda: SNAPSHOT_SECONDS
+    )  # seconds until the next one is due
     started: float = field(default_factory=time.monotonic)  # time at which this run started
     earlier: float = 0.0  # seconds of simulation before this run started
     at: tuple[int, int] = (0, 0)  # stage and round of the snapshot in the file
@@ -137,12 +139,12 @@ class Snapshot:
                 self._put({"about": np.frombuffer(header_bytes, np.uint8), **arrays})
                 self.at = stage, round
             self.begun = time.monotonic()
-            self.wait = max(EVERY, TIMES_OF_WRITING * (self.begun - start))
+            self.wait = max(SNAPSHOT_SECONDS, TIMES_OF_WRITING * (self.begun - start))
 
     def _put(self, arrays: dict[str, Any]) -> None:
         """Write the arrays to the file of the snapshot; subclasses may write elsewhere."""
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        store(self.path, lambda file: np.savez(file, **arrays))
+        write_atomically(self.path, lambda file: np.savez(file, **arrays))
 
     def _open(self) -> Any:
         """Return the path or open file from which `kept` loads the snapshot with `numpy.load`."""
@@ -211,7 +213,7 @@ def _digest(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
     return hasher.hexdigest()
 
 
-def store(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file atomically, readable by its owner only; raise OSError on failure.
 
     The draft has a random name, because a worker that is believed dead may still be writing.
@@ -229,26 +231,26 @@ def store(path: Path, write: Callable[[BinaryIO], object]) -> None:
         raise
 
 
-def tell(
+def report_progress(
     snapshot: Snapshot | None,
-    keep: Callable[[Snapshot], None],
+    keep_snapshot: Callable[[Snapshot], None],
     rounds: int,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Call ``progress(rounds)``, and write a snapshot by ``keep`` if one is due.
+    """Call ``progress(rounds)``, and write a snapshot by ``keep_snapshot`` if one is due.
 
     ``rounds`` is the number of rounds since the last call. If ``progress`` raises an exception to
     stop the run, a snapshot is written first, if it is worth its time.
     """
     if snapshot is not None and snapshot.due():
-        keep(snapshot)
+        keep_snapshot(snapshot)
     try:
         if progress is not None:
             progress(rounds)
     except BaseException:
         # The run is stopped; a snapshot saves simulating these rounds again.
         if snapshot is not None and snapshot.worth_writing_at_stop():
-            keep(snapshot)
+            keep_snapshot(snapshot)
         raise
 
 

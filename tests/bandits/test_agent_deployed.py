@@ -14,7 +14,7 @@ from fastfed import InputError
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.system import System
 from fastfed.environments import FixedSet, RewardDistribution, Sphere
-from fastfed.privacy.certificate import SIMULATION
+from fastfed.privacy.certificate import SIMULATION_CAVEAT
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import Bits, Counts, Report, Shuffled, ShuffledBits
 from fastfed.simulation import compiled
@@ -182,8 +182,8 @@ def test_deployed_noise_has_the_plans_size(algorithm, keys):
     if algorithm != "linucb":
         assert (np.abs(noise_per_run) > 1e-9).any(axis=1).all()
         assert (noise_per_run[0] != noise_per_run[1]).any()
-    assert SIMULATION not in system.deployed_certificate.caveats
-    assert (SIMULATION in system.certificate.caveats) == (algorithm != "linucb")
+    assert SIMULATION_CAVEAT not in system.deployed_certificate.caveats
+    assert (SIMULATION_CAVEAT in system.certificate.caveats) == (algorithm != "linucb")
     assert system.deployed_certificate.status == system.certificate.status
 
 
@@ -202,18 +202,18 @@ def test_noise_of_users_has_the_plans_variance(algorithm, keys):
         ones = np.array([single_message.bits.sum(axis=1) for single_message in messages])
         g, b = plan.encoding.each(0, 2), plan.encoding.noise_bits[0]
         # A zero is g ones of 2 g, without rounding, plus Bin(b, 1/4) noise bits.
-        drawn, variance = (ones - g - b / 4).T, np.full(5, 0.1875 * b)
+        draws, variance = (ones - g - b / 4).T, np.full(5, 0.1875 * b)
     elif isinstance(messages[0], Counts):
         b = plan.encoding.noise_bits[0]
-        drawn, variance = (
+        draws, variance = (
             np.array([single_message.values for single_message in messages]).T,
             np.full(5, 0.1875 * b),
         )
     else:
-        drawn = np.array([single_message.values for single_message in messages]).T
+        draws = np.array([single_message.values for single_message in messages]).T
         bias, off, diagonal = plan.user_std.parts
         variance = np.square([bias, bias, diagonal, off, diagonal])
-    scaled = np.square(drawn) / variance[:, None]
+    scaled = np.square(draws) / variance[:, None]
     assert abs(scaled.mean() - 1.0) < 5 * np.sqrt(2.0 / scaled.size)
     assert (np.abs(scaled.mean(axis=1) - 1.0) < 5 * np.sqrt(2.0 / len(messages))).all()
 

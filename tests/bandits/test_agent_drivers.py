@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import problems
 import pytest
-from test_drivers import both, experiment, same
+from test_drivers import assert_same_bits, experiment, outcomes_of_both_drivers
 
 import fastfed
 from fastfed._kernels import linalg
@@ -45,8 +45,8 @@ def test_both_drivers_agree_bit_for_bit(name, make_environment):
     sizes = AGENTS[name]
     e = experiment(make_environment(sizes), sizes)
     plan = e.curves[0].system.plan
-    (compiled_outcome,), (step_outcome,) = both(e)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+    assert_same_bits(compiled_outcome, step_outcome)
     releases = sizes["horizon"] // sizes["batch_size"]
     if plan.batch_size:
         assert compiled_outcome.synchronisations[-1] == releases == plan.releases
@@ -62,7 +62,7 @@ def test_each_case_shows_what_its_name_says():
         if name.startswith("low noise"):
             e = experiment(sphere(sizes), sizes)
             plan = e.curves[0].system.plan
-            (outcome,), _ = both(e)
+            (outcome,), _ = outcomes_of_both_drivers(e)
             v = np.zeros((plan.dimension, plan.dimension))
             v[np.tril_indices(plan.dimension)] = outcome.total[plan.dimension :]
             full, floor = plan.regularizer[-1], plan.radius.floor[-1]
@@ -76,11 +76,11 @@ def test_each_case_shows_what_its_name_says():
 def test_drivers_agree_when_the_noisy_v_is_indefinite(radius, release):
     sizes = {"silos": 1, "horizon": 60, "batch_size": 4, "protocol": "linucb-jdp"}
     keys = {"regularizer": 1e-3, "epsilon": 0.1, "radius": radius, "release": release}
-    (compiled_outcome,), (step_outcome,) = both(
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(
         experiment(Sphere(dimension=6, actions=8), sizes, **keys)
     )
     assert compiled_outcome.events["indefinite"] > 0
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_drivers_agree_when_the_noisy_v_is_indefinite(radius, release):
 def test_drivers_agree_when_noise_of_users_makes_v_indefinite(protocol, keys):
     sizes = {"silos": 1, "horizon": 30, "batch_size": 3, "protocol": protocol, **keys}
     e = experiment(FixedSet(dimension=4, actions=8), sizes, regularizer=1e-3, epsilon=0.5)
-    (compiled_outcome,), (step_outcome,) = both(e)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
     assert compiled_outcome.events["indefinite"] > 0
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("sampling", ["in-order", "without-replacement", "with-replacement"])
@@ -116,10 +116,10 @@ def test_drivers_agree_when_noise_of_users_makes_v_indefinite(protocol, keys):
 def test_drivers_agree_on_a_replayed_pool(name, sampling):
     """Check that a cached choice is dropped when the action set or the release changes."""
     sizes = AGENTS[name]
-    (compiled_outcome,), (step_outcome,) = both(
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(
         experiment(recorded_pool(sampling), sizes, radius_multiplier=0.01)
     )
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("driver", ["compiled", "step"])
@@ -127,7 +127,7 @@ def test_each_batch_on_a_fixed_set_has_one_action(driver):
     """Check that all users of a batch get the same action and that releases change it."""
     sizes = AGENTS["short last batch, linucb"] | {"horizon": 300, "batch_size": 10}
     e = experiment(fixed_set(sizes), sizes)
-    compiled_outcomes, step_outcomes = both(e)
+    compiled_outcomes, step_outcomes = outcomes_of_both_drivers(e)
     (actions,) = (compiled_outcomes if driver == "compiled" else step_outcomes)[0].actions
     batches = actions.reshape(-1, 10)
     assert (batches == batches[:, :1]).all()
@@ -138,11 +138,11 @@ def test_drivers_agree_when_rewards_are_clipped():
     for protocol in ("linucb", "linucb-jdp", "linucb-ldp", "linucb-sdp-vec"):
         sizes = {"silos": 1, "horizon": 30, "batch_size": 5, "protocol": protocol}
         reward = RewardDistribution("gaussian", 0.5)
-        (compiled_outcome,), (step_outcome,) = both(
+        (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(
             experiment(Sphere(dimension=3, actions=4, reward=reward), sizes)
         )
         assert compiled_outcome.events["clipped_rewards"] > 0
-        same(compiled_outcome, step_outcome)
+        assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("protocol", problems.AGENTS)
@@ -150,12 +150,14 @@ def test_drivers_agree_without_clipping(protocol):
     """Check rewards for which bits count beyond the range 0 to 2 g."""
     sizes = {"silos": 1, "horizon": 30, "batch_size": 5, "protocol": protocol}
     environment = Sphere(dimension=3, actions=4, reward=RewardDistribution("gaussian", 2.0))
-    (compiled_outcome,), (step_outcome,) = both(experiment(environment, sizes, clip=False))
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(
+        experiment(environment, sizes, clip=False)
+    )
     assert (
         np.abs(compiled_outcome.rewards).max() > 2.0
         and compiled_outcome.events["clipped_rewards"] == 0
     )
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -183,7 +185,7 @@ def test_results_do_not_depend_on_threads_or_call_lengths(threads, rounds_per_ca
                 threads=threads,
                 rounds_per_call=rounds_per_call,
             )
-            same(outcome, threaded_outcome)
+            assert_same_bits(outcome, threaded_outcome)
 
 
 @pytest.mark.parametrize("radius", ["direct", "lemma-a2", "published-code"])
@@ -200,7 +202,7 @@ def test_batches_of_one_user_equal_individual_messages(make_environment, radius)
         if messages == "aggregate":
             outcomes += compiled.run(environment, [plan], e.checkpoints, record=True)
     for outcome in outcomes[1:]:
-        same(outcomes[0], outcome)
+        assert_same_bits(outcomes[0], outcome)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def test_batched_linucb_equals_fedlinucb_without_noise():
     sizes = {"silos": 1, "horizon": 40, "batch_size": 6}
     environment = Sphere(dimension=3, actions=6)
     (linucb,), (fedlinucb,) = (
-        both(experiment(environment, sizes | {"protocol": protocol}))[0]
+        outcomes_of_both_drivers(experiment(environment, sizes | {"protocol": protocol}))[0]
         for protocol in ("linucb", "none")
     )
     np.testing.assert_array_equal(linucb.actions, fedlinucb.actions)
@@ -286,7 +288,7 @@ def test_linucb_with_batches_of_one_equals_local_linucb():
     sizes = {"silos": 1, "horizon": 40, "batch_size": 1}
     environment = Sphere(dimension=3, actions=6)
     (linucb,), (local_linucb,) = (
-        both(experiment(environment, sizes | {"protocol": protocol}))[0]
+        outcomes_of_both_drivers(experiment(environment, sizes | {"protocol": protocol}))[0]
         for protocol in ("linucb", "local")
     )
     np.testing.assert_array_equal(linucb.actions, local_linucb.actions)
@@ -299,7 +301,7 @@ def test_a_trusted_agent_equals_the_central_protocol_with_one_silo(release):
     sizes = {"silos": 1, "horizon": 40, "batch_size": 3, "release": release}
     environment = Sphere(dimension=3, actions=6)
     (agent,), (central,) = (
-        both(experiment(environment, sizes | {"protocol": protocol}))[0]
+        outcomes_of_both_drivers(experiment(environment, sizes | {"protocol": protocol}))[0]
         for protocol in ("linucb-jdp", "central")
     )
     np.testing.assert_array_equal(agent.actions, central.actions)
@@ -321,7 +323,7 @@ def test_bits_equal_the_users_messages():
     ):
         e = experiment(sphere(sizes), sizes | {"protocol": protocol})
         plan = e.curves[0].system.plan
-        (outcome,), _ = both(e)
+        (outcome,), _ = outcomes_of_both_drivers(e)
         assert outcome.bits_up[-1] == 3 * 6 * bits_per_user(plan), protocol
         assert outcome.bits_down[-1] == 0
 
@@ -354,8 +356,8 @@ def test_cached_candidates_contain_the_best_action(algorithm, keys, reward):
         seed=4,
         checkpoints=7,
     )
-    (compiled_outcome,), (step_outcome,) = both(e)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+    assert_same_bits(compiled_outcome, step_outcome)
     assert len(np.unique(compiled_outcome.actions)) > 5
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from oracle import arms as oracle
 from scipy import stats
-from test_drivers import both, same
+from test_drivers import assert_same_bits, outcomes_of_both_drivers
 
 from fastfed import advice
 from fastfed._kernels import linalg
@@ -103,8 +103,8 @@ def system(curve: dict[str, Any], silos: int = 3, horizon: int = 120, **keys: An
 
 @pytest.mark.parametrize("name", CURVES)
 def test_the_two_drivers_agree_bit_for_bit(name: str) -> None:
-    (compiled_outcome,), (step_outcome,) = both(experiment(CURVES[name]))
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(experiment(CURVES[name]))
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("name", ["federated", "federated, eager", "thompson", "silo", "bits"])
@@ -115,8 +115,8 @@ def test_the_two_drivers_agree_at_corner_sizes(
     name: str, silos: int, horizon: int, arms: int
 ) -> None:
     e = experiment(CURVES[name], silos, horizon, Arms(actions=arms))
-    (compiled_outcome,), (step_outcome,) = both(e)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("arms", [2, 11])
@@ -129,8 +129,8 @@ def test_the_two_drivers_agree_where_silos_are_simulated_in_groups(
 ) -> None:
     """Groups have 16 silos; the last one is not full (src/ff_groups.c)."""
     e = experiment(CURVES[name], silos, 90, Arms(actions=arms))
-    (compiled_outcome,), (step_outcome,) = both(e, rounds_per_call=37)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e, rounds_per_call=37)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 def test_curves_in_groups_and_others_agree_with_the_step_driver() -> None:
@@ -145,23 +145,25 @@ def test_curves_in_groups_and_others_agree_with_the_step_driver() -> None:
         checkpoints=7,
     )
     for threads in (1, 2):
-        for ours, theirs in zip(*both(e, threads=threads), strict=True):
-            same(ours, theirs)
+        for ours, theirs in zip(*outcomes_of_both_drivers(e, threads=threads), strict=True):
+            assert_same_bits(ours, theirs)
 
 
 @pytest.mark.parametrize("regularizer", [1e-3, 2.0])
 def test_the_two_drivers_agree_where_a_noisy_count_is_negative(regularizer: float) -> None:
     """With a regularizer far below the noise, both drivers shift V and count the shifts."""
     curve = {**PRIVATE, "epsilon": 0.3, "regularizer": regularizer, "batch_size": 4}
-    (compiled_outcome,), (step_outcome,) = both(experiment(curve))
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(experiment(curve))
     assert compiled_outcome.events["indefinite"] > 0
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("keys", [{}, {"batch_size": 7}])
 def test_the_two_drivers_agree_for_one_agent(keys: dict[str, Any]) -> None:
-    (compiled_outcome,), (step_outcome,) = both(experiment({"algorithm": "linucb", **keys}, 1))
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(
+        experiment({"algorithm": "linucb", **keys}, 1)
+    )
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 # ---- choices against the oracle ------------------------------------------------------------------
@@ -259,18 +261,20 @@ def test_the_oracle_repeats_every_choice(name: str) -> None:
 
 
 def test_the_oracle_notices_another_radius() -> None:
-    made = system(CURVES["federated, no sieve"])
-    radius = dataclasses.replace(made.plan.radius, multiplier=0.2)
-    wrong = dataclasses.replace(made, plan=dataclasses.replace(made.plan, radius=radius))
+    deployment = system(CURVES["federated, no sieve"])
+    radius = dataclasses.replace(deployment.plan.radius, multiplier=0.2)
+    wrong = dataclasses.replace(
+        deployment, plan=dataclasses.replace(deployment.plan, radius=radius)
+    )
     with pytest.raises(AssertionError):
         replay(wrong)
 
 
 def test_counts_add_up_to_the_number_of_rounds() -> None:
     """Without noise the counts of a release are those of the rounds before it."""
-    made = system(CURVES["federated"])
+    deployment = system(CURVES["federated"])
     diagonal = [4 + a * (a + 1) // 2 + a for a in range(4)]
-    for total, end in zip(replay(made), made.plan.ends, strict=True):
+    for total, end in zip(replay(deployment), deployment.plan.ends, strict=True):
         assert total[diagonal].sum() == 3 * end
         assert (total[:4] <= total[diagonal]).all()
 
@@ -347,14 +351,14 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 @pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix", "central"])
 def test_the_certificate_is_that_of_the_noise(protocol: str) -> None:
     """One user enters floor(log2 K) + 1 nodes of the tree, in the worst case all of them."""
-    made = system(PRIVATE, protocol=protocol, release="tree", batch_size=15)
-    std = made.plan.noise_std
+    deployment = system(PRIVATE, protocol=protocol, release="tree", batch_size=15)
+    std = deployment.plan.noise_std
     assert std.off_diagonal == 0.0 and std.bias == std.diagonal > 0.0
-    nodes = made.plan.releases.bit_length()
+    nodes = deployment.plan.releases.bit_length()
     mu = math.sqrt(nodes) * oracle.largest_mu(std.bias, std.diagonal)
-    assert made.certificate.status == "proven"
-    assert gaussian_delta(mu, made.certificate.exact.epsilon) == pytest.approx(1e-5, rel=1e-6)
-    assert made.certificate.exact.epsilon <= 4.0
+    assert deployment.certificate.status == "proven"
+    assert gaussian_delta(mu, deployment.certificate.exact.epsilon) == pytest.approx(1e-5, rel=1e-6)
+    assert deployment.certificate.exact.epsilon <= 4.0
 
 
 def test_arms_need_less_noise_than_contexts() -> None:
@@ -370,10 +374,10 @@ def test_arms_need_less_noise_than_contexts() -> None:
 
 
 def test_only_rewards_are_protected_with_exact_counts() -> None:
-    made = system(CURVES["rewards, silo"])
-    assert made.plan.noise_std.diagonal == made.plan.noise_std.off_diagonal == 0.0
+    deployment = system(CURVES["rewards, silo"])
+    assert deployment.plan.noise_std.diagonal == deployment.plan.noise_std.off_diagonal == 0.0
     diagonal = [4 + a * (a + 1) // 2 + a for a in range(4)]
-    for total, end in zip(replay(made), made.plan.ends, strict=True):
+    for total, end in zip(replay(deployment), deployment.plan.ends, strict=True):
         assert total[diagonal].sum() == 3 * end
 
 
@@ -432,8 +436,8 @@ def test_deployments_refuse_arms() -> None:
 
 def covered(curve: dict[str, Any], runs: int, multiplier: float = 1.0) -> int:
     """Return in how many runs every mean was in its confidence set whenever a silo chose."""
-    made = system(curve, silos=2, horizon=40, failure_probability=0.2, sieve=1.0)
-    plan, held = made.plan, 0
+    deployment = system(curve, silos=2, horizon=40, failure_probability=0.2, sieve=1.0)
+    plan, held = deployment.plan, 0
     rows = np.asfortranarray(np.eye(4), np.float32)
     for replicate in range(runs):
         noise = SeededNoise(11, replicate)
@@ -484,10 +488,10 @@ def test_confidence_sets_hold_in_a_thousand_runs(name: str) -> None:
 
 def test_noise_bounds_have_their_probability() -> None:
     """A normal tail for each arm and release, computed from the noise alone."""
-    made = system(PRIVATE, failure_probability=0.2)
-    plan, alpha = made.plan, 0.2
+    deployment = system(PRIVATE, failure_probability=0.2)
+    plan, alpha = deployment.plan, 0.2
     tree = np.sqrt(3.0 * np.array(plan.factor.variances if plan.factor is not None else []))
-    n = (made.theory.lambda_max - made.theory.regularizer)[1:]
+    n = (deployment.theory.lambda_max - deployment.theory.regularizer)[1:]
     counts = plan.noise_std.diagonal * tree
     assert 4.0 * stats.norm.sf(n / counts).sum() <= alpha / 4.0
     errors = math.hypot(plan.noise_std.bias, plan.noise_std.diagonal) * tree
@@ -500,7 +504,7 @@ def test_regret_is_below_its_bound() -> None:
     curve = e.curves[0]
     bound = direct_regret_bound(curve.system.plan, curve.system.theory)
     assert bound is not None
-    (outcome,), _ = both(experiment({"algorithm": "fedlinucb"}, 3, 400))
+    (outcome,), _ = outcomes_of_both_drivers(experiment({"algorithm": "fedlinucb"}, 3, 400))
     assert outcome.group_regret[-1] < bound
 
 

@@ -24,7 +24,7 @@ from fastfed.privacy.mechanisms.bit_counts import (
     epsilon_of_count,
     users_for,
 )
-from fastfed.privacy.mechanisms.user_bit import ONE, bit_scale, epsilon_of, flips_of
+from fastfed.privacy.mechanisms.user_bit import FLIP_UNITS, bit_scale, epsilon_of, flips_of
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import PROTOCOLS
@@ -59,18 +59,18 @@ def system(spec: ProblemSpec = SPEC, **keys: Any) -> Any:
 @pytest.mark.parametrize("delta", [1e-6, 1e-3, 0.1])
 def test_epsilon_is_that_of_the_worst_bits_of_all_users(q: float, users: int, delta: float) -> None:
     """Every number of ones among the other users is enumerated, in both directions."""
-    flips = int(q * ONE)
+    flips = int(q * FLIP_UNITS)
     epsilon = epsilon_of_count(flips, users, delta)
-    assert oracle.delta_of_count(flips / ONE, users, epsilon) <= delta
+    assert oracle.delta_of_count(flips / FLIP_UNITS, users, epsilon) <= delta
     if epsilon > 1e-6:
-        assert oracle.delta_of_count(flips / ONE, users, epsilon * (1.0 - 1e-6)) > delta
+        assert oracle.delta_of_count(flips / FLIP_UNITS, users, epsilon * (1.0 - 1e-6)) > delta
     assert epsilon <= epsilon_of(flips)
 
 
 @pytest.mark.parametrize("users", [130, 300])
 def test_epsilon_of_large_batches_is_that_of_one_percent_fewer_users(users: int) -> None:
     q, delta = 0.1, 1e-4
-    epsilon = epsilon_of_count(int(q * ONE), users, delta)
+    epsilon = epsilon_of_count(int(q * FLIP_UNITS), users, delta)
     assert oracle.delta_of_count(q, users, epsilon) <= delta
     fewer = users - users // 100 - 1
     assert oracle.delta_of_count(q, fewer, epsilon * (1.0 - 1e-6)) > delta
@@ -104,10 +104,12 @@ def test_no_number_of_ones_is_the_worst_one_for_all_epsilons() -> None:
 
 
 def test_more_users_and_more_flips_are_not_worse() -> None:
-    epsilons = [epsilon_of_count(ONE // 20, users, 1e-4) for users in (1, 2, 5, 50, 500, 2**40)]
+    epsilons = [
+        epsilon_of_count(FLIP_UNITS // 20, users, 1e-4) for users in (1, 2, 5, 50, 500, 2**40)
+    ]
     assert all(a >= b for a, b in itertools.pairwise(epsilons))
-    assert epsilons[-1] == epsilon_of_count(ONE // 20, 2**15, 1e-4)
-    epsilons = [epsilon_of_count(ONE // n, 30, 1e-4) for n in (1000, 100, 10, 5, 3)]
+    assert epsilons[-1] == epsilon_of_count(FLIP_UNITS // 20, 2**15, 1e-4)
+    epsilons = [epsilon_of_count(FLIP_UNITS // n, 30, 1e-4) for n in (1000, 100, 10, 5, 3)]
     assert all(a > b for a, b in itertools.pairwise(epsilons))
 
 
@@ -128,17 +130,17 @@ def test_a_calibrated_count_meets_its_budget_by_enumeration(
     epsilon: float, delta: float, users: int
 ) -> None:
     mechanism = calibrate_counts(reward_budget(epsilon, delta), users)
-    assert oracle.delta_of_count(mechanism.flips / ONE, users, epsilon) <= delta
+    assert oracle.delta_of_count(mechanism.flips / FLIP_UNITS, users, epsilon) <= delta
     assert mechanism.flips < flips_of(epsilon)
 
 
 def test_the_least_number_of_users_for_a_flip_probability() -> None:
     budget = reward_budget(0.8, 1e-4)
-    users = users_for(budget, ONE // 7)
-    assert epsilon_of_count(ONE // 7, users, 1e-4) <= 0.8
-    assert epsilon_of_count(ONE // 7, users - 1, 1e-4) > 0.8
-    assert users_for(reward_budget(2.0, 1e-4), ONE // 7) == 1
-    assert users_for(reward_budget(1e-6, 1e-9), ONE // 7) == 2**15
+    users = users_for(budget, FLIP_UNITS // 7)
+    assert epsilon_of_count(FLIP_UNITS // 7, users, 1e-4) <= 0.8
+    assert epsilon_of_count(FLIP_UNITS // 7, users - 1, 1e-4) > 0.8
+    assert users_for(reward_budget(2.0, 1e-4), FLIP_UNITS // 7) == 1
+    assert users_for(reward_budget(1e-6, 1e-9), FLIP_UNITS // 7) == 2**15
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1.0, 1e6])
@@ -164,8 +166,8 @@ def test_what_has_no_account_is_refused() -> None:
 
 
 def test_the_certificate_states_the_count_and_the_fallback() -> None:
-    made = system()
-    certificate, flips = made.certificate, made.plan.flips
+    deployment = system()
+    certificate, flips = deployment.certificate, deployment.plan.flips
     assert (certificate.status, certificate.unit) == ("proven", "reward")
     assert certificate.model.startswith("shuffle: the shuffler is trusted")
     assert 1.0 - 1e-5 < certificate.exact.epsilon <= 1.0 and certificate.exact.delta == 1e-3
@@ -175,7 +177,7 @@ def test_the_certificate_states_the_count_and_the_fallback() -> None:
     (fallback,) = certificate.also
     assert fallback.model == "local: nobody is trusted, not even the shuffler"
     assert fallback.exact.epsilon == epsilon_of(flips) > 1.0
-    assert made.theory.proven and made.plan.radius.scale == bit_scale(flips, 0.0, 1.0)
+    assert deployment.theory.proven and deployment.plan.radius.scale == bit_scale(flips, 0.0, 1.0)
     assert flips < flips_of(1.0)
 
 
@@ -193,7 +195,7 @@ def test_the_default_batches_are_equal_and_as_long_as_flips_of_one_in_seven_need
     for epsilon, delta in ((0.5, 1e-6), (1.0, 1e-3)):
         keys = COUNTED | {"epsilon": epsilon, "delta": delta}
         plan = ALGORITHMS.choose("private-fedlinucb").make(keys, spec).plan
-        users = users_for(reward_budget(epsilon, delta), ONE // 7)
+        users = users_for(reward_budget(epsilon, delta), FLIP_UNITS // 7)
         assert plan.batch_size == max(math.ceil(users / 3), 40) and not plan.release_rounds
     short = ALGORITHMS.choose("private-fedlinucb").make(COUNTED, replace(SPEC, horizon=100)).plan
     assert short.batch_size == math.ceil(100 / (20 * 4))
@@ -252,7 +254,9 @@ def test_a_claim_of_returning_users_is_refused() -> None:
 # ---- what the server gets ------------------------------------------------------------------------
 
 
-def reported(rewards: np.ndarray, plan: Plan, seed: int = 3) -> tuple[list[Any], list[Any]]:
+def reports_and_messages(
+    rewards: np.ndarray, plan: Plan, seed: int = 3
+) -> tuple[list[Any], list[Any]]:
     """Return the silos' reports of the first batch, and the shuffler's messages.
 
     Entry (t, i) of ``rewards`` is the reward of the user of round t at silo i.
@@ -270,7 +274,7 @@ def reported(rewards: np.ndarray, plan: Plan, seed: int = 3) -> tuple[list[Any],
 def test_the_server_gets_one_message_with_the_number_of_ones() -> None:
     plan = system().plan
     rewards = np.random.default_rng(4).integers(0, 2, (5, 3)).astype(float)
-    reports, (message,) = reported(rewards, plan)
+    reports, (message,) = reports_and_messages(rewards, plan)
     words = SeededNoise(3, 0)
     ones = 0
     for t in range(5):
@@ -299,7 +303,7 @@ def test_the_order_of_users_does_not_matter() -> None:
     rewards = rng.integers(0, 2, (5, 3)).astype(float)
     totals = set()
     for _ in range(20):
-        totals.add(reported(rewards, plan)[1][0].values.tobytes())
+        totals.add(reports_and_messages(rewards, plan)[1][0].values.tobytes())
         rewards = rng.permuted(rewards.ravel()).reshape(5, 3)
     assert len(totals) == 1
 

@@ -34,7 +34,7 @@ SETTING = BoundSetting(
 )
 
 
-def at(**changed: Any) -> BoundSetting:
+def setting_of(**changed: Any) -> BoundSetting:
     return msgspec.structs.replace(SETTING, **changed)
 
 
@@ -65,10 +65,10 @@ def test_ranges_of_the_theorems() -> None:
     assert smaller[0] == pytest.approx(1.5e-5)
     assert smaller[1] == pytest.approx(3e-4)
     # T = 25000: kappa = 10.
-    assert bounds.theorem_5_3_largest_budget(at(horizon=25_000))[0] == pytest.approx(
+    assert bounds.theorem_5_3_largest_budget(setting_of(horizon=25_000))[0] == pytest.approx(
         1.26e-5, rel=0.01
     )
-    assert bounds.theorem_5_5_largest_epsilon(at(delta=0.1)) == pytest.approx(
+    assert bounds.theorem_5_5_largest_epsilon(setting_of(delta=0.1)) == pytest.approx(
         60 * math.sqrt(18 * math.log(20))
     )
 
@@ -92,7 +92,7 @@ def test_theorem_5_1_is_lemma_c4_at_its_noise() -> None:
         kappa = (t // B).bit_length()
         node = math.sqrt(8 * kappa * (math.log(2 / delta) + epsilon)) / epsilon
         total = math.sqrt(m * kappa) * node
-        setting = at(horizon=t, silos=m, dimension=d, epsilon=epsilon, delta=delta)
+        setting = setting_of(horizon=t, silos=m, dimension=d, epsilon=epsilon, delta=delta)
         base = bounds.non_private_regret(setting)
         lemma = bounds.lemma_c4_regret(setting, total) - base
         theorem = bounds.theorem_5_1(setting) - base
@@ -111,31 +111,31 @@ def test_theorem_5_1_is_lemma_c4_at_its_noise() -> None:
 @pytest.mark.parametrize("bound", BUDGETED)
 def test_budgeted_bounds_fall_with_epsilon_and_delta(bound: Callable[..., float]) -> None:
     value = bound(SETTING)
-    assert bound(at(epsilon=2 * EPSILON)) < value
-    assert bound(at(delta=10 * DELTA)) < value
-    assert bound(at(constant=3.0)) == pytest.approx(3 * value)
+    assert bound(setting_of(epsilon=2 * EPSILON)) < value
+    assert bound(setting_of(delta=10 * DELTA)) < value
+    assert bound(setting_of(constant=3.0)) == pytest.approx(3 * value)
 
 
 @pytest.mark.parametrize("bound", TABLE)
 def test_costs_scale_as_stated(bound: Callable[..., float]) -> None:
     value = bound(SETTING)
-    assert bound(at(horizon=4 * T)) == pytest.approx(2 * value)
-    assert bound(at(dimension=16 * D)) == pytest.approx(8 * value)
-    assert bound(at(epsilon=4 * EPSILON)) == pytest.approx(value / 2)
+    assert bound(setting_of(horizon=4 * T)) == pytest.approx(2 * value)
+    assert bound(setting_of(dimension=16 * D)) == pytest.approx(8 * value)
+    assert bound(setting_of(epsilon=4 * EPSILON)) == pytest.approx(value / 2)
     power = 0.75 if bound is bounds.privacy_cost_silo_ldp else 0.5
-    assert bound(at(silos=16 * M)) == pytest.approx(16**power * value)
+    assert bound(setting_of(silos=16 * M)) == pytest.approx(16**power * value)
 
 
 @pytest.mark.parametrize("theorem", THEOREMS)
 def test_theorems_take_a_constant_and_name_what_they_need(theorem: Callable[..., float]) -> None:
     value = theorem(SETTING)
-    assert theorem(at(constant=0.5)) == pytest.approx(value / 2)
+    assert theorem(setting_of(constant=0.5)) == pytest.approx(value / 2)
     tiny = {"horizon": 1, "silos": 1, "dimension": 1, "batch_size": 1, "failure_probability": 1.0}
-    assert math.isfinite(theorem(at(**tiny)))
-    assert math.isfinite(theorem(at(horizon=10, silos=3, dimension=2, batch_size=10)))
+    assert math.isfinite(theorem(setting_of(**tiny)))
+    assert math.isfinite(theorem(setting_of(horizon=10, silos=3, dimension=2, batch_size=10)))
     for name in ("epsilon", "delta", "failure_probability"):
         with pytest.raises(InputError, match=f"this bound needs {name}"):
-            theorem(at(**{name: None}))
+            theorem(setting_of(**{name: None}))
 
 
 def test_corollaries_follow_their_formulas() -> None:
@@ -184,13 +184,13 @@ def test_lower_bounds_of_appendix_g_1() -> None:
     assert bounds.lower_bound_central_jdp(SETTING) == pytest.approx(1002.0, rel=1e-14)
     assert bounds.lower_bound_silo_ldp(SETTING) == pytest.approx(1020.0, rel=1e-14)
     assert bounds.lower_bound_silo_ldp(
-        at(horizon=400, silos=9, epsilon=0.01, batch_size=1, constant=2.0)
+        setting_of(horizon=400, silos=9, epsilon=0.01, batch_size=1, constant=2.0)
     ) == pytest.approx(2.0 * (60.0 + 300.0))
-    single = at(horizon=64, silos=1, epsilon=0.25)
+    single = setting_of(horizon=64, silos=1, epsilon=0.25)
     central_bound = bounds.lower_bound_central_jdp(single)
     assert central_bound == bounds.lower_bound_silo_ldp(single) == pytest.approx(12.0)
     # No lower bound exceeds the upper bound of its trust model.
     for epsilon in (0.1, 1.0, 10.0):
-        setting = at(dimension=1, epsilon=epsilon)
+        setting = setting_of(dimension=1, epsilon=epsilon)
         assert bounds.lower_bound_central_jdp(setting) <= bounds.single_agent_central(setting)
         assert bounds.lower_bound_silo_ldp(setting) <= bounds.corollary_5_2(setting)

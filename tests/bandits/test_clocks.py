@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import one_curve
 import pytest
-from one_curve import HORIZON, SEED, SILOS, fast, same, step
+from one_curve import HORIZON, SEED, SILOS, assert_same_bits, fast, step
 from oracle import clocks as oracle
 from oracle.zhou_chowdhury_2024 import Direct
 from scipy import stats
@@ -148,11 +148,11 @@ def test_equal_clocks_are_the_curve_without_clocks(keys):
     np.testing.assert_array_equal(plan.regularizer, clocked.regularizer)
     np.testing.assert_array_equal(plan.radius.error_bound, clocked.radius.error_bound)
     expected = step(plain)
-    same(step(equal), expected)
-    same(fast(equal), expected)
+    assert_same_bits(step(equal), expected)
+    assert_same_bits(fast(equal), expected)
     # So are a calendar, and silos that need not wait.
     for clock in ({"by": "ticks"}, {"wait": True}, {"rates": [1.0]}):
-        same(fast(experiment(keys, clock)), expected)
+        assert_same_bits(fast(experiment(keys, clock)), expected)
 
 
 @pytest.mark.parametrize("clock", CLOCKS.values(), ids=CLOCKS)
@@ -160,8 +160,8 @@ def test_equal_clocks_are_the_curve_without_clocks(keys):
 def test_both_drivers_have_the_same_bits(keys, clock):
     e = experiment(keys, clock)
     outcome = fast(e, threads=2, rounds_per_call=7)
-    same(outcome, step(e))
-    same(outcome, fast(e))
+    assert_same_bits(outcome, step(e))
+    assert_same_bits(outcome, fast(e))
 
 
 @pytest.mark.parametrize("world", ["fixed", "fixed, large", "sphere, large", "pool"])
@@ -183,16 +183,18 @@ def test_drivers_agree_where_scores_are_cached(world):
         for sieve in (1.0, 0.3):
             keys = CURVES[name] | {"sieve": sieve}
             e = experiment(keys, CLOCKS["all differ"], environment, horizon=120)
-            same(fast(e), step(e))
+            assert_same_bits(fast(e), step(e))
 
 
 def test_drivers_agree_with_centred_rewards():
-    world = Sphere(dimension=3, actions=5, intercept=2.0)
+    environment = Sphere(dimension=3, actions=5, intercept=2.0)
     keys = CURVES["silo-ldp"] | {"reward_centre": 0.5}
     for clock in ({}, CLOCKS["outages"]):
-        e = experiment(keys, clock, world)
-        same(fast(e), step(e))
-    same(fast(experiment(keys, {}, world)), fast(experiment(keys, None, world)))
+        e = experiment(keys, clock, environment)
+        assert_same_bits(fast(e), step(e))
+    assert_same_bits(
+        fast(experiment(keys, {}, environment)), fast(experiment(keys, None, environment))
+    )
 
 
 @pytest.mark.parametrize("keys", CURVES.values(), ids=CURVES)
@@ -205,7 +207,7 @@ def test_a_silo_that_never_serves_is_no_silo(keys):
     frozen = experiment(keys, {"rates": [0.5], "asleep": [[2, 1]]})
     a, b = fast(absent), fast(frozen)
     np.testing.assert_array_equal(a.actions, b.actions[:2])
-    same(a, b, ("group_regret", "total", "synchronisations", "bits_up"))
+    assert_same_bits(a, b, ("group_regret", "total", "synchronisations", "bits_up"))
 
 
 def test_a_leaver_is_a_report_that_no_longer_changes():
@@ -244,7 +246,7 @@ def test_curves_with_and_without_clocks_run_together():
     plans = [curve.system.plan for curve in together.curves]
     outcomes = compiled.run(environment, plans, together.checkpoints, record=True)
     for outcome, clock in zip(outcomes, clocks, strict=True):
-        same(outcome, fast(experiment({"algorithm": "fedlinucb"}, clock)))
+        assert_same_bits(outcome, fast(experiment({"algorithm": "fedlinucb"}, clock)))
     # A key at its default leaves the identities of old stores unchanged.
     identities = together.identity()["curves"]
     assert "clock" not in identities[-1] and identities[0]["clock"]["rates"] == (0.05,)
@@ -305,7 +307,7 @@ def direct_of(plan):
     )
 
 
-def replayed(e, clock, outcome, change=lambda expected: None):
+def oracle_replay(e, clock, outcome, change=lambda expected: None):
     """Return the oracle's replay of an outcome; ``change`` may plant a fault in its clocks."""
     plan, environment = e.curves[0].system.plan, e.environment.open(e.seed, 0, e.silos)
     expected = oracle_clocks(clock, list(plan.clocks.ends))
@@ -329,7 +331,7 @@ def test_runs_equal_the_oracle(name, clock):
     e = experiment(keys, clock, rows_of_different_length())
     outcome = fast(e)
     assert outcome.events["indefinite"] == 0
-    seen = replayed(e, clock, outcome)
+    seen = oracle_replay(e, clock, outcome)
     assert seen.nearest_floor > 1e-9
     assert seen.worst_gap < 1e-9
     np.testing.assert_allclose(outcome.group_regret, seen.group_regret, rtol=1e-12, atol=1e-12)
@@ -345,14 +347,14 @@ def test_the_oracle_notices_wrong_clocks():
     clock = {"rates": [0.31], "asleep": [[1, 40]]}
     e = experiment(CURVES["none"] | {"sieve": 1.0}, clock, rows_of_different_length())
     outcome = fast(e)
-    assert replayed(e, clock, outcome).worst_gap < 1e-9
+    assert oracle_replay(e, clock, outcome).worst_gap < 1e-9
     for faults in ({"rates": [0.35]}, {"asleep": [[1, 45]]}, {"by": "ticks"}):
 
         def change(expected, faults=faults):
             for name, value in faults.items():
                 setattr(expected, name, value)
 
-        assert replayed(e, clock, outcome, change).worst_gap > 1e-6
+        assert oracle_replay(e, clock, outcome, change).worst_gap > 1e-6
 
 
 @pytest.mark.parametrize("name", ["silo-ldp", "prefix", "two budgets"])
@@ -759,15 +761,15 @@ def test_rows_of_own_clocks_add_up_as_in_the_proof_of_the_regret_bound(seed):
                 view[i], waiting[i] = len(matrices) - 1, []
     total = sum(len(rows) for *_, rows in reported)
     growth = d * math.log(1.0 + total / (d * c))
-    bad, good = dict.fromkeys(range(silos), 0), 0.0
+    bad_value, good = dict.fromkeys(range(silos), 0), 0.0
     for i, v, w, rows in reported:
         before, after = matrices[v], matrices[w]
         if np.linalg.slogdet(after)[1] - np.linalg.slogdet(before)[1] > math.log(2.0):
-            bad[i] += 1
+            bad_value[i] += 1
         else:
             good += sum(float(x @ np.linalg.solve(before, x)) for x in rows)
     assert total and good <= 2.0 * growth
-    assert max(bad.values()) <= growth / math.log(2.0)
+    assert max(bad_value.values()) <= growth / math.log(2.0)
 
 
 def test_the_regret_bound_of_equal_clocks_is_that_without_clocks():

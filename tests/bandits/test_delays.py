@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import one_curve
 import pytest
-from one_curve import HORIZON, SEED, SILOS, fast, same, step
+from one_curve import HORIZON, SEED, SILOS, assert_same_bits, fast, step
 from oracle import delays as oracle
 
 import fastfed
@@ -62,8 +62,8 @@ def arrivals_of(e, delay, silos=SILOS, horizon=HORIZON):
     noise = SeededNoise(e.seed, 0)
     rounds = []
     for i in range(silos):
-        drawn = [oracle.delay_of(noise.delay(i, t), **delay) for t in range(1, horizon + 1)]
-        rounds.append([None if k is None else t + k for t, k in enumerate(drawn, 1)])
+        draws = [oracle.delay_of(noise.delay(i, t), **delay) for t in range(1, horizon + 1)]
+        rounds.append([None if k is None else t + k for t, k in enumerate(draws, 1)])
     return rounds
 
 
@@ -149,8 +149,8 @@ def test_delays_have_the_mean_of_their_key():
         ({"kind": "geometric", "mean": 6.0}, 6.0),
         ({"kind": "uniform", "low": 2, "high": 9}, 5.5),
     ):
-        drawn = [oracle.delay_of(noise.delay(0, t), **delay) for t in range(1, 20001)]
-        assert np.mean(drawn) == pytest.approx(mean, abs=0.2)
+        draws = [oracle.delay_of(noise.delay(0, t), **delay) for t in range(1, 20001)]
+        assert np.mean(draws) == pytest.approx(mean, abs=0.2)
     # Draws of different silos and rounds are different.
     assert len({noise.delay(i, t) for i in range(20) for t in range(50)}) == 1000
 
@@ -163,8 +163,8 @@ def test_delays_have_the_mean_of_their_key():
 def test_both_drivers_have_the_same_bits(keys, delay):
     e = experiment(keys, delay)
     outcome = fast(e, threads=2, rounds_per_call=7)
-    same(outcome, step(e))
-    same(outcome, fast(e))
+    assert_same_bits(outcome, step(e))
+    assert_same_bits(outcome, fast(e))
 
 
 @pytest.mark.parametrize("name", ["alone", "lazy", "eager", "each round", "central"])
@@ -188,7 +188,7 @@ def test_drivers_agree_where_scores_are_cached(name, world):
             if sieve < 1.0 and not CURVES[name].get("lazy", True):
                 continue
             e = experiment(CURVES[name] | {"sieve": sieve}, delay, environment, horizon=150)
-            same(fast(e), step(e))
+            assert_same_bits(fast(e), step(e))
 
 
 @pytest.mark.parametrize("keys", CURVES.values(), ids=CURVES)
@@ -201,8 +201,8 @@ def test_delay_0_is_no_delay(keys):
     ):
         e = experiment(keys, delay)
         assert isinstance(e.curves[0].system.plan, DelayedPlan)
-        same(step(e), plain)
-        same(fast(e), plain)
+        assert_same_bits(step(e), plain)
+        assert_same_bits(fast(e), plain)
 
 
 def test_rewards_after_the_deadline_are_lost():
@@ -210,7 +210,7 @@ def test_rewards_after_the_deadline_are_lost():
     all_arrive, half_arrive = (
         fast(experiment(CURVES["lazy"], {**delay, "deadline": deadline})) for deadline in (7, 6)
     )
-    same(all_arrive, fast(experiment(CURVES["lazy"], delay)))
+    assert_same_bits(all_arrive, fast(experiment(CURVES["lazy"], delay)))
     # Features have norm 1, so the trace of the sum of x x' is the number of data points.
     diagonal = np.cumsum(range(1, 5)) - 1 + 4
     arrived, remaining = (o.total[diagonal].sum() for o in (all_arrive, half_arrive))

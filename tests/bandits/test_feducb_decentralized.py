@@ -375,13 +375,13 @@ def test_dispatch_runs_peers_together_with_other_plans():
     e, outcome = run_case("two cliques, two estimators")
     reported_rounds: list[int] = []
     plans = [plan_of(e), central, plan_of(e)]
-    opened = e.environment.open(e.seed, 0, e.silos)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
     outcomes = dispatch.run(
-        opened, plans, e.checkpoints, record=True, progress=reported_rounds.append
+        opened_environment, plans, e.checkpoints, record=True, progress=reported_rounds.append
     )
     same(outcomes[0], outcome)
     same(outcomes[2], outcome)
-    assert not dispatch.together(plan_of(e)) and dispatch.together(central)
+    assert not dispatch.runs_together(plan_of(e)) and dispatch.runs_together(central)
     # Progress counts each round of each plan once, although the parts of a plan run one after the
     # other.
     assert sum(reported_rounds) == 3 * 19 and min(reported_rounds) >= 0
@@ -553,7 +553,7 @@ def replay(e: Experiment, outcome: Outcome, **changes: Any) -> oracle.Decentrali
     ``changes`` replace arguments of ``oracle.replay_decentralised``.
     """
     plan, keys, law = plan_of(e), e.curves[0].keys, constants_of(e)
-    opened = e.environment.open(e.seed, 0, e.silos)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
     clique_size = {i: len(clique) for clique in plan.graph.cliques(plan.gamma) for i in clique}
     # The plan's radius already holds a union over orders of events; recover alpha from it.
     alpha = 2.0 * np.exp(-plan.parts[0].plan.radius.base / 2.0)
@@ -565,8 +565,8 @@ def replay(e: Experiment, outcome: Outcome, **changes: Any) -> oracle.Decentrali
         )  # fmt: skip
 
     arguments: dict[str, Any] = {
-        "contexts": lambda t, i: opened.round(i, t)[0].astype(float),
-        "means": lambda t, i: opened.round(i, t)[1],
+        "contexts": lambda t, i: opened_environment.round(i, t)[0].astype(float),
+        "means": lambda t, i: opened_environment.round(i, t)[1],
         "actions": outcome.actions,
         "rewards": outcome.rewards,
         "adjacency": adjacency(plan.graph),
@@ -666,13 +666,17 @@ def total_by_definition(
     noise: Callable[[int, int, int], np.ndarray] | None,
 ) -> np.ndarray:
     """Sum the clique's data up to its last report, plus the noise of each member's tree prefix."""
-    d, g, opened = e.facts.dimension, part.estimator, e.environment.open(e.seed, 0, e.silos)
+    d, g, opened_environment = (
+        e.facts.dimension,
+        part.estimator,
+        e.environment.open(e.seed, 0, e.silos),
+    )
     sums = np.zeros((d + 1, d + 1))
     for i in part.clique:
         reported = [t for t, silo, estimator in broadcasts if (silo, estimator) == (i, g)]
         for t in range(1, max(reported, default=0) + 1):
             if t % plan_of(e).gamma == g:
-                x = opened.round(i, t)[0][outcome.actions[i, t - 1]].astype(float)
+                x = opened_environment.round(i, t)[0][outcome.actions[i, t - 1]].astype(float)
                 point = oracle.clipped(x, outcome.rewards[i, t - 1], (1.0, 0.0, 1.0))
                 sums += np.outer(point, point)
         if noise is not None:
@@ -844,7 +848,7 @@ def requests_by_definition(e: Experiment, outcome: Outcome) -> list[tuple[int, i
     Its noise is that of prefix n in a tree over single uses, which starts anew after each
     synchronisation.
     """
-    plan, opened = plan_of(e), e.environment.open(e.seed, 0, e.silos)
+    plan, opened_environment = plan_of(e), e.environment.open(e.seed, 0, e.silos)
     source, d = SeededNoise(e.seed, 0), e.facts.dimension
     private = bool(e.curves[0].keys["private"])
     requests: list[tuple[int, int, int]] = []
@@ -859,7 +863,7 @@ def requests_by_definition(e: Experiment, outcome: Outcome) -> list[tuple[int, i
             for i in part.clique if report_use is None else ():
                 gram = np.zeros((d, d))
                 for r in rounds[last_report_use:use]:
-                    x = opened.round(i, r)[0][outcome.actions[i, r - 1]].astype(float)
+                    x = opened_environment.round(i, r)[0][outcome.actions[i, r - 1]].astype(float)
                     x = x / max(1.0, float(np.linalg.norm(x)))
                     gram += np.outer(x, x)
                 noise = np.zeros((d, d))

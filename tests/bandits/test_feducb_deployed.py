@@ -15,7 +15,7 @@ from fastfed import InputError
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.system import System
 from fastfed.environments import Sphere
-from fastfed.privacy.certificate import SIMULATION
+from fastfed.privacy.certificate import SIMULATION_CAVEAT
 from fastfed.results.store import FILE
 from fastfed.simulation.dispatch import missing_batches, predict_seconds
 from fastfed.simulation.experiment import experiment_from_spec
@@ -78,8 +78,8 @@ def test_deployed_silos_synchronise_when_one_of_them_is_due(keys, lazy):
         # Without noise the total is the gram of all rounds up to the last synchronisation.
         assert broadcast.covariance.trace() <= 2 * rounds[-1]
         assert silos[0].indefinite == 0
-    assert SIMULATION in system.certificate.caveats or keys.get("private") is False
-    assert SIMULATION not in system.deployed_certificate.caveats
+    assert SIMULATION_CAVEAT in system.certificate.caveats or keys.get("private") is False
+    assert SIMULATION_CAVEAT not in system.deployed_certificate.caveats
     assert system.deployed_certificate.status == system.certificate.status
 
 
@@ -206,9 +206,9 @@ def test_silos_with_a_fixed_schedule_refuse_requests():
 
 def test_system_noise_never_returns_trigger_noise_twice():
     noise = SystemNoise()
-    drawn = [noise.trigger(0, 1, 3), noise.trigger(1, 1, 3), noise.trigger(0, 2, 3)]
-    assert {len(z) for z in drawn} == {6}
-    assert len({tuple(z) for z in drawn}) == 3
+    draws = [noise.trigger(0, 1, 3), noise.trigger(1, 1, 3), noise.trigger(0, 2, 3)]
+    assert {len(z) for z in draws} == {6}
+    assert len({tuple(z) for z in draws}) == 3
     with pytest.raises(InputError, match="the schedule's noise of round 1 of silo 0 was drawn alr"):
         noise.trigger(0, 1, 3)
     # The noise of a node of the sums is separate.

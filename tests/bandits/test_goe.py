@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from fastfed.bandits.noise_distributions import (
+    EIGENVALUE_STEP,
     MAX_EXACT_DIMENSION,
-    STEP,
     _expected_above,
     largest_eigenvalue,
     norm_quantile,
@@ -84,7 +84,7 @@ def test_quantile_in_one_dimension_is_that_of_a_normal():
     for probability in (0.3, 1e-3, 1e-10, 1e-40):
         exact = math.sqrt(2.0) * stats.norm.isf(probability)
         quantile = largest_eigenvalue(1, probability)
-        assert exact <= quantile <= exact + 3.0 * STEP * math.sqrt(2.0)
+        assert exact <= quantile <= exact + 3.0 * EIGENVALUE_STEP * math.sqrt(2.0)
 
 
 def test_quantile_in_two_dimensions_agrees_with_an_integral():
@@ -97,7 +97,7 @@ def test_quantile_in_two_dimensions_agrees_with_an_integral():
     for t in (3.0, 4.5, 6.0):  # for smaller t, both eigenvalues may be above t
         # Half the difference of the diagonal entries has variance 1, as the off-diagonal entry.
         exact = float(weight @ np.exp(-0.5 * np.square(np.maximum(t - m, 0.0))))
-        assert largest_eigenvalue(2, exact * 1.02) <= t + 3.0 * STEP * math.sqrt(2.0)
+        assert largest_eigenvalue(2, exact * 1.02) <= t + 3.0 * EIGENVALUE_STEP * math.sqrt(2.0)
         assert largest_eigenvalue(2, exact * 0.98) >= t - 0.02
 
 

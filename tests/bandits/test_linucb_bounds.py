@@ -17,7 +17,7 @@ from fastfed.bandits.problem import BoundSetting
 Bound = Callable[..., float]
 
 
-def at(
+def setting_of(
     T: int,
     d: int = 1,
     B: int = 1,
@@ -40,13 +40,13 @@ def at(
 
 def theorem(bound: Callable[..., float], **keys: Any) -> Bound:
     """Return a bound as a function of T, d, B, epsilon, delta, alpha."""
-    return lambda *sizes, **constant: bound(at(*sizes, **constant), **keys)
+    return lambda *sizes, **constant: bound(setting_of(*sizes, **constant), **keys)
 
 
 def rule_of(name: str) -> Callable[..., int]:
     """Return a batch rule as a function of T, d, epsilon, delta."""
     return lambda T, d=1, epsilon=None, delta=None, constant=1.0: bounds.batch_size(
-        name, at(T, d, 1, epsilon, delta, constant=constant)
+        name, setting_of(T, d, 1, epsilon, delta, constant=constant)
     )
 
 
@@ -93,7 +93,7 @@ def test_bound_of_returning_users_equals_the_oracles_bound() -> None:
         for M0 in batch_sizes(T):
             budget = {"epsilon": epsilon, "delta": delta, "alpha": 0.1}
             check_equal(
-                bounds.proposition_e_7(at(T, d, 1, epsilon, delta, constant=3.0), M0),
+                bounds.proposition_e_7(setting_of(T, d, 1, epsilon, delta, constant=3.0), M0),
                 oracle.regret_bound("E.7", T=T, B=1, d=d, M0=M0, **budget, constant=3.0),
             )
 
@@ -102,12 +102,12 @@ def test_lemmas_equal_the_oracles_lemmas() -> None:
     for T, d, scale, _ in SIZES:
         for B, alpha in product(batch_sizes(T), ALPHAS):
             check_equal(
-                bounds.lemma_a_2(at(T, d, B), 1.0 + scale, scale),
+                bounds.lemma_a_2(setting_of(T, d, B), 1.0 + scale, scale),
                 oracle.lemma_a2(1.0 + scale, T=T, B=B, d=d, lam_min=scale),
             )
             for sigma in (0.0, scale):
                 check_equal(
-                    bounds.lemma_a_4(at(T, d, B, alpha=alpha, constant=0.7), sigma),
+                    bounds.lemma_a_4(setting_of(T, d, B, alpha=alpha, constant=0.7), sigma),
                     oracle.lemma_a4(sigma, T=T, B=B, d=d, alpha=alpha, constant=0.7),
                 )
 
@@ -125,7 +125,7 @@ def test_batch_rules_equal_the_oracles_rules() -> None:
                 )
         for rule in ("3.3", *RULES):
             check_equal(
-                bounds.corollary_bound(rule, at(**sizes, constant=0.7)),
+                bounds.corollary_bound(rule, setting_of(**sizes, constant=0.7)),
                 oracle.corollary_bound(rule, **sizes, constant=0.7),
             )
 
@@ -147,7 +147,7 @@ def test_bounds_have_values_calculated_by_hand() -> None:
     assert THEOREMS["F.3"](*arguments) == pytest.approx(
         1600 + 1600 * math.log(100) ** 0.25 * math.log(1e6)
     )
-    bound_of_lemma = bounds.lemma_a_2(at(30, 2, 4), 1.5, 5.0)  # G = ln 4
+    bound_of_lemma = bounds.lemma_a_2(setting_of(30, 2, 4), 1.5, 5.0)  # G = ln 4
     assert bound_of_lemma == pytest.approx(8 + 6 * math.sqrt(240 * math.log(2)))
     # Powers of T alone are exact, and 1000^(3/5) = 63.1.
     assert [RULES_OF_T[name](6**4) for name in ("F.2", "F.4")] == [216, 36]
@@ -180,7 +180,7 @@ def test_bounds_are_monotone(result: str) -> None:
 
 def test_other_bounds_are_monotone() -> None:
     def cost(T: int, d: int, epsilon: float, delta: float, M0: int) -> float:
-        return bounds.proposition_e_7(at(T, d, 1, epsilon, delta), M0)
+        return bounds.proposition_e_7(setting_of(T, d, 1, epsilon, delta), M0)
 
     value = cost(1000, 5, 0.5, 0.1, 10)
     assert cost(1000, 5, 0.5, 0.1, 40) == pytest.approx(2 * value)
@@ -188,8 +188,8 @@ def test_other_bounds_are_monotone() -> None:
     assert cost(1000, 80, 2.0, 0.1, 10) == pytest.approx(4 * value)
     assert cost(1000, 5, 0.5, 0.01, 10) == pytest.approx(2**0.25 * value)
     lemmas: list[Callable[..., float]] = [
-        lambda T, d, B, noise, low: bounds.lemma_a_2(at(T, d, B), noise, low),
-        lambda T, d, B, noise, alpha: bounds.lemma_a_4(at(T, d, B, alpha=alpha), noise),
+        lambda T, d, B, noise, low: bounds.lemma_a_2(setting_of(T, d, B), noise, low),
+        lambda T, d, B, noise, alpha: bounds.lemma_a_4(setting_of(T, d, B, alpha=alpha), noise),
     ]
     for lemma in lemmas:
         value = lemma(1000, 5, 10, 3.0, 0.5)
@@ -247,8 +247,8 @@ def test_lemma_a_4_implies_the_bounds() -> None:
     ]:
         first_term = d * B * math.log(T)
         second_term = THEOREMS[result](T, d, B, 0.01, delta, 0.1) - first_term
-        without_noise = bounds.lemma_a_4(at(T, d, B, alpha=0.1), 0.0)
-        noise_term = bounds.lemma_a_4(at(T, d, B, alpha=0.1), sigma) - without_noise
+        without_noise = bounds.lemma_a_4(setting_of(T, d, B, alpha=0.1), 0.0)
+        noise_term = bounds.lemma_a_4(setting_of(T, d, B, alpha=0.1), sigma) - without_noise
         assert noise_term / second_term == pytest.approx(ratio, rel=0.01), result
 
 
@@ -314,7 +314,7 @@ def test_batch_rules_make_both_terms_equal(epsilon: float, delta: float, d: int)
         actual = ratio_of_terms(bound, T, d, B[rule], budget, delta)
         assert actual == pytest.approx(ratio, rel=1e-5), rule
         # The rule's own regret is d B.
-        regret = bounds.corollary_bound(rule, at(T, d, 1, epsilon, delta))
+        regret = bounds.corollary_bound(rule, setting_of(T, d, 1, epsilon, delta))
         assert d * (B[rule] - 1) <= regret <= d * B[rule]
 
 
@@ -370,7 +370,7 @@ def test_settings_are_checked(key: str, bad_values: tuple[Any, ...], message: st
 
 
 def test_bounds_check_their_arguments_and_name_what_they_need() -> None:
-    whole = at(1000, 5, 20, 1.0, 0.1, 0.1)
+    whole = setting_of(1000, 5, 20, 1.0, 0.1, 0.1)
     refused: list[tuple[Callable[[], float], str]] = [
         (lambda: bounds.proposition_e_7(whole, 1001), "rounds_per_user must be an integer >= 1"),
         (lambda: bounds.lemma_a_4(whole, -1), "noise_std must be >= 0, got -1"),
@@ -379,8 +379,8 @@ def test_bounds_check_their_arguments_and_name_what_they_need() -> None:
         (lambda: bounds.theorem_e_3(whole, printed=1), "printed must be true or false"),  # type: ignore[arg-type]
         (lambda: bounds.batch_size("B.1", whole), 'rule must be one of "3.3", "F.2"'),
         (lambda: bounds.corollary_bound("F.2", whole), 'corollary must be one of "3.3", "B.2"'),
-        (lambda: bounds.batch_size("B.2", at(1000)), "this bound needs delta"),
-        (lambda: bounds.lemma_a_4(at(1000), 1.0), "this bound needs failure_probability"),
+        (lambda: bounds.batch_size("B.2", setting_of(1000)), "this bound needs delta"),
+        (lambda: bounds.lemma_a_4(setting_of(1000), 1.0), "this bound needs failure_probability"),
     ]
     for call, message in refused:
         with pytest.raises(InputError, match=message):

@@ -363,8 +363,8 @@ def test_hard_instance() -> None:
     assert np.linalg.norm(theta.reshape(-1, 2), axis=1) == approx(r)
     rng = np.random.default_rng(18)
     z, blocks = huang.truncated_normal(rng.random(n), rng.random(n)), rng.integers(2, size=n)
-    drawn = [huang.hard_features(int(s), v, d) for s, v in zip(blocks, z, strict=True)]
-    contexts = np.array(drawn)
+    draws = [huang.hard_features(int(s), v, d) for s, v in zip(blocks, z, strict=True)]
+    contexts = np.array(draws)
     assert np.max(np.linalg.norm(contexts, axis=2)) <= 1
     assert not contexts[:, 1].any()
     lambda_0, C_0 = huang.hard_constants(d, r)

@@ -303,8 +303,8 @@ def test_bits_and_counts_agree_exactly() -> None:
     permutations = [keyed_rng(4, j).permutation(size) for j in range(dimension)]
     actual = vector_sum.vector_sum(points, g, b, L, uniforms, noise, permutations)
     assert np.array_equal(actual, counts)
-    drawn = (L / g) * (noise.sum(axis=0) - n * b / 4)
-    assert (np.abs(counts - np.clip(points, -L, L).sum(axis=0) - drawn) < n * L / g).all()
+    draws = (L / g) * (noise.sum(axis=0) - n * b / 4)
+    assert (np.abs(counts - np.clip(points, -L, L).sum(axis=0) - draws) < n * L / g).all()
 
 
 def test_points_outside_the_range_are_clamped() -> None:

@@ -14,7 +14,7 @@ import problems
 import pytest
 from oracle import own_rounds as oracle
 from oracle import sieve
-from test_drivers import both, same
+from test_drivers import assert_same_bits, outcomes_of_both_drivers
 
 from fastfed._kernels import linalg
 from fastfed._random import InterleavedNoise, SeededNoise, SystemNoise
@@ -111,8 +111,8 @@ CASES = {
 
 @pytest.mark.parametrize(("protocol", "keys"), CASES.values(), ids=CASES)
 def test_drivers_agree_bit_for_bit(protocol, keys):
-    (compiled_outcome,), (step_outcome,) = both(experiment(protocol, **keys))
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(experiment(protocol, **keys))
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -120,8 +120,10 @@ def test_drivers_agree_bit_for_bit(protocol, keys):
 @pytest.mark.parametrize("share", [None, SECRET_COIN, {**MIN_OF_BOUNDS, "fraction": 0.7}])
 def test_results_do_not_depend_on_threads_or_call_lengths(threads, rounds_per_call, share):
     e = experiment(share=share)
-    (compiled_outcome,), (step_outcome,) = both(e, threads=threads, rounds_per_call=rounds_per_call)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(
+        e, threads=threads, rounds_per_call=rounds_per_call
+    )
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("keys", [{}, {"fraction": 0.5}, {"fraction": 0.5, "coin": "secret"},
@@ -133,8 +135,8 @@ def test_drivers_agree_on_a_replayed_pool(recorded, keys):
     e = make_experiment(
         name="pool", environment=pool, curves=[curve], horizon=24, silos=3, seed=7, checkpoints=3
     )
-    (compiled_outcome,), (step_outcome,) = both(e)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 def test_curves_simulated_together_equal_curves_simulated_alone():
@@ -147,7 +149,7 @@ def test_curves_simulated_together_equal_curves_simulated_alone():
     together = compiled.run(environment, plans, e.checkpoints, record=True)
     for plan, outcome in zip(plans, together, strict=True):
         (single_outcome,) = compiled.run(environment, [plan], e.checkpoints, record=True)
-        same(outcome, single_outcome)
+        assert_same_bits(outcome, single_outcome)
 
 
 def test_shared_rounds_equal_those_of_a_federation_without_local_rounds():
@@ -158,8 +160,8 @@ def test_shared_rounds_equal_those_of_a_federation_without_local_rounds():
         name="all", environment=with_local_rounds.environment, curves=[curve], horizon=HORIZON,
         silos=SILOS, seed=7, checkpoints=5,
     )  # fmt: skip
-    (local_outcome,), _ = both(with_local_rounds)
-    (shared_outcome,), _ = both(all_shared)
+    (local_outcome,), _ = outcomes_of_both_drivers(with_local_rounds)
+    (shared_outcome,), _ = outcomes_of_both_drivers(all_shared)
     np.testing.assert_array_equal(
         local_outcome.actions[:, :UNTIL], shared_outcome.actions[:, :UNTIL]
     )
@@ -711,7 +713,9 @@ def test_regret_bound_of_min_of_bounds_is_proven_for_equal_silos():
         assert regret_bound - local_regret < 3.0 * direct_regret_bound(
             short_system.plan, short_system.theory
         )
-        (outcome,), _ = both(experiment(protocol, environment=homogeneous, share=share))
+        (outcome,), _ = outcomes_of_both_drivers(
+            experiment(protocol, environment=homogeneous, share=share)
+        )
         assert outcome.group_regret[-1] < regret_bound
     rotated_system = system(environment=Rotated(D, K, 0.4), share=MIN_OF_BOUNDS)
     assert not rotated_system.theory.proven

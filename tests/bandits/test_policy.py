@@ -239,7 +239,7 @@ def test_a_discounted_agent_adapts_to_a_change():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 @pytest.mark.parametrize("block", [1, D, 5 * D, 2**17])
 def test_sparse_rows_give_the_same_bits_as_dense_rows(discount, dtype, block, monkeypatch):
-    monkeypatch.setattr(policy, "BLOCK", block)
+    monkeypatch.setattr(policy, "MAX_BLOCK_ENTRIES", block)
     rng = np.random.default_rng(7)
     dense = (rng.normal(size=(23, D)) * 3 * (rng.uniform(size=(23, D)) < 0.3)).astype(dtype)
     sparse_agent, dense_agent = trained_agent(discount), trained_agent(discount)
@@ -256,7 +256,7 @@ def test_sparse_rows_give_the_same_bits_as_dense_rows(discount, dtype, block, mo
 
 
 def test_ties_of_sparse_rows_go_to_the_lowest_index(monkeypatch):
-    monkeypatch.setattr(policy, "BLOCK", 2 * D)
+    monkeypatch.setattr(policy, "MAX_BLOCK_ENTRIES", 2 * D)
     assert trained_agent().select(scipy.sparse.csr_array(np.ones((9, D)))) == 0
 
 
@@ -268,7 +268,7 @@ def test_a_large_sparse_set_is_converted_in_blocks(monkeypatch):
         "toarray",
         lambda self: block_sizes.append(self.shape[0]) or toarray(self),
     )
-    monkeypatch.setattr(policy, "BLOCK", 100 * D)
+    monkeypatch.setattr(policy, "MAX_BLOCK_ENTRIES", 100 * D)
     actions = scipy.sparse.csr_array(np.random.default_rng(1).binomial(1, 0.1, (2050, D)) / 3.0)
     agent = trained_agent()
     agent.select(actions)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from oracle import huang_2023 as oracle
 from problems import ordinary_cases
-from test_drivers import same
+from test_drivers import assert_same_bits
 
 import fastfed
 from fastfed import InputError
 from fastfed._kernels import linalg
 from fastfed._random import LAPLACE, RANGE, ROTATION, SeededNoise
 from fastfed.environments import FixedSet, HardInstance, NoDiversity, RewardDistribution, Sphere
-from fastfed.privacy.certificate import SIMULATION
+from fastfed.privacy.certificate import SIMULATION_CAVEAT
 from fastfed.protocols.protocol import Broadcast, Report
 from fastfed.protocols.serverless import LocalEstimate, Model, PhasePlan
 from fastfed.simulation import dispatch, phases
@@ -139,7 +139,7 @@ def run_local_linucb(e: Experiment) -> Any:
 def test_both_drivers_agree_bit_for_bit(name, environment):
     e = experiment(ENVIRONMENTS[environment], **PROBLEMS[name])
     plan, outcome = plan_of(e), run_compiled(e)
-    same(outcome, run_readable(e))
+    assert_same_bits(outcome, run_readable(e))
     # Compare synchronisations and bits with counts from the phase schedule.
     has_releases = name not in ("U beyond T", "memory, alone")
     initial_phases = PROBLEMS[name].get("initial_phases", 2)
@@ -183,7 +183,7 @@ def test_both_drivers_agree_in_every_dimension(dimension, keys):
     """Check dimensions around powers of two, since vectors are padded to a power of two."""
     e = experiment(Sphere(dimension=dimension, actions=5), horizon=31, **keys)
     assert all(m.padded == oracle.padded(dimension) for m in plan_of(e).means)
-    same(run_compiled(e), run_readable(e))
+    assert_same_bits(run_compiled(e), run_readable(e))
 
 
 @pytest.mark.parametrize("clip", [True, False])
@@ -198,7 +198,7 @@ def test_rewards_are_clipped_if_clip_is_set(clip):
     # Rewards leave [0, 1] in greedy phases, too.
     assert np.sum(outcome.rewards[:, 6:] > 1.0) > 0
     assert outcome.events["clipped_rewards"] == (outside_count if clip else 0)
-    same(outcome, run_readable(e))
+    assert_same_bits(outcome, run_readable(e))
 
 
 def test_features_are_clipped_if_clip_is_set():
@@ -211,7 +211,7 @@ def test_features_are_clipped_if_clip_is_set():
     for clip in (True, False):
         e = experiment(environment, horizon=24, silos=3, clip=clip)
         outcome = run_compiled(e)
-        same(outcome, run_readable(e))
+        assert_same_bits(outcome, run_readable(e))
         clipped_counts.append(outcome.events["clipped_features"])
     assert clipped_counts == [3 * 24, 0]
 
@@ -220,7 +220,7 @@ def test_features_are_clipped_if_clip_is_set():
 def test_both_drivers_agree_on_a_replayed_pool(recorded, sampling):
     environment = fastfed.environments.Replay.from_arrays(*recorded, sampling=sampling)
     e = experiment(environment, horizon=24, silos=3)
-    same(run_compiled(e), run_readable(e))
+    assert_same_bits(run_compiled(e), run_readable(e))
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -230,7 +230,9 @@ def test_both_drivers_agree_on_a_replayed_pool(recorded, sampling):
 def test_results_do_not_depend_on_threads_or_call_lengths(environment, threads, rounds_per_call):
     for name in ("one round after a phase", "U = 1", "not private", "U beyond T"):
         e = experiment(ENVIRONMENTS[environment], **PROBLEMS[name])
-        same(run_compiled(e), run_compiled(e, threads=threads, rounds_per_call=rounds_per_call))
+        assert_same_bits(
+            run_compiled(e), run_compiled(e, threads=threads, rounds_per_call=rounds_per_call)
+        )
 
 
 @pytest.mark.parametrize("environment", ["sphere", "fixed set"])
@@ -280,7 +282,7 @@ def test_sparse_checkpoints_show_the_same_values_as_dense_checkpoints():
                 np.testing.assert_array_equal(
                     getattr(sparse, field), getattr(dense, field)[checkpoints - 1]
                 )
-        assert not dispatch.together(plan_of(e))
+        assert not dispatch.runs_together(plan_of(e))
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -530,15 +532,15 @@ def estimates_of(phase: int, values: Any = ((0.3, 0.1), (0.2, 0.4))) -> list[Loc
 def test_clients_with_seeded_noise_equal_the_step_driver(name, environment):
     e = fixed_radius_experiment(environment, PROBLEMS[name])
     plan, outcome, replayed = plan_of(e), run_compiled(e), replay(e, run_compiled(e))
-    opened = e.environment.open(e.seed, 0, e.silos)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
     clients = [fastfed.parties.Client(plan, i) for i in range(e.silos)]
     server, models, sent = fastfed.parties.Averager(plan, SeededNoise(SEED)), [], []
     for t in range(1, e.horizon + 1):
         for i, client in enumerate(clients):
-            features, means = opened.round(i, t)
+            features, means = opened_environment.round(i, t)
             a = client.select(features)
             assert a == outcome.actions[i, t - 1]
-            client.observe(opened.reward(i, t, means[a]))
+            client.observe(opened_environment.reward(i, t, means[a]))
             assert client.greedy == (t > 6)
         if clients[0].due:
             assert all(client.due for client in clients)
@@ -620,7 +622,7 @@ def test_deployed_certificate_has_no_caveats_about_simulation():
         deployed_system(initial_phases=9),
     ):
         deployed, simulated = system.deployed_certificate, system.certificate
-        assert SIMULATION in simulated.caveats and SIMULATION not in deployed.caveats
+        assert SIMULATION_CAVEAT in simulated.caveats and SIMULATION_CAVEAT not in deployed.caveats
         assert not any("simulation" in caveat for caveat in deployed.caveats)
         assert (deployed.status, deployed.exact) == (simulated.status, simulated.exact)
         assert any(caveat.startswith("deployment: ") for caveat in deployed.caveats)

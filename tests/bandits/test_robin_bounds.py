@@ -26,7 +26,7 @@ BUDGETS = list(product((1e-4, 0.1, 0.69, 8.0), (1e-9, 0.3)))
 DISTRIBUTIONS = list(product((1e-6, 0.0994, 1.0), (0.01, 6.7), (0.9, 0.05)))
 
 
-def at(
+def setting_of(
     T: int,
     M: int = 1,
     d: int = 1,
@@ -49,7 +49,9 @@ def at(
 
 def lower(bound: Callable[..., float]) -> Callable[..., float]:
     """Return a lower bound as a function of T, M, d, epsilon and the margin."""
-    return lambda T, M, d, epsilon, margin, **keys: bound(at(T, M, d, epsilon, **keys), margin)
+    return lambda T, M, d, epsilon, margin, **keys: bound(
+        setting_of(T, M, d, epsilon, **keys), margin
+    )
 
 
 theorem_4_5, theorem_5_3 = lower(bounds.theorem_4_5), lower(bounds.theorem_5_3)
@@ -116,7 +118,7 @@ def test_upper_bounds_equal_the_oracles_bounds() -> None:
         SIZES, BUDGETS, DISTRIBUTIONS
     ):
         common = {"M": M, "T": T, "d": d, "beta": beta, "epsilon": epsilon, "delta": delta}
-        setting = at(T, M, d, epsilon, delta, beta)
+        setting = setting_of(T, M, d, epsilon, delta, beta)
         oracle_bound = oracle.theorem_3_3(**common, lambda_0=lambda_0, C_0=margin)  # type: ignore[arg-type]
         check_equal(
             bounds.theorem_3_3(msgspec.structs.replace(setting, constant=0.7), lambda_0, margin),
@@ -139,9 +141,9 @@ def test_regret_of_known_phases_equals_the_oracles_regret() -> None:
     for (T, M, _), margin, c_2 in product(SIZES, (0.01, 6.7), (3.0, 4e5)):
         P = phases_of(T)
         for U in {1, max(1, P - 1), P, P + 3}:
-            printed = bounds.theorem_c_6(at(T, M), U, margin, c_2, printed=True)
+            printed = bounds.theorem_c_6(setting_of(T, M), U, margin, c_2, printed=True)
             check_equal(printed, oracle.theorem_c6_explicit(M, P, U, margin, c_2))
-            corrected = bounds.theorem_c_6(at(T, M), U, margin, c_2)
+            corrected = bounds.theorem_c_6(setting_of(T, M), U, margin, c_2)
             oracle_regret = oracle.theorem_c6_mended(M, P, U, margin, c_2)
             # There are at most as many initial rounds as rounds.
             check_equal(corrected, oracle_regret - 2.0 * M * max(last_round(U) - T, 0))
@@ -152,7 +154,9 @@ def test_lower_bounds_equal_the_oracles_bounds() -> None:
     for (T, M, d), (epsilon, delta), margin in product(SIZES, BUDGETS, (0.01, 6.7)):
         for printed in (False, True):
             check_equal(
-                bounds.theorem_4_2(at(T, M, d, epsilon, constant=0.7), margin, printed=printed),
+                bounds.theorem_4_2(
+                    setting_of(T, M, d, epsilon, constant=0.7), margin, printed=printed
+                ),
                 0.7 * oracle.theorem_4_2(M, T, d, epsilon, margin, mended=not printed),
             )
         for bound, oracle_bound in LOWER_BOUNDS.values():
@@ -162,11 +166,11 @@ def test_lower_bounds_equal_the_oracles_bounds() -> None:
                     0.7 * oracle_bound(M, T, d, epsilon, margin_or_none),
                 )
         check_equal(
-            bounds.proposition_d_1(at(T, 1, 1, epsilon, delta)),
+            bounds.proposition_d_1(setting_of(T, 1, 1, epsilon, delta)),
             oracle.proposition_d1_mended(T, epsilon, delta),
         )
         check_equal(
-            bounds.proposition_d_1(at(T, 1, 1, epsilon, delta), printed=True),
+            bounds.proposition_d_1(setting_of(T, 1, 1, epsilon, delta), printed=True),
             oracle.proposition_d1(T, epsilon, delta),
         )
 
@@ -179,12 +183,12 @@ def test_bounds_have_values_calculated_by_hand() -> None:
     powers_of_e = [math.exp(-k) for k in range(7)]
     # 2 L 2 / (10 / 4) exceeds 1; for epsilon = 100 only the first term remains.
     assert bounds.theorem_3_3(
-        at(1000, 10, 2, 0.5, powers_of_e[2], powers_of_e[1]), 0.5, 3.0
+        setting_of(1000, 10, 2, 0.5, powers_of_e[2], powers_of_e[1]), 0.5, 3.0
     ) == pytest.approx(1.6 * log_1000 * 24 * log_1000)
     assert bounds.theorem_3_3(
-        at(1000, 10, 2, 100.0, powers_of_e[2], powers_of_e[1]), 0.5, 3.0
+        setting_of(1000, 10, 2, 100.0, powers_of_e[2], powers_of_e[1]), 0.5, 3.0
     ) == pytest.approx(24 * log_1000)
-    assert bounds.theorem_4_2(at(1000, 50, 4, 0.1), 3.0) == pytest.approx(
+    assert bounds.theorem_4_2(setting_of(1000, 50, 4, 0.1), 3.0) == pytest.approx(
         24 * log_1000 + powers_of_e[5] * 50_000 / 3
     )
     assert theorem_4_5(1000, 50, 4, 0.01, 3.0) == pytest.approx(600 * log_1000)
@@ -195,18 +199,21 @@ def test_bounds_have_values_calculated_by_hand() -> None:
     assert corollary_5_5(1000, 50, 4, 0.5, 3.0) == pytest.approx(48 * log_1000)
     assert corollary_5_5(1000, 49, 4, 0.5, None) == pytest.approx(14 * math.sqrt(4000))
     # 126 rounds make 6 phases, and the first 3 have 14 rounds.
-    assert bounds.theorem_c_6(at(126, 10), 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 2 * 10 * 14
-    assert bounds.theorem_c_6(at(126, 10), 3, 2.0, 5.0, printed=True) == 8 * 2 * 25 * 6 + 10 * 8
+    assert bounds.theorem_c_6(setting_of(126, 10), 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 2 * 10 * 14
+    assert (
+        bounds.theorem_c_6(setting_of(126, 10), 3, 2.0, 5.0, printed=True)
+        == 8 * 2 * 25 * 6 + 10 * 8
+    )
     # ln(1/delta) = 6 and d = 1: epsilon over epsilon' is 6.
     distance, probability = oracle.corollary_b5(
         0.02, 48, 1, 48 * powers_of_e[4], 1.0, powers_of_e[6], 2.0
     )
     assert distance == pytest.approx(80 * 0.02 * (4 - math.log(48)) * 6 * 2 / 48)
     assert probability == pytest.approx(144 * powers_of_e[4] + 2 / 0.4 * powers_of_e[1])
-    assert bounds.proposition_d_1(at(100, 1, 1, math.log(3), 0.2)) == pytest.approx(20)
-    assert bounds.proposition_d_1(at(100, 1, 1, math.log(3), 0.02), printed=True) == pytest.approx(
-        10
-    )
+    assert bounds.proposition_d_1(setting_of(100, 1, 1, math.log(3), 0.2)) == pytest.approx(20)
+    assert bounds.proposition_d_1(
+        setting_of(100, 1, 1, math.log(3), 0.02), printed=True
+    ) == pytest.approx(10)
 
 
 def test_bounds_of_tiny_budgets_are_finite_or_infinite() -> None:
@@ -215,11 +222,13 @@ def test_bounds_of_tiny_budgets_are_finite_or_infinite() -> None:
         for margin in (None, 2.0):
             local = lower(1000, 7, 4, tiny, margin)
             assert local == pytest.approx(7 * lower(1000, 1, 4, 1.0, margin))
-    assert bounds.theorem_4_2(at(1, 7, 4, tiny), 2.0) == pytest.approx(3.5)
-    assert bounds.theorem_3_3(at(1000, 7, 4, tiny, 0.1, 0.1), 0.1, 2.0) == math.inf
-    assert math.isfinite(bounds.theorem_3_3(at(1000, 7, 4, 1.0, tiny, tiny), 0.1, 2.0))
-    assert math.isfinite(bounds.proposition_c_3(at(1000, 7, 4, 1.0, tiny, 0.1), 0.1, 2.0).c_2)
-    assert bounds.proposition_d_1(at(1000, 1, 1, 1e4, tiny)) == 0.0
+    assert bounds.theorem_4_2(setting_of(1, 7, 4, tiny), 2.0) == pytest.approx(3.5)
+    assert bounds.theorem_3_3(setting_of(1000, 7, 4, tiny, 0.1, 0.1), 0.1, 2.0) == math.inf
+    assert math.isfinite(bounds.theorem_3_3(setting_of(1000, 7, 4, 1.0, tiny, tiny), 0.1, 2.0))
+    assert math.isfinite(
+        bounds.proposition_c_3(setting_of(1000, 7, 4, 1.0, tiny, 0.1), 0.1, 2.0).c_2
+    )
+    assert bounds.proposition_d_1(setting_of(1000, 1, 1, 1e4, tiny)) == 0.0
 
 
 # -- Proven and unproven bounds --------------------------------------------------------------------
@@ -285,15 +294,15 @@ def test_theorem_4_2_as_printed_exceeds_the_largest_possible_regret() -> None:
     largest_regret, without_privacy = M * T * r, margin * d * math.log(T)
     second_term = math.exp(-M * 0.15) * largest_regret
     assert (
-        bounds.theorem_4_2(at(T, M, d, 0.15), margin, printed=True) - without_privacy
+        bounds.theorem_4_2(setting_of(T, M, d, 0.15), margin, printed=True) - without_privacy
         > 100 * second_term
     )
     assert (
         without_privacy
-        < bounds.theorem_4_2(at(T, M, d, 0.15), margin)
+        < bounds.theorem_4_2(setting_of(T, M, d, 0.15), margin)
         < without_privacy + second_term
     )
-    assert bounds.theorem_4_2(at(T, M, d, 1e-6), margin) > 1e6 * largest_regret
+    assert bounds.theorem_4_2(setting_of(T, M, d, 1e-6), margin) > 1e6 * largest_regret
 
 
 def test_theorem_3_3_omits_a_logarithm_and_the_initial_rounds() -> None:
@@ -303,15 +312,16 @@ def test_theorem_3_3_omits_a_logarithm_and_the_initial_rounds() -> None:
     """
     corrected, printed = [], []
     for delta in (1e-75, 1e-150, 1e-300):
-        setting = at(2**14, 50, 5, 1e-3, delta, 0.05)
+        setting = setting_of(2**14, 50, 5, 1e-3, delta, 0.05)
         corrected.append(bounds.proposition_c_3(setting, 0.1, 3.0).c_2 ** 2)
         printed.append(bounds.theorem_3_3(setting, 0.1, 3.0))
     assert corrected[1:] == pytest.approx([4 * corrected[0], 16 * corrected[0]], rel=0.06)
     assert printed[1:] == pytest.approx([2 * printed[0], 4 * printed[0]])
-    few, many = (bounds.theorem_c_6(at(2**14, M), 8, 3.0, 2.0) for M in (10**6, 2 * 10**6))
+    few, many = (bounds.theorem_c_6(setting_of(2**14, M), 8, 3.0, 2.0) for M in (10**6, 2 * 10**6))
     assert many == pytest.approx(2 * few, rel=1e-3)
     few, many = (
-        bounds.theorem_3_3(at(2**14, M, 5, 1.0, 1e-3, 0.05), 0.1, 3.0) for M in (10**7, 2 * 10**7)
+        bounds.theorem_3_3(setting_of(2**14, M, 5, 1.0, 1e-3, 0.05), 0.1, 3.0)
+        for M in (10**7, 2 * 10**7)
     )
     assert few == many
 
@@ -322,7 +332,7 @@ def test_proposition_c_3_keeps_the_error_of_corollary_b_5() -> None:
     The first M of the silos leave a total failure probability of beta / (2 P).
     """
     M, beta = 500, 0.1
-    constants = bounds.proposition_c_3(at(1000, M, 5, 1.0, 1e-5, beta), 0.1, 1e-9)
+    constants = bounds.proposition_c_3(setting_of(1000, M, 5, 1.0, 1e-5, beta), 0.1, 1e-9)
     P, beta_1 = constants.phases, beta / (16 * constants.phases)
     r = constants.c_1 / math.sqrt(2**P)
     distance, _ = oracle.corollary_b5(r, M, 5, beta_1, constants.epsilon_0, constants.delta_0)
@@ -359,7 +369,7 @@ def test_proposition_d_1_is_the_error_of_randomised_response() -> None:
     for epsilon in (0.05, 0.5, 2.0, 9.0):
         truth = (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
         assert truth == pytest.approx(math.exp(epsilon) * (1 - truth) + delta)
-        assert bounds.proposition_d_1(at(100, 1, 1, epsilon, delta)) == pytest.approx(
+        assert bounds.proposition_d_1(setting_of(100, 1, 1, epsilon, delta)) == pytest.approx(
             100 * (1 - truth)
         )
     for threshold, error in [(9.0, None), (1.8, 50.0)]:
@@ -367,7 +377,7 @@ def test_proposition_d_1_is_the_error_of_randomised_response() -> None:
             (math.log(threshold) - 1e-6, True),
             (math.log(threshold) + 1e-6, False),
         ]:
-            setting = at(100, 1, 1, epsilon, delta)
+            setting = setting_of(100, 1, 1, epsilon, delta)
             printed = bounds.proposition_d_1(setting, printed=True)
             limit = bounds.proposition_d_1(setting) if error is None else error
             assert (printed > limit) == above
@@ -377,15 +387,18 @@ def test_proposition_d_1_is_the_error_of_randomised_response() -> None:
 
 
 def test_bounds_check_their_arguments_and_name_what_they_need() -> None:
-    whole = at(1000, 8, 5, 0.5, 0.1, 0.1)
+    whole = setting_of(1000, 8, 5, 0.5, 0.1, 0.1)
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: bounds.theorem_c_6(whole, 201, 3.0, 50.0), "initial_phases must be an integer"),
         (lambda: bounds.theorem_c_6(whole, 4, 3.0, 0), "c_2 must be > 0, got 0"),
         (lambda: bounds.theorem_3_3(whole, 0, 3.0), "diversity must be > 0, got 0"),
         (lambda: bounds.proposition_c_3(whole, -1, 3.0), "diversity must be > 0, got -1"),
-        (lambda: bounds.theorem_3_3(at(9, 8, 5, 1.0, 0.1, 1.0), 0.1, 3.0), "must be > 0 and < 1"),
+        (
+            lambda: bounds.theorem_3_3(setting_of(9, 8, 5, 1.0, 0.1, 1.0), 0.1, 3.0),
+            "must be > 0 and < 1",
+        ),
         (lambda: bounds.theorem_4_2(whole, 3.0, printed=1), "printed must be true or false"),  # type: ignore[arg-type]
-        (lambda: bounds.proposition_d_1(at(9, epsilon=1.0)), "this bound needs delta"),
+        (lambda: bounds.proposition_d_1(setting_of(9, epsilon=1.0)), "this bound needs delta"),
     ]
     refused += [
         (lambda bound=bound: bound(whole, math.inf), "margin must be")  # type: ignore[misc]

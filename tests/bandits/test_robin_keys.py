@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from oracle import huang_2023 as oracle
-from test_run import check_resumed, same
+from test_run import assert_same_results, check_resumed
 
 import fastfed
 from fastfed import InputError
@@ -18,7 +18,7 @@ from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import System
 from fastfed.cli import cli
-from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
+from fastfed.privacy.certificate import SIMULATION_CAVEAT, Certificate, ClaimCondition
 from fastfed.protocols.serverless import PhasePlan
 
 SETTING = ProblemSpec(silos=40, horizon=100, dimension=3)  # six phases
@@ -351,8 +351,8 @@ def test_certificate_without_caveat_about_chance_if_there_is_one_bin():
 def test_only_simulations_have_a_caveat_about_simulation():
     for keys in ({}, {"initial_phases": 99}):
         system = make(**keys)
-        assert SIMULATION in system.certificate.caveats
-        assert SIMULATION not in system.deployed_certificate.caveats
+        assert SIMULATION_CAVEAT in system.certificate.caveats
+        assert SIMULATION_CAVEAT not in system.deployed_certificate.caveats
         assert not any("simulation" in c for c in system.deployed_certificate.caveats)
 
 
@@ -426,7 +426,7 @@ def test_robin_can_be_simulated_together_with_other_curves():
         for driver_keys in ({}, {"threads": 1}, {"driver": "step"})
     ]  # fmt: skip
     for other_results in results[1:]:
-        same(results[0], other_results)
+        assert_same_results(results[0], other_results)
     curves = {curve.label: curve for curve in results[0].curves}
     assert list(curves) == LABELS
     for label, curve in curves.items():

@@ -157,10 +157,10 @@ def register_scores(monkeypatch):
 )
 def test_both_drivers_agree_bit_for_bit(sizes):
     sphere = Sphere(dimension=sizes["dimension"], actions=sizes["actions"])
-    (compiled_outcome,), (step_outcome,) = test_drivers.both(
+    (compiled_outcome,), (step_outcome,) = test_drivers.outcomes_of_both_drivers(
         test_drivers.experiment(sphere, sizes, score="thompson")
     )
-    test_drivers.same(compiled_outcome, step_outcome)
+    test_drivers.assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,10 @@ def test_drivers_agree_on_a_replayed_pool(recorded, lazy):
     sizes = {"silos": 3, "horizon": 24, "batch_size": 5, "lazy": lazy, "protocol": "silo-ldp"}
     for sampling in ("in-order", "with-replacement"):
         pool = Replay.from_arrays(*recorded, sampling=sampling)
-        (compiled_outcome,), (step_outcome,) = test_drivers.both(
+        (compiled_outcome,), (step_outcome,) = test_drivers.outcomes_of_both_drivers(
             test_drivers.experiment(pool, sizes, score="thompson")
         )
-        test_drivers.same(compiled_outcome, step_outcome)
+        test_drivers.assert_same_bits(compiled_outcome, step_outcome)
 
 
 def test_linucb_written_as_a_score_chooses_the_same_actions():
@@ -233,7 +233,9 @@ def test_linucb_written_as_a_score_chooses_the_same_actions():
         for lazy in (True, False):
             keys = {"radius": radius, "lazy": lazy, "batch_size": 8, "epsilon": 50.0, "sieve": 1.0}
             builtin_outcome, score_outcome = (
-                test_drivers.both(test_drivers.experiment(pool, sizes, **keys, score=score))[0][0]
+                test_drivers.outcomes_of_both_drivers(
+                    test_drivers.experiment(pool, sizes, **keys, score=score)
+                )[0][0]
                 for score in ("ucb", "confident")
             )
             np.testing.assert_array_equal(builtin_outcome.actions, score_outcome.actions)
@@ -311,7 +313,7 @@ def test_results_do_not_depend_on_threads_or_call_lengths(threads, rounds_per_ca
         threads=threads,
         rounds_per_call=rounds_per_call,
     )
-    test_drivers.same(outcome, threaded_outcome)
+    test_drivers.assert_same_bits(outcome, threaded_outcome)
 
 
 def test_curves_with_scores_simulated_together_equal_each_alone():
@@ -371,7 +373,7 @@ def test_a_score_keeps_no_state_between_calls(score, driver):
             {"silos": 1, "horizon": 12, "batch_size": 12, "protocol": "silo-ldp"},
             score=score, epsilon=1.0, delta=1e-6,
         )  # fmt: skip
-        (compiled_outcome,), (step_outcome,) = test_drivers.both(e)
+        (compiled_outcome,), (step_outcome,) = test_drivers.outcomes_of_both_drivers(e)
         actions_by_context.append(
             (compiled_outcome if driver == "compiled" else step_outcome).actions
         )
@@ -397,13 +399,13 @@ def test_every_call_receives_the_initial_state(size):
         patch.setitem(SCORES.builtin, "counts", score)
         sizes = dict(problems.corners())["plain, silo-ldp, eager"]
         e = test_drivers.experiment(Sphere(dimension=4, actions=9), sizes, score="counts")
-        (compiled_outcome,), (step_outcome,) = test_drivers.both(e)
-        test_drivers.same(compiled_outcome, step_outcome)
+        (compiled_outcome,), (step_outcome,) = test_drivers.outcomes_of_both_drivers(e)
+        test_drivers.assert_same_bits(compiled_outcome, step_outcome)
         environment, plans = e.environment.open(e.seed, 0, e.silos), [e.curves[0].system.plan]
         (threaded_outcome,) = compiled.run(
             environment, plans, e.checkpoints, record=True, threads=3
         )
-        test_drivers.same(compiled_outcome, threaded_outcome)
+        test_drivers.assert_same_bits(compiled_outcome, threaded_outcome)
     np.testing.assert_array_equal(score.state, np.full(size, 0.25))
 
 

@@ -14,13 +14,13 @@ import twins
 from oracle import schedules as oracle
 from oracle import sieve as definition
 from test_schedules import (
-    both,
+    assert_same_bits,
     checked,
     direct_of,
     ends_of,
     experiment_of,
-    replayed,
-    same,
+    oracle_replay,
+    results_of_both_drivers,
     with_limit,
 )
 
@@ -272,12 +272,14 @@ def test_both_drivers_play_the_same(name: str) -> None:
     assert plan.ranking < 1.0 and (plan.sieve_growth > 0.0) == ("tied" not in name)
     for limit in (plan.reward_limit, 5.0):
         limited = with_limit(e, limit)
-        fast, readable = both(limited)
-        same(fast, readable)
+        fast, readable = results_of_both_drivers(limited)
+        assert_same_bits(fast, readable)
 
     def played(**changes: Any) -> np.ndarray:
-        opened = e.environment.open(e.seed, 0, e.silos)
-        (actual,) = compiled.run(opened, [replace(plan, **changes)], e.checkpoints, record=True)
+        opened_environment = e.environment.open(e.seed, 0, e.silos)
+        (actual,) = compiled.run(
+            opened_environment, [replace(plan, **changes)], e.checkpoints, record=True
+        )
         return actual.actions
 
     # The sieve decides: with the largest bound, other actions are chosen; so does its slack.
@@ -294,14 +296,14 @@ def test_both_drivers_play_the_same(name: str) -> None:
 def slacks_of_parties(e: Any) -> list[float]:
     """Return the slack of each batch, as the first silo of a hand-run federation computes it."""
     plan, noise = e.curves[0].system.plan, SeededNoise(e.seed, 0)
-    opened = e.environment.open(e.seed, 0, e.silos)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
     silos = [Silo(plan, i, noise) for i in range(plan.silos)]
     server, shuffler = Server(plan, noise), fastfed.parties.Shuffler(plan, noise)
     actual = [silos[0]._slack]
     for t in range(1, plan.horizon + 1):
         for i, silo in enumerate(silos):
-            features, means = opened.round(i, t)
-            silo.observe(opened.reward(i, t, means[silo.select(features)]))
+            features, means = opened_environment.round(i, t)
+            silo.observe(opened_environment.reward(i, t, means[silo.select(features)]))
         if silos[0].due:
             sent = [silo.report() for silo in silos]
             broadcast = server.combine(shuffler.shuffle(sent) if plan.protocol.shuffled else sent)
@@ -360,11 +362,11 @@ def test_the_slack_of_a_silo_alone_is_that_of_the_definition_in_each_round(
     plan = e.curves[0].system.plan
     assert plan.slack_by_round and plan.widths == ()
     radius, d = plan.radius, plan.dimension
-    silo, opened = Silo(plan, 1), e.environment.open(1, 0, 3)
+    silo, opened_environment = Silo(plan, 1), e.environment.open(1, 0, 3)
     c, tau = radius.anchor, radius.tau
     v, u, q, beyond = c * np.eye(d), np.zeros(d), 1.0 / c, 0
     for t in range(1, plan.horizon + 1):
-        features, means = opened.round(1, t)
+        features, means = opened_environment.round(1, t)
         if t in (16, 64):
             q = definition.largest_inverse_eigenvalue(v)
         rows = features.astype(float)
@@ -384,7 +386,7 @@ def test_the_slack_of_a_silo_alone_is_that_of_the_definition_in_each_round(
         assert silo._slack == pytest.approx(slack, rel=1e-9)
         assert a == wanted
         beyond += slack > 1.02 * plan.sieve_growth
-        y = opened.reward(1, t, means[a])
+        y = opened_environment.reward(1, t, means[a])
         silo.observe(y)
         x = rows[a].copy()
         y, _, _ = plan.clip.apply(x, y)
@@ -521,8 +523,10 @@ def test_a_sieve_with_smaller_factors_has_less_regret_where_noise_is_large() -> 
         )  # fmt: skip
         collected = []
         for replicate in range(3):
-            opened = e.environment.open(e.seed, replicate, e.silos)
-            (outcome,) = compiled.run(opened, [e.curves[0].system.plan], np.array([2000]))
+            opened_environment = e.environment.open(e.seed, replicate, e.silos)
+            (outcome,) = compiled.run(
+                opened_environment, [e.curves[0].system.plan], np.array([2000])
+            )
             collected.append(outcome.group_regret[-1])
         regrets.append(float(np.mean(collected)))
     assert regrets[1] < 0.8 * regrets[0]
@@ -545,8 +549,8 @@ def test_the_bound_of_growing_batches_holds_where_it_says_something(
     system = e.curves[0].system
     bound = direct_regret_bound(system.plan, system.theory)
     assert bound is not None and bound < 10 * horizon
-    opened = e.environment.open(0, 0, 10)
-    (outcome,) = compiled.run(opened, [system.plan], np.array([horizon]))
+    opened_environment = e.environment.open(0, 0, 10)
+    (outcome,) = compiled.run(opened_environment, [system.plan], np.array([horizon]))
     assert outcome.group_regret[-1] < bound
 
 
@@ -578,9 +582,9 @@ def seeds_of_coverage(count: int) -> tuple[int, int]:
         if "release_rounds" in keys:
             sizes["release_rounds"] = [1, 5, 20]
         e = with_limit(replace(experiment_of(sizes), seed=seed), 1.0 + seed % 3)
-        plan, opened = e.curves[0].system.plan, e.environment.open(seed, 0, e.silos)
-        (outcome,) = compiled.run(opened, [plan], e.checkpoints, record=True)
-        truth = replayed(e, outcome)
+        plan, opened_environment = e.curves[0].system.plan, e.environment.open(seed, 0, e.silos)
+        (outcome,) = compiled.run(opened_environment, [plan], e.checkpoints, record=True)
+        truth = oracle_replay(e, outcome)
         assert truth.worst_gap < 1e-8 and plan.sieve_growth > 0.0
         if truth.nearest_width < 0.0:
             missed += 1

@@ -7,10 +7,10 @@ import pytest
 
 import fastfed
 from fastfed.bandits import ALGORITHMS
-from fastfed.bandits.certify import SAME_SILO
+from fastfed.bandits.certify import SAME_SILO_CAVEAT
 from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.bandits.radius import ANCHOR, FLOOR
+from fastfed.bandits.radius import ANCHOR_SHARE, FLOOR
 from fastfed.privacy.certificate import Condition, Guarantee
 from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 from fastfed.privacy.sensitivity import layout_stds
@@ -195,7 +195,7 @@ def test_default_radius_is_the_direct_radius(lazy):
     stds, nodes = plan.noise_std, np.array([k.bit_count() for k in range(401)])
     distribution = NoiseDistribution(stds, 100, nodes.astype(float))
     n = distribution.operator_norms(10, 0.01 / 4)
-    anchor = ANCHOR * n.max()
+    anchor = ANCHOR_SHARE * n.max()
     assert plan.radius.direct
     assert plan.radius.anchor == pytest.approx(anchor)
     assert plan.regularizer == pytest.approx(n + anchor)
@@ -341,7 +341,10 @@ def test_systems_that_send_nothing_have_epsilon_zero():
         Guarantee(0.0, 0.0),
         "proven",
     )
-    assert SAME_SILO in local_certificate.caveats and SAME_SILO in eager_certificate.caveats
+    assert (
+        SAME_SILO_CAVEAT in local_certificate.caveats
+        and SAME_SILO_CAVEAT in eager_certificate.caveats
+    )
     random_certificate = ALGORITHMS["random"].make({}, SETTING).certificate
     assert (random_certificate.claimed, random_certificate.exact, random_certificate.status) == (
         None,

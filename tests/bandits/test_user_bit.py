@@ -19,7 +19,7 @@ from fastfed.environments import FixedSet, RewardDistribution, Sphere
 from fastfed.parties import Server, Silo
 from fastfed.privacy.account import accounted, verify
 from fastfed.privacy.mechanisms.user_bit import (
-    ONE,
+    FLIP_UNITS,
     UserBits,
     bit_scale,
     bit_values,
@@ -74,7 +74,7 @@ def test_the_flip_probability_is_the_smallest_that_meets_epsilon(
         context.prec = 60
 
         def loss(n: int) -> Decimal:
-            return count * (Decimal(ONE - n) / n).ln()
+            return count * (Decimal(FLIP_UNITS - n) / n).ln()
 
         assert loss(flips) <= Decimal(epsilon) < loss(flips - 1)
         assert loss(flips) <= Decimal(epsilon_of(flips, count)) <= Decimal(epsilon)
@@ -93,7 +93,7 @@ def test_the_channel_has_ratio_e_to_epsilon_and_no_more(epsilon: float) -> None:
     """Count the draws of both 53-bit integers exactly, for every reward on a grid."""
     flips = flips_of(epsilon)
     rewards = [0.0, 0.1, 0.5, 0.9, 1.0]
-    table = oracle.channel(flips / ONE, rewards)
+    table = oracle.channel(flips / FLIP_UNITS, rewards)
     worst = max(
         math.log(table[i, b] / table[j, b]) for i in range(5) for j in range(5) for b in (0, 1)
     )
@@ -103,17 +103,17 @@ def test_the_channel_has_ratio_e_to_epsilon_and_no_more(epsilon: float) -> None:
 
 def test_a_bit_compares_integers_at_their_edges() -> None:
     plan = system().plan
-    half = ONE // 2
+    half = FLIP_UNITS // 2
 
     def words(up: int, flip: int) -> np.ndarray:
         numbers = [n << 11 for n in (up, flip)]
         return np.array([w for n in numbers for w in (n & 0xFFFFFFFF, n >> 32)], np.uint32)
 
-    keep = ONE - 1
+    keep = FLIP_UNITS - 1
     assert user_bit(plan, 0.5, words(half - 1, keep)) == 1
     assert user_bit(plan, 0.5, words(half, keep)) == 0
     assert user_bit(plan, 0.0, words(0, keep)) == 0
-    assert user_bit(plan, 1.0, words(ONE - 1, keep)) == 1
+    assert user_bit(plan, 1.0, words(FLIP_UNITS - 1, keep)) == 1
     assert user_bit(plan, 1.0, words(0, plan.flips - 1)) == 0
     assert user_bit(plan, 1.0, words(0, plan.flips)) == 1
 
@@ -124,15 +124,15 @@ def test_bits_have_the_law_of_the_channel_and_are_unbiased() -> None:
     for reward in (0.0, 0.3, 1.0):
         words = noise.random_u32(0, round(10 * reward) + 1, 4 * n).reshape(n, 4)
         bits = np.array([user_bit(plan, reward, w) for w in words])
-        one = oracle.channel(plan.flips / ONE, [reward])[0, 1]
+        one = oracle.channel(plan.flips / FLIP_UNITS, [reward])[0, 1]
         assert abs(bits.mean() - one) < 4.5 * math.sqrt(one * (1.0 - one) / n)
     low, high = bit_values(plan.flips, 0.0, 1.0)
     for reward in (0.0, 0.3, 1.0):
-        zero, one = oracle.channel(plan.flips / ONE, [reward])[0]
+        zero, one = oracle.channel(plan.flips / FLIP_UNITS, [reward])[0]
         assert zero * low + one * high == pytest.approx(reward, abs=1e-12)
     assert high - low == pytest.approx(2.0 * bit_scale(plan.flips, 0.0, 1.0), rel=1e-14)
     for sent, value in ((0, low), (1, high)):
-        assert value == pytest.approx(oracle.debiased(sent, plan.flips / ONE), rel=1e-12)
+        assert value == pytest.approx(oracle.debiased(sent, plan.flips / FLIP_UNITS), rel=1e-12)
 
 
 def test_other_ranges_are_scaled() -> None:
@@ -147,7 +147,7 @@ def test_other_ranges_are_scaled() -> None:
 def test_bits_of_one_user_compose_exactly(count: int, delta: float) -> None:
     """The account is at least the enumerated epsilon, within 0.1 %, and at most the sum."""
     flips = flips_of(0.3)
-    q = flips / ONE
+    q = flips / FLIP_UNITS
     epsilon = UserBits(flips, Budget(1.0, delta, unit="reward"), count).exact()
     assert 0.0 <= epsilon <= epsilon_of(flips, count)
     assert oracle.delta_binomial(q, count, epsilon) <= delta * (1.0 + 1e-9)
@@ -187,8 +187,8 @@ def test_another_unit_or_relation_is_refused() -> None:
 
 @pytest.mark.parametrize("lazy", [True, False])
 def test_the_certificate_is_pure_and_trusts_nobody(lazy: bool) -> None:
-    made = system(lazy=lazy)
-    certificate = made.certificate
+    deployment = system(lazy=lazy)
+    certificate = deployment.certificate
     assert certificate.status == "proven"
     assert (certificate.unit, certificate.relation) == ("reward", "replace")
     assert certificate.model == "local: nobody is trusted"
@@ -197,10 +197,10 @@ def test_the_certificate_is_pure_and_trusts_nobody(lazy: bool) -> None:
     for assumption in ("contexts, and thus", "each user's own device"):
         assert any(assumption in condition.text for condition in certificate.conditions)
     assert not any("float64" in caveat for caveat in certificate.caveats)
-    assert not any("simulation" in caveat for caveat in made.deployed_certificate.caveats)
+    assert not any("simulation" in caveat for caveat in deployment.deployed_certificate.caveats)
     assert not certificate.also
-    assert made.theory.proven
-    assert made.plan.radius.scale == bit_scale(made.plan.flips, 0.0, 1.0)
+    assert deployment.theory.proven
+    assert deployment.plan.radius.scale == bit_scale(deployment.plan.flips, 0.0, 1.0)
 
 
 def test_returning_users_share_the_budget() -> None:
@@ -223,7 +223,7 @@ def test_a_plan_without_releases_still_accounts_for_its_bits() -> None:
     [
         {"flips": flips_of(1.1)},
         {"flips": 0},
-        {"flips": ONE // 2},
+        {"flips": FLIP_UNITS // 2},
         {"flips": -1},
         {"clip": None},
         {"protocol": PROTOCOLS["none"]},
@@ -325,7 +325,7 @@ def test_the_two_drivers_agree_and_use_bits(name: str, environment: Any) -> None
         assert not np.allclose(fast.total[:d], other.total[:d])
 
 
-def replayed(e: Any, replicate: int = 0, **more: Any) -> tuple[Any, Any]:
+def replay_and_outcome(e: Any, replicate: int = 0, **more: Any) -> tuple[Any, Any]:
     """Return the oracle's replay of a run of the compiled driver, and the run's outcome."""
     outcome, world = outcome_of(e, replicate)
     plan: Plan = e.curves[0].system.plan
@@ -333,14 +333,14 @@ def replayed(e: Any, replicate: int = 0, **more: Any) -> tuple[Any, Any]:
 
     def draws(t: int, silo: int) -> tuple[float, float]:
         up, flip = noise.random_u32(silo, t, 4).view(np.uint64) >> np.uint64(11)
-        return float(up) / ONE, float(flip) / ONE
+        return float(up) / FLIP_UNITS, float(flip) / FLIP_UNITS
 
     result = oracle.replay(
         contexts=lambda t, i: world.round(i, t)[0].astype(float),
         actions=outcome.actions,
         rewards=outcome.rewards,
         draws=draws,
-        q=plan.flips / ONE,
+        q=plan.flips / FLIP_UNITS,
         ends=[int(n) for n in plan.ends],
         lazy=plan.lazy,
         **{"alpha": 0.01, **more},
@@ -352,7 +352,7 @@ def replayed(e: Any, replicate: int = 0, **more: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("epsilon", [0.3, 4.0])
 def test_the_oracle_repeats_every_choice(name: str, epsilon: float) -> None:
     e = corner(CORNERS[name], epsilon=epsilon, sieve=1.0)
-    result, outcome = replayed(e)
+    result, outcome = replay_and_outcome(e)
     d = CORNERS[name]["dimension"]
     assert result.worst_gap <= 1e-9
     size = 1.0 + np.abs(outcome.total).max()
@@ -370,7 +370,7 @@ def test_the_oracle_notices_other_choices() -> None:
     world = e.environment.open(e.seed, 0, e.silos)
     (other,) = compiled.run(world, [replace(wrong, privacy=None)], e.checkpoints, record=True)
     assert not np.array_equal(outcome.actions, other.actions)
-    assert replayed(e)[0].worst_gap <= 1e-9
+    assert replay_and_outcome(e)[0].worst_gap <= 1e-9
 
 
 def by_trigger(environment: Any, silos: int, horizon: int, **keys: Any) -> Any:
@@ -393,7 +393,7 @@ def test_a_trigger_on_bits_follows_the_oracle_in_both_drivers(
         environment(dimension=3, actions=5), silos, 40, lazy=lazy, communication=threshold
     )
     assert e.curves[0].system.certificate.status == "proven"
-    result, outcome = replayed(e, threshold=threshold)
+    result, outcome = replay_and_outcome(e, threshold=threshold)
     (steps,) = server.run_steps(
         e.environment.open(e.seed, 0, silos), [e.curves[0].system.plan], e.checkpoints
     )
@@ -432,7 +432,7 @@ def covered(runs: int, **more: Any) -> int:
     sphere = Sphere(dimension=2, actions=4, reward=RewardDistribution())
     e = experiment(sphere, 1, 40, batch_size=4, epsilon=0.8, sieve=1.0, failure_probability=0.25)
     return sum(
-        replayed(e, r, theta=sphere.theta(e.seed, r), alpha=0.25, **more)[0].covered
+        replay_and_outcome(e, r, theta=sphere.theta(e.seed, r), alpha=0.25, **more)[0].covered
         for r in range(runs)
     )
 
@@ -475,5 +475,9 @@ def test_an_audit_of_what_a_silo_sends_finds_the_epsilon_of_the_flips(
     result = run_audit(name)
     assert result.verdict == verdict
     # The bound is close to the true epsilon, which is the claimed one without the fault.
-    true = 1.0 if verdict == "pass" else math.log((ONE - flips_of(1.0) // 2) / (flips_of(1.0) // 2))
+    true = (
+        1.0
+        if verdict == "pass"
+        else math.log((FLIP_UNITS - flips_of(1.0) // 2) / (flips_of(1.0) // 2))
+    )
     assert 0.95 * true <= result.epsilon_lower_bound <= true

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
-from fastfed.cli.output import ENGINES, EVERY, Lines, duration
+from fastfed.cli.output import ENGINES, PROGRESS_SECONDS, Lines, duration
 from fastfed.cli.run import COMMANDS as OF_RUNS
 from fastfed.environments import ENVIRONMENTS, Letor
 from fastfed.experiments.specs import quick_horizon
@@ -76,7 +76,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
-def played(folder: Path) -> dict[tuple[int, int], bytes]:
+def cells_of_store(folder: Path) -> dict[tuple[int, int], bytes]:
     """Return every cell of a store, as its bytes."""
     with sqlite3.connect(folder / "results.sqlite") as db:
         return {
@@ -440,11 +440,11 @@ def test_more_replicates_repeat_nothing_and_equal_a_straight_run(
 ) -> None:
     grown, straight = tmp_path / "grown", tmp_path / "straight"
     fastfed("run", spec, "-o", grown, "--replicates", 2)
-    first, clock = played(grown), timings(grown)
+    first, clock = cells_of_store(grown), timings(grown)
     assert len(first) == 6
     assert fastfed("run", spec, "-o", grown, "--replicates", 4, "--threads", 1).exit_code == 0
     fastfed("run", spec, "-o", straight, "--replicates", 4, "--threads", 2)
-    assert played(grown) == played(straight)
+    assert cells_of_store(grown) == cells_of_store(straight)
     # A repeated replicate would have another time.
     assert {k: timings(grown)[k] for k in clock} == clock
 
@@ -458,7 +458,11 @@ def test_seed_replaces_the_specs(spec: Path, tmp_path: Path) -> None:
     spec.write_text(SPEC.replace("silos = 4", "silos = 4\nseed = 7"))
     fastfed("run", spec, "-o", tmp_path / "b")
     fastfed("run", spec, "-o", tmp_path / "c", "--seed", 8)
-    assert played(tmp_path / "a") == played(tmp_path / "b") != played(tmp_path / "c")
+    assert (
+        cells_of_store(tmp_path / "a")
+        == cells_of_store(tmp_path / "b")
+        != cells_of_store(tmp_path / "c")
+    )
 
 
 def test_quick_is_short_and_another_experiment(spec: Path, tmp_path: Path) -> None:
@@ -613,7 +617,7 @@ def test_lines_come_at_most_every_few_seconds(capsys: pytest.CaptureFixture[str]
     now = 0.0
     lines = Lines(1000, clock=lambda: now)
     for _ in range(100):
-        now += EVERY / 10.0
+        now += PROGRESS_SECONDS / 10.0
         lines(10)
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == 10
@@ -816,7 +820,7 @@ def test_write_protected_output(
     # Root may write anywhere, so the system's answer is replaced.
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK or Path(path) != out)
     complains(fastfed("run", spec, "-o", out, "--replicates", 3), "permission denied", str(out))
-    assert len(played(out)) == 6
+    assert len(cells_of_store(out)) == 6
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def repeat(examples):
     )
 
 
-def said(*args: object) -> int:
+def exit_code_of(*args: object) -> int:
     """Run a command that must not end in a traceback; return its exit code, 0, 1 or 2."""
     with fuzzing.within(60):
         done = command(*args)
@@ -78,7 +78,7 @@ def calibrate(rng) -> list[str]:
     return ["calibrate", *budget, *options(rng, odd, 1), "--", rng.choice(MECHANISMS)]
 
 
-def other(rng) -> list[str]:
+def refused_command(rng) -> list[str]:
     """Return a command that must be refused at once: no figure, folder or spec of it exists."""
     name = rng.choice(TEXTS)
     playing = {"--replicates": NUMBERS, "--threads": ("0", "x", "-1"), "--seed": NUMBERS}
@@ -107,7 +107,7 @@ def other(rng) -> list[str]:
 @given(RANDOM)
 def test_odd_options_get_a_sentence(tmp_path, monkeypatch, rng):
     monkeypatch.chdir(tmp_path)
-    said(*(calibrate(rng) if rng.random() < 0.6 else other(rng)))
+    exit_code_of(*(calibrate(rng) if rng.random() < 0.6 else refused_command(rng)))
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_odd_options_get_a_sentence(tmp_path, monkeypatch, rng):
 @given(RANDOM)
 def test_many_odd_options_get_a_sentence(tmp_path, monkeypatch, rng):
     monkeypatch.chdir(tmp_path)
-    said(*(calibrate(rng) if rng.random() < 0.6 else other(rng)))
+    exit_code_of(*(calibrate(rng) if rng.random() < 0.6 else refused_command(rng)))
 
 
 # ---- stores ----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def played(tmp_path_factory) -> Path:
     return folder
 
 
-def broken(rng, good: bytes, path: Path) -> None:
+def write_broken_store(rng, good: bytes, path: Path) -> None:
     """Write a store in which bytes, rows or columns are lost or changed."""
     path.write_bytes(good)
     kind = rng.randrange(8)
@@ -171,11 +171,13 @@ def check_store(rng, played: Path) -> None:
     other.mkdir(exist_ok=True)
     for file in other.iterdir():
         file.unlink()
-    broken(rng, (played / "good" / "results.sqlite").read_bytes(), other / "results.sqlite")
+    write_broken_store(
+        rng, (played / "good" / "results.sqlite").read_bytes(), other / "results.sqlite"
+    )
     for args in (("results", other), ("results", other, "--json"), ("report", other)):
-        said(*args)
-    said("compare", played / "good", other)
-    said("run", played / "small.toml", "-o", other, "--threads", 1)
+        exit_code_of(*args)
+    exit_code_of("compare", played / "good", other)
+    exit_code_of("run", played / "small.toml", "-o", other, "--threads", 1)
 
 
 @repeat(40)
@@ -214,7 +216,7 @@ def test_found_by_fuzzing(played, tmp_path, change):
         db.execute(change)
         digests.seal(db)
     db.close()
-    assert said("results", tmp_path) == 2
+    assert exit_code_of("results", tmp_path) == 2
     assert "is damaged, or no store of fastfed" in command("results", tmp_path).stderr
 
 
@@ -227,11 +229,11 @@ def test_a_statement_that_was_changed_in_a_store_gets_a_sentence(played, tmp_pat
         )
         digests.seal(db)
     db.close()
-    assert said("report", tmp_path) == 2
+    assert exit_code_of("report", tmp_path) == 2
     assert "results.sqlite is damaged: " in command("report", tmp_path).stderr
 
 
 def test_names_too_long_for_a_file_get_a_sentence():
     for name in ("run", "privacy", "results", "report"):
         extra = ("-o", "x") if name == "run" else ()
-        assert said(name, "y" * 300, *extra) == 2
+        assert exit_code_of(name, "y" * 300, *extra) == 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fastfed
 from fastfed._validate import InputError, integer, number, show
 from fastfed.experiments.specs import load_spec
-from fastfed.simulation.experiment import MOST_CURVES, Experiment, experiment_from_spec
+from fastfed.simulation.experiment import MAX_CURVES, Experiment, experiment_from_spec
 
 RANDOM = st.randoms(use_true_random=False)
 SPEC = {
@@ -170,7 +170,7 @@ def test_a_spec_may_begin_with_a_byte_order_mark(tmp_path):
                 key: [(i + 1) / 100 for i in range(60)]
                 for key in ("epsilon", "delta", "radius_multiplier", "failure_probability")
             }),
-            f"must give at most {MOST_CURVES} combinations, got 12960000",
+            f"must give at most {MAX_CURVES} combinations, got 12960000",
         ),
         ({**SPEC, "curve": SPEC["curve"] * 1001}, "curve must give at most 1000 curves, got 1001"),
         (curve(radius_multiplier=[10**5000]), "radius_multiplier must be below 2.63 in size"),

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fastfed.cli import LEAST_ADDRESS_SPACE
+from fastfed.cli import MIN_ADDRESS_SPACE
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells as on POSIX")
 
@@ -45,5 +45,5 @@ def test_little_address_space_is_a_sentence():
     result = shell("ulimit -v 200000; fastfed list")
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("error: the limit of address space is 200000 kB (ulimit -v)")
-    assert f"at least {LEAST_ADDRESS_SPACE >> 10} kB" in result.stderr
+    assert f"at least {MIN_ADDRESS_SPACE >> 10} kB" in result.stderr
     assert shell("ulimit -v 200000; fastfed --help").returncode == 0

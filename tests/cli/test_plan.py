@@ -531,5 +531,5 @@ def test_on_real_records_the_answer_says_that_it_read_them(tmp_path: Path) -> No
     shown = command(*options, "--environment", spec, "--trust", "central").stdout
     assert shown.startswith("note: these are simulations on the real records")
     assert "(1, 1e-05), conditional; 3 silos" in shown
-    drawn = plan(**{**ask, "dimension": 3, "actions": 4})
-    assert drawn.notes == () and drawn.status == "proven"
+    draws = plan(**{**ask, "dimension": 3, "actions": 4})
+    assert draws.notes == () and draws.status == "proven"

@@ -19,7 +19,7 @@ import fastfed
 from fastfed._system import account
 from fastfed.advice import plan
 from fastfed.advice.answer import verdict_text
-from fastfed.advice.planner import PRUNED
+from fastfed.advice.planner import MAX_WASTED_RATIO
 from fastfed.advice.successive_halving import (
     Contender,
     Size,
@@ -38,10 +38,10 @@ from fastfed.advice.systems import (
     Question,
     Recipe,
     Variant,
+    batches_to_try,
     build_candidates,
-    grid,
     neighbours,
-    noises,
+    noise_count,
     recipes,
     shared_rounds,
 )
@@ -145,7 +145,7 @@ def test_rounds_are_own_only_where_silos_may_differ() -> None:
 
 def test_few_releases_are_factorised() -> None:
     for horizon in (2, 300, 10_000, 1_000_000):
-        for batches in grid(horizon, "central", "factorised"):
+        for batches in batches_to_try(horizon, "central", "factorised"):
             assert isinstance(batches, Growing) and batches.first <= max(1, horizon // 8)
     candidate = question(horizon=100_000).make("central", "central", "factorised", Growing(1, 1.1))
     assert candidate.plan.releases < 120
@@ -206,8 +206,10 @@ def test_all_rankings_of_the_best_are_played() -> None:
 
 def regrets(plan: Any, environment: Any, replicates: int) -> np.ndarray:
     marks = np.array([plan.horizon])
-    opened = (environment.open(7, r, plan.silos) for r in range(replicates))
-    actual = [dispatch.run(e, [plan], marks)[0].group_regret[0] / plan.silos for e in opened]
+    opened_environment = (environment.open(7, r, plan.silos) for r in range(replicates))
+    actual = [
+        dispatch.run(e, [plan], marks)[0].group_regret[0] / plan.silos for e in opened_environment
+    ]
     return np.array(actual)
 
 
@@ -290,7 +292,7 @@ def test_noise_of_shares_is_counted_once() -> None:
     masked = problem.make("secure-sum", "secure-sum", "toeplitz", STEPS)
     central = problem.make("central", "central", "toeplitz", STEPS)
     local = problem.make("silo-ldp", "silo-ldp", "toeplitz", STEPS)
-    assert (noises(masked.plan), noises(local.plan)) == (1, 30)
+    assert (noise_count(masked.plan), noise_count(local.plan)) == (1, 30)
     # Noise of all 30 shares, where that of 20 would be enough.
     assert masked.noise_std == pytest.approx(central.noise_std * math.sqrt(30 / 20), rel=0.02)
     assert local.noise_std == pytest.approx(central.noise_std * math.sqrt(30), rel=1e-6)
@@ -367,14 +369,14 @@ def test_candidates_that_noise_rules_out_are_not_simulated() -> None:
     assert answer[best].regret is not None
     for candidate in answer.candidates:
         if "expected to waste" in candidate.remark and candidate.label in losses:
-            assert losses[candidate.label] > PRUNED * losses[best]
+            assert losses[candidate.label] > MAX_WASTED_RATIO * losses[best]
 
 
 def test_many_equal_batches_have_buffered_noise() -> None:
     asked = question(horizon=8000)
-    found = [(r, b) for _, r, b, _ in recipes(asked, "central") if isinstance(b, int)]
-    assert {b for r, b in found if r == "buffered"} == {2}
-    assert {b for r, b in found if r == "toeplitz"} == {8, 32, 128}
+    actual = [(r, b) for _, r, b, _ in recipes(asked, "central") if isinstance(b, int)]
+    assert {b for r, b in actual if r == "buffered"} == {2}
+    assert {b for r, b in actual if r == "toeplitz"} == {8, 32, 128}
     buffered = asked.make("central", "central", "buffered", 2)
     toeplitz = asked.make("central", "central", "toeplitz", 2)
     assert toeplitz.noise_std < buffered.noise_std < 1.005 * toeplitz.noise_std

@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
     return path / "out"
 
 
-def shown(columns: int, *words: str, term: str = "xterm") -> str:
+def printed_lines(columns: int, *words: str, term: str = "xterm") -> str:
     """Return what a command writes to a terminal with this many columns, without styles."""
     import fcntl
     import struct
@@ -76,7 +76,7 @@ def shown(columns: int, *words: str, term: str = "xterm") -> str:
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 130, 200])
 def test_no_cell_is_cut(folder, columns, term):
     whole = (folder / "table.txt").read_text()
-    text = shown(columns, "results", str(folder), term=term)
+    text = printed_lines(columns, "results", str(folder), term=term)
     head, table, rest = re.sub(" +\n", "\n", text).split("\n\n", 2)
     assert max(map(len, head.splitlines()[2:])) <= columns and "sharing" in head
     assert max(map(len, table.splitlines())) <= columns

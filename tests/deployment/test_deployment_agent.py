@@ -44,7 +44,7 @@ class Clock:
         return self.now
 
 
-def opened(folder: Path, clock: Clock, **settings: Any) -> PrivateLinUCB:
+def open_agent(folder: Path, clock: Clock, **settings: Any) -> PrivateLinUCB:
     agent = PrivateLinUCB(folder, **settings)
     for process in (agent._silo, agent._hub):
         process.clock = clock
@@ -68,7 +68,7 @@ def serve(agent: PrivateLinUCB, rounds: list[tuple[np.ndarray, float]], first: i
 
 
 def test_an_agent_learns_by_releases_and_spends_its_budget(tmp_path: Path, clock: Clock) -> None:
-    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    agent = open_agent(tmp_path / "shop", clock, **SETTINGS)
     assert agent.releases == 0 and not agent.theta.any()
     assert agent.spent["spent_epsilon"] == 0.0
     spent = []
@@ -94,9 +94,9 @@ def test_the_agent_is_its_two_parties_with_the_same_messages(tmp_path: Path, clo
 
     The test passes messages between this silo and this hub.
     """
-    opened(tmp_path / "a", clock, **SETTINGS).close()
+    open_agent(tmp_path / "a", clock, **SETTINGS).close()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    agent = opened(tmp_path / "a", clock)
+    agent = open_agent(tmp_path / "a", clock)
     parties: dict[str, Process] = {
         name: folders.opened(tmp_path / "b" / name) for name in ("silo", "hub")
     }
@@ -127,12 +127,12 @@ def test_the_agent_is_its_two_parties_with_the_same_messages(tmp_path: Path, clo
 def test_decisions_are_kept_across_restarts_and_rewarded_in_any_order(
     tmp_path: Path, clock: Clock
 ) -> None:
-    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    agent = open_agent(tmp_path / "shop", clock, **SETTINGS)
     rows = rounds_of(1)[0][0]
     first, second, third = (agent.select(rows, subject=name) for name in "abc")
     agent.observe(second.id, 1.0)
     agent.close()
-    again = opened(tmp_path / "shop", clock)
+    again = open_agent(tmp_path / "shop", clock)
     again.observe(first, 0.0)
     again.observe(second, 1.0)  # a repeated reward is the same
     again.cancel(third)
@@ -146,7 +146,7 @@ def test_decisions_are_kept_across_restarts_and_rewarded_in_any_order(
 
 
 def test_the_service_releases_by_itself_when_a_period_is_over(tmp_path: Path, clock: Clock) -> None:
-    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    agent = open_agent(tmp_path / "shop", clock, **SETTINGS)
     serve(agent, rounds_of(10))
     clock.now = START + 250  # two periods pass without a call
     agent.select(rounds_of(1)[0][0], subject="next")
@@ -161,7 +161,7 @@ def test_the_service_releases_by_itself_when_a_period_is_over(tmp_path: Path, cl
 def test_decisions_go_on_if_a_release_cannot_be_made(
     tmp_path: Path, clock: Clock, monkeypatch: Any, caplog: Any
 ) -> None:
-    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    agent = open_agent(tmp_path / "shop", clock, **SETTINGS)
     serve(agent, rounds_of(5))
     clock.now = START + 100
 
@@ -188,7 +188,7 @@ def test_records_and_a_catalogue_of_actions(tmp_path: Path, clock: Clock) -> Non
         "reward": {"column": "result", "correct": {"0": "A", "1": "B"}},
         "system": {"sieve": 0.1},
     }
-    agent = opened(tmp_path / "clinic", clock, **settings)
+    agent = open_agent(tmp_path / "clinic", clock, **settings)
     decision = agent.select(record={"age": 40}, subject="p1")
     assert decision.name in ("A", "B")
     assert agent.select(record={"age": 40}, subject="p2", among=["B"]).name == "B"
@@ -224,21 +224,21 @@ def test_invalid_settings_leave_nothing_behind(
 
 
 def test_a_folder_belongs_to_one_agent(tmp_path: Path, clock: Clock) -> None:
-    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    agent = open_agent(tmp_path / "shop", clock, **SETTINGS)
     with pytest.raises(InputError, match="in use by another process"):
         PrivateLinUCB(tmp_path / "shop")
     agent.close()
     for key, value in (("epsilon", 2.0), ("dimension", 4), ("system", {"sieve": 0.1})):
         with pytest.raises(InputError, match=f"{key} must be .* was created"):
             PrivateLinUCB(tmp_path / "shop", **{key: value})
-    opened(tmp_path / "shop", clock, **SETTINGS).close()
+    open_agent(tmp_path / "shop", clock, **SETTINGS).close()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("not an agent")
     with pytest.raises(InputError, match="folder must be new, empty, or that of an agent"):
         PrivateLinUCB(tmp_path / "other", **SETTINGS)
     assert (tmp_path / "other" / "file").read_text() == "not an agent"
     (tmp_path / "empty").mkdir()
-    opened(tmp_path / "empty", clock, **SETTINGS).close()
+    open_agent(tmp_path / "empty", clock, **SETTINGS).close()
 
 
 CHILD = """
@@ -291,7 +291,7 @@ def test_no_answered_decision_or_reward_is_lost_by_kills(tmp_path: Path) -> None
 def test_an_agent_says_what_it_is_and_waits_for_its_own_period(
     tmp_path: Path, clock: Clock
 ) -> None:
-    agent = opened(tmp_path / "shop", clock, **SETTINGS)
+    agent = open_agent(tmp_path / "shop", clock, **SETTINGS)
     assert repr(agent) == f"PrivateLinUCB({str(tmp_path / 'shop')!r})  # 0 of 4 releases"
     waits = cast(dict[str, Any], agent.status()["waits"])
     assert waits["state"] == "open" and waits["who"] == [] and "hub" not in waits["do"]
@@ -311,7 +311,7 @@ def test_numbers_of_numpy_are_settings(tmp_path: Path) -> None:
 
 
 def test_arguments_in_another_order_are_refused(tmp_path: Path, clock: Clock) -> None:
-    with opened(tmp_path / "shop", clock, **SETTINGS) as agent:
+    with open_agent(tmp_path / "shop", clock, **SETTINGS) as agent:
         decision = agent.select(np.eye(SETTINGS["dimension"]))
         for wrong in (1.0, None):
             with pytest.raises(InputError, match="it comes before the reward, got"):

@@ -114,9 +114,9 @@ def test_a_process_has_a_steady_clock_by_default():
 def hear(clock, hands, off=0.0, name="hub", took=0.0):
     """Let a party answer whose clock is off by ``off`` seconds."""
     asked_at = clock() + max(clock.ahead, 0.0)
-    said = ClockReading(name, hands.wall + off, asked_at)
+    message = ClockReading(name, hands.wall + off, asked_at)
     hands.wait(took)
-    clock.add_reading(said)
+    clock.add_reading(message)
 
 
 def test_a_clock_that_is_set_right_is_believed_at_once_where_the_others_agree():
@@ -301,7 +301,7 @@ def test_a_silo_that_starts_with_a_clock_years_ahead_closes_nothing():
 def test_a_hub_that_starts_with_a_clock_years_ahead_leaves_nobody_out():
     deployment = clocked(hub=YEARS)
     hub = deployment.processes["hub"]
-    away = deployment.processes.pop("silo2")
+    absent_silo = deployment.processes.pop("silo2")
     for name in ("silo0", "silo1"):
         deployment.processes[name].reward(deployment.processes[name].decide(ROWS).id, 0.5)
     for _ in range(28):
@@ -310,7 +310,7 @@ def test_a_hub_that_starts_with_a_clock_years_ahead_leaves_nobody_out():
         deployment.settle()
     assert deployment.now > START + 100.0 and not hub.party.sets
     assert hub.status()["clock_off"] == pytest.approx(YEARS)
-    deployment.processes["silo2"] = away
+    deployment.processes["silo2"] = absent_silo
     deployment.settle()
     assert [entry.silo for entry in hub.party.sets[1].entries] == [0, 1, 2]
 

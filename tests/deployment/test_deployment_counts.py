@@ -55,8 +55,8 @@ def row(plan, release, records, noise=None):
 
 @pytest.mark.parametrize("trials", [1, 2, 7, 40])
 def test_noise_bits_have_the_law_of_coins_that_show_one_in_four(trials):
-    drawn = [quarter_binomial(trials) for _ in range(4000)]
-    counts = np.bincount(drawn, minlength=trials + 1)
+    draws = [quarter_binomial(trials) for _ in range(4000)]
+    counts = np.bincount(draws, minlength=trials + 1)
     wanted = 4000 * stats.binom.pmf(np.arange(trials + 1), trials, 0.25)
     is_large = wanted > 5.0
     rest = 4000 - counts[is_large].sum(), 4000 - wanted[is_large].sum()
@@ -67,10 +67,10 @@ def test_noise_bits_have_the_law_of_coins_that_show_one_in_four(trials):
 
 def test_many_noise_bits_have_the_mean_and_variance_of_theirs():
     trials = 10**12 + 1
-    drawn = np.array([float(4 * quarter_binomial(trials) - trials) / 4 for _ in range(600)])
+    draws = np.array([float(4 * quarter_binomial(trials) - trials) / 4 for _ in range(600)])
     std = math.sqrt(0.1875 * trials)
-    assert abs(drawn.mean()) < 5 * std / math.sqrt(600)
-    assert abs(drawn.std() / std - 1.0) < 5 / math.sqrt(1200)
+    assert abs(draws.mean()) < 5 * std / math.sqrt(600)
+    assert abs(draws.std() / std - 1.0) < 5 / math.sqrt(1200)
 
 
 # ---- counts --------------------------------------------------------------------------------------
@@ -99,10 +99,10 @@ def test_other_records_of_the_same_sum_have_other_noise():
 def test_the_noise_is_that_of_a_full_batch_however_many_records_there_are():
     plan = deployed(BITS).plan
     for release in (1, 2):
-        drawn = np.array([row(plan, release, [], sealed(f"{i}")) for i in range(300)])
+        draws = np.array([row(plan, release, [], sealed(f"{i}")) for i in range(300)])
         level = plan.level(release)
         std = math.sqrt(0.1875 * plan.points(level) * plan.encoding.noise_bits[level])
-        assert abs(drawn.std() / std - 1.0) < 5 / math.sqrt(2 * drawn.size)
+        assert abs(draws.std() / std - 1.0) < 5 / math.sqrt(2 * draws.size)
         wanted = std * math.sqrt(plan.silos) / plan.encoding.precision[level]
         assert count_std(plan, release) == pytest.approx(np.full(5, wanted))
     both = count_std(plan, 1) ** 2 + count_std(plan, 2) ** 2
@@ -113,18 +113,18 @@ def test_roundings_are_unbiased_and_of_one_level():
     plan = deployed(BITS).plan
     point = np.array([0.333, -0.777, 0.05, 0.5, 0.999])
     g = plan.encoding.precision[0]
-    drawn = []
+    draws = []
     for i in range(500):
         noise = sealed(f"{i}")
         full = row(plan, 1, [record(1, 1, *point)], noise)
         # The counts after subtracting the noise of the same key.
-        drawn.append(
+        draws.append(
             full - noise.binomials(0, 1, 5, plan.points_of(1) * plan.encoding.noise_bits[0])
         )
-    drawn = np.array(drawn)
-    assert np.abs(drawn - g * point).max() < 1.0
-    assert np.abs(drawn.mean(axis=0) - g * point).max() < 5 * 0.5 / math.sqrt(500)
-    assert np.array_equal(drawn, np.rint(drawn))
+    draws = np.array(draws)
+    assert np.abs(draws - g * point).max() < 1.0
+    assert np.abs(draws.mean(axis=0) - g * point).max() < 5 * 0.5 / math.sqrt(500)
+    assert np.array_equal(draws, np.rint(draws))
 
 
 # ---- costs ---------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_neither_hub_nor_helper_sees_the_counts_of_a_silo():
 def test_a_straggler_is_left_out_where_the_certificate_counts_on_fewer():
     deployment = federation.Federation(deployed(BITS, system=FEWER, federation={"least": 2}))
     deployment.settle()
-    away = deployment.processes.pop("silo2")
+    absent_silo = deployment.processes.pop("silo2")
     period(deployment, 1, ("silo0", "silo1"))
     hub = deployment.processes["hub"].party
     assert not hub.broadcasts
@@ -261,9 +261,9 @@ def test_a_straggler_is_left_out_where_the_certificate_counts_on_fewer():
     deployment.settle()
     body = deployment.plan.wire.body(deployment.plan.wire.read(hub.broadcasts[1]), wire.Broadcast)
     assert [entry.silo for entry in body.entries] == [0, 1]
-    deployment.processes["silo2"] = away
+    deployment.processes["silo2"] = absent_silo
     period(deployment, 2)
-    assert hub.broadcasts.keys() == {1, 2} and away.party.model.release == 2
+    assert hub.broadcasts.keys() == {1, 2} and absent_silo.party.model.release == 2
 
 
 # ---- schedules, and planted faults ---------------------------------------------------------------

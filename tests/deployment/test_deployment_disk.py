@@ -13,7 +13,7 @@ pytest.importorskip("uvicorn")
 
 import federation
 from click.testing import CliRunner
-from test_deployment_network import asked, toml
+from test_deployment_network import status_and_body, toml
 
 from fastfed import InputError
 from fastfed.cli import cli
@@ -22,7 +22,7 @@ from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import compile_plan
 from fastfed.deployment.process import Process, SiloProcess
-from fastfed.deployment.shell import FULL, HubApp
+from fastfed.deployment.shell import FULL_DISK_ERRORS, HubApp
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import SqliteStore, damage_named
 
@@ -72,11 +72,11 @@ class OnDisk(federation.Federation):
         for _ in range(10):
             mail = []
             for process in self.processes.values():
-                with suppress(*FULL):
+                with suppress(*FULL_DISK_ERRORS):
                     mail += process.tick()
             while mail:
                 to, data = mail.pop(0)
-                with suppress(federation.Refused, *FULL):
+                with suppress(federation.Refused, *FULL_DISK_ERRORS):
                     mail += self.processes[to].handle(data)[1]
 
     def fill(self):
@@ -129,7 +129,7 @@ def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, calm):
         for _ in range(60):
             try:
                 deployment.processes["silo0"].decide(ROWS)
-            except FULL:
+            except FULL_DISK_ERRORS:
                 refused += 1
         assert refused > 10
         deployment.settle()
@@ -183,7 +183,7 @@ def test_a_charge_that_a_full_disk_refuses_can_be_made_later(disk):
         for release in range(1, 40):
             try:
                 ledger.charge(charge._replace(release=release))
-            except FULL:
+            except FULL_DISK_ERRORS:
                 failed += 1
                 break
         deployment.free()
@@ -202,7 +202,7 @@ def test_a_hub_whose_disk_is_full_says_so(disk):
     codes = []
     for process in deployment.processes.values():
         for message in process.tick() if process.party.name != "silo0" else ():
-            codes.append(asked(app, body=message.data))
+            codes.append(status_and_body(app, body=message.data))
     assert codes and all(code == 503 and b"nothing was stored" in said for code, said in codes)
     assert not deployment.processes["hub"].party.joined
     deployment.free()

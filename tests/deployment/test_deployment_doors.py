@@ -23,7 +23,7 @@ from records import AGE, PAIN, SCORE, SEX, deployed, silo, spec
 from test_deployment_robin import spec as robin_spec
 
 from fastfed import InputError
-from fastfed._validate import MOST_LEVELS
+from fastfed._validate import MAX_LEVELS
 from fastfed.cli import cli
 from fastfed.deployment import data, plans
 from fastfed.deployment.application import Application, answers
@@ -292,7 +292,7 @@ def test_specs_and_sources_are_bounded_and_printable(name, tmp_path):
     assert isinstance(result.exception, InputError) or result.exit_code == 2
     with pytest.raises(InputError, match="levels of lists"):
         nested = 1
-        for _ in range(MOST_LEVELS + 2):
+        for _ in range(MAX_LEVELS + 2):
             nested = [nested]
         plans.compile_plan({"system": nested})
 
@@ -363,7 +363,7 @@ def test_a_query_reads_what_it_may(tmp_path):
 
 
 def test_a_query_has_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "LONGEST_QUERY", 0.2)
+    monkeypatch.setattr(data, "QUERY_SECONDS", 0.2)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     source = database(tmp_path / "e.sqlite") | {"query": endless}
     begin = time.monotonic()
@@ -535,22 +535,28 @@ def test_requests_are_answered_without_their_values():
     records, rows = silo(PLAN), federation.Federation(federation.deployed()).processes["silo0"]
     good = {"age": 63, "pain": 1, "sex": "m"}
     command = [
-        ("/decide", {"record": good | {name: bad}, "subject": "ada"})
+        ("/decide", {"record": good | {name: bad_value}, "subject": "ada"})
         for name in good
-        for bad in BAD
+        for bad_value in BAD
     ]
     command += [
-        ("/decide", {"record": good, key: bad}) for key in ("subject", "among") for bad in BAD
+        ("/decide", {"record": good, key: bad_value})
+        for key in ("subject", "among")
+        for bad_value in BAD
     ]
-    command += [("/decide", {"record": bad}) for bad in BAD]
+    command += [("/decide", {"record": bad_value}) for bad_value in BAD]
     command += [
         ("/decide", {"record": good | {NAME: 1}}),
         ("/decide", {"record": good, "actions": [[1.0]]}),
     ]
     command += [("/decide", {"record": good, "among": ["well", NAME]})]
-    command += [(path, {"id": bad}) for path in ("/cancel", "/outcome", "/reward") for bad in BAD]
+    command += [
+        (path, {"id": bad_value})
+        for path in ("/cancel", "/outcome", "/reward")
+        for bad_value in BAD
+    ]
     known = records.decide(record=good, subject="ada").id
-    command += [("/outcome", {"id": known, "outcome": bad}) for bad in BAD]
+    command += [("/outcome", {"id": known, "outcome": bad_value}) for bad_value in BAD]
     count_told = 0
     for path, given in command:
         try:
@@ -562,16 +568,16 @@ def test_requests_are_answered_without_their_values():
     assert count_told > len(command) / 2
     decision_id = answers(rows, "/decide", {"actions": ROWS})["id"]
     for given in (
-        *({"actions": bad} for bad in BAD),
+        *({"actions": bad_value} for bad_value in BAD),
         {"actions": [[float(NUMBER), float("nan")]]},
         {"actions": [[NAME, 1.0]]},
     ):
         with pytest.raises(InputError) as error:
             answers(rows, "/decide", given)
         clean(str(error.value))
-    for bad in (NAME, [float(NUMBER)], 10**400, float("nan")):
+    for bad_value in (NAME, [float(NUMBER)], 10**400, float("nan")):
         with pytest.raises(InputError) as error:
-            answers(rows, "/reward", {"id": decision_id, "reward": bad})
+            answers(rows, "/reward", {"id": decision_id, "reward": bad_value})
         clean(str(error.value))
     answers(rows, "/reward", {"id": decision_id, "reward": float(NUMBER)})
     for path, more in (("/reward", {"reward": 0.5}), ("/cancel", {})):

@@ -19,7 +19,7 @@ from fastfed.deployment.silo import SiloParty
 
 @pytest.mark.parametrize("seed", range(len(envelopes.PROTOCOLS)))
 def test_hostile_envelopes_change_nothing(seed):
-    did, broken = envelopes.run((seed, 1500))
+    did, broken = envelopes.attack((seed, 1500))
     assert not broken
     assert did["refused"] > 1300 and did["not answered"] < 50
     assert min(did["mutated"], did["invented"], did["foreign"]) > 200
@@ -29,7 +29,7 @@ def test_hostile_envelopes_change_nothing(seed):
 @pytest.mark.slow
 def test_many_hostile_envelopes_change_nothing():
     for seed in range(1000, 1000 + int(os.environ.get("FASTFED_ENVELOPES", "50"))):
-        assert not envelopes.run((seed, 2000))[1]
+        assert not envelopes.attack((seed, 2000))[1]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def fresh(monkeypatch):
 
 
 def found_out():
-    return envelopes.run((0, 2000))[1]
+    return envelopes.attack((0, 2000))[1]
 
 
 def test_a_hub_that_keeps_what_a_refused_message_said_is_found_out(fresh):

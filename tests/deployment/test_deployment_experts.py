@@ -56,7 +56,10 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
         "user",
         "replace",
     )
-    assert experts.OWN in certificate.conditions and experts.PRESENT in certificate.conditions
+    assert (
+        experts.OWN_PERIOD_CONDITION in certificate.conditions
+        and experts.PRESENCE_CONDITION in certificate.conditions
+    )
     assert not any("simulation" in caveat for caveat in certificate.caveats)
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
@@ -98,7 +101,7 @@ def test_a_plan_of_experts_continues_one_of_its_own_system_alone():
 
 
 def test_the_last_weights_are_played_until_the_next_plan_has_some():
-    deployment = played(plan_of())
+    deployment = all_releases(plan_of())
     old = deployment.processes["silo0"].party.model.theta
     plan, new = exchanges.gone_on(deployment, spec(epsilon=0.5)["system"])
     silo = new.processes["silo0"].party
@@ -107,7 +110,7 @@ def test_the_last_weights_are_played_until_the_next_plan_has_some():
     assert old.tolist() != experts.even_start(plan.executed).tolist()
     decision = new.processes["silo0"].decide()
     assert decision.propensity == old[decision.action]
-    played(plan, made=new)
+    all_releases(plan, made=new)
     assert silo.model.release == plan.plan.releases
     exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
 
@@ -187,7 +190,7 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
     assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
 
 
-def played(plan, late=None, last=LOSSES, made=None):
+def all_releases(plan, late=None, last=LOSSES, made=None):
     """Make all releases; the losses of silo1's first decision come in period ``late``."""
     made = federation.Federation(plan) if made is None else made
     made.settle()
@@ -214,12 +217,12 @@ def played(plan, late=None, last=LOSSES, made=None):
 def test_a_loss_enters_its_own_place_or_none():
     """A loss that arrives in a later period has the same effect as a loss that never arrives."""
     plan = plan_of()
-    never, after = (played(plan, late) for late in (99, 1))
+    never, after = (all_releases(plan, late) for late in (99, 1))
     assert never.processes["hub"].party.reports == after.processes["hub"].party.reports
     silo = after.processes["silo1"].party
     assert [e.why for e in silo.ended.values()].count("late") == 1
     # In its place, a loss changes only the report of its period, by at most one loss.
-    here = played(plan).processes["hub"].party.reports
+    here = all_releases(plan).processes["hub"].party.reports
     gone = never.processes["hub"].party.reports
     moved = {key for key in here if here[key] != gone[key]}
     assert moved <= {(1, 1)}
@@ -269,13 +272,13 @@ def test_noise_of_a_leaf_is_a_function_of_all_means_and_the_order_of_none():
     assert not np.array_equal(orders[0], noises[0].sample(1, 4, 32))
 
 
-@pytest.mark.parametrize("bad", [math.nan, -0.5, 1.1, 0.1 + 2.0**-54, None])
-def test_means_that_no_losses_have_are_refused(bad):
+@pytest.mark.parametrize("bad_value", [math.nan, -0.5, 1.1, 0.1 + 2.0**-54, None])
+def test_means_that_no_losses_have_are_refused(bad_value):
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
     silo = federation.Identity(federation.secret("silo0"))
     values = np.zeros(plan.wire.size)
-    values[0 if bad is not None else -1] = bad or 0.5
+    values[0 if bad_value is not None else -1] = bad_value or 0.5
     actual = plan.wire.signed(silo, "silo0", 1, Report(wire.packed(values)))
     with pytest.raises(Refused):
         hub._decrypt_report(plan.wire.read(actual), "a report")

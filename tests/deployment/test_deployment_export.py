@@ -24,7 +24,7 @@ from fastfed.deployment.store import Write
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
-def played(protocol):
+def federation_after_release(protocol):
     """Return a federation after one release."""
     deployment = federation.Federation(federation.deployed(protocol))
     deployment.settle()
@@ -39,7 +39,7 @@ def played(protocol):
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum", "shuffle-vector"])
 def test_a_model_is_that_of_the_last_broadcast(protocol):
-    deployment = played(protocol)
+    deployment = federation_after_release(protocol)
     parties = [deployment.processes[name].party for name in deployment.plan.silos]
     actual, *others = map(model_of, parties)
     assert all(other == actual for other in others) and actual["release"] == 1

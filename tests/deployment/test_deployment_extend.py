@@ -18,7 +18,7 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import plans, wire
 from fastfed.deployment.folder import check_room, extended, last_broadcast
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.model import REASONS, Extension, epsilon_of_chain, model_of
+from fastfed.deployment.model import NO_START_REASONS, Extension, epsilon_of_chain, model_of
 from fastfed.deployment.seal import Identity
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
@@ -28,7 +28,7 @@ SYSTEM = {"horizon": 10, "batch_size": 5, "epsilon": 0.5, "delta": 1e-6}
 SPEC = {"system": SYSTEM, "calendar": CALENDAR}
 
 
-def play(made, releases, rows=None, reward=0.5):
+def add_records(made, releases, rows=None, reward=0.5):
     """Add one record at each silo in each period."""
     made.settle()
     for close in made.plan.document.calendar.closes[:releases]:
@@ -41,18 +41,18 @@ def play(made, releases, rows=None, reward=0.5):
     return made
 
 
-def first(protocol="silo-ldp", releases=2, **keys):
+def first_deployment(protocol="silo-ldp", releases=2, **keys):
     """Return a deployment of a first plan after some releases."""
     keys.setdefault("dimension", 3)
-    return play(federation.Federation(federation.deployed(protocol, **keys)), releases)
+    return add_records(federation.Federation(federation.deployed(protocol, **keys)), releases)
 
 
-def last(made):
+def newest_broadcast(made):
     broadcasts = made.processes["hub"].party.broadcasts
     return broadcasts[max(broadcasts)]
 
 
-def second(made, plan, ceiling=None):
+def later_parties(made, plan, ceiling=None):
     """Return the parties of a later plan, which use the ledgers of the first plan."""
     new = federation.Federation(plan)
     new.now = float(plan.document.calendar.start)
@@ -64,7 +64,7 @@ def second(made, plan, ceiling=None):
     return new
 
 
-def full(values, d):
+def full_matrix(values, d):
     gram = np.zeros((d, d))
     gram[np.tril_indices(d)] = values[d:]
     return gram + np.tril(gram, -1).T
@@ -75,19 +75,21 @@ def full(values, d):
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
 def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
-    deployment = first(protocol)
+    deployment = first_deployment(protocol)
     old = deployment.processes["silo0"].party.model
     plan = extended(
-        {**SPEC, "system": {**SYSTEM, "protocol": protocol}}, deployment.plan, last(deployment)
+        {**SPEC, "system": {**SYSTEM, "protocol": protocol}},
+        deployment.plan,
+        newest_broadcast(deployment),
     )
     assert plan.document.extends.why == "" and plans.load(plan.as_bytes()).digest == plan.digest
-    new = second(deployment, plan, (3.0, 1e-6))
+    new = later_parties(deployment, plan, (3.0, 1e-6))
     new.settle()
     silo = new.processes["silo0"].party
     assert silo.model.release == 0 and silo.model.theta.tolist() == old.theta.tolist()
     rows = np.random.default_rng(1).uniform(-0.5, 0.5, (6, 3))
     assert silo.decide(rows, new.now)[1].action == old.select(rows)[0]
-    play(new, 1)
+    add_records(new, 1)
     assert silo.model.release == 1
     # The choice that the new plan would make from its own sums only.
     body = plan.wire.body(plan.wire.read(silo.broadcasts[1]), wire.Broadcast)
@@ -99,7 +101,7 @@ def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
     parts = [model.acting for model in (old, alone, silo.model)]
     assert parts[2].radius == math.hypot(parts[0].radius, parts[1].radius)
     assert parts[2].second == parts[0].second + parts[1].second > 0
-    np.testing.assert_allclose(full(parts[2].sums, 3), silo.model.gram, rtol=1e-9)
+    np.testing.assert_allclose(full_matrix(parts[2].sums, 3), silo.model.gram, rtol=1e-9)
     assert {tuple(new.processes[n].party.model.theta) for n in plan.silos} == {
         tuple(silo.model.theta)
     }
@@ -134,17 +136,19 @@ def test_the_radius_of_both_holds_where_each_does():
 
 
 def unit(rng):
-    drawn = rng.normal(size=3)
-    return drawn / np.linalg.norm(drawn)
+    draws = rng.normal(size=3)
+    return draws / np.linalg.norm(draws)
 
 
 def test_a_chain_of_three_plans_plays_the_sums_of_all():
-    deployment = first()
-    plan = extended(SPEC, deployment.plan, last(deployment))
-    middle = play(second(deployment, plan, (9.0, 1e-6)), 2)
-    third = extended({**SPEC, "calendar": {**CALENDAR, "start": LATER + 1000}}, plan, last(middle))
+    deployment = first_deployment()
+    plan = extended(SPEC, deployment.plan, newest_broadcast(deployment))
+    middle = add_records(later_parties(deployment, plan, (9.0, 1e-6)), 2)
+    third = extended(
+        {**SPEC, "calendar": {**CALENDAR, "start": LATER + 1000}}, plan, newest_broadcast(middle)
+    )
     assert plans.load(third.as_bytes()).earlier.earlier.digest == deployment.plan.digest
-    new = second(deployment, third)
+    new = later_parties(deployment, third)
     model = middle.processes["silo1"].party.model
     assert new.processes["silo1"].party.model.theta.tolist() == model.theta.tolist()
     status = new.processes["silo1"].party.status()["extends"]
@@ -161,24 +165,24 @@ def test_a_chain_of_three_plans_plays_the_sums_of_all():
     ],
 )
 def test_there_is_no_start_where_theta_is_another_one(changes, why):
-    deployment = first()
-    plan = extended(SPEC | changes, deployment.plan, last(deployment))
-    assert why in REASONS[plan.document.extends.why] and not plan.document.extends.start
-    new = second(deployment, plan)
+    deployment = first_deployment()
+    plan = extended(SPEC | changes, deployment.plan, newest_broadcast(deployment))
+    assert why in NO_START_REASONS[plan.document.extends.why] and not plan.document.extends.start
+    new = later_parties(deployment, plan)
     assert not new.processes["silo0"].party.model.theta.any()
     with pytest.raises(InputError, match="no model yet"):
         model_of(new.processes["silo0"].party)
     assert new.processes["hub"].party.status()["extends"]["why_no_start"]
-    forged = Extension(plan.document.extends.document, last(deployment))
+    forged = Extension(plan.document.extends.document, newest_broadcast(deployment))
     with pytest.raises(InputError, match="the earlier model cannot be the start"):
         reloaded(plan, extends=forged)
 
 
 def test_there_is_no_start_before_the_first_release_or_where_none_is_wanted():
-    deployment = first(releases=0)
+    deployment = first_deployment(releases=0)
     assert extended(SPEC, deployment.plan).document.extends.why == "no-release"
-    play(deployment, 1)
-    plan = extended(SPEC, deployment.plan, last(deployment), fresh=True)
+    add_records(deployment, 1)
+    plan = extended(SPEC, deployment.plan, newest_broadcast(deployment), fresh=True)
     assert plan.document.extends.why == "requested"
     with pytest.raises(InputError, match=r"extends\.why must be one of"):
         reloaded(plan, extends=Extension(plan.document.extends.document, b"", "proven"))
@@ -202,14 +206,14 @@ HELP = {key: text for key, text in federation.party("helper").items() if key != 
 def test_a_plan_may_go_on_under_another_protocol(protocol, before, system, more):
     """Keys of the earlier spec that the new protocol does not have are left out."""
     shared = {"name": "tests", "least": 3 if protocol == "secure-sum" else 2} | before
-    deployment = first(protocol, federation=shared)
+    deployment = first_deployment(protocol, federation=shared)
     spec = {**SPEC, "system": {**SYSTEM, **system}}
     if "helper" in more:
         spec["helper"] = more["helper"]
     if "all" in more:
         spec["federation"] = {"least": more["all"]} | ({"sum": "masks"} if "masks" in more else {})
-    plan = extended(spec, deployment.plan, last(deployment))
-    new = play(second(deployment, plan, (9.0, 1e-6)), 2)
+    plan = extended(spec, deployment.plan, newest_broadcast(deployment))
+    new = add_records(later_parties(deployment, plan, (9.0, 1e-6)), 2)
     silo = new.processes["silo2"].party
     assert silo.model.release == 2 and silo.model.start is not None
     assert not new.processes["hub"].party.alarms
@@ -247,19 +251,19 @@ def test_fields_that_are_none_are_left_out_from_the_end():
     ],
 )
 def test_a_spec_says_what_changes_and_no_more(spec, message):
-    deployment = first()
+    deployment = first_deployment()
     with pytest.raises(InputError, match=message):
-        extended(spec, deployment.plan, last(deployment))
+        extended(spec, deployment.plan, newest_broadcast(deployment))
 
 
 def test_a_plan_file_with_another_start_or_other_parties_is_refused():
-    deployment = first()
+    deployment = first_deployment()
     plan, hub = (
-        extended(SPEC, deployment.plan, last(deployment)),
+        extended(SPEC, deployment.plan, newest_broadcast(deployment)),
         Identity(federation.secret("hub")),
     )
     good, old = plan.document.extends, deployment.plan
-    honest = old.wire.body(old.wire.read(last(deployment)), wire.Broadcast)
+    honest = old.wire.body(old.wire.read(newest_broadcast(deployment)), wire.Broadcast)
     silo = Identity(federation.secret("silo0"))
     few = msgspec.structs.replace(honest, entries=honest.entries[:1])
     nan = msgspec.structs.replace(honest, values=wire.packed(np.full(9, np.nan)))
@@ -289,9 +293,11 @@ def test_a_plan_file_with_another_start_or_other_parties_is_refused():
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum"])
 def test_the_ledger_and_the_certificate_compose_both_plans(protocol):
-    deployment = first(protocol, releases=4)
+    deployment = first_deployment(protocol, releases=4)
     plan = extended(
-        {**SPEC, "system": {**SYSTEM, "protocol": protocol}}, deployment.plan, last(deployment)
+        {**SPEC, "system": {**SYSTEM, "protocol": protocol}},
+        deployment.plan,
+        newest_broadcast(deployment),
     )
     entry = plan.certificate.also[-1]
     assert deployment.plan.digest.hex()[:16] in entry.model and entry.status == "proven"
@@ -301,7 +307,7 @@ def test_the_ledger_and_the_certificate_compose_both_plans(protocol):
     mu = math.hypot(mu_of(1.0), mu_of(0.5))
     assert actual == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=2e-2)
     assert 1.0 < actual < 1.5 and plan.certificate.exact.epsilon == pytest.approx(0.5, rel=1e-6)
-    new = play(second(deployment, plan, (3.0, 1e-6)), 2)
+    new = add_records(later_parties(deployment, plan, (3.0, 1e-6)), 2)
     spent = deployment.ledgers["silo0"].epsilon("records")
     assert spent == pytest.approx(actual, rel=1e-6)
     exported = model_of(new.processes["silo0"].party)
@@ -319,8 +325,11 @@ def mu_of(epsilon):
 
 
 def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_not():
-    deployment = first(releases=4)
-    plan, ledger = extended(SPEC, deployment.plan, last(deployment)), deployment.ledgers["silo0"]
+    deployment = first_deployment(releases=4)
+    plan, ledger = (
+        extended(SPEC, deployment.plan, newest_broadcast(deployment)),
+        deployment.ledgers["silo0"],
+    )
     with pytest.raises(
         InputError, match=r"would have spent epsilon 1\.1.* more than the ceiling 1;"
     ):
@@ -333,10 +342,10 @@ def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_no
         check_room(ledger, "others", plan)
     # Half of the plan is charged already; this half must not be counted twice.
     ledger.set_ceiling("records", both * (1 + 1e-6), 1e-6)
-    new = play(second(deployment, plan), 1)
+    new = add_records(later_parties(deployment, plan), 1)
     assert len(ledger.charges("records")) == 5 and new.processes["silo0"].party.sealed
     check_room(ledger, "records", plan)
-    play(new, 2)
+    add_records(new, 2)
     assert new.processes["silo0"].party.sealed.keys() == {1, 2}
 
 
@@ -394,7 +403,7 @@ def test_commands_extend_and_join(home):
 
     joined = run("join", home / "second0", home / "plan2", "--extends", home / "silo0")
     assert joined.exit_code == 0 and joined.stdout.startswith("silo0 agrees to plan")
-    noted = folders.remembered(home / "second0")
+    noted = folders.read_note(home / "second0")
     assert noted[:2] == ("people", (home / "silo0" / folders.LEDGER).resolve())
     secret = home / "second0" / folders.SECRET
     assert secret.stat().st_mode & 0o777 == 0o400
@@ -430,7 +439,7 @@ def test_join_refuses_what_does_not_belong_together(home):
 
 
 def test_one_ledger_holds_the_ceiling_of_several_folders(home):
-    assert folders.remembered(home / "silo1")[:2] == (
+    assert folders.read_note(home / "silo1")[:2] == (
         "records",
         (home / "shared.sqlite").resolve(),
     )

@@ -76,8 +76,8 @@ class Nodes:
         if self.chance():
             return None
         if self.chance():
-            flower.carried(self.made.processes[name], letters, silence)
-        answers = flower.carried(self.made.processes[name], letters, silence)
+            flower.pass_to_party(self.made.processes[name], letters, silence)
+        answers = flower.pass_to_party(self.made.processes[name], letters, silence)
         if self.chance():
             self.kill(name)
         return None if self.chance() else answers
@@ -184,7 +184,7 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
         seen.extend(letters)
         # First: so that the thief is known by the name before the silo is.
         take(thief, [b"rubbish", b"", *letters, *(d[:-1] + b"0" for d in letters)])
-        take(thief, flower.carried(other.made.processes["silo0"], [], silence))
+        take(thief, flower.pass_to_party(other.made.processes["silo0"], [], silence))
         take(node, letters)
 
     nodes.mail.incoming = incoming
@@ -212,7 +212,7 @@ def test_a_full_disk_ends_no_run():
     nodes = Nodes(plan)
     nodes.mail = flower.Mail(nodes.made.processes["hub"], 1.0, 5.0, messages.append)
     store = nodes.made.processes["hub"].store
-    write, store.write = store.write, full
+    write, store.write = store.write, raise_full_disk
     nodes.turn()
     assert set(messages) == {f"node {i}: database or disk is full" for i in (1, 2, 3)}
     assert not nodes.made.processes["hub"].party.joined
@@ -221,7 +221,7 @@ def test_a_full_disk_ends_no_run():
     assert set(nodes.made.processes["hub"].party.joined) == set(plan.silos)
 
 
-def full(_):
+def raise_full_disk(_):
     """Raise the error of a store on a full disk."""
     raise sqlite3.OperationalError("database or disk is full")
 
@@ -371,7 +371,7 @@ class FakeGrid:
         reply = flower.client_app(message, context)
         if reply.has_content():
             self.letters.setdefault(message.metadata.dst_node_id, []).extend(
-                flower.unpacked(reply.content)
+                flower.unpack_envelopes(reply.content)
             )
         return reply
 
@@ -522,11 +522,11 @@ class Network:
         """Yield processes of a kind that Flower has started for a port."""
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                said = (entry / "cmdline").read_bytes().decode().split("\0")
+                message = (entry / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if any(part.endswith(kind) for part in said[:2]) and any(
-                part.endswith(f":{port}") for part in said
+            if any(part.endswith(kind) for part in message[:2]) and any(
+                part.endswith(f":{port}") for part in message
             ):
                 yield int(entry.name)
 
@@ -567,10 +567,10 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
 
     def waits(wanted):
         while True:
-            found = [demo.insist(lambda c=c: c.call("status"), until) for c in clients]
-            if all(map(wanted, found)):
-                return found
-            assert time.time() < until, found
+            actual = [demo.repeat_until(lambda c=c: c.call("status"), until) for c in clients]
+            if all(map(wanted, actual)):
+                return actual
+            assert time.time() < until, actual
             time.sleep(0.2)
 
     try:
@@ -579,12 +579,17 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
         time.sleep(max(0.0, close - PERIOD + 0.1 - time.time()))
         for patient in range(demo.PATIENTS):
             for i, client in enumerate(clients):
-                rows = demo.rows_of(i, patient)
-                decision = demo.insist(lambda c=client, r=rows: c.call("decide", actions=r), close)
-                request = {"id": decision["id"], "reward": demo.reward_of(rows, decision["action"])}
+                rows = demo.treatment_features(i, patient)
+                decision = demo.repeat_until(
+                    lambda c=client, r=rows: c.call("decide", actions=r), close
+                )
+                request = {
+                    "id": decision["id"],
+                    "reward": demo.treatment_reward(rows, decision["action"]),
+                }
                 if (i, patient) == (1, 1):
                     network.again("silo east")
-                demo.insist(lambda c=client, g=request: c.call("reward", **g), close)
+                demo.repeat_until(lambda c=client, g=request: c.call("reward", **g), close)
                 actions[i, patient] = decision["action"]
         assert time.time() < close
         network.run(until)
@@ -603,8 +608,8 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
             network.again("node helper")
             network.again("helper helper")
         network.run(until)
-        found = waits(lambda status: status["model"] == 1 and not status["stopped"])
+        actual = waits(lambda status: status["model"] == 1 and not status["stopped"])
     finally:
         network.stop()
     undisturbed = demo.theta_without_failures(tmp_path, plan, actions)
-    assert len(actions) == 9 and all(status["theta"] == undisturbed for status in found)
+    assert len(actions) == 9 and all(status["theta"] == undisturbed for status in actual)

@@ -17,7 +17,7 @@ from fastfed import InputError
 from fastfed.deployment import folder as folders
 from fastfed.deployment.agent import PrivateLinUCB
 from fastfed.deployment.application import calls_of
-from fastfed.deployment.calls import REQUEST
+from fastfed.deployment.calls import MAX_REQUEST
 from fastfed.deployment.client import Client
 from fastfed.deployment.kinds import silo_of
 from fastfed.deployment.ledger import Ledger
@@ -155,7 +155,9 @@ def test_requests_say_what_they_need(home, tmp_path):
             call.returned()
     with pytest.raises(InputError, match="path must be the socket of a silo"):
         Client("http://127.0.0.1:8000")
-    with pytest.raises(InputError, match=f"a request must be at most {REQUEST} bytes long, got"):
-        Client(tmp_path / "silo.sock", wait=0).decide(["a" * REQUEST])
+    with pytest.raises(
+        InputError, match=f"a request must be at most {MAX_REQUEST} bytes long, got"
+    ):
+        Client(tmp_path / "silo.sock", wait=0).decide(["a" * MAX_REQUEST])
     with pytest.raises(InputError, match="got float"):
         id_of(1.0)

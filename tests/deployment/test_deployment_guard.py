@@ -13,7 +13,7 @@ import federation
 from fastfed import InputError
 from fastfed.deployment import plans
 from fastfed.deployment.guard import (
-    BEYOND,
+    EXCEEDS_CAP_PROBABILITY,
     Alarm,
     Cap,
     check_records,
@@ -157,12 +157,12 @@ def test_an_honest_report_is_scaled_once_in_a_million(release):
         honest = np.zeros(9)
         honest[0], honest[3] = n, n
         bias = np.linalg.norm(honest[:d] + noise[:, :d], axis=1)
-        gram = np.array([np.linalg.norm(full(honest[d:] + row[d:])) for row in noise])
+        gram = np.array([np.linalg.norm(full_matrix(honest[d:] + row[d:])) for row in noise])
         first_bound, second_bound = cap.bounds(k, 0)
         assert 0.35 * first_bound < bias.max() < first_bound
         assert 0.35 * second_bound < gram.max() < second_bound
         assert not any(cap.cap_report(honest + row, k, 0)[1] for row in noise[:200])
-    assert BEYOND == 1e-6
+    assert EXCEEDS_CAP_PROBABILITY == 1e-6
 
 
 def test_a_prefix_of_tree_nodes_has_the_noise_of_all_of_them():
@@ -175,7 +175,7 @@ def test_a_prefix_of_tree_nodes_has_the_noise_of_all_of_them():
     assert [rounds_in_report(tree, k) for k in (1, 4, 6, 7)] == [5, 20, 10, 5]
 
 
-def full(packed, d=3):
+def full_matrix(packed, d=3):
     gram = np.zeros((d, d))
     gram[np.tril_indices(d)] = packed
     return gram + np.tril(gram, -1).T
@@ -188,7 +188,7 @@ def test_what_is_beyond_is_scaled_to_the_bound_and_keeps_its_direction():
     bounds = Cap(plan, 0.5).bounds(2, 1)
     assert scaled and values[0] == -1e5
     assert np.linalg.norm(held[:3]) == pytest.approx(bounds[0])
-    assert np.linalg.norm(full(held[3:])) == pytest.approx(bounds[1])
+    assert np.linalg.norm(full_matrix(held[3:])) == pytest.approx(bounds[1])
     np.testing.assert_allclose(held[:3] / held[0], values[:3] / values[0])
     np.testing.assert_allclose(held[3:] / held[3], values[3:] / values[3])
     assert Cap(plan, 1.0).bounds(2, 1)[0] - bounds[0] == pytest.approx(5.0)

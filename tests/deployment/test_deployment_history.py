@@ -29,7 +29,7 @@ from fastfed.deployment.kinds import silo_of as party_of
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.model import Decided
 from fastfed.deployment.process import SiloProcess
-from fastfed.deployment.seal import KEY, keyed_digest
+from fastfed.deployment.seal import KEY_BYTES, keyed_digest
 from fastfed.deployment.silo_records import _SNAPSHOT
 from fastfed.deployment.store import MemoryStore, SqliteStore, Write
 
@@ -121,8 +121,8 @@ def test_two_rewards_of_a_decision_at_once_are_one_and_a_refusal():
             return str(error)
 
     with ThreadPoolExecutor(4) as pool:
-        said = list(pool.map(told, [0.25, 0.75, 0.25, 0.75]))
-    assert sum(one is None for one in said) == 2 and silo.party.ended.count == 1
+        message = list(pool.map(told, [0.25, 0.75, 0.25, 0.75]))
+    assert sum(one is None for one in message) == 2 and silo.party.ended.count == 1
     assert silo.party.ended[decision.id].reward in (0.25, 0.75)
 
 
@@ -312,7 +312,7 @@ def plan_of(kind):
 
 @pytest.mark.parametrize("kind", ["silo-ldp", "central", "secure-sum", "shuffle-vector", *OTHERS])
 def test_a_restart_from_a_snapshot_is_a_restart_from_all_writes(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(process_module, "SNAPSHOT_EVERY", 7)
+    monkeypatch.setattr(process_module, "WRITES_PER_SNAPSHOT", 7)
     deployment = federation.Federation(plan_of(kind))
     silo = silo_of(deployment, store := SqliteStore(str(tmp_path / "s")))
     rng = random.Random(5)
@@ -361,7 +361,7 @@ def test_a_snapshot_of_an_earlier_version_is_used():
     silo = silo_of(deployment, store := MemoryStore())
     silo.reward(silo.decide(ROWS, "ada").id, 0.5)
     silo.close()
-    state = msgspec.msgpack.decode(store.snapshot()["state"][KEY:])
+    state = msgspec.msgpack.decode(store.snapshot()["state"][KEY_BYTES:])
     assert state.pop() == {} and len(state) == 10
     state = msgspec.msgpack.encode(state)
     seal = keyed_digest(silo.party._secret, _SNAPSHOT, deployment.plan.digest, state)

@@ -126,13 +126,13 @@ def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
         if actual.kind != "news":
             return data
         body = deployment.plan.wire.body(actual, wire.News)
-        said = deployment.plan.wire.body(deployment.plan.wire.read(body.broadcast), Broadcast)
+        message = deployment.plan.wire.body(deployment.plan.wire.read(body.broadcast), Broadcast)
         if actual.release == 1:
-            said = msgspec.structs.replace(said, values=wire.packed(np.ones(5)))
+            message = msgspec.structs.replace(message, values=wire.packed(np.ones(5)))
         else:
             # The broadcast has to follow the last broadcast of silo0.
-            said = msgspec.structs.replace(said, before=wire.digest(liar[actual.release - 1]))
-        liar[actual.release] = signed(deployment, actual.release, said)
+            message = msgspec.structs.replace(message, before=wire.digest(liar[actual.release - 1]))
+        liar[actual.release] = signed(deployment, actual.release, message)
         return signed(deployment, actual.release, wire.News(liar[actual.release], body.seen))
 
     silo0 = deployment.processes["silo0"]

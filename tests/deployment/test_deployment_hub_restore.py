@@ -157,12 +157,12 @@ def test_the_set_that_was_opened_is_opened_again_and_no_other():
 def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
     """Silos with the broadcast did not contact the hub in time, and it opened a different set."""
     deployment, backup, sent = straggling()
-    away = {name: deployment.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
-    reports = [away[name].party.sealed[1] for name in ("silo0", "silo1")]
+    absent_silos = {name: deployment.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
+    reports = [absent_silos[name].party.sealed[1] for name in ("silo0", "silo1")]
     again = put_back(deployment, backup[: next(
         i for i, w in enumerate(backup) if w.kind == "report" and w.key == "1/0"
     )])  # fmt: skip
-    silo2 = away["silo2"]
+    silo2 = absent_silos["silo2"]
     late = silo2.party.report(1)
     again.tick()
     # The grace period starts with the first silo's message: the hub itself may be cut off.
@@ -178,11 +178,11 @@ def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
     assert [e.silo for e in again.party.sets[1].entries] == [0, 2]
     step, _ = again.handle(sent)
     assert "a second set of release 1 was opened" in step.problem and again.party.alarms
-    theta = away["silo0"].party.model.theta
+    theta = absent_silos["silo0"].party.model.theta
     other = again.party.broadcasts[1]
-    step, _ = away["silo0"].handle(federation.news(deployment.plan, other))
+    step, _ = absent_silos["silo0"].handle(federation.news(deployment.plan, other))
     assert "two broadcasts" in step.problem
-    assert np.array_equal(away["silo0"].party.model.theta, theta)
+    assert np.array_equal(absent_silos["silo0"].party.model.theta, theta)
 
 
 def test_only_the_hubs_own_broadcasts_remind_it():

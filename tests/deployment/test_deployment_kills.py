@@ -63,25 +63,27 @@ def killed(home, protocol, hidden, seed):
         children.append(demo.Child("helper", "helper", str(home / "helper"), *dial))
     actions, killer = {}, Killer(children, gap, seed)
     try:
-        demo.insist(lambda: clients[0].call("status"), start + period)
+        demo.repeat_until(lambda: clients[0].call("status"), start + period)
         killer.start()
         for k, close in enumerate(plan.document.calendar.closes):
-            demo._wait(close - period + 0.05)
+            demo._sleep_until(close - period + 0.05)
             for patient in range(k * demo.PATIENTS, (k + 1) * demo.PATIENTS):
                 for i, client in enumerate(clients):
-                    demo._caught_up(client, k, close)
-                    path, request, answer = demo._visit(plan, i, patient)
-                    decision = demo.insist(lambda c=client, g=request: c.call("decide", **g), close)
+                    demo._wait_for_release(client, k, close)
+                    path, request, answer = demo._visit_requests(plan, i, patient)
+                    decision = demo.repeat_until(
+                        lambda c=client, g=request: c.call("decide", **g), close
+                    )
                     actions[i, patient] = decision["action"]
                     end = {"id": decision["id"], **answer(decision["action"])}
-                    demo.insist(lambda c=client, p=path, g=end: c.call(p, **g), close)
+                    demo.repeat_until(lambda c=client, p=path, g=end: c.call(p, **g), close)
             if time.time() >= close:
                 raise InputError(demo.TOO_BUSY)
         killer.join(KILLS * gap)
         killer.over = True
         killer.join()
         last = time.time() + 90 + 20 * needed
-        thetas = [demo._caught_up(c, demo.RELEASES, last)["theta"] for c in clients]
+        thetas = [demo._wait_for_release(c, demo.RELEASES, last)["theta"] for c in clients]
     finally:
         killer.over = True
         if killer.ident:

@@ -189,7 +189,7 @@ def visits(run, of):
 
 def deployed_run(plan, run):
     """Return regret of each period and the last theta of a deployment that uses its releases."""
-    deployment, drawn, regrets = Federation(plan), visits(run, 0), []
+    deployment, draws, regrets = Federation(plan), visits(run, 0), []
     for ledger in deployment.ledgers.values():
         ledger.set_ceiling("records", 50.0, 1e-6)
     with_secrets(deployment, run)
@@ -198,7 +198,7 @@ def deployed_run(plan, run):
         deployment.now, regret = close - 1.0, 0.0
         for name in plan.silos:
             for _ in range(PATIENTS):
-                (rows, chances, uniform), process = next(drawn), deployment.processes[name]
+                (rows, chances, uniform), process = next(draws), deployment.processes[name]
                 decision = process.decide(rows)
                 regret += chances.max() - chances[decision.action]
                 process.reward(decision.id, float(uniform < chances[decision.action]))
@@ -210,13 +210,13 @@ def deployed_run(plan, run):
 
 def simulated_run(plan, run):
     """Return regret of each period and the last theta of the step objects under one seed."""
-    p, noise, drawn, regrets = plan.plan, SeededNoise(run), visits(run, 1), []
+    p, noise, draws, regrets = plan.plan, SeededNoise(run), visits(run, 1), []
     silos, server = [Silo(p, i, noise) for i in range(p.silos)], Server(p, noise)
     for _ in range(p.releases):
         regret = 0.0
         for silo in silos:
             for _ in range(PATIENTS):
-                rows, chances, uniform = next(drawn)
+                rows, chances, uniform = next(draws)
                 action = silo.select(rows)
                 regret += chances.max() - chances[action]
                 silo.observe(float(uniform < chances[action]))

@@ -99,7 +99,7 @@ def test_an_extension_charges_the_ledger_and_dataset_of_its_parent(home, more, m
     refused = run(*joined, *more, *ceiling)
     assert refused.exit_code == 2 and "these records are charged" in words(refused)
     assert run(*joined).exit_code == 0
-    assert folders.remembered("next")[:2] == ("people", home / "silo0" / folders.LEDGER)
+    assert folders.read_note("next")[:2] == ("people", home / "silo0" / folders.LEDGER)
     assert spent("silo0/ledger.sqlite")["people"] > 0.0
 
 
@@ -188,7 +188,7 @@ def test_a_ledger_elsewhere_may_be_moved_if_it_is_named(home):
     assert process.ledger.ceiling("records") == CEILING
     process.store.close()
     process.ledger.close()
-    assert folders.remembered(home / "silo1").ledger == home / "elsewhere.sqlite"
+    assert folders.read_note(home / "silo1").ledger == home / "elsewhere.sqlite"
 
 
 def test_an_older_ledger_is_refused_and_leaving_is_not(home):
@@ -308,7 +308,7 @@ def test_a_note_of_an_earlier_version_is_taken_over(home):
     process = folders.opened(home / "silo0")
     assert process.party.dataset == "people"
     process.store.close()
-    assert folders.remembered(home / "silo0").identity == process.ledger.identity
+    assert folders.read_note(home / "silo0").identity == process.ledger.identity
     note.write_text("[1]")
     with pytest.raises(InputError, match="damaged"):
         folders.opened(home / "silo0")

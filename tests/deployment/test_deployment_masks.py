@@ -50,13 +50,13 @@ def test_masks_are_those_of_one_release_of_one_plan_and_of_the_sessions():
     plan, other = deployed(MASKS), deployed(MASKS, batch=6)
     first, second = OF_FOUR[:3], (OF_FOUR[3], *OF_FOUR[1:3])
     places = [(p, k, s) for p in (plan, other) for k in (1, 2) for s in (first, second)]
-    drawn = [masks_of(p, 0).at(k, 5, s).tobytes() for p, k, s in places]
-    assert len(set(drawn)) == 8
-    assert masks_of(plan, 0).at(2, 5, second).tobytes() == drawn[3]
+    draws = [masks_of(p, 0).at(k, 5, s).tobytes() for p, k, s in places]
+    assert len(set(draws)) == 8
+    assert masks_of(plan, 0).at(2, 5, second).tobytes() == draws[3]
     # The mask of a pair depends only on its two sessions; a shorter row has the first words.
     third = masks_of(plan, 1).at(1, 5, first) - masks_of(plan, 1).at(1, 5, second)
     assert third.tobytes() != bytes(40)
-    assert masks_of(plan, 0).at(2, 9, second)[:5].tobytes() == drawn[3]
+    assert masks_of(plan, 0).at(2, 9, second)[:5].tobytes() == draws[3]
 
 
 def test_two_silos_agree_on_a_key_that_no_third_one_has():
@@ -114,16 +114,16 @@ period = partial(federation.period, reward=1.0)
 def test_the_hub_sees_uniform_words_and_waits_for_every_silo():
     deployment = federation.Federation(deployed(MASKS))
     deployment.settle()
-    away = deployment.processes.pop("silo2")
+    absent_silo = deployment.processes.pop("silo2")
     period(deployment, 1, SILOS[:2])
     deployment.now += 10 * federation.GRACE
     deployment.settle()
     hub, plan = deployment.processes["hub"].party, deployment.plan
     assert not hub.broadcasts and hub.status()["waiting_for"] == ["silo2"]
     assert not hub.reports and len(hub.sessions) == 2
-    deployment.processes["silo2"] = away
+    deployment.processes["silo2"] = absent_silo
     deployment.settle()
-    assert len(hub.broadcasts) == 4 and away.party.model.release == 4
+    assert len(hub.broadcasts) == 4 and absent_silo.party.model.release == 4
     for i in range(3):
         words = plan.wire.words(federation.opened_report(plan, hub.reports[1, i]), "it")
         body = plan.wire.body(plan.wire.read(hub.reports[1, i]), wire.Report)
@@ -266,7 +266,7 @@ def test_a_session_that_a_silo_takes_back_is_noted_and_not_kept():
 def test_nothing_enters_a_leaf_whose_session_was_told():
     deployment = federation.Federation(deployed(MASKS))
     deployment.settle()
-    away = deployment.processes.pop("silo2")
+    absent_silo = deployment.processes.pop("silo2")
     deployment.now = 1090.0
     silo = deployment.processes["silo0"]
     early, late = silo.decide(ROWS).id, silo.decide(ROWS).id
@@ -278,7 +278,7 @@ def test_nothing_enters_a_leaf_whose_session_was_told():
     deployment.now = 1090.0
     silo.reward(late, 1.0)
     assert [e.leaf for e in silo.party.ended.values()] == [1, 2] and not silo.party.sealed
-    deployment.now, deployment.processes["silo2"] = 1100.0, away
+    deployment.now, deployment.processes["silo2"] = 1100.0, absent_silo
     deployment.settle()
     assert silo.party.model.release == 1 and silo.party.sessions.lists[1][0] == told
 

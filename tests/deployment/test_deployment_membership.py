@@ -56,14 +56,14 @@ def record(person):
     return x / np.linalg.norm(x), float(rng.uniform())
 
 
-def worlds(extra):
+def attendance_in_worlds(extra):
     """Return who takes part in each period, without and with one more person."""
     people = [(k, PEOPLE * k + i) for k in range(1, PERIODS + 1) for i in range(PEOPLE)]
     # The person comes first in the period: a limit on counts would displace the most people.
     return sorted([*people, *(((extra, 0),) if extra else ())])
 
 
-def kept(silo, store, step):
+def store_writes(silo, store, step):
     """Store and apply the writes of a step."""
     for write in step.writes:
         store.write(write)
@@ -80,8 +80,8 @@ def lived(plan, people):
         now = float(plan.document.calendar.closes[period - 1] - 50)
         x, y = record(person)
         step, decision = silo.decide([x], now, subject=f"p{person}")
-        kept(silo, store, step)
-        kept(silo, store, silo.reward(decision.id, y, now))
+        store_writes(silo, store, step)
+        store_writes(silo, store, silo.reward(decision.id, y, now))
         leaves[person] = silo.ended[decision.id].leaf
     return silo._leaf_sums.copy(), {p: leaf for p, leaf in leaves.items() if p}
 
@@ -109,7 +109,7 @@ def mu_of(plan, change):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_person_moves_nobody_else_between_releases(kind):
     plan = plan_of(kind)
-    actual = {extra: lived(plan, worlds(extra)) for extra in range(PERIODS + 1)}
+    actual = {extra: lived(plan, attendance_in_worlds(extra)) for extra in range(PERIODS + 1)}
     claimed = plan.certificate.exact
     worst = 0.0
     for before, (sums, strangers) in actual.items():
@@ -127,11 +127,14 @@ def test_one_person_moves_nobody_else_between_releases(kind):
 def test_a_silo_stops_learning_where_its_sums_would_stop_being_exact():
     """This is the only limit on a count; the certificate states it as a condition."""
     plan = federation.deployed(batches=1, batch=1, system={"batch_size": 1})
-    assert plan.plan.room == kinds.ROOM and kinds.COUNTED in plan.certificate.conditions
+    assert (
+        plan.plan.room == kinds.PEOPLE_PER_ROUND
+        and kinds.PEOPLE_CONDITION in plan.certificate.conditions
+    )
     silo = silo_of(plan, "silo0", federation.secret("silo0"), Ledger(":memory:"))
     learned = []
-    for _ in range(kinds.ROOM + 1):
+    for _ in range(kinds.PEOPLE_PER_ROUND + 1):
         step, decision = silo.decide([[0.5, 0.1]], federation.START + 1.0)
         silo.fold(step.writes[0])
         learned.append(decision.learns)
-    assert learned == [True] * kinds.ROOM + [False]
+    assert learned == [True] * kinds.PEOPLE_PER_ROUND + [False]

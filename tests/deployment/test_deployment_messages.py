@@ -109,20 +109,20 @@ def joined():
     return hub
 
 
-def made(values, release=1):
+def signed_report(values, release=1):
     return federation.sealed_report(PLAN, 0, release, np.array(values, float))
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (made([np.nan] + [0.0] * 4), "finite"),
-        (made([np.inf] + [0.0] * 4), "finite"),
-        (made([1e6] + [0.0] * 4), "entry 0 beyond"),
-        (made([0.0] * 4 + [-1e300]), "entry 4 beyond"),
-        (made([0.0] * 4), "40 bytes"),
-        (made([0.0] * 5, release=5), "release 1..4"),
-        (made([0.0] * 5, release=0), "release 1..4"),
+        (signed_report([np.nan] + [0.0] * 4), "finite"),
+        (signed_report([np.inf] + [0.0] * 4), "finite"),
+        (signed_report([1e6] + [0.0] * 4), "entry 0 beyond"),
+        (signed_report([0.0] * 4 + [-1e300]), "entry 4 beyond"),
+        (signed_report([0.0] * 4), "40 bytes"),
+        (signed_report([0.0] * 5, release=5), "release 1..4"),
+        (signed_report([0.0] * 5, release=0), "release 1..4"),
     ],
 )
 def test_impossible_reports_are_refused_at_the_door(data, message):
@@ -135,13 +135,13 @@ def test_impossible_reports_are_refused_at_the_door(data, message):
 
 def test_a_second_report_is_answered_or_noted_but_never_opened():
     hub = joined()
-    (write,) = hub.handle(made([1.0] * 5), 0.0).writes
+    (write,) = hub.handle(signed_report([1.0] * 5), 0.0).writes
     hub.fold(write)
-    again = hub.handle(made([1.0] * 5), 0.0)
+    again = hub.handle(signed_report([1.0] * 5), 0.0)
     assert not again.writes and len(again.messages) == 1
-    other = hub.handle(made([2.0] * 5), 0.0)
+    other = hub.handle(signed_report([2.0] * 5), 0.0)
     assert [w.kind for w in other.writes] == ["alarm"] and "two reports" in other.problem
-    assert hub.reports[1, 0] == made([1.0] * 5)
+    assert hub.reports[1, 0] == signed_report([1.0] * 5)
 
 
 def test_a_silo_must_agree_to_the_plan_before_it_reports():
@@ -157,7 +157,7 @@ def test_a_silo_must_agree_to_the_plan_before_it_reports():
 # ---- plan files ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", kinds.SUPPORTED)
+@pytest.mark.parametrize("protocol", kinds.SUPPORTED_PROTOCOLS)
 @pytest.mark.parametrize("system", [{"batch_size": 5}, {"batch_first": 3, "batch_ratio": 1.5}])
 def test_a_plan_file_is_the_plan(protocol, system, tmp_path):
     plan = federation.deployed(protocol, system=system)
@@ -276,7 +276,7 @@ def test_a_plan_whose_choices_do_not_give_its_numbers_is_refused(fields, message
 
 def test_numbers_of_another_linear_algebra_are_executed_as_they_are_stored():
     """Numbers may differ by the stated rounding; the certificate is computed from them."""
-    std, most = PLAN.document.numbers["noise_std.bias"], codec.ROUNDING
+    std, most = PLAN.document.numbers["noise_std.bias"], codec.MAX_RELATIVE_DIFFERENCE
     for factor, accepted in ((1 + 0.99 * most, True), (1 + 1.01 * most, False)):
         data = resealed(PLAN.document, numbers=numbers(noise_std__bias=std * factor))
         # Different noise has a different account, and the certificate must state its epsilon.
@@ -370,7 +370,7 @@ def test_secure_sums_need_all_silos_and_a_helper():
 
 
 def test_a_receipt_that_names_every_release_fits_into_a_message():
-    reports = tuple((k, bytes(32)) for k in range(1, kinds.MOST_RELEASES + 1))
+    reports = tuple((k, bytes(32)) for k in range(1, kinds.MAX_RELEASES + 1))
     hub = Identity(federation.secret("hub"))
     data = PLAN.wire.signed(hub, "hub", 1, wire.Receipt(0, reports, bytes(16)))
     assert len(data) < PLAN.wire.limits["receipt"] / 2

@@ -27,7 +27,7 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import wire
 from fastfed.deployment.application import Application, answers
 from fastfed.deployment.client import Client
-from fastfed.deployment.demo import free_port, insist
+from fastfed.deployment.demo import free_port, repeat_until
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import compile_plan, load
@@ -39,7 +39,7 @@ from fastfed.deployment.store import MemoryStore, SqliteStore
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
-def asked(app, method="POST", path="/v1/messages", body=b""):
+def status_and_body(app, method="POST", path="/v1/messages", body=b""):
     """Return status and body of one request to an ASGI application."""
     sent = []
 
@@ -61,20 +61,25 @@ def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
     def message(body, release=0, name="silo0"):
         return plan.wire.signed(silo, name, release, body)
 
-    assert asked(app, "GET", "/nothing")[0] == 404
-    assert asked(app, body=b"x")[0] == 400
-    assert asked(app, body=bytes(plan.wire.largest + 1))[0] == 413
+    assert status_and_body(app, "GET", "/nothing")[0] == 404
+    assert status_and_body(app, body=b"x")[0] == 400
+    assert status_and_body(app, body=bytes(plan.wire.largest + 1))[0] == 413
     report = federation.sealed_report(plan, 0, 1, bytes(40))
-    assert asked(app, body=report)[0] == 400
-    assert asked(app, body=message(wire.Join(bytes(16), plan.countersignature(silo))))[0] == 200
-    assert asked(app, body=federation.seen(plan, 0, report))[0] == 200
-    assert asked(app, body=report)[0] == 200
-    assert asked(app, body=report)[0] == 200
-    code, said = asked(app, body=federation.sealed_report(plan, 0, 1, bytes(39) + b"\x3f"))
+    assert status_and_body(app, body=report)[0] == 400
+    assert (
+        status_and_body(app, body=message(wire.Join(bytes(16), plan.countersignature(silo))))[0]
+        == 200
+    )
+    assert status_and_body(app, body=federation.seen(plan, 0, report))[0] == 200
+    assert status_and_body(app, body=report)[0] == 200
+    assert status_and_body(app, body=report)[0] == 200
+    code, said = status_and_body(
+        app, body=federation.sealed_report(plan, 0, 1, bytes(39) + b"\x3f")
+    )
     assert (code, b"two reports" in said) == (409, True)
-    status = json.loads(asked(app, "GET", "/status")[1])
+    status = json.loads(status_and_body(app, "GET", "/status")[1])
     assert status["waiting_for"] == ["silo1", "silo2"] and len(status["alarms"]) == 1
-    assert b"fastfed_hub_silos_waited_for 2\n" in asked(app, "GET", "/metrics")[1]
+    assert b"fastfed_hub_silos_waited_for 2\n" in status_and_body(app, "GET", "/metrics")[1]
 
 
 def certificates(folder, address="127.0.0.1", days=(-1, 1)):
@@ -286,7 +291,7 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
     old, hub = deployment.processes["silo0"], deployment.processes["hub"]
     store = SqliteStore(str(tmp_path / "state.sqlite"))
     silo = SiloProcess(old.party, store, old.ledger, lambda: deployment.now)
-    dialer, said, stop = Dialer(silo, "http://127.0.0.1:9"), [], threading.Event()
+    dialer, message, stop = Dialer(silo, "http://127.0.0.1:9"), [], threading.Event()
     dialer._post = lambda data: [m.data for m in hub.handle(data)[1] if m.to == "silo0"]
 
     def limit(pages):
@@ -302,7 +307,7 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
         deployment.now = deployment.plan.document.calendar.closes[0] + 0.0
 
         def hears(text):
-            said.append(text)
+            message.append(text)
             limit(100000)
 
         class UntilSealed:
@@ -314,7 +319,7 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
                     stop.set()
 
         dialer.run(UntilSealed, 0.0, hears)
-        assert said == ["database or disk is full"] and list(silo.party.sealed) == [1]
+        assert message == ["database or disk is full"] and list(silo.party.sealed) == [1]
         assert (1, 0) in hub.party.reports
         assert client.call("decide", actions=ROWS)["model"] == 0
         application.shutdown()
@@ -364,7 +369,7 @@ def test_a_calendar_that_is_over_is_said(tmp_path):
 def test_a_dialer_says_when_the_hub_is_back():
     trouble = ["the hub cannot be reached (refused)"] * 3 + ["the hub answered 400: x", "", ""]
     trouble += ["the hub cannot be reached (timed out)", "", ""]
-    dialer, said, stop = object.__new__(Dialer), [], threading.Event()
+    dialer, message, stop = object.__new__(Dialer), [], threading.Event()
     dialer.process = None
 
     def one():
@@ -374,8 +379,8 @@ def test_a_dialer_says_when_the_hub_is_back():
         return failure
 
     dialer.round = one
-    dialer.run(stop, 0.0, said.append)
-    assert said == [
+    dialer.run(stop, 0.0, message.append)
+    assert message == [
         "the hub cannot be reached (refused)", "the hub answered 400: x",
         "the hub cannot be reached (timed out)", "the hub is reached again",
     ]  # fmt: skip
@@ -408,7 +413,7 @@ def test_commands_plan_join_and_show(tmp_path):
             "ceiling_epsilon": 1.0,
             "delta": 1e-6,
             "spent_epsilon": 0.0,
-            "ledger": folders.remembered(tmp_path / "a").identity.hex(),
+            "ledger": folders.read_note(tmp_path / "a").identity.hex(),
         }
     ]
     result = run(cli, ["ledger", "verify", str(tmp_path / "a")])
@@ -470,7 +475,7 @@ def test_what_was_answered_survives_kill_9(tmp_path):
     spec, plan = toml(tmp_path), tmp_path / "plan"
     compile_plan(Path(spec).read_text()).save(plan)
     folders.countersign(tmp_path / "a", plan)
-    said = []
+    message = []
     for _ in range(3):
         command = [sys.executable, "-c", CHILD, str(tmp_path / "a")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -478,10 +483,10 @@ def test_what_was_answered_survives_kill_9(tmp_path):
             child.send_signal(signal.SIGKILL)
             lines += child.stdout.readlines()
         # The last line may have been cut off.
-        said += [line.strip() for line in lines if line.endswith("\n")]
+        message += [line.strip() for line in lines if line.endswith("\n")]
     silo = folders.opened(tmp_path / "a")
-    assert len(said) >= 60 and all(silo.party.ended[name].reward == 0.5 for name in said)
-    assert len(silo.party.decisions) - len(said) <= 3
+    assert len(message) >= 60 and all(silo.party.ended[name].reward == 0.5 for name in message)
+    assert len(silo.party.decisions) - len(message) <= 3
 
 
 def test_hub_and_silo_run_as_commands(tmp_path):
@@ -498,7 +503,7 @@ def test_hub_and_silo_run_as_commands(tmp_path):
     )
     try:
         client, until = Client(tmp_path / "a" / "silo.sock"), time.time() + 60
-        decision = insist(lambda: client.call("decide", actions=ROWS), until)
+        decision = repeat_until(lambda: client.call("decide", actions=ROWS), until)
         # The calendar begins in years: nothing is learned yet.
         assert decision["learns"] is False and decision["model"] == 0
         while time.time() < until:

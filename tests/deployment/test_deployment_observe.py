@@ -38,7 +38,7 @@ from fastfed.deployment.observe import (
     JsonLog,
     Metrics,
     hub_numbers,
-    masked,
+    mask_numbers,
     prometheus,
     silo_numbers,
 )
@@ -47,7 +47,7 @@ from fastfed.deployment.shell import Dialer, HubApp, listening, serve
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
-def played(releases=1):
+def federation_after_releases(releases=1):
     deployment = federation.Federation(federation.deployed())
     deployment.settle()
     for close in deployment.plan.document.calendar.closes[:releases]:
@@ -77,7 +77,7 @@ def read(text):
 
 
 def test_a_silo_counts_what_it_does_and_says_what_is_left():
-    deployment = played()
+    deployment = federation_after_releases()
     silo = deployment.processes["silo0"]
     metrics = read(prometheus("silo", silo_numbers(silo)))
     spent = deployment.ledgers["silo0"].epsilon("records")
@@ -91,10 +91,10 @@ def test_a_silo_counts_what_it_does_and_says_what_is_left():
     assert metrics["fastfed_silo_epsilon_spent"] == pytest.approx(spent)
     assert metrics["fastfed_silo_epsilon_left"] == pytest.approx(1.0 - spent) and 0.3 < spent < 1
     # A silo that has sealed and waits for the others.
-    away = [deployment.processes.pop(name) for name in ("silo1", "silo2")]
+    absent_silos = [deployment.processes.pop(name) for name in ("silo1", "silo2")]
     deployment.now = deployment.plan.document.calendar.closes[1] + 0.0
     deployment.settle()
-    assert silo_numbers(silo)["releases_waited_for"] == 1 and len(away) == 2
+    assert silo_numbers(silo)["releases_waited_for"] == 1 and len(absent_silos) == 2
     hub = hub_numbers(deployment.processes["hub"].party, deployment.now)
     assert (hub["silos_waited_for"], hub["released"], hub["alarms"]) == (2, 1, 0)
     # Before a release closes nobody is late.
@@ -106,7 +106,7 @@ def test_a_silo_counts_what_it_does_and_says_what_is_left():
 
 
 def test_a_restarted_silo_counts_the_same():
-    deployment = played()
+    deployment = federation_after_releases()
     before = silo_numbers(deployment.processes["silo0"])
     from fastfed.deployment.process import SiloProcess
     from fastfed.deployment.silo import SiloParty
@@ -118,7 +118,7 @@ def test_a_restarted_silo_counts_the_same():
 
 
 def test_metrics_are_served_to_this_machine_alone():
-    deployment = played()
+    deployment = federation_after_releases()
     server = Metrics(deployment.processes["silo0"], 0)
     server.start()
     assert server.server_address[0] == "127.0.0.1"
@@ -151,7 +151,7 @@ def lines(stream):
 
 
 def test_a_log_says_what_happened_and_no_values():
-    deployment, stream = played(0), io.StringIO()
+    deployment, stream = federation_after_releases(0), io.StringIO()
     silo = deployment.processes["silo0"]
     log = JsonLog(stream, "silo0", lambda: 1000.0)
     log.look(silo)
@@ -182,13 +182,13 @@ def test_a_log_says_what_happened_and_no_values():
 
 @pytest.mark.parametrize("value", [-1.5, 1e300, 3, "0x1f", float("nan"), float("inf"), "1_000"])
 def test_numbers_of_any_kind_are_masked(value):
-    assert masked(f"it is {value}, [{value}] and so on") == "it is #, [#] and so on"
+    assert mask_numbers(f"it is {value}, [{value}] and so on") == "it is #, [#] and so on"
 
 
 def test_the_hub_logs_what_it_refuses_and_of_an_exception_the_type_alone():
     import asyncio
 
-    deployment, stream = played(), io.StringIO()
+    deployment, stream = federation_after_releases(), io.StringIO()
     log = JsonLog(stream, "hub")
     app = HubApp(deployment.processes["hub"], log)
     sent = []
@@ -361,9 +361,9 @@ def test_processes_log_lines_of_json_and_serve_metrics(tmp_path):
     finally:
         for each in running:
             each.terminate()
-        said = [each.communicate()[1] for each in running]
+        message = [each.communicate()[1] for each in running]
     assert numbers["fastfed_silo_released"] == 4 and numbers["fastfed_silo_epsilon_spent"] > 0.9
-    log_lines = [[json.loads(line) for line in each.splitlines()] for each in said]
+    log_lines = [[json.loads(line) for line in each.splitlines()] for each in message]
     assert {"sealed", "released"} <= {line["event"] for line in log_lines[0]}
     assert {"released"} <= {line["event"] for line in log_lines[1]}
     assert {line["party"] for line in log_lines[0]} == {"silo0"}

@@ -80,23 +80,23 @@ def test_a_deployment_has_the_bits_of_the_simulator(name):
     plan = clocked(clock, protocol, system=system, dimension=3, batches=11)
     plan = plans.load(plan.as_bytes())
     p, noise, rng = plan.plan, SeededNoise(7), np.random.default_rng(3)
-    simulation, made = Simulation(p, noise), federation.Federation(plan, noise)
-    made.settle()
-    hub, views = hub_of(made), 0
+    simulation, deployment = Simulation(p, noise), federation.Federation(plan, noise)
+    deployment.settle()
+    hub, views = hub_of(deployment), 0
     for tick in range(1, p.horizon + 1):
-        made.now = START + TICK * tick - 10.0
+        deployment.now = START + TICK * tick - 10.0
         for i, silo in enumerate(simulation.silos):
             rows, y = rng.uniform(-0.9, 0.9, (4, 3)), rng.uniform(-0.2, 1.2)
             if not p.clocks.serves[i, tick - 1]:
                 silo.idle()
                 continue
-            process = made.processes[f"silo{i}"]
+            process = deployment.processes[f"silo{i}"]
             decision = process.decide(rows)
             assert decision.action == silo.select(rows)
             silo.observe(y)
             process.reward(decision.id, y)
-        made.now += 10.0
-        made.settle()
+        deployment.now += 10.0
+        deployment.settle()
         if simulation.due:
             simulation.exchange()
             views += 1
@@ -105,13 +105,13 @@ def test_a_deployment_has_the_bits_of_the_simulator(name):
             assert np.array_equal(np.frombuffer(body.values), simulation.total)
             assert list(body.numbers) == p.clocks.reports[views].tolist()
             for i, silo in enumerate(simulation.silos):
-                party = made.processes[f"silo{i}"].party
+                party = deployment.processes[f"silo{i}"].party
                 assert np.array_equal(party.model.theta, silo.theta)
                 assert party.released == views
     assert views == plan.exchanges and not hub.alarms
     claims = {text.model: text.exact.epsilon for text in plan.certificate.also}
     for i, reports in enumerate(p.clocks.reports_of_silos):
-        party, ledger = made.processes[f"silo{i}"].party, made.ledgers[f"silo{i}"]
+        party, ledger = deployment.processes[f"silo{i}"].party, deployment.ledgers[f"silo{i}"]
         assert sorted(party.sealed) == list(range(1, reports + 1)) and not party.unreported
         assert [charge.release for charge in ledger.charges("records")] == sorted(party.sealed)
         spent = ledger.epsilon("records")
@@ -130,16 +130,18 @@ def test_with_equal_clocks_the_sums_are_those_of_a_plan_without():
         clocked({}),
         federation.deployed(system={"batch_size": 2}, batch=2),
     ):
-        made = federation.Federation(plan, SeededNoise(5))
-        made.settle()
+        deployment = federation.Federation(plan, SeededNoise(5))
+        deployment.settle()
         for close in plan.document.calendar.closes:
-            made.now = close - 1.0
+            deployment.now = close - 1.0
             for name in plan.silos:
-                made.processes[name].reward(made.processes[name].decide(federation.ROWS).id, 0.7)
-            made.now = float(close)
-            made.settle()
-        sums = [view_of(plan, data).values for data in hub_of(made).broadcasts.values()]
-        values.append((sums, made.processes["silo1"].party.model.theta.tolist()))
+                deployment.processes[name].reward(
+                    deployment.processes[name].decide(federation.ROWS).id, 0.7
+                )
+            deployment.now = float(close)
+            deployment.settle()
+        sums = [view_of(plan, data).values for data in hub_of(deployment).broadcasts.values()]
+        values.append((sums, deployment.processes["silo1"].party.model.theta.tolist()))
     assert values[0] == values[1] and len(values[0][0]) == 4
 
 
@@ -157,53 +159,55 @@ def test_the_same_records_give_the_same_bytes():
 
 
 def test_nobody_waits_for_a_silo_and_its_report_enters_a_later_view():
-    made = started({})
-    serve(made, 1)
-    away = made.processes.pop("silo1")
-    serve(made, 2)
-    hub = hub_of(made)
+    deployment = started({})
+    serve(deployment, 1)
+    absent_silo = deployment.processes.pop("silo1")
+    serve(deployment, 2)
+    hub = hub_of(deployment)
     assert not hub.broadcasts
     # The hub collects the reports of one moment during the grace period.
-    assert hub.waits(made.now)["state"] == "reports" and hub.waits(made.now)["who"] == ["silo1"]
-    made.now += GRACE
-    made.settle()
-    assert view_of(made.plan, hub.broadcasts[1]).numbers == (1, 0, 1)
-    assert hub.waits(made.now)["state"] == "clocks" and hub.status()["waiting_for"] == []
-    assert made.processes["silo0"].party.model.release == 1
-    serve(made, 3)
-    serve(made, 4)
-    made.now += GRACE
-    made.settle()
-    assert view_of(made.plan, hub.broadcasts[2]).numbers == (2, 0, 2)
+    assert hub.waits(deployment.now)["state"] == "reports" and hub.waits(deployment.now)["who"] == [
+        "silo1"
+    ]
+    deployment.now += GRACE
+    deployment.settle()
+    assert view_of(deployment.plan, hub.broadcasts[1]).numbers == (1, 0, 1)
+    assert hub.waits(deployment.now)["state"] == "clocks" and hub.status()["waiting_for"] == []
+    assert deployment.processes["silo0"].party.model.release == 1
+    serve(deployment, 3)
+    serve(deployment, 4)
+    deployment.now += GRACE
+    deployment.settle()
+    assert view_of(deployment.plan, hub.broadcasts[2]).numbers == (2, 0, 2)
     # Two reports of silo1 are late. Only the later one, which has the data of both, is added.
-    made.add(away)
-    made.settle()
-    assert sorted(away.party.sealed) == [1, 2] and len(hub.broadcasts) == 2
-    assert away.party.model.release == 0 and away.party.released == 2
-    serve(made, 5)
-    serve(made, 6)
-    body = view_of(made.plan, hub.broadcasts[3])
+    deployment.add(absent_silo)
+    deployment.settle()
+    assert sorted(absent_silo.party.sealed) == [1, 2] and len(hub.broadcasts) == 2
+    assert absent_silo.party.model.release == 0 and absent_silo.party.released == 2
+    serve(deployment, 5)
+    serve(deployment, 6)
+    body = view_of(deployment.plan, hub.broadcasts[3])
     assert body.numbers == (3, 3, 3)
-    assert away.party.model.release == 3
-    spent = {name: ledger.charges("records") for name, ledger in made.ledgers.items()}
+    assert absent_silo.party.model.release == 3
+    spent = {name: ledger.charges("records") for name, ledger in deployment.ledgers.items()}
     assert {name: len(charges) for name, charges in spent.items()} == dict.fromkeys(spent, 3)
 
 
 def test_a_late_report_that_is_not_followed_by_another_enters_the_next_view():
-    made = started({"rates": [0.5]})
-    away = made.processes.pop("silo0")
+    deployment = started({"rates": [0.5]})
+    absent_silo = deployment.processes.pop("silo0")
     for tick in range(1, 5):
-        serve(made, tick)
-    made.now += GRACE
-    made.settle()
-    assert view_of(made.plan, hub_of(made).broadcasts[2]).numbers == (0, 2, 2)
-    made.add(away)
-    made.settle()
-    serve(made, 6)
-    body = view_of(made.plan, hub_of(made).broadcasts[3])
+        serve(deployment, tick)
+    deployment.now += GRACE
+    deployment.settle()
+    assert view_of(deployment.plan, hub_of(deployment).broadcasts[2]).numbers == (0, 2, 2)
+    deployment.add(absent_silo)
+    deployment.settle()
+    serve(deployment, 6)
+    body = view_of(deployment.plan, hub_of(deployment).broadcasts[3])
     assert body.numbers == (1, 3, 3) and len(body.entries) == 3
-    reports = [made.processes[f"silo{i}"].party.sealed[k] for i, k in enumerate(body.numbers)]
-    rows = [np.frombuffer(federation.opened_report(made.plan, data)) for data in reports]
+    reports = [deployment.processes[f"silo{i}"].party.sealed[k] for i, k in enumerate(body.numbers)]
+    rows = [np.frombuffer(federation.opened_report(deployment.plan, data)) for data in reports]
     assert np.array_equal(np.frombuffer(body.values), sum_of(rows))
 
 
@@ -211,18 +215,18 @@ def test_a_report_at_a_later_moment_ends_the_wait_for_an_earlier_one():
     """A silo does not wait for the grace period of an exchange that it takes no part in."""
     calendar = {"start": START, "round": TICK, "grace": 10 * TICK, "reward_deadline": 250}
     clock = {"asleep": [[0, 3, 4], [2, 3, 4]], "by": "ticks"}
-    made = started(clock, calendar=calendar)
-    serve(made, 2)
-    made.processes.pop("silo1")
-    serve(made, 4)
+    deployment = started(clock, calendar=calendar)
+    serve(deployment, 2)
+    deployment.processes.pop("silo1")
+    serve(deployment, 4)
     # Only silo1 reports at the second moment. The others do at the third.
-    assert len(hub_of(made).broadcasts) == 1
-    serve(made, 6)
-    assert len(hub_of(made).broadcasts) == 2
-    made.now += 10 * TICK
-    made.settle()
-    assert view_of(made.plan, hub_of(made).broadcasts[2]).entries == ()
-    assert view_of(made.plan, hub_of(made).broadcasts[3]).numbers == (2, 1, 2)
+    assert len(hub_of(deployment).broadcasts) == 1
+    serve(deployment, 6)
+    assert len(hub_of(deployment).broadcasts) == 2
+    deployment.now += 10 * TICK
+    deployment.settle()
+    assert view_of(deployment.plan, hub_of(deployment).broadcasts[2]).entries == ()
+    assert view_of(deployment.plan, hub_of(deployment).broadcasts[3]).numbers == (2, 1, 2)
 
 
 def test_the_radius_of_a_late_view_is_that_of_its_reports():
@@ -259,54 +263,54 @@ def test_the_radius_of_a_late_view_is_that_of_its_reports():
 
 
 def test_the_report_of_a_silo_that_leaves_no_longer_moves():
-    made = started({})
+    deployment = started({})
     for tick in (1, 2):
-        serve(made, tick)
-    made.processes["silo1"].leave()
-    made.settle()
+        serve(deployment, tick)
+    deployment.processes["silo1"].leave()
+    deployment.settle()
     for tick in range(3, 9):
-        serve(made, tick, ["silo0", "silo2"])
-    hub = hub_of(made)
-    numbers = [view_of(made.plan, data).numbers for data in hub.broadcasts.values()]
+        serve(deployment, tick, ["silo0", "silo2"])
+    hub = hub_of(deployment)
+    numbers = [view_of(deployment.plan, data).numbers for data in hub.broadcasts.values()]
     assert numbers == [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 4)]
-    assert hub.waits(made.now)["state"] == "over" and not hub.silent(made.now + 1e6)
+    assert hub.waits(deployment.now)["state"] == "over" and not hub.silent(deployment.now + 1e6)
 
 
 def test_the_plan_ends_when_all_silos_have_left():
-    made = started({})
-    for name in made.plan.silos:
-        made.processes[name].leave()
-    made.settle()
-    assert hub_of(made).ended == "all silos have left"
+    deployment = started({})
+    for name in deployment.plan.silos:
+        deployment.processes[name].leave()
+    deployment.settle()
+    assert hub_of(deployment).ended == "all silos have left"
 
 
 def test_after_the_last_exchange_nothing_is_charged():
-    made = started({})
-    away = made.processes.pop("silo1")
+    deployment = started({})
+    absent_silo = deployment.processes.pop("silo1")
     for tick in range(1, 9):
-        serve(made, tick)
-    made.now += GRACE
-    made.settle()
-    assert len(hub_of(made).broadcasts) == 4
+        serve(deployment, tick)
+    deployment.now += GRACE
+    deployment.settle()
+    assert len(hub_of(deployment).broadcasts) == 4
     # A restarted silo asks the hub before it seals anything.
-    ledger, secret = made.ledgers["silo1"], federation.secret("silo1")
-    silo = silo_of(made.plan, "silo1", secret, ledger)
-    made.add(SiloProcess(silo, away.store, ledger, lambda: made.now))
-    made.settle()
+    ledger, secret = deployment.ledgers["silo1"], federation.secret("silo1")
+    silo = silo_of(deployment.plan, "silo1", secret, ledger)
+    deployment.add(SiloProcess(silo, absent_silo.store, ledger, lambda: deployment.now))
+    deployment.settle()
     assert not silo.sealed and set(silo.unreported) == {1, 2, 3, 4}
-    assert not ledger.charges("records") and silo.waits(made.now)["state"] == "over"
+    assert not ledger.charges("records") and silo.waits(deployment.now)["state"] == "over"
 
 
 def test_each_silo_closes_its_leaves_by_its_own_calendar():
-    made = started({"rates": [0.5]})
-    calendars = [made.processes[name].party.calendar.closes for name in made.plan.silos]
+    deployment = started({"rates": [0.5]})
+    calendars = [deployment.processes[name].party.calendar.closes for name in deployment.plan.silos]
     assert calendars[0] == (START + 4 * TICK, START + 8 * TICK)
     assert calendars[1] == tuple(START + TICK * k for k in (2, 4, 6, 8))
     # A record of tick 3 enters the first leaf of silo0, and the second of silo1.
-    made.now = START + 2.5 * TICK
+    deployment.now = START + 2.5 * TICK
     leaves = []
-    for name in made.plan.silos:
-        process = made.processes[name]
+    for name in deployment.plan.silos:
+        process = deployment.processes[name]
         name = process.decide(federation.ROWS).id
         process.reward(name, 0.5)
         leaves.append(process.party.ended[name].leaf)
@@ -317,28 +321,28 @@ def test_each_silo_closes_its_leaves_by_its_own_calendar():
 
 
 def test_the_status_says_each_silos_last_report_and_who_is_silent():
-    made = started({"rates": [0.5]})
-    serve(made, 2)
-    made.processes.pop("silo1")
-    serve(made, 4)
-    hub = made.processes["hub"]
-    made.now += GRACE
-    made.settle()
+    deployment = started({"rates": [0.5]})
+    serve(deployment, 2)
+    deployment.processes.pop("silo1")
+    serve(deployment, 4)
+    hub = deployment.processes["hub"]
+    deployment.now += GRACE
+    deployment.settle()
     facts = facts_of(hub)
     assert facts["releases"] == 4 and facts["released"] == 2 and not facts["notes"]
     texts = {silo["name"]: silo_text(silo) for silo in facts["silos"]}
     assert texts["silo0"].startswith("1 of 2, of 1970-01-01 00:20 UTC")
     assert texts["silo1"].startswith("1 of 4") and texts["silo2"].startswith("2 of 4")
     assert facts["waits"]["state"] == "clocks" and facts["waits"]["who"] == []
-    made.now += 2 * TICK
-    made.settle()
+    deployment.now += 2 * TICK
+    deployment.settle()
     (note,) = facts_of(hub)["notes"]
     assert note.startswith("silo1 is silent: its next report was due") and "no silo waits" in note
-    assert hub.party.status(made.now)["silent"] == {"silo1": START + 4.0 * TICK}
-    assert "silo0" not in hub.party.silent(made.now)
-    silo = facts_of(made.processes["silo0"])
+    assert hub.party.status(deployment.now)["silent"] == {"silo1": START + 4.0 * TICK}
+    assert "silo0" not in hub.party.silent(deployment.now)
+    silo = facts_of(deployment.processes["silo0"])
     assert silo["next_close"] == START + 8 * TICK
-    assert made.processes["silo0"].party.status()["reports"] == [1, 2]
+    assert deployment.processes["silo0"].party.status()["reports"] == [1, 2]
 
 
 # ---- a hub that lies -----------------------------------------------------------------------------
@@ -346,25 +350,25 @@ def test_the_status_says_each_silos_last_report_and_who_is_silent():
 
 def lies(change):
     """Return the second view after a change of its body, and a silo that has the first."""
-    made = started({"rates": [0.5]})
-    serve(made, 2)
-    silo, hub = made.processes["silo2"].party, hub_of(made)
-    away = made.processes.pop("silo2")
+    deployment = started({"rates": [0.5]})
+    serve(deployment, 2)
+    silo, hub = deployment.processes["silo2"].party, hub_of(deployment)
+    absent_silo = deployment.processes.pop("silo2")
     # The report of silo2 reaches the hub, but the view does not reach silo2.
-    made.now = START + 4.0 * TICK
+    deployment.now = START + 4.0 * TICK
     for _ in range(3):
-        for to, data in away.tick():
+        for to, data in absent_silo.tick():
             if to == "hub":
-                made.processes["hub"].handle(data)
-    made.settle()
-    envelope = made.plan.wire.read(hub.broadcasts[2])
-    body = change(made.plan.wire.body(envelope, Broadcast))
+                deployment.processes["hub"].handle(data)
+    deployment.settle()
+    envelope = deployment.plan.wire.read(hub.broadcasts[2])
+    body = change(deployment.plan.wire.body(envelope, Broadcast))
     data = hub.signed(2, body)
     seen = [hub.seen[hub._report_number(2, entry), entry.silo] for entry in hub.sets[2].entries]
-    entries = {made.plan.index(made.plan.wire.read(each).sender): each for each in seen}
+    entries = {deployment.plan.index(deployment.plan.wire.read(each).sender): each for each in seen}
     kept = tuple(entries[entry.silo] for entry in body.entries)
     news = hub.signed(2, federation.News(data, kept))
-    return silo, silo.handle(news, made.now)
+    return silo, silo.handle(news, deployment.now)
 
 
 def test_a_silo_accepts_the_view_that_the_hub_made():
@@ -424,13 +428,13 @@ def test_clocks_that_differ_raise_the_threshold_of_the_alarm():
 
 
 def test_a_silo_that_does_not_fit_the_others_is_named():
-    made = started({"rates": [0.5]})
-    serve(made, 1)
-    hub, silo = hub_of(made), made.processes["silo1"].party
+    deployment = started({"rates": [0.5]})
+    serve(deployment, 1)
+    hub, silo = hub_of(deployment), deployment.processes["silo1"].party
     values = silo._range.report(1) * 0.99
-    false_report = federation.sealed_report(made.plan, 1, 1, values)
+    false_report = federation.sealed_report(deployment.plan, 1, 1, values)
     silo.report = lambda release: false_report if release == 1 else b""
-    serve(made, 2, ["silo0", "silo2"])
+    serve(deployment, 2, ["silo0", "silo2"])
     (fit, _) = sorted(hub._fits(1), key=lambda fit: -fit.score)
     assert len(hub.broadcasts) == 1 and {1, 2} == {each.silo for each in hub._fits(1)}
     assert fit.score > 0.0 and "silo1" in hub.status()["moves"]
@@ -440,41 +444,41 @@ def test_a_silo_that_does_not_fit_the_others_is_named():
 
 
 def test_a_restored_silo_gets_the_views_and_recovers_its_reports():
-    made = started({"rates": [0.5]})
-    serve(made, 2)
-    process = made.processes["silo1"]
-    serve(made, 3)
+    deployment = started({"rates": [0.5]})
+    serve(deployment, 2)
+    process = deployment.processes["silo1"]
+    serve(deployment, 3)
     backup = MemoryStore(list(process.store.writes()))
-    serve(made, 4, ["silo0", "silo2"])
+    serve(deployment, 4, ["silo0", "silo2"])
     sent = process.party.sealed[2]
-    ledger = made.ledgers["silo1"]
-    again = silo_of(made.plan, "silo1", federation.secret("silo1"), ledger)
-    made.add(SiloProcess(again, backup, ledger, lambda: made.now))
-    made.settle()
-    assert again.lost.keys() == {2} and again.waits(made.now)["state"] == "recover"
-    made.processes["silo1"].recover()
-    made.settle()
+    ledger = deployment.ledgers["silo1"]
+    again = silo_of(deployment.plan, "silo1", federation.secret("silo1"), ledger)
+    deployment.add(SiloProcess(again, backup, ledger, lambda: deployment.now))
+    deployment.settle()
+    assert again.lost.keys() == {2} and again.waits(deployment.now)["state"] == "recover"
+    deployment.processes["silo1"].recover()
+    deployment.settle()
     assert again.sealed[2] == sent and again.released == 2 and not again.lost
     assert again.model.release == 2
-    serve(made, 6)
-    assert view_of(made.plan, hub_of(made).broadcasts[3]).numbers == (1, 3, 3)
+    serve(deployment, 6)
+    assert view_of(deployment.plan, hub_of(deployment).broadcasts[3]).numbers == (1, 3, 3)
 
 
 def test_a_restored_hub_makes_the_same_views_again():
-    made = started({"rates": [0.5]})
-    serve(made, 2)
-    backup = list(made.processes["hub"].store.writes())
-    away = made.processes.pop("silo1")
-    serve(made, 4)
-    made.now += GRACE
-    made.settle()
-    second = hub_of(made).broadcasts[2]
-    made.add(away)
-    hub = ClockedHub(made.plan, federation.secret("hub"))
-    made.add(Process(hub, MemoryStore(backup), None, lambda: made.now))
-    made.settle()
+    deployment = started({"rates": [0.5]})
+    serve(deployment, 2)
+    backup = list(deployment.processes["hub"].store.writes())
+    absent_silo = deployment.processes.pop("silo1")
+    serve(deployment, 4)
+    deployment.now += GRACE
+    deployment.settle()
+    second = hub_of(deployment).broadcasts[2]
+    deployment.add(absent_silo)
+    hub = ClockedHub(deployment.plan, federation.secret("hub"))
+    deployment.add(Process(hub, MemoryStore(backup), None, lambda: deployment.now))
+    deployment.settle()
     # silo1 has reported meanwhile, but the set was opened without it.
-    assert hub.broadcasts[2] == second and view_of(made.plan, second).numbers == (1, 1, 2)
+    assert hub.broadcasts[2] == second and view_of(deployment.plan, second).numbers == (1, 1, 2)
     assert not hub.alarms and (2, 1) in hub.reports
 
 
@@ -535,7 +539,7 @@ def test_planted_faults_are_caught(kinds, keys, problem):
 
 
 def test_random_schedules_of_own_clocks():
-    did = drawn(range(schedules_of_all.OWN_CLOCKS, schedules_of_all.OWN_CLOCKS + 40))
+    did = run_schedules(range(schedules_of_all.OWN_CLOCKS, schedules_of_all.OWN_CLOCKS + 40))
     assert all(did[f"plan {name}"] for name in schedules_of_all.CLOCKS)
     assert did["kills"] > 100 and did["views with late reports"] > 5 and did["hubs restored"] > 5
 
@@ -543,11 +547,11 @@ def test_random_schedules_of_own_clocks():
 @pytest.mark.slow
 def test_many_random_schedules_of_own_clocks():
     first = schedules_of_all.OWN_CLOCKS + 10_000
-    did = drawn(range(first, first + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
+    did = run_schedules(range(first, first + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
     assert did["hubs restored to before a broadcast"] > 50
 
 
-def drawn(seeds):
+def run_schedules(seeds):
     """Run schedules, and return what they did."""
     total = schedules_of_all.Counter()
     for seed in seeds:
@@ -677,13 +681,15 @@ def test_the_command_prints_the_dates_of_each_silo(tmp_path):
 
 
 def test_a_plan_with_clocks_continues_and_is_continued():
-    made = started({"rates": [0.5]})
+    deployment = started({"rates": [0.5]})
     for tick in range(1, 9):
-        serve(made, tick)
-    last = hub_of(made).broadcasts[4]
+        serve(deployment, tick)
+    last = hub_of(deployment).broadcasts[4]
     later = {"start": START + 1000, "grace": 50, "reward_deadline": 250}
     budget = {"horizon": 8, "batch_size": 2, "epsilon": 1.0, "delta": 1e-6}
-    without = extended({"system": budget, "calendar": {**later, "period": 100}}, made.plan, last)
+    without = extended(
+        {"system": budget, "calendar": {**later, "period": 100}}, deployment.plan, last
+    )
     assert without.document.least == 3 and without.document.extends.start == last
     with_clock = extended(
         {
@@ -693,9 +699,9 @@ def test_a_plan_with_clocks_continues_and_is_continued():
         federation.deployed(system={"batch_size": 2}, batch=2),
     )
     assert with_clock.document.least == 1
-    silo = silo_of(without, "silo1", federation.secret("silo1"), made.ledgers["silo1"])
+    silo = silo_of(without, "silo1", federation.secret("silo1"), deployment.ledgers["silo1"])
     # The model of the last view, in which silo1 took part, is the start.
-    assert np.array_equal(silo.model.theta, made.processes["silo1"].party.model.theta)
+    assert np.array_equal(silo.model.theta, deployment.processes["silo1"].party.model.theta)
     with pytest.raises(InputError, match="signature of the broadcast"):
         bad = msgspec.structs.replace(without.document.extends, start=last[:-1] + b"\0")
         plans.checked(msgspec.structs.replace(without.document, extends=bad), {})

@@ -239,7 +239,7 @@ def test_a_disk_that_is_full_seals_nothing_and_loses_nothing():
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_straggler_is_left_out_after_the_grace_and_its_report_never_opened(restarted):
     deployment = running()
-    away = deployment.processes.pop("silo2")
+    absent_silo = deployment.processes.pop("silo2")
     served(deployment, 1, ["silo0", "silo1"])
     deployment.settle()
     hub = deployment.processes["hub"].party
@@ -256,17 +256,17 @@ def test_a_straggler_is_left_out_after_the_grace_and_its_report_never_opened(res
     opened = hub.broadcasts[1]
     if restarted:
         # It hears of the broadcast before it seals, and has nothing to report.
-        away = restored(deployment, "silo2", list(away.store.writes()))
-    deployment.processes["silo2"] = away
+        absent_silo = restored(deployment, "silo2", list(absent_silo.store.writes()))
+    deployment.processes["silo2"] = absent_silo
     deployment.settle()
-    assert away.party.model.release == 1 and hub.broadcasts == {1: opened}
-    assert away.party.unreported == ({1: "opened without this silo"} if restarted else {})
-    assert ((1, 2) in hub.reports) == (1 in away.party.sealed) == (not restarted)
-    assert [c.release for c in away.ledger.charges("records")] == [1]
+    assert absent_silo.party.model.release == 1 and hub.broadcasts == {1: opened}
+    assert absent_silo.party.unreported == ({1: "opened without this silo"} if restarted else {})
+    assert ((1, 2) in hub.reports) == (1 in absent_silo.party.sealed) == (not restarted)
+    assert [c.release for c in absent_silo.ledger.charges("records")] == [1]
     # What it has in that leaf is part of the next node, which holds both leaves.
     served(deployment, 2)
     deployment.settle()
-    assert 2 in away.party.sealed and hub.broadcasts.keys() == {1, 2}
+    assert 2 in absent_silo.party.sealed and hub.broadcasts.keys() == {1, 2}
 
 
 def test_later_sets_are_without_a_silo_that_left_and_the_plan_ends_below_the_least():

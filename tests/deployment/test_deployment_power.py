@@ -117,21 +117,21 @@ def test_a_call_waits_for_a_sync_that_began_after_its_commit(silo, tmp_path, mon
 
 def test_calls_in_a_process_share_a_sync_only_if_it_begins_later(silo, monkeypatch):
     held = Held(monkeypatch)
-    with ThreadPoolExecutor(process_module.SYNCS + 3) as pool:
+    with ThreadPoolExecutor(process_module.MAX_SYNCS + 3) as pool:
         calls = []
-        for k in range(process_module.SYNCS):
+        for k in range(process_module.MAX_SYNCS):
             calls.append(pool.submit(silo.decide, ROWS, f"p{k}"))
             assert held.reached(k + 1)
         # All syncs that may run do run: the next calls wait, and then share one.
         late = [pool.submit(silo.decide, ROWS, f"late{k}") for k in range(3)]
-        assert held.reached(process_module.SYNCS)
+        assert held.reached(process_module.MAX_SYNCS)
         held.release(0)
-        assert calls[0].result(10).learns and held.reached(process_module.SYNCS + 1)
-        for k in range(1, process_module.SYNCS):
+        assert calls[0].result(10).learns and held.reached(process_module.MAX_SYNCS + 1)
+        for k in range(1, process_module.MAX_SYNCS):
             held.release(k)
         assert all(call.result(10).learns for call in calls)
         assert not any(one.done() for one in late)
-        held.release(process_module.SYNCS)
+        held.release(process_module.MAX_SYNCS)
         assert all(one.result(10).learns for one in late)
 
 
@@ -223,7 +223,7 @@ def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, m
 
 
 def test_a_snapshot_covers_only_what_is_durable(silo, monkeypatch):
-    monkeypatch.setattr(process_module, "SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr(process_module, "WRITES_PER_SNAPSHOT", 1)
     held = Held(monkeypatch)
     with ThreadPoolExecutor(4) as pool:
         calls = []
@@ -245,7 +245,7 @@ def test_a_snapshot_covers_only_what_is_durable(silo, monkeypatch):
 
 
 def test_the_log_is_copied_to_the_file_while_calls_go_on(silo, monkeypatch):
-    monkeypatch.setattr(store_module, "TIDY_WRITES", 20)
+    monkeypatch.setattr(store_module, "WRITES_BEFORE_TIDY", 20)
     path = silo.store.path
     size = os.path.getsize(path)
     for k in range(60):
@@ -354,7 +354,7 @@ ssize_t send(int fd, const void *data, size_t size, int flags) {
 #: Runs a silo whose log is short, so that it starts again and again; argument 2 breaks it.
 RUN = """
 import sys, fastfed.deployment.application as application, fastfed.deployment.store as store
-store.TIDY_WRITES, store.PAGES = 60, 150
+store.WRITES_BEFORE_TIDY, store.WAL_PAGES = 60, 150
 if sys.argv[2] in ("unsynced", "joined"):
     sys.path.append(sys.argv[3])
     from python_syncs import PythonSyncThreads
@@ -384,7 +384,7 @@ main()
 """
 
 
-def recorded(tmp_path, fault, seconds):
+def recorded_load(tmp_path, fault, seconds):
     """Load a silo with 8 clients; return its folder and the events (kind, file, offset, data)."""
     folder = load.made_silo(tmp_path / "agent")
     source, library, log = tmp_path / "r.c", tmp_path / "r.so", tmp_path / "events"
@@ -456,7 +456,7 @@ class Disk:
         return bytes(content)
 
 
-def lost(tmp_path, before, events, moments):
+def cut_power(tmp_path, before, events, moments):
     """Cut the power at random moments; return what was answered and is not there, and counts."""
     rng, disk, answered = random.Random(3), Disk(before), {}
     answers = [k for k, event in enumerate(events) if event[0] == 5]
@@ -498,9 +498,9 @@ def lost(tmp_path, before, events, moments):
 @pytest.mark.parametrize("fault", ["", "unsynced", "joined"])
 def test_a_power_cut_loses_nothing_that_was_answered(fault, tmp_path):
     """Unsynced writes are lost, kept or torn, also while the log restarts at its beginning."""
-    _, before, events = recorded(tmp_path, fault, 1.0)
+    _, before, events = recorded_load(tmp_path, fault, 1.0)
     # A call that joins a sync is lost only if the power is cut before the next sync.
-    gone, answered, tries = lost(tmp_path, before, events, 150 if fault == "joined" else 25)
+    gone, answered, tries = cut_power(tmp_path, before, events, 150 if fault == "joined" else 25)
     kinds = [(kind, file) for kind, file, *_ in events]
     headers = sum(e[:3] == (1, 2, 0) for e in events)
     print(f"{answered} decisions answered, {len(gone)} lost in {tries} power cuts; "

@@ -29,7 +29,7 @@ def running(protocol="silo-ldp", **keys):
     return deployment
 
 
-def says(made, name):
+def state_and_parties(made, name):
     """Return the state of a party, and whom it waits for."""
     now = made.processes[name].now()
     actual = made.processes[name].party.waits(now)
@@ -88,20 +88,20 @@ def hub_without_a_silo_of_two(made):
 
 def hub_with_half_a_report(made):
     """Let the report of silo2 arrive without its signed message."""
-    away = made.processes.pop("silo2")
+    absent_silo = made.processes.pop("silo2")
     served(made, 1, ["silo0", "silo1"])
     made.settle()
-    for to, data in away.tick():
+    for to, data in absent_silo.tick():
         if to == "hub" and made.processes["hub"].party.wire.read(data).kind == "report":
             made.processes["hub"].handle(data)
 
 
 def hub_just_started(made):
-    away = [made.processes.pop(name) for name in ("silo1", "silo2")]
+    absent_silos = [made.processes.pop(name) for name in ("silo1", "silo2")]
     served(made, 1, ["silo0"])
     put_back(made, "hub", list(made.processes["hub"].store.writes()))
     made.settle()
-    assert away
+    assert absent_silos
 
 
 def hub_restored(made):
@@ -138,7 +138,7 @@ def without_helper(made):
     made.settle()
 
 
-def apart(name, off):
+def with_clock_off(name, off):
     """Advance all clocks to the end of a period; one clock is off by the given seconds."""
 
     def led(made):
@@ -153,7 +153,7 @@ def apart(name, off):
 
 
 HUB = [
-    ("clock", "silo-ldp", apart("hub", -90.0), ["silo0", "silo1", "silo2"]),
+    ("clock", "silo-ldp", with_clock_off("hub", -90.0), ["silo0", "silo1", "silo2"]),
     ("open", "silo-ldp", hub_of_open_period, []),
     ("over", "silo-ldp", hub_over, []),
     ("ended", "silo-ldp", hub_ended, []),
@@ -173,7 +173,7 @@ HUB = [
 def test_every_state_of_the_hub_is_reached(state, protocol, led, who):
     deployment = running(protocol)
     led(deployment)
-    assert says(deployment, "hub") == (state, who)
+    assert state_and_parties(deployment, "hub") == (state, who)
     since = deployment.processes["hub"].party.waits(deployment.now)["since"]
     assert since is None or since <= deployment.now
 
@@ -241,7 +241,7 @@ SILO = [
     ("recover", "silo-ldp", silo_lost, []),
     ("sessions", federation.MASKS, hub_without_a_silo, ["hub"]),
     ("ceiling", "silo-ldp", silo_ceiling, []),
-    ("clock", "silo-ldp", apart("silo0", -90.0), ["hub"]),
+    ("clock", "silo-ldp", with_clock_off("silo0", -90.0), ["hub"]),
     ("given-up", "silo-ldp", silo_given_up, ["hub"]),
     ("given-up", federation.MASKS, silo_forgotten, ["silo0"]),
     ("release", "silo-ldp", silo_after_its_report, ["hub"]),
@@ -252,21 +252,21 @@ SILO = [
 def test_every_state_of_a_silo_is_reached(state, protocol, led, who):
     deployment = running(protocol)
     led(deployment)
-    assert says(deployment, "silo0") == (state, who)
+    assert state_and_parties(deployment, "silo0") == (state, who)
 
 
 def test_every_state_of_the_helper_is_reached():
     deployment = running("secure-sum")
-    assert says(deployment, "helper") == ("set", ["hub"])
+    assert state_and_parties(deployment, "helper") == ("set", ["hub"])
     hub_over(deployment)
-    assert says(deployment, "helper") == ("over", [])
+    assert state_and_parties(deployment, "helper") == ("over", [])
     deployment.processes["helper"].party.unanswered_since = 0.0
-    assert says(deployment, "helper") == ("over", [])
+    assert state_and_parties(deployment, "helper") == ("over", [])
     again = running("secure-sum")
     again.processes["helper"].party.unanswered_since = 0.0
-    assert says(again, "helper") == ("hub", ["hub"])
+    assert state_and_parties(again, "helper") == ("hub", ["hub"])
     deployment.processes["helper"].party.alarms.append("two sets")
-    assert says(deployment, "helper") == ("alarm", [])
+    assert state_and_parties(deployment, "helper") == ("alarm", [])
 
 
 def test_every_row_is_reached_and_the_page_has_it():
@@ -283,11 +283,11 @@ def test_a_restored_helper_stops_nothing_in_silence():
     backup = list(deployment.processes["helper"].store.writes())
     period(deployment, 1)
     put_back(deployment, "helper", backup)
-    away = deployment.processes.pop("helper")
+    absent_silo = deployment.processes.pop("helper")
     served(deployment, 2)
     deployment.settle()
-    assert says(deployment, "hub") == ("helper", ["helper"])
-    deployment.add(away)
+    assert state_and_parties(deployment, "hub") == ("helper", ["helper"])
+    deployment.add(absent_silo)
     deployment.settle()
     assert deployment.processes["hub"].party.broadcasts.keys() == {1, 2}
-    assert says(deployment, "hub")[0] == "open" and ROWS
+    assert state_and_parties(deployment, "hub")[0] == "open" and ROWS

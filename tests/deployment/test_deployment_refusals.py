@@ -71,7 +71,7 @@ def frozen(value, seen=()):
     return repr(value) if isinstance(value, bytes | str | int | float) else type(value).__name__
 
 
-def played(protocol):
+def federation_after_release(protocol):
     """Return a federation with one release behind it, and the second one's reports on their way."""
     deployment = federation.Federation(federation.deployed(protocol))
     deployment.settle()
@@ -86,7 +86,10 @@ def played(protocol):
     return deployment
 
 
-MADE = {protocol: played(protocol) for protocol in ("silo-ldp", "central", "secure-sum")}
+MADE = {
+    protocol: federation_after_release(protocol)
+    for protocol in ("silo-ldp", "central", "secure-sum")
+}
 
 
 def words(size=5):
@@ -144,13 +147,13 @@ def to_hub(protocol):
     yield report(5), "must be of release 1..4"
     bare = Report(words() if shared else floats(), sealed)
     yield plan.wire.signed(SILOS[0], "silo0", 2, bare), "encrypted to the hub"
-    for release, last, head, said in (
+    for release, last, head, message in (
         (5, 0, b"", "of a release of the plan"),
         (2, 2, DIGEST, "after a broadcast before it"),
         (2, 1, b"", "digests of 32 bytes"),
         (2, 0, DIGEST, "digests of 32 bytes"),
     ):
-        yield federation.seen(plan, 0, report(), last, head, release), said
+        yield federation.seen(plan, 0, report(), last, head, release), message
     yield report(more=b"" if shared else b"x"), "have a share for the helper"
     yield report(values=floats()[:-8]), "must have 40 bytes"
     past = Broadcast(floats(), (Entry(0, DIGEST), Entry(1, DIGEST)), b"")
@@ -257,7 +260,7 @@ def cases():
     yield from (("helper", "secure-sum", *case) for case in to_helper())
 
 
-def others():
+def messages_to_absent():
     """Yield messages for receivers that have not joined, have left, or have ended."""
     plan = MADE["silo-ldp"].plan
     report = federation.sealed_report(plan, 0, 2, floats())
@@ -311,7 +314,7 @@ def test_every_refusal_is_reached_and_leaves_the_receiver_as_it_was():
     reached = set()
     for name, protocol, data, message in cases():
         reached |= refused(MADE[protocol].processes[name].party, data, message)
-    for receiver, data, message in others():
+    for receiver, data, message in messages_to_absent():
         reached |= refused(receiver, data, message)
     missed = [
         (name, first)

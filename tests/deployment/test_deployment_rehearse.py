@@ -70,10 +70,10 @@ def tables(tmp_path):
     ('protocol = "secure-sum"', '[federation]\nsum = "masks"\nleast = 3\n'),
 ])  # fmt: skip
 def test_every_party_does_its_part(keys, tables, tmp_path):
-    said = []
+    message = []
     home = tmp_path / "out"
-    done = rehearse(spec(*keys), tables, home, said.append)
-    assert done.releases == 10 == len(said) and done.plan.certificate.status == "proven"
+    done = rehearse(spec(*keys), tables, home, message.append)
+    assert done.releases == 10 == len(message) and done.plan.certificate.status == "proven"
     for name, rows in (("north", 160), ("east", 120), ("south", 100)):
         result = done.silos[name]
         assert result.decisions == result.learned == rows
@@ -108,11 +108,11 @@ def test_a_source_says_how_a_table_is_read(tables, tmp_path):
         csv.writer(file).writerows(
             [["who", *rows[0]], *([f"p{k // 2}", *row] for k, row in enumerate(rows[1:]))]
         )
-    said = []
-    done = rehearse(spec(), tables | {"north": source}, tmp_path / "out", said.append)
+    message = []
+    done = rehearse(spec(), tables | {"north": source}, tmp_path / "out", message.append)
     # Each person came twice, and is learned from once; an outcome takes a period and more.
     assert done.silos["north"].decisions == 160 and done.silos["north"].learned <= 80
-    assert any("north: 80 of 160 rows" in line and "came before" in line for line in said)
+    assert any("north: 80 of 160 rows" in line and "came before" in line for line in message)
 
 
 def test_the_command_prints_a_table_or_json(tables, tmp_path):
@@ -159,12 +159,12 @@ def run(*arguments):
 
 def test_silos_on_their_own_clocks(tables, tmp_path):
     """A silo with fewer rows reports less often, learns from all of them and spends less."""
-    said, home = [], tmp_path / "out"
-    done = rehearse(spec("clock = { rates = [1.0, 0.75, 0.5] }"), tables, home, said.append)
+    message, home = [], tmp_path / "out"
+    done = rehearse(spec("clock = { rates = [1.0, 0.75, 0.5] }"), tables, home, message.append)
     clocks = done.plan.clocks
     assert clocks.reports_of_silos == (10, 7, 5)
     assert done.releases == done.plan.exchanges == len(clocks.ticks) == 15
-    assert sum(line.startswith("release") for line in said) == 15
+    assert sum(line.startswith("release") for line in message) == 15
     spent = []
     for name, rows in (("north", 160), ("east", 120), ("south", 100)):
         assert done.silos[name].decisions == done.silos[name].learned == rows
@@ -187,7 +187,7 @@ def test_values_outside_their_range_are_noted(tmp_path, tables):
     rows = tables["east"].read_text().splitlines()
     months = [f"{12 * float(row.split(',')[0])}," + row.split(",", 1)[1] for row in rows[1:]]
     tables["east"].write_text("\n".join([rows[0], *months]) + "\n")
-    said = []
-    rehearse(spec(), tables, tmp_path / "out", said.append)
-    (note,) = [line for line in said if "compare the units" in line]
+    message = []
+    rehearse(spec(), tables, tmp_path / "out", message.append)
+    (note,) = [line for line in message if "compare the units" in line]
     assert note.startswith('east: column "age": 120 of 120 values are outside the range')

@@ -267,7 +267,7 @@ def test_a_replay_that_was_killed_goes_on_where_it_was(tmp_path):
 
 
 def test_a_replay_waits_for_a_silo_that_refuses_and_says_so_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("fastfed.deployment.replay.AGAIN", 0.001)
+    monkeypatch.setattr("fastfed.deployment.replay.RETRY_SECONDS", 0.001)
     source = table_of(tmp_path, 15, delay=10.0)
     process, lines, now = silo(OPEN, clock=lambda: now[0]), [], [1200.0]
     replay = Replay(process, source, cases(source, OPEN.document.schema))

@@ -60,7 +60,10 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
         "silo",
         "replace",
     )
-    assert phases.ATTENDED in certificate.conditions and phases.LATE in certificate.conditions
+    assert (
+        phases.PRESENCE_CONDITION in certificate.conditions
+        and phases.LATE_RECORD_CONDITION in certificate.conditions
+    )
     assert not any("simulation" in caveat for caveat in certificate.caveats)
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
@@ -253,7 +256,7 @@ def test_deployed_parties_make_the_bits_of_client_and_averager():
     assert hub_numbers(deployment.processes["hub"].party, deployment.now)["released"] == 3
 
 
-def reported(plan, rows, rewards=(0.9,), silo="silo1", away=()):
+def first_release(plan, rows, rewards=(0.9,), silo="silo1", away=()):
     """Return the first release of a federation in which one silo has records."""
     deployment = federation.Federation(plan)
     deployment.settle()
@@ -270,7 +273,9 @@ def reported(plan, rows, rewards=(0.9,), silo="silo1", away=()):
 def test_noise_is_a_function_of_all_estimates_and_the_rotation_of_none():
     plan = plan_of()
     first, again, other = (
-        values(plan, reported(plan, [[x, 0.2]]).processes["hub"].party.broadcasts[1], Broadcast)
+        values(
+            plan, first_release(plan, [[x, 0.2]]).processes["hub"].party.broadcasts[1], Broadcast
+        )
         for x in (0.5, 0.5, 0.5000001)
     )
     assert np.array_equal(first, again)
@@ -289,8 +294,8 @@ def test_noise_is_a_function_of_all_estimates_and_the_rotation_of_none():
 
 def test_a_silo_that_is_missing_counts_as_an_estimate_of_0():
     plan = plan_of()
-    here = reported(plan, [[0.5, 0.2]])
-    gone = reported(plan, [[0.5, 0.2]], away=("silo2",))
+    here = first_release(plan, [[0.5, 0.2]])
+    gone = first_release(plan, [[0.5, 0.2]], away=("silo2",))
     # silo2 has no records: its estimate is 0 where it reports, and where it does not.
     assert 2 not in [e.silo for e in gone.processes["hub"].party.sets[1].entries]
     actual = [
@@ -305,13 +310,13 @@ def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
     """Refusing large estimates would reveal their size; the private mean clips them instead."""
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
-    deployment = reported(plan, [[0.5, 0.2]])
+    deployment = first_release(plan, [[0.5, 0.2]])
     for write in deployment.processes["hub"].store.writes():
         if write.kind == "join":
             hub.fold(write)
-    for bad in (math.nan, math.inf):
+    for bad_value in (math.nan, math.inf):
         with pytest.raises(Refused, match="finite"):
-            hub.handle(federation.sealed_report(plan, 0, 1, np.array([bad, 0.0])), 0.0)
+            hub.handle(federation.sealed_report(plan, 0, 1, np.array([bad_value, 0.0])), 0.0)
     huge = federation.sealed_report(plan, 0, 1, np.array([1e300, -1e300]))
     for write in hub.handle(huge, 0.0).writes:
         hub.fold(write)
@@ -323,7 +328,7 @@ def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
 
 def test_a_model_that_no_mean_and_noise_can_be_is_refused():
     plan = plan_of()
-    deployment = reported(plan, [[0.5, 0.2]], away=("silo2",))
+    deployment = first_release(plan, [[0.5, 0.2]], away=("silo2",))
     other = federation.Federation(plan)
     late, other.now = other.processes["silo2"], deployment.now
     late.tick()

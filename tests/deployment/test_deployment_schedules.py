@@ -51,7 +51,7 @@ def test_invariants_hold_over_many_schedules(protocol):
         schedules(protocol, range(2000, 2200), restore=0.5)
 
 
-def drawn(seeds):
+def run_schedules(seeds):
     """Run schedules as `scripts/schedules` draws them, and return what they did."""
     total = Counter()
     for seed in seeds:
@@ -62,19 +62,19 @@ def drawn(seeds):
 
 
 def test_random_schedules_of_all_that_is_deployed():
-    did = drawn(range(80))
+    did = run_schedules(range(80))
     assert did["kills"] > 100 and did["silos restored"] > 1 and did["hubs restored"] > 10
 
 
 def test_random_schedules_of_plans_in_phases_and_with_experts_and_of_erased_records():
-    did = drawn(range(schedules_of_all.ALL, schedules_of_all.ALL + 80))
+    did = run_schedules(range(schedules_of_all.ALL, schedules_of_all.ALL + 80))
     assert all(did[f"plan {name}"] for name in schedules_of_all.WITHOUT_BATCHES)
     assert did["snapshots"] > 100 and did["erased records"] > 10
 
 
 @pytest.mark.slow
 def test_many_random_schedules_of_all_that_is_deployed():
-    did = drawn(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
+    did = run_schedules(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
     assert did["kills"] > 1000 and did["hubs restored to before a broadcast"] > 50
 
 

@@ -29,14 +29,16 @@ SECRET, DIGEST = b"k" * 32, b"d" * 32
 # ---- noise ---------------------------------------------------------------------------------------
 
 
-def drawn(node=1, sums=b"sums", silo=0, secret=SECRET, plan=DIGEST, owner="silo0", dimension=4):
+def node_noise(
+    node=1, sums=b"sums", silo=0, secret=SECRET, plan=DIGEST, owner="silo0", dimension=4
+):
     noise = SealedNoise(secret, plan, owner)
     noise.set_hidden_sums(node, sums)
     return noise.ideal(silo, node, dimension)
 
 
 def test_the_same_sums_have_the_same_noise_to_any_precision():
-    first, again = drawn(), drawn()
+    first, again = node_noise(), node_noise()
     assert np.array_equal(first.values, again.values)
     # Further bits do not depend on the order of requests.
     late, early = first.interval(3, 300), first.interval(0, 100)
@@ -56,12 +58,12 @@ def test_the_same_sums_have_the_same_noise_to_any_precision():
     ids=lambda c: next(iter(c)),
 )
 def test_anything_else_has_other_noise(change):
-    assert not np.isin(drawn().values, drawn(**change).values).any()
+    assert not np.isin(node_noise().values, node_noise(**change).values).any()
 
 
 def test_noise_for_different_sums_is_independent_and_normal():
     rows = np.array(
-        [drawn(sums=bytes([i, j]), dimension=12).values for i in range(40) for j in (0, 1)]
+        [node_noise(sums=bytes([i, j]), dimension=12).values for i in range(40) for j in (0, 1)]
     )
     assert stats.kstest(rows.ravel(), "norm").pvalue > 1e-4
     pairs = np.array([np.corrcoef(rows[2 * i], rows[2 * i + 1])[0, 1] for i in range(40)])

@@ -76,7 +76,7 @@ class Page(HTMLParser):
         return " ".join("".join(self.parts).replace(CSS, "").split())
 
 
-def shown(made, name, **more):
+def status_text(made, name, **more):
     return Page(html_of(facts_of(made.processes[name]) | {"per_minute": None} | more)).text
 
 
@@ -96,7 +96,7 @@ def test_the_page_of_a_hub_says_who_is_waited_for_and_since_when():
     served(deployment, 2, ["silo0", "silo1"])
     deployment.settle()
     closed, deployment.now = deployment.now, deployment.now + 40.0
-    text = shown(deployment, "hub")
+    text = status_text(deployment, "hub")
     row = WAITS["hub"]["reports"]
     assert f"Waits for {row.what} For: silo2 Since: {observe.utc(closed)} (40 s ago)" in text
     assert f"What to do: {row.do}" in text and "1 of 4 releases are out" in text
@@ -109,13 +109,13 @@ def test_the_page_of_a_hub_says_who_is_waited_for_and_since_when():
 def test_the_page_of_a_hub_names_its_helper_and_capped_reports():
     deployment = running("secure-sum")
     period(deployment, 1)
-    assert "helper (helper) sum 1 0 s ago" in shown(deployment, "hub")
+    assert "helper (helper) sum 1 0 s ago" in status_text(deployment, "hub")
     capped = running(federation={"name": "tests", "least": 2, "influence": 0.01})
     period(capped, 1)
     hub = capped.processes["hub"].party
     hub.capped["silo1"] = {1, 2}
-    assert re.search(r"silo1 release 1 0 s ago 2 ", shown(capped, "hub"))
-    assert "Capped" not in shown(deployment, "hub")
+    assert re.search(r"silo1 release 1 0 s ago 2 ", status_text(capped, "hub"))
+    assert "Capped" not in status_text(deployment, "hub")
 
 
 def test_a_hub_that_was_started_again_has_no_contact_yet():
@@ -140,7 +140,7 @@ def test_the_page_of_a_silo_says_what_is_spent_and_what_it_did():
     deployment.now += 5.0
     deployment.settle()
     spent = deployment.ledgers["silo0"].epsilon("records")
-    text = shown(deployment, "silo0", per_minute=12.34)
+    text = status_text(deployment, "silo0", per_minute=12.34)
     for part in (
         'silo0, silo of "tests"',
         f"epsilon {spent:.4g} spent of 1, at delta 1e-06",
@@ -152,7 +152,7 @@ def test_the_page_of_a_silo_says_what_is_spent_and_what_it_did():
         "1 of 4 releases are out The next is due",
     ):
         assert part in text, part
-    assert "Decisions a minute not known yet" in shown(deployment, "silo0")
+    assert "Decisions a minute not known yet" in status_text(deployment, "silo0")
     width = re.findall(r'<rect width="([0-9.]+)"', html_of(facts_of(silo)))
     assert width == ["100", "25.00", "100", f"{100 * spent:.2f}"]
 
@@ -163,12 +163,12 @@ def test_the_page_names_what_is_wrong():
     silo.problem = "release 2 is more than the ceiling of the budget allows"
     hub.party.fold(Write("alarm", "two reports", b"silo1 has sent two reports"))
     hub.party.fold(Write("ended", "", b"entry 3 beyond what 213 allows: -1042.5"))
-    assert f"Something is wrong {silo.problem}" in shown(deployment, "silo0")
-    text = shown(deployment, "hub")
+    assert f"Something is wrong {silo.problem}" in status_text(deployment, "silo0")
+    text = status_text(deployment, "hub")
     # The reason of an end may quote a sum.
     assert "two reports entry # beyond what # allows: #" in text and "1042" not in text
     silo.leave()
-    assert "Something is wrong the silo has left" in shown(deployment, "silo0")
+    assert "Something is wrong the silo has left" in status_text(deployment, "silo0")
 
 
 def test_a_page_says_that_a_clock_is_ignored():
@@ -176,7 +176,7 @@ def test_a_page_says_that_a_clock_is_ignored():
     for name in ("hub", "silo1"):
         process = deployment.processes[name]
         process.clock = type("Off", (), {"off": 99.0, "__call__": lambda self: deployment.now})()
-        assert "this machine's clock differs" in shown(deployment, name)
+        assert "this machine's clock differs" in status_text(deployment, name)
 
 
 def test_when_all_releases_are_out_nothing_is_due():
@@ -184,7 +184,7 @@ def test_when_all_releases_are_out_nothing_is_due():
     for release in range(1, 5):
         period(deployment, release)
     for name in ("hub", "silo1"):
-        text = shown(deployment, name)
+        text = status_text(deployment, name)
         assert "All releases are out What to do: " in text and "4 of 4 releases" in text
         assert "The next" not in text
 
@@ -264,11 +264,11 @@ def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
             ids.append(silo.decide(FEATURES).id)
             look()
         deployment.now += 5.0
-        away = deployment.processes.pop("silo2")
+        absent_silo = deployment.processes.pop("silo2")
         deployment.settle()
         deployment.now += 45.0
         look()
-        deployment.add(away)
+        deployment.add(absent_silo)
         deployment.settle()
         look()
     deployment.processes["silo2"].cancel(ids[-1])
@@ -293,7 +293,7 @@ def serving(process):
         server.server_close()
 
 
-def asked(server, path="/", method="GET", host=None, body=None):
+def request_page(server, path="/", method="GET", host=None, body=None):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     connection.request(method, path, body, {"host": host} if host else {})
     answer = connection.getresponse()
@@ -308,7 +308,7 @@ def test_the_page_is_served_to_this_machine_alone_and_changes_nothing(name):
     before = list(process.store.writes())
     with serving(process) as server:
         assert server.server_address[0] == "127.0.0.1"
-        status, headers, page = asked(server)
+        status, headers, page = request_page(server)
         assert status == 200 and headers["content-type"] == "text/html; charset=utf-8"
         assert f"<h1>{name}</h1>" in page and '<meta http-equiv="refresh" content="30">' in page
         policy = headers["content-security-policy"]
@@ -325,17 +325,17 @@ def test_the_page_is_served_to_this_machine_alone_and_changes_nothing(name):
             assert headers[header] == value
         # Nothing is loaded from anywhere.
         assert "http://" not in page and "https://" not in page and "url(" not in page
-        status, _, text = asked(server, "/metrics")
+        status, _, text = request_page(server, "/metrics")
         kind = "hub" if name == "hub" else "silo"
         assert status == 200 and f"fastfed_{kind}_released 1" in text
         for path in ("/status", "/leave", "/recover", "/?x=1", "/../secret", "/index.html"):
-            assert asked(server, path)[0] == 404, path
+            assert request_page(server, path)[0] == 404, path
         for method in ("POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"):
-            status, headers, _ = asked(server, "/", method, body=b"{}")
+            status, headers, _ = request_page(server, "/", method, body=b"{}")
             assert (status, headers["allow"]) == (405, "GET"), method
         # DNS rebinding: a web page whose host name points to this machine.
-        assert asked(server, host="evil.example.org")[0] == 404
-        assert asked(server, host="localhost:9100")[0] == 200
+        assert request_page(server, host="evil.example.org")[0] == 404
+        assert request_page(server, host="localhost:9100")[0] == 200
     assert list(process.store.writes()) == before
 
 
@@ -344,7 +344,7 @@ def test_many_connections_that_send_nothing_do_not_stop_the_page():
     with serving(deployment.processes["silo0"]) as server:
         held = [socket.create_connection(("127.0.0.1", server.server_port), 10) for _ in range(100)]
         begin = time.monotonic()
-        assert asked(server)[0] == 200 and time.monotonic() - begin < 5.0
+        assert request_page(server)[0] == 200 and time.monotonic() - begin < 5.0
         assert threading.active_count() < 80
         for connection in held:
             connection.close()
@@ -472,16 +472,16 @@ def test_status_of_folders_that_run_and_have_stopped(tmp_path):
     running = {name: folders.opened(tmp_path / name) for name in names}
     for process in running.values():
         process.clock = lambda: 1000.0
-    made = federation.Federation.__new__(federation.Federation)
-    made.processes = running
-    made.settle()
+    deployment = federation.Federation.__new__(federation.Federation)
+    deployment.processes = running
+    deployment.settle()
     silo = running["silo0"]
     silo.decide(ROWS)
     silo.reward(silo.decide(ROWS).id, 0.5)
     for process in running.values():
         process.clock = lambda: 1110.0
-    made.processes = {name: p for name, p in running.items() if name != "silo1"}
-    made.settle()
+    deployment.processes = {name: p for name, p in running.items() if name != "silo1"}
+    deployment.settle()
     with Application(silo, tmp_path / "silo0" / "silo.sock") as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
         text = status(tmp_path / "silo0")
@@ -574,7 +574,7 @@ def test_a_plain_log_has_a_line_for_each_event():
     log.look(hub)
     log.look(hub)
     assert lines() == ["release 1 is out"]
-    away = [deployment.processes.pop(name) for name in ("silo1", "silo2")]
+    absent_silos = [deployment.processes.pop(name) for name in ("silo1", "silo2")]
     served(deployment, 2, ["silo0"])
     deployment.settle()
     since = observe.utc(deployment.now)
@@ -584,9 +584,9 @@ def test_a_plain_log_has_a_line_for_each_event():
     deployment.now += 31.0
     log.look(hub)
     row = WAITS["hub"]["reports"]
-    said = lines()
-    assert said == [f"waiting for {row.what}: silo1, silo2, since {since}; what to do: {row.do}"]
-    deployment.add(away[0])
+    message = lines()
+    assert message == [f"waiting for {row.what}: silo1, silo2, since {since}; what to do: {row.do}"]
+    deployment.add(absent_silos[0])
     deployment.settle()
     deployment.now += 10.0
     log.look(hub)
@@ -601,8 +601,8 @@ def test_a_plain_log_has_a_line_for_each_event():
     assert lines() == ["release 2 is out"]
     hub.party.fold(Write("alarm", "x", b"a hostile text 4711"))
     log.look(hub)
-    said = lines()
-    assert "alarms: 1; the status has their texts" in said and "4711" not in "".join(said)
+    message = lines()
+    assert "alarms: 1; the status has their texts" in message and "4711" not in "".join(message)
 
 
 def test_a_silo_says_what_it_seals_and_where_it_can_be_found():
@@ -690,17 +690,17 @@ def test_commands_serve_pages_and_say_where(tmp_path):
     finally:
         for each in running:
             each.terminate()
-        said = [each.communicate()[1].splitlines() for each in running]
+        message = [each.communicate()[1].splitlines() for each in running]
     assert all("All releases are out" in pages[port] for port in ports[1:])
-    assert said[0][:3] == [
+    assert message[0][:3] == [
         f'hub of "wound care"; plan {facts["plan"]}, release 0 of 4',
         f"the status page is http://127.0.0.1:{ports[1]}/",
         f"listening on http://127.0.0.1:{ports[0]}",
     ]
-    assert said[0][-1] == "release 4 is out"
-    assert f"the socket of the application is {tmp_path / 'silo0' / 'silo.sock'}" in said[1]
-    assert all("release 4 is out" in lines for lines in said[1:])
-    assert not any("Traceback" in line for lines in said for line in lines)
+    assert message[0][-1] == "release 4 is out"
+    assert f"the socket of the application is {tmp_path / 'silo0' / 'silo.sock'}" in message[1]
+    assert all("release 4 is out" in lines for lines in message[1:])
+    assert not any("Traceback" in line for lines in message for line in lines)
     # A hub has nothing to do after the last release; a silo can still be asked for decisions.
     text = status(tmp_path / "hub")
     assert "runs       no\n" in text and f"waits for  {WAITS['hub']['over'].what}\n" in text

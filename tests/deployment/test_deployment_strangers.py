@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn")
 
 import federation
 from test_deployment_doors import serving
-from test_deployment_network import ROWS, asked, certificates, toml
+from test_deployment_network import ROWS, certificates, status_and_body, toml
 
 from fastfed import InputError
 from fastfed.deployment import calls, flower
@@ -68,7 +68,7 @@ def command(*arguments, files=None):
         child.wait()
 
 
-def until(what, seconds=30):
+def wait_until(what, seconds=30):
     """Wait until something is true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -93,9 +93,9 @@ def ends(child, number):
     except subprocess.TimeoutExpired:
         code = "no end"
     took = time.monotonic() - begin
-    said = child.errors.read_text()
-    assert code == 0 and took < 5.0, (code, took, said[-2000:])
-    assert "Traceback" not in said and len(said.splitlines()) <= 6, said[-3000:]
+    message = child.errors.read_text()
+    assert code == 0 and took < 5.0, (code, took, message[-2000:])
+    assert "Traceback" not in message and len(message.splitlines()) <= 6, message[-3000:]
 
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nhost: hub\r\n"
@@ -146,7 +146,7 @@ def test_a_crowd_does_not_keep_the_hub_from_a_silo(files, count, tls, tmp_path):
         hub = stack.enter_context(
             command("serve", tmp_path / "hub", "--port", port, *keys, files=files)
         )
-        until(lambda: listens(port))
+        wait_until(lambda: listens(port))
         held = crowd(stack, port, count, unchecked() if tls else None)
         assert len(held) > count // 2
         dialer = Dialer(silo, f"{scheme}://127.0.0.1:{port}", ca)
@@ -230,7 +230,7 @@ class False_:
 
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_no_answer_of_a_hub_ends_or_blocks_a_silo(kind, monkeypatch):
-    monkeypatch.setattr(calls, "WHOLE", 1.0)
+    monkeypatch.setattr(calls, "REQUEST_SECONDS", 1.0)
     silo = federation.Federation(federation.deployed()).processes["silo0"]
     with False_(ANSWERS[kind]) as hub:
         begin = time.monotonic()
@@ -242,7 +242,7 @@ def test_no_answer_of_a_hub_ends_or_blocks_a_silo(kind, monkeypatch):
 
 
 def test_a_handshake_that_drips_is_given_up(monkeypatch):
-    monkeypatch.setattr(calls, "WHOLE", 1.0)
+    monkeypatch.setattr(calls, "REQUEST_SECONDS", 1.0)
     silo = federation.Federation(federation.deployed()).processes["silo0"]
     with False_((b"\x16\x03\x03\x10\x00\x02\x00\x0f", b"\x00")) as hub:
         begin = time.monotonic()
@@ -252,8 +252,8 @@ def test_a_handshake_that_drips_is_given_up(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["nothing", "dripping body", "location", "chunks", "too long"])
 def test_no_answer_of_a_socket_ends_or_blocks_its_client(kind, monkeypatch, tmp_path):
-    monkeypatch.setattr(calls, "WHOLE", 1.0)
-    monkeypatch.setattr(flower, "LARGEST", 1 << 20)
+    monkeypatch.setattr(calls, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(flower, "MAX_MESSAGE_BYTES", 1 << 20)
     path = str(tmp_path / "s")
     with False_(ANSWERS[kind], path, socket.AF_UNIX):
         begin = time.monotonic()
@@ -281,13 +281,13 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
     monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
     with monkeypatch.context() as change:
         change.setattr(type(hub.party), "handle", broken)
-        status, body = asked(app, body=question)
+        status, body = status_and_body(app, body=question)
         assert (status, b"UnicodeError" in body, b"secret" in body) == (500, True, False)
         assert "program error" in caplog.text
         mail = flower.Mail(hub, say=said.append)
         mail.incoming(1, [question])
         assert "program error" in said.pop()
-    assert asked(app, body=question)[0] == 200
+    assert status_and_body(app, body=question)[0] == 200
     dialer = Dialer(silo, "http://127.0.0.1:9")
     monkeypatch.setattr(dialer, "_post", broken)
 
@@ -345,7 +345,7 @@ def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
 
 @pytest.mark.parametrize("kind", ["application", "courier", "metrics", "page"])
 def test_a_request_that_drips_is_ended(kind, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(calls, "WHOLE", 1.0)
+    monkeypatch.setattr(calls, "REQUEST_SECONDS", 1.0)
     silo, path = federation.Federation(federation.deployed()).processes["silo0"], tmp_path / "s"
     with ExitStack() as stack:
         if kind in ("metrics", "page"):
@@ -405,7 +405,7 @@ def test_a_signal_ends_a_silo_whatever_the_hub_does(kind, number, tmp_path):
             command("silo", tmp_path / "a", "--hub", f"http://127.0.0.1:{hub.port}")
         )
         client = Client(tmp_path / "a" / "silo.sock")
-        until(lambda: hub.dialled and client.call("status"))
+        wait_until(lambda: hub.dialled and client.call("status"))
         dial(stack, tmp_path / "a" / "silo.sock").sendall(b"POST /")
         decision = client.call("decide", actions=ROWS)
         ends(silo, number)
@@ -420,9 +420,9 @@ def test_a_signal_ends_a_courier_and_a_hub_with_open_connections(number, tmp_pat
     with ExitStack() as stack:
         hub = stack.enter_context(command("serve", tmp_path / "hub", "--port", port))
         silo = stack.enter_context(command("silo", tmp_path / "a", "--courier", path))
-        until(lambda: listens(port))
+        wait_until(lambda: listens(port))
         crowd(stack, port, 12)
-        until(lambda: flower.carry(path, []) if path.exists() else False)
+        wait_until(lambda: flower.carry(path, []) if path.exists() else False)
         dial(stack, path).sendall(b"POST /carry HTTP/1.1\r\ncontent-length: 9\r\n\r\n")
         ends(hub, number)
         ends(silo, number)
@@ -459,10 +459,10 @@ def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
         child.errors = errors
         stack.callback(child.kill)
         if what == "serve":
-            until(lambda: listens(port))
+            wait_until(lambda: listens(port))
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
             connection.sendall(HEAD + b"content-length: 1\r\n\r\nx")
-        until(lambda: (folder / "busy").exists())
+        wait_until(lambda: (folder / "busy").exists())
         ends(child, signal.SIGTERM)
 
 
@@ -475,7 +475,7 @@ def test_a_signal_ends_a_party_that_still_starts(number, tmp_path):
     folder = tmp_path / "hub"
     command = [sys.executable, "-P", "-c", STARTS.replace("sys.argv[2]", repr(str(folder)))]
     with subprocess.Popen([*command, "serve", folder], stderr=subprocess.PIPE, text=True) as child:
-        until(lambda: (folder / "busy").exists())
+        wait_until(lambda: (folder / "busy").exists())
         child.send_signal(number)
         assert child.wait(5) == 0 and not child.stderr.read()
 
@@ -503,8 +503,8 @@ def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.wait(30) == 0
-        said = child.stderr.read()
-        assert said.startswith("a, silo of ") and len(said.splitlines()) == 3, said
+        message = child.stderr.read()
+        assert message.startswith("a, silo of ") and len(message.splitlines()) == 3, message
 
 
 IN_A_LOCK = LONG.replace(
@@ -531,8 +531,8 @@ def test_a_signal_while_the_main_thread_acquires_a_lock_ends_a_party(tmp_path):
     arguments = ["silo", str(tmp_path / "a"), "--hub", "http://[::1]:9"]
     command = [sys.executable, "-P", "-c", IN_A_LOCK, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
-        said = child.stderr.read()
-        assert child.wait(30) == 0 and "Traceback" not in said, said
+        message = child.stderr.read()
+        assert child.wait(30) == 0 and "Traceback" not in message, message
 
 
 CLOSES = LONG.replace(
@@ -545,6 +545,6 @@ def test_a_signal_ends_a_party_whose_files_cannot_be_closed_in_time(tmp_path):
     folder = tmp_path / "a"
     command = [sys.executable, "-P", "-c", CLOSES, "silo", str(folder), "--hub", "http://[::1]:9"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
-        until(lambda: (folder / "silo.sock").exists())
+        wait_until(lambda: (folder / "silo.sock").exists())
         child.send_signal(signal.SIGTERM)
         assert child.wait(8) == 0

@@ -45,7 +45,7 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
         "user",
         "replace",
     )
-    assert experts.OWN in certificate.conditions
+    assert experts.OWN_PERIOD_CONDITION in certificate.conditions
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
     every = plans.compile_plan(spec(phase_length=1, horizon=5))
@@ -110,7 +110,7 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
 
 
 def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
-    deployment = played(0)
+    deployment = all_releases(0)
     old = deployment.processes["silo0"].party.model.theta
     system = spec(epsilon=0.5)["system"]
     plan, new = exchanges.gone_on(deployment, system)
@@ -118,7 +118,7 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
     assert silo.model.theta.tolist() == old.tolist()
     # Hub and silos agree on the first expert, even if nobody would have chosen it.
     assert hub._server._expert == int(np.argmax(old)) == new.processes["silo0"].decide().action
-    played(0, plan=plan, made=new)
+    all_releases(0, plan=plan, made=new)
     assert silo.model.release == plan.plan.releases
     exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
     fresh, alone = exchanges.gone_on(deployment, system, fresh=True)
@@ -126,7 +126,7 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
     assert alone.processes["hub"].party._server._expert == first
 
 
-def played(late, last=LOSSES, plan=None, made=None):
+def all_releases(late, last=LOSSES, plan=None, made=None):
     """Return all releases; losses of silo1's first decision arrive in period ``late`` (from 0)."""
     plan = plan_of() if plan is None else plan
     made = federation.Federation(plan) if made is None else made
@@ -147,7 +147,7 @@ def played(late, last=LOSSES, plan=None, made=None):
 
 
 def test_a_loss_enters_the_exchange_of_its_own_round_or_none():
-    never, after, here = (played(late).processes["hub"].party for late in (99, 1, 0))
+    never, after, here = (all_releases(late).processes["hub"].party for late in (99, 1, 0))
     assert never.reports == after.reports and never.broadcasts == after.broadcasts
     assert {key for key in here.reports if here.reports[key] != never.reports[key]} == {(1, 1)}
     sums = [exchanges.values(plan_of(), each.reports[1, 1]) for each in (here, never)]
@@ -161,16 +161,16 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
         """Records the data that the noise hides, for each number that is drawn."""
 
         def _make_server(self, noise):
-            drawn = []
+            draws = []
             original = self._sealing.key
 
             def key(purpose, silo, node):
                 deployment = original(purpose, silo, node)
-                drawn.append((silo, node, deployment))
+                draws.append((silo, node, deployment))
                 return deployment
 
             self._sealing.key = key
-            keys.append(drawn)
+            keys.append(draws)
             return super()._make_server(noise)
 
     plan = plan_of(epsilon=20.0)
@@ -203,11 +203,11 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
     }
 
 
-@pytest.mark.parametrize("bad", [math.nan, -0.5, 9.1, 0.1 + 2.0**-54])
-def test_sums_that_no_losses_have_are_refused(bad):
+@pytest.mark.parametrize("bad_value", [math.nan, -0.5, 9.1, 0.1 + 2.0**-54])
+def test_sums_that_no_losses_have_are_refused(bad_value):
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
-    actual = federation.sealed_report(plan, 0, 1, np.array([bad, 0.0, 0.0]))
+    actual = federation.sealed_report(plan, 0, 1, np.array([bad_value, 0.0, 0.0]))
     with pytest.raises(Refused):
         hub._decrypt_report(plan.wire.read(actual), "a report")
 

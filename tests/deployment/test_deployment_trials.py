@@ -137,7 +137,7 @@ class Site:
         client = Client(self.home / name / folders.SOCKET)
         last = time.time() + PATIENCE
         rows = [[0.1, 0.2, 0.3], [0.3, -0.2, 0.1]]
-        decision = demo.insist(lambda: client.call("decide", actions=rows), last)
+        decision = demo.repeat_until(lambda: client.call("decide", actions=rows), last)
         client.call("reward", id=decision["id"], reward=0.5)
         return decision
 
@@ -173,60 +173,60 @@ def verified(home):
 
 @pytest.mark.slow
 def test_a_silo_that_was_away_for_a_week_is_back_with_the_next_release(tmp_path, monkeypatch):
-    with site(tmp_path, monkeypatch) as made:
+    with site(tmp_path, monkeypatch) as deployment:
         north, east, south = demo.SILOS
-        made.run("hub", *demo.SILOS)
-        made.until("hub", lambda status: len(status["joined"]) == 3)
-        made.day(1, *demo.SILOS)
-        made.until(north, acts_on(1))
-        made.end(north)
+        deployment.run("hub", *demo.SILOS)
+        deployment.until("hub", lambda status: len(status["joined"]) == 3)
+        deployment.day(1, *demo.SILOS)
+        deployment.until(north, acts_on(1))
+        deployment.end(north)
         for number in range(2, 9):
-            made.day(number, east, south)
-            waits = made.until("hub", released(number))["waits"]
+            deployment.day(number, east, south)
+            waits = deployment.until("hub", released(number))["waits"]
             assert waits["state"] == "open"
-        made.go_to(8.5 * DAY)
-        made.run(north)
+        deployment.go_to(8.5 * DAY)
+        deployment.run(north)
         away = {str(k) for k in range(2, 9)}
-        status = made.until(north, lambda status: set(status["without"]) == away)
+        status = deployment.until(north, lambda status: set(status["without"]) == away)
         assert status["model"] == 8 and not status["stopped"] and not status["lost"]
-        made.day(9, *demo.SILOS)
+        deployment.day(9, *demo.SILOS)
         for name in demo.SILOS:
-            assert 9 in made.until(name, acts_on(9))["sealed"]
-        made.end(*list(made.children))
-        assert all(verified(made.home / name) for name in ("hub", *demo.SILOS))
+            assert 9 in deployment.until(name, acts_on(9))["sealed"]
+        deployment.end(*list(deployment.children))
+        assert all(verified(deployment.home / name) for name in ("hub", *demo.SILOS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["put back", "deleted"])
 def test_hub_and_helper_are_both_lost(lost, tmp_path, monkeypatch):
     """Silos send hub and helper the lost messages; the same sets are opened; the plan continues."""
-    with site(tmp_path, monkeypatch, protocol="secure-sum", releases=4) as made:
-        made.run("hub", "helper", *demo.SILOS)
-        made.until("hub", lambda status: len(status["joined"]) == 4)
+    with site(tmp_path, monkeypatch, protocol="secure-sum", releases=4) as deployment:
+        deployment.run("hub", "helper", *demo.SILOS)
+        deployment.until("hub", lambda status: len(status["joined"]) == 4)
         for number in (1, 2):
             if number == 2 and lost == "put back":
-                made.end("hub", "helper")
+                deployment.end("hub", "helper")
                 for name in ("hub", "helper"):
-                    demo._copy_state(made.home / name, made.home / f"{name}.old")
-                made.run("hub", "helper")
-            made.day(number, *demo.SILOS)
+                    demo._copy_state(deployment.home / name, deployment.home / f"{name}.old")
+                deployment.run("hub", "helper")
+            deployment.day(number, *demo.SILOS)
             for name in demo.SILOS:
-                made.until(name, acts_on(number))
-        made.end("hub", "helper")
+                deployment.until(name, acts_on(number))
+        deployment.end("hub", "helper")
         for name in ("hub", "helper"):
-            for file in (made.home / name).glob(f"{folders.STATE}*"):
+            for file in (deployment.home / name).glob(f"{folders.STATE}*"):
                 file.unlink()
             if lost == "put back":
-                for file in (made.home / f"{name}.old").iterdir():
-                    shutil.copy(file, made.home / name)
-        made.run("hub", "helper")
-        made.until("hub", released(2))
-        made.day(3, *demo.SILOS)
-        thetas = [made.until(name, acts_on(3))["theta"] for name in demo.SILOS]
+                for file in (deployment.home / f"{name}.old").iterdir():
+                    shutil.copy(file, deployment.home / name)
+        deployment.run("hub", "helper")
+        deployment.until("hub", released(2))
+        deployment.day(3, *demo.SILOS)
+        thetas = [deployment.until(name, acts_on(3))["theta"] for name in demo.SILOS]
         assert thetas[0] == thetas[1] == thetas[2]
-        assert not made.status("hub")["alarms"]
-        made.end(*list(made.children))
-        assert all(verified(made.home / name) for name in ("hub", *demo.SILOS))
+        assert not deployment.status("hub")["alarms"]
+        deployment.end(*list(deployment.children))
+        assert all(verified(deployment.home / name) for name in ("hub", *demo.SILOS))
 
 
 @pytest.mark.slow
@@ -241,8 +241,8 @@ def test_a_party_of_another_plan_is_told_so_and_stops_nobody(tmp_path, monkeypat
         other.run("north")
         one.until("hub", lambda status: len(status["joined"]) == 3)
         try:
-            said = iter(other.children["north"].stderr.readline, b"")
-            assert any(b"the hub answered 400: message is for another" in line for line in said)
+            message = iter(other.children["north"].stderr.readline, b"")
+            assert any(b"the hub answered 400: message is for another" in line for line in message)
             waits = other.until("north", lambda status: True)["waits"]
             assert waits["state"] == "hub"
             one.day(1, *demo.SILOS)
@@ -252,33 +252,37 @@ def test_a_party_of_another_plan_is_told_so_and_stops_nobody(tmp_path, monkeypat
 
 
 def test_a_second_process_in_a_folder_is_refused(tmp_path, monkeypatch):
-    with site(tmp_path, monkeypatch) as made:
-        made.run("hub", "north")
-        made.until("north", lambda status: True)
-        made.until("hub", lambda status: status["joined"] == ["north"])
+    with site(tmp_path, monkeypatch) as deployment:
+        deployment.run("hub", "north")
+        deployment.until("north", lambda status: True)
+        deployment.until("hub", lambda status: status["joined"] == ["north"])
         for kind, name in (("silo", "north"), ("serve", "hub")):
-            more = ["--hub", made.url] if kind == "silo" else ["--port", str(demo.free_port())]
+            more = (
+                ["--hub", deployment.url] if kind == "silo" else ["--port", str(demo.free_port())]
+            )
             second = subprocess.run(
-                [sys.executable, "-P", "-m", "fastfed", kind, str(made.home / name), *more],
+                [sys.executable, "-P", "-m", "fastfed", kind, str(deployment.home / name), *more],
                 capture_output=True, text=True, timeout=60, check=False,
             )  # fmt: skip
             assert second.returncode == 2 and "Traceback" not in second.stderr
             assert "in use by another process" in second.stderr
-        assert made.status("north")["stopped"] == ""
+        assert deployment.status("north")["stopped"] == ""
 
 
 def test_a_silo_whose_hub_is_gone_says_so(tmp_path, monkeypatch):
-    with site(tmp_path, monkeypatch) as made:
-        made.run("hub", "north")
-        made.until("north", lambda status: status["waits"]["state"] == "open")
-        made.end("hub")
-        waits = made.until("north", lambda status: status["waits"]["state"] == "hub")["waits"]
+    with site(tmp_path, monkeypatch) as deployment:
+        deployment.run("hub", "north")
+        deployment.until("north", lambda status: status["waits"]["state"] == "open")
+        deployment.end("hub")
+        waits = deployment.until("north", lambda status: status["waits"]["state"] == "hub")["waits"]
         assert waits["who"] == ["hub"] and waits["since"] is None
-        made.go_to(1.5 * DAY)
-        waits = made.until("north", lambda status: status["waits"]["since"] is not None)["waits"]
-        assert waits["state"] == "hub" and waits["since"] == made.start + DAY
-        made.run("hub")
-        made.until("north", lambda status: status["waits"]["state"] != "hub")
+        deployment.go_to(1.5 * DAY)
+        waits = deployment.until("north", lambda status: status["waits"]["since"] is not None)[
+            "waits"
+        ]
+        assert waits["state"] == "hub" and waits["since"] == deployment.start + DAY
+        deployment.run("hub")
+        deployment.until("north", lambda status: status["waits"]["state"] != "hub")
 
 
 # ---- little memory, little of the processor ------------------------------------------------------
@@ -312,17 +316,17 @@ def group(kind, name, **limits):
 def test_parties_with_a_tenth_of_a_processor_are_slow_and_nothing_else(tmp_path, monkeypatch):
     with (
         group("cpu", "slow", cfs_period_us=100_000, cfs_quota_us=10_000) as slow,
-        site(tmp_path, monkeypatch) as made,
+        site(tmp_path, monkeypatch) as deployment,
     ):
-        made.run("hub", *demo.SILOS)
-        made.until("hub", lambda status: len(status["joined"]) == 3)
-        for child in made.children.values():
+        deployment.run("hub", *demo.SILOS)
+        deployment.until("hub", lambda status: len(status["joined"]) == 3)
+        for child in deployment.children.values():
             (slow / "cgroup.procs").write_text(str(child.pid))
         for number in (1, 2):
-            made.day(number, *demo.SILOS)
+            deployment.day(number, *demo.SILOS)
             for name in demo.SILOS:
-                made.until(name, acts_on(number))
-        assert not made.status("hub")["alarms"]
+                deployment.until(name, acts_on(number))
+        assert not deployment.status("hub")["alarms"]
 
 
 @pytest.mark.slow
@@ -330,21 +334,21 @@ def test_a_party_that_is_killed_for_its_memory_goes_on_when_it_has_some(tmp_path
     """With half of the needed memory, the kernel kills the party at its start or later."""
     with (
         group("memory", "small", limit_in_bytes=40 << 20) as small,
-        site(tmp_path, monkeypatch) as made,
+        site(tmp_path, monkeypatch) as deployment,
     ):
-        made.run("hub", *demo.SILOS)
-        made.until("hub", lambda status: len(status["joined"]) == 3)
-        made.day(1, *demo.SILOS)
-        made.until("north", acts_on(1))
+        deployment.run("hub", *demo.SILOS)
+        deployment.until("hub", lambda status: len(status["joined"]) == 3)
+        deployment.day(1, *demo.SILOS)
+        deployment.until("north", acts_on(1))
         for name in ("hub", "north"):
-            made.end(name)
-            made.run(name)
-            (small / "cgroup.procs").write_text(str(made.children[name].pid))
-            assert made.children[name].wait(PATIENCE) != 0
-            made.end(name)
-            made.run(name)
-        made.day(2, *demo.SILOS)
+            deployment.end(name)
+            deployment.run(name)
+            (small / "cgroup.procs").write_text(str(deployment.children[name].pid))
+            assert deployment.children[name].wait(PATIENCE) != 0
+            deployment.end(name)
+            deployment.run(name)
+        deployment.day(2, *demo.SILOS)
         for name in demo.SILOS:
-            made.until(name, acts_on(2))
-        made.end(*list(made.children))
-        assert all(verified(made.home / name) for name in ("hub", *demo.SILOS))
+            deployment.until(name, acts_on(2))
+        deployment.end(*list(deployment.children))
+        assert all(verified(deployment.home / name) for name in ("hub", *demo.SILOS))

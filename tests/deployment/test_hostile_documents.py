@@ -68,7 +68,9 @@ def check(plan, path, data):
         compiled_plan = plans.load(encoded([encoded(data), {}]))
     except InputError:
         return False
-    certified = kinds.certified(compiled_plan.executed, compiled_plan.problem, compiled_plan.shared)
+    certified = kinds.deployed_certificate(
+        compiled_plan.executed, compiled_plan.problem, compiled_plan.shared
+    )
     assert certified.status == "proven" and certified.exact == plan.certificate.exact, path
     assert compiled_plan.certificate.model == certified.model == plan.certificate.model, path
     assert compiled_plan.certificate.conditions == certified.conditions, path

@@ -123,7 +123,7 @@ def test_a_plan_file_with_the_keys_of_then_is_loaded(name, protocol):
     then = {k: v for k, v in document.keys.items() if k not in ("sieve", "saturation")}
     if vector:
         then["batch_first"] = then["batch_ratio"] = None
-    numbers = {k: v for k, v in document.numbers.items() if k not in plans.codec.ADDED}
+    numbers = {k: v for k, v in document.numbers.items() if k not in plans.codec.ADDED_NUMBERS}
     numbers |= {"bonus": then["bonus"], "tie_bonus": then["tie_bonus"], "allowance": [1.0, 2.0]}
     changed = msgspec.structs.replace(document, keys=then, numbers=numbers)
     data = msgspec.msgpack.encode([plans.spelled(changed), {}])
@@ -156,7 +156,7 @@ def test_a_federation_of_an_earlier_version_goes_on(running):
         for close in plan.document.calendar.closes[2:]:
             now[0] = close - 1.0
             for i, name in enumerate(demo.SILOS):
-                decision = parties[name].decide(demo.rows_of(i, 7))
+                decision = parties[name].decide(demo.treatment_features(i, 7))
                 parties[name].reward(decision.id, 0.25)
             now[0] = float(close)
             settle(parties)

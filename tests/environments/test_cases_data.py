@@ -67,7 +67,7 @@ def deployed(folder, text, name="t.csv", **source):
     return surveyed(source_of({"file": name, **source}, folder), SCHEMA)
 
 
-def play(environment, **more):
+def simulate(environment, **more):
     more = {"silos": 1, "horizon": 20, "replicates": 1, **more}
     return fastfed.simulate(environment, curves=[{"algorithm": "local-linucb"}], **more).curves[0]
 
@@ -78,7 +78,7 @@ def records(site=lambda i: "ns"[i % 2], sick=lambda i: "ab"[i % 2]):
 
 def classified(data, **more):
     keys = {"label": "y", "silo": "site", "sampling": "with-replacement", **more}
-    return play(Classification(data=data, **keys), silos=None)
+    return simulate(Classification(data=data, **keys), silos=None)
 
 
 # ---- Missing values ------------------------------------------------------------------------------
@@ -446,12 +446,12 @@ def test_a_range_that_clips_most_values_is_said(tmp_path, inside, warned):
     values = [*["14"] * inside, *["140.5"] * (10 - inside), ""]
     rows = "".join(f"{cell},{i % 3},{'ab'[i % 2]}\n" for i, cell in enumerate(values))
     path = put(tmp_path, "t.csv", "hb,x,y\n" + rows)
-    world = Classification(data=path, label="y", ranges={"hb": [5, 14], "x": [0, 2]})
+    environment = Classification(data=path, label="y", ranges={"hb": [5, 14], "x": [0, 2]})
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        pool = world.pool(2)
-    said = f"'hb' has {10 - inside} of 10 values outside ranges.hb = [5, 14]"
-    assert [said in str(w.message) for w in seen] == [True] * warned
+        pool = environment.pool(2)
+    message = f"'hb' has {10 - inside} of 10 values outside ranges.hb = [5, 14]"
+    assert [message in str(w.message) for w in seen] == [True] * warned
     assert not any("outside" in note for note in pool.notes)
 
 
@@ -507,11 +507,11 @@ def rank_file(folder, lines):
 @pytest.mark.parametrize("scale", [1.0, 0.01])
 def test_normalised_features_are_played_by_default(tmp_path, scale):
     path = rank_file(tmp_path, ranked(scale=scale))
-    curve = play({"kind": "letor", "path": path})
+    curve = simulate({"kind": "letor", "path": path})
     assert curve.final()["mean"] > 0
     with pytest.raises(InputError, match="theta_penalty must be smaller"):
-        play({"kind": "letor", "path": path, "theta_penalty": 1.0})
-    play({"kind": "letor", "path": path, "theta_penalty": 0.001 * scale})
+        simulate({"kind": "letor", "path": path, "theta_penalty": 1.0})
+    simulate({"kind": "letor", "path": path, "theta_penalty": 0.001 * scale})
 
 
 def test_a_default_penalty_that_fits_is_not_changed(tmp_path):
@@ -551,7 +551,7 @@ def test_a_value_of_missing_features_is_absent(tmp_path, missing):
     rows = read_letor(path, missing=missing)
     wanted = read_letor(rank_file(tmp_path / "other", without))
     assert (rows.features[:, :46] == wanted.features).all() and not rows.features[:, 46:].any()
-    play({"kind": "letor", "path": path, "missing": missing})
+    simulate({"kind": "letor", "path": path, "missing": missing})
     assert Letor(path=path, missing=missing).describe()["missing"] == missing
 
 

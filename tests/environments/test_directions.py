@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_bonus_cache import Rows
-from test_drivers import experiment, same
+from test_drivers import assert_same_bits, experiment
 
 from fastfed._kernels import environments, linalg
 from fastfed.environments import pool as pools
@@ -139,13 +139,18 @@ def test_few_products_are_close_along_a_pool_s_directions(d, rank, along, spread
     assert np.median(like[0] / like[1]) < (1.02 if along >= 8 else 1.05)
 
 
-def played(environment, keys, monkeypatch, **constants):
+def actions_of_run(environment, keys, monkeypatch, **constants):
     for name, value in constants.items():
         monkeypatch.setattr(pools, name, value)
     e = experiment(environment, keys)
-    opened = environment.open(7, 0, keys["silos"])
+    opened_environment = environment.open(7, 0, keys["silos"])
     plans = [e.curves[0].system.plan]
-    return e, opened, plans, compiled.run(opened, plans, e.checkpoints, record=True)
+    return (
+        e,
+        opened_environment,
+        plans,
+        compiled.run(opened_environment, plans, e.checkpoints, record=True),
+    )
 
 
 @needs_it
@@ -166,15 +171,15 @@ def test_directions_lose_no_choice(monkeypatch, sampling, lazy, radius):
         sampling = "with-replacement"
         monkeypatch.setattr(pools, "MAX_QUANTISED", 0)
     environment = Rows(rows, sizes, 2, sampling)
-    e, opened, plans, fast = played(environment, keys, monkeypatch)
+    e, opened, plans, fast = actions_of_run(environment, keys, monkeypatch)
     # What is made is made by its first use.
     assert len(vars(environment.pool(2))["directions"].rows)
-    plain, _, _, others = played(
+    plain, _, _, others = actions_of_run(
         Rows(rows, sizes, 2, sampling), keys, monkeypatch, MIN_DIRECTIONS_DIMENSION=d + 1
     )
     assert plain.environment.pool(2).directions is None
-    same(fast[0], others[0])
-    same(fast[0], next(iter(server.run_steps(opened, plans, e.checkpoints))))
+    assert_same_bits(fast[0], others[0])
+    assert_same_bits(fast[0], next(iter(server.run_steps(opened, plans, e.checkpoints))))
 
 
 @needs_it
@@ -189,13 +194,15 @@ def test_a_silos_own_factor_loses_no_choice(monkeypatch):
     keys = {"silos": 1, "horizon": 4800, "lazy": False, "batch_size": 400, "epsilon": 3.0}
     keys |= {"delta": 1e-6, "protocol": "silo-ldp"}
     environment = Rows(rows, sizes, 1)
-    e, opened, plans, fast = played(environment, keys, monkeypatch)
+    e, opened, plans, fast = actions_of_run(environment, keys, monkeypatch)
     assert environment.pool(1).directions is not None
-    same(
+    assert_same_bits(
         fast[0],
-        played(Rows(rows, sizes, 1), keys, monkeypatch, MIN_DIRECTIONS_DIMENSION=d + 1)[3][0],
+        actions_of_run(Rows(rows, sizes, 1), keys, monkeypatch, MIN_DIRECTIONS_DIMENSION=d + 1)[3][
+            0
+        ],
     )
-    same(fast[0], next(iter(server.run_steps(opened, plans, e.checkpoints))))
+    assert_same_bits(fast[0], next(iter(server.run_steps(opened, plans, e.checkpoints))))
 
 
 def test_which_pools_have_them():

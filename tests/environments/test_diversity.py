@@ -97,14 +97,14 @@ def test_fixed_contexts_have_no_diversity():
         actual = diversity(NoDiversity(), silos=silos, rounds=200)
         assert (actual.lambda_0, actual.lambda_0_error) == (0.0, 0.0)
         assert (actual.margin, actual.margin_error) == (1.0, 0.0)
-    world = FixedSet(4, 10)
-    best, second = np.sort(world.open(0, 3, 1).round(0, 1)[1])[[-1, -2]]
-    actual = diversity(world, rounds=150, replicate=3)
+    environment = FixedSet(4, 10)
+    best, second = np.sort(environment.open(0, 3, 1).round(0, 1)[1])[[-1, -2]]
+    actual = diversity(environment, rounds=150, replicate=3)
     assert actual.lambda_0 < 1e-8
     assert (actual.margin, actual.margin_error) == (1 / (best - second), 0.0)
 
 
-def recorded(gaps, features):
+def replay_of_gaps(gaps, features):
     """Return a replay (silos, rounds) of two actions; the best one has these features."""
     gaps, features = np.asarray(gaps, float), np.asarray(features, float)
     contexts = np.stack([np.zeros_like(features), features], axis=2)
@@ -117,7 +117,7 @@ def test_the_silo_that_is_worst_decides():
     draw = np.random.default_rng(4)
     features = draw.choice([-1.0, 1.0], size=(2, 400, 2)) * np.array([[[0.1, 0.5]], [[0.5, 0.5]]])
     gaps = np.array([[0.5], [0.25]]) + np.zeros((2, 400))
-    actual = diversity(recorded(gaps, features), silos=2, rounds=400)
+    actual = diversity(replay_of_gaps(gaps, features), silos=2, rounds=400)
     first = np.linalg.eigvalsh(features[0].T @ features[0] / 400)[0]
     assert actual.lambda_0 == pytest.approx(first, rel=1e-6) and first < 0.0101
     assert actual.margin == pytest.approx(4.0, rel=1e-6)
@@ -126,10 +126,10 @@ def test_the_silo_that_is_worst_decides():
 def test_one_tie_makes_the_margin_infinite():
     gaps = np.full((1, 200), 0.5)
     features = np.ones((1, 200, 1)) * 0.5
-    assert diversity(recorded(gaps, features), rounds=200).margin == pytest.approx(2.0)
+    assert diversity(replay_of_gaps(gaps, features), rounds=200).margin == pytest.approx(2.0)
     gaps[0, 77] = 0.0
     # The best action of that round is the first of the two, whose features are 0.
-    actual = diversity(recorded(gaps, features), rounds=200)
+    actual = diversity(replay_of_gaps(gaps, features), rounds=200)
     assert (actual.margin, actual.margin_error) == (math.inf, 0.0)
     assert actual.lambda_0 == pytest.approx(0.25 * 199 / 200)
 
@@ -168,11 +168,11 @@ def test_the_errors_are_those_that_repetitions_show(world):
 
 
 def test_it_is_a_function_of_its_arguments():
-    world = HardInstance(2)
-    one, again = (diversity(world, rounds=300, seed=1, replicate=2) for _ in range(2))
+    environment = HardInstance(2)
+    one, again = (diversity(environment, rounds=300, seed=1, replicate=2) for _ in range(2))
     assert one == again
-    assert diversity(world, rounds=300, seed=2, replicate=2) != one
-    assert diversity(world, rounds=300, seed=1, replicate=3) != one
+    assert diversity(environment, rounds=300, seed=2, replicate=2) != one
+    assert diversity(environment, rounds=300, seed=1, replicate=3) != one
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,6 @@ def test_bad_arguments_are_refused(keys, sentence):
 def test_what_is_no_environment_or_too_short_is_refused():
     with pytest.raises(fastfed.InputError, match="environment must be an environment"):
         diversity({"kind": "sphere"})
-    short = recorded(np.full((1, 150), 0.5), np.ones((1, 150, 1)))
+    short = replay_of_gaps(np.full((1, 150), 0.5), np.ones((1, 150, 1)))
     with pytest.raises(fastfed.InputError, match="150"):
         diversity(short, rounds=151)

@@ -14,31 +14,33 @@ RARE = 1e-6
 
 def test_every_silo_is_offered_the_unit_vectors_in_every_round() -> None:
     means = (0.1, 1.0, 0.0)
-    opened = Arms(means=means).open(3, 1, 4)
+    opened_environment = Arms(means=means).open(3, 1, 4)
     for silo in range(4):
         for t in (1, 2, 20_000):
-            x, mean = opened.round(silo, t)
+            x, mean = opened_environment.round(silo, t)
             np.testing.assert_array_equal(x, np.eye(3))
             np.testing.assert_array_equal(mean, means)
 
 
 def test_drawn_means_are_uniform_and_differ_between_replicates() -> None:
     """Compute one p-value."""
-    world = Arms(actions=5)
-    means = np.array([world.theta(2, replicate) for replicate in range(600)])
+    environment = Arms(actions=5)
+    means = np.array([environment.theta(2, replicate) for replicate in range(600)])
     assert means.shape == (600, 5) and len(np.unique(means)) == 3000
     assert stats.kstest(means.ravel(), stats.uniform.cdf).pvalue > RARE
-    np.testing.assert_array_equal(world.theta(2, 9), means[9])
-    np.testing.assert_array_equal(world.open(2, 9, 3).round(2, 5)[1], means[9])
-    assert not np.isin(world.theta(3, 0), means).any()
+    np.testing.assert_array_equal(environment.theta(2, 9), means[9])
+    np.testing.assert_array_equal(environment.open(2, 9, 3).round(2, 5)[1], means[9])
+    assert not np.isin(environment.theta(3, 0), means).any()
 
 
 def test_rewards_are_bernoulli_with_the_mean_of_the_arm() -> None:
     """Compute one p-value for each arm."""
     means = (0.05, 0.5, 0.9)
-    opened = Arms(means=means).open(0, 0, 2)
+    opened_environment = Arms(means=means).open(0, 0, 2)
     for mean in means:
-        rewards = [opened.reward(silo, t, mean) for silo in range(2) for t in range(1, 3001)]
+        rewards = [
+            opened_environment.reward(silo, t, mean) for silo in range(2) for t in range(1, 3001)
+        ]
         assert set(rewards) == {0.0, 1.0}
         assert stats.binomtest(int(sum(rewards)), len(rewards), mean).pvalue > RARE
     certain = Arms(means=(0.0, 1.0)).open(0, 0, 1)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_drivers import same
+from test_drivers import assert_same_bits
 
 import fastfed
 from fastfed._validate import InputError
@@ -14,11 +14,11 @@ SEED, SILOS = 11, 3
 
 
 def test_every_round_and_silo_meets_the_same_set():
-    opened = FixedSet(4, 9).open(SEED, 0, SILOS)
-    first, means = opened.round(0, 1)
+    opened_environment = FixedSet(4, 9).open(SEED, 0, SILOS)
+    first, means = opened_environment.round(0, 1)
     assert first.shape == (9, 4) and first.dtype == np.float32
     for silo, round in ((0, 2), (1, 1), (2, 20_000)):
-        rows, again = opened.round(silo, round)
+        rows, again = opened_environment.round(silo, round)
         np.testing.assert_array_equal(rows, first)
         np.testing.assert_array_equal(again, means)
 
@@ -63,11 +63,11 @@ def test_both_drivers_agree(reward):
         horizon=50,
         silos=SILOS,
     )
-    opened = e.environment.open(e.seed, 0, SILOS)
+    opened_environment = e.environment.open(e.seed, 0, SILOS)
     plans = [c.system.plan for c in e.curves]
-    (fast,) = compiled.run(opened, plans, e.checkpoints, record=True)
-    (readable,) = server.run_steps(opened, plans, e.checkpoints)
-    same(fast, readable)
+    (fast,) = compiled.run(opened_environment, plans, e.checkpoints, record=True)
+    (readable,) = server.run_steps(opened_environment, plans, e.checkpoints)
+    assert_same_bits(fast, readable)
 
 
 def test_a_learner_settles_on_the_best_action():

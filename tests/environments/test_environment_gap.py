@@ -17,8 +17,8 @@ RARE = 1e-6
 
 def rounds(gap, count, replicate=0, silo=0, seed=0):
     """(features (count, K, d) as float64, means (count, K)) of the first rounds of a silo."""
-    opened = gap.open(seed, replicate, 2)
-    played = [opened.round(silo, t) for t in range(1, count + 1)]
+    opened_environment = gap.open(seed, replicate, 2)
+    played = [opened_environment.round(silo, t) for t in range(1, count + 1)]
     return np.array([x for x, _ in played], float), np.array([mean for _, mean in played])
 
 
@@ -48,9 +48,9 @@ def coordinate_p(points):
 )
 def test_a_round_is_the_formula_of_its_keyed_draws(dimension, actions, gap):
     """Compare in float64 with the formula; float32 is accurate to about 1e-7."""
-    world = Gap(dimension=dimension, actions=actions, gap=gap)
-    theta = world.theta(7, 3)
-    x, mean = world.open(7, 3, 4).round(2, 9)
+    environment = Gap(dimension=dimension, actions=actions, gap=gap)
+    theta = environment.theta(7, 3)
+    x, mean = environment.open(7, 3, 4).round(2, 9)
     assert x.dtype == np.float32 and x.shape == (actions, dimension)
     v = rng.random_u32(7, INSTANCE, 3, 2, 9, actions) / 2.0**32
     best = rng.uniform_int(7, PERMUTATION, 3, 2, 9, actions)
@@ -120,8 +120,8 @@ def test_the_orthogonal_part_is_uniform_in_the_ball(dimension):
 @pytest.mark.parametrize("dimension", [2, 3, 10])
 def test_theta_is_uniform_on_the_sphere(dimension):
     """Compute 2 d p-values over replicates."""
-    world = Gap(dimension=dimension)
-    theta = np.array([world.theta(5, replicate) for replicate in range(2000)])
+    environment = Gap(dimension=dimension)
+    theta = np.array([environment.theta(5, replicate) for replicate in range(2000)])
     np.testing.assert_allclose(np.linalg.norm(theta, axis=1), 1.0, rtol=1e-14)
     assert coordinate_p(theta) > RARE
 
@@ -143,11 +143,13 @@ def test_rounds_silos_and_replicates_are_independent():
 
     Round t of one key goes with round t of the next silo or replicate, or with round t + 1.
     """
-    world = Gap(dimension=3, actions=20)
+    environment = Gap(dimension=3, actions=20)
 
     def numbers(silo, replicate, skip):
-        x, mean = rounds(world, 301, replicate, silo)
-        rho = np.linalg.norm(ball(world, x, mean, replicate=replicate), axis=1).reshape(mean.shape)
+        x, mean = rounds(environment, 301, replicate, silo)
+        rho = np.linalg.norm(ball(environment, x, mean, replicate=replicate), axis=1).reshape(
+            mean.shape
+        )
         place = mean.argmax(axis=1)
         # Of the inferior actions: the best one's place would tie the numbers together.
         mean[np.arange(len(place)), place] = 0.55
@@ -165,11 +167,11 @@ def test_one_action_is_the_best():
 
 
 def test_one_dimension_has_no_orthogonal_part():
-    world = Gap(dimension=1, actions=5)
-    assert {world.theta(0, replicate)[0] for replicate in range(40)} == {-1.0, 1.0}
+    environment = Gap(dimension=1, actions=5)
+    assert {environment.theta(0, replicate)[0] for replicate in range(40)} == {-1.0, 1.0}
     for replicate in range(8):
-        x, mean = rounds(world, 3, replicate)
-        np.testing.assert_array_equal(x[..., 0] * world.theta(0, replicate)[0], mean)
+        x, mean = rounds(environment, 3, replicate)
+        np.testing.assert_array_equal(x[..., 0] * environment.theta(0, replicate)[0], mean)
 
 
 @pytest.mark.parametrize(("dimension", "actions", "count"), [(2, 20_000, 5), (6000, 300, 4)])
@@ -187,9 +189,9 @@ def test_rewards_have_the_mean_of_the_law():
     ones = [Gap(gap=0.3).open(0, 0, 1).reward(0, t, 0.35) for t in range(1, 5001)]
     assert set(ones) == {0.0, 1.0}
     assert stats.binomtest(int(sum(ones)), len(ones), 0.35).pvalue > RARE
-    opened = Gap(reward=RewardDistribution("gaussian", 0.5)).open(0, 0, 1)
-    drawn = [opened.reward(0, t, 0.35) for t in range(1, 5001)]
-    assert stats.kstest(drawn, stats.norm(0.35, 0.5).cdf).pvalue > RARE
+    opened_environment = Gap(reward=RewardDistribution("gaussian", 0.5)).open(0, 0, 1)
+    draws = [opened_environment.reward(0, t, 0.35) for t in range(1, 5001)]
+    assert stats.kstest(draws, stats.norm(0.35, 0.5).cdf).pvalue > RARE
     assert Gap(reward=RewardDistribution("none")).open(0, 0, 1).reward(0, 1, 0.35) == 0.35
 
 

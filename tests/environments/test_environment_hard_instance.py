@@ -6,7 +6,7 @@ Statistical tests fail below p = 1e-6 (seeds are fixed); each says how many p-va
 import numpy as np
 import pytest
 from scipy import stats
-from test_drivers import both, same
+from test_drivers import assert_same_bits, outcomes_of_both_drivers
 
 import fastfed
 from fastfed._kernels import rng
@@ -20,8 +20,8 @@ FIRST = 5463142506141194
 
 def rounds(world, count, replicate=0, silo=0, seed=0):
     """(block (n,), z (n, 2) as float64, means (n, 2)) of the first rounds of a silo."""
-    opened = world.open(seed, replicate, 2)
-    played = [opened.round(silo, t) for t in range(1, count + 1)]
+    opened_environment = world.open(seed, replicate, 2)
+    played = [opened_environment.round(silo, t) for t in range(1, count + 1)]
     x, mean = (np.array(part, float) for part in zip(*played, strict=True))
     assert (x[:, 1] == 0).all() and (mean[:, 1] == 0).all()
     blocks = x[:, 0].reshape(count, -1, 2)
@@ -49,8 +49,8 @@ def z_of(radius, angle):
 @pytest.mark.parametrize("dimension", [2, 4, 10, 254])
 def test_a_round_is_the_formula_of_its_keyed_draws(dimension):
     """Compare bit for bit with the formula, computed from the words of the streams."""
-    world = HardInstance(dimension)
-    opened, theta = world.open(7, 3, 4), world.theta(7, 3)
+    environment = HardInstance(dimension)
+    opened, theta = environment.open(7, 3, 4), environment.theta(7, 3)
     for t in range(1, 30):
         x, mean = opened.round(2, t)
         assert x.dtype == np.float32 and x.shape == (2, dimension)
@@ -104,8 +104,8 @@ def test_the_block_is_uniform(dimension):
 @pytest.mark.parametrize(("dimension", "radius"), [(2, None), (6, 0.2), (8, None)])
 def test_theta_is_uniform_on_a_circle_in_every_block(dimension, radius):
     """Compute a p-value for each block and for each pair of neighbouring blocks."""
-    world = HardInstance(dimension, radius)
-    theta = np.array([world.theta(5, replicate) for replicate in range(2000)])
+    environment = HardInstance(dimension, radius)
+    theta = np.array([environment.theta(5, replicate) for replicate in range(2000)])
     blocks = theta.reshape(2000, -1, 2)
     length = 1 / np.sqrt(dimension) if radius is None else radius
     np.testing.assert_allclose(np.linalg.norm(blocks, axis=2), length, rtol=1e-14)
@@ -118,9 +118,9 @@ def test_theta_is_uniform_on_a_circle_in_every_block(dimension, radius):
 
 
 def test_expected_rewards_stay_inside_their_range():
-    world = HardInstance(2, reward=RewardDistribution("none"))
-    low, high = world.facts(1, 10).reward_range
-    _, _, mean = rounds(world, 20_000)
+    environment = HardInstance(2, reward=RewardDistribution("none"))
+    low, high = environment.facts(1, 10).reward_range
+    _, _, mean = rounds(environment, 20_000)
     assert low <= mean.min() < 0.99 * low and 0.99 * high < mean.max() <= high
 
 
@@ -142,10 +142,10 @@ def test_rounds_silos_and_replicates_are_independent():
 
     Round t of one key goes with round t of the next silo or replicate, or with round t + 1.
     """
-    world = HardInstance(20)
+    environment = HardInstance(20)
 
     def numbers(silo, replicate, skip):
-        block, z, _ = rounds(world, 4001, replicate, silo)
+        block, z, _ = rounds(environment, 4001, replicate, silo)
         z, block = z[skip : 4000 + skip], block[skip : 4000 + skip]
         return block, (z**2).sum(axis=1), np.arctan2(z[:, 1], z[:, 0])
 
@@ -159,16 +159,18 @@ def test_rounds_silos_and_replicates_are_independent():
 
 def test_contexts_do_not_know_theta():
     """Check that the sign of the expected reward is a fair coin, by one p-value."""
-    world = HardInstance(4)
-    actual = np.concatenate([rounds(world, 50, replicate)[2][:, 0] for replicate in range(100)])
+    environment = HardInstance(4)
+    actual = np.concatenate(
+        [rounds(environment, 50, replicate)[2][:, 0] for replicate in range(100)]
+    )
     assert stats.binomtest(int((actual > 0).sum()), len(actual)).pvalue > RARE
 
 
 def test_rewards_have_the_mean_of_the_law():
     """Compute one p-value; the environment's reward std is 1."""
-    opened = HardInstance().open(0, 0, 1)
-    drawn = [opened.reward(0, t, -0.35) for t in range(1, 5001)]
-    assert stats.kstest(drawn, stats.norm(-0.35, 1.0).cdf).pvalue > RARE
+    opened_environment = HardInstance().open(0, 0, 1)
+    draws = [opened_environment.reward(0, t, -0.35) for t in range(1, 5001)]
+    assert stats.kstest(draws, stats.norm(-0.35, 1.0).cdf).pvalue > RARE
     assert (
         HardInstance(reward=RewardDistribution("none")).open(0, 0, 1).reward(0, 1, -0.35) == -0.35
     )
@@ -191,18 +193,18 @@ def test_both_drivers_agree(dimension, reward):
         silos=3,
         checkpoints=5,
     )
-    fast, readable = both(e)
+    fast, readable = outcomes_of_both_drivers(e)
     for one, other in zip(fast, readable, strict=True):
-        same(one, other)
+        assert_same_bits(one, other)
         assert one.group_regret[-1] > 0
 
 
 def test_a_learner_learns_where_nothing_is_noisy():
     """Check regret without noise; optimism still tries actions with negative rewards."""
     keys = {"silos": 1, "horizon": 2000, "replicates": 3}
-    world = HardInstance(4, reward=RewardDistribution("none"))
-    (learnt,) = fastfed.simulate(world, "local-linucb", clip=False, **keys).curves
-    (chance,) = fastfed.simulate(world, "random", **keys).curves
+    environment = HardInstance(4, reward=RewardDistribution("none"))
+    (learnt,) = fastfed.simulate(environment, "local-linucb", clip=False, **keys).curves
+    (chance,) = fastfed.simulate(environment, "random", **keys).curves
     assert (learnt.group_regret[:, -1] < 0.4 * chance.group_regret[:, -1]).all()
 
 

@@ -6,7 +6,7 @@ Statistical tests fail below p = 1e-6 (seeds are fixed); each says how many p-va
 import numpy as np
 import pytest
 from scipy import stats
-from test_drivers import both, same
+from test_drivers import assert_same_bits, outcomes_of_both_drivers
 
 import fastfed
 from fastfed.environments import NoDiversity, RewardDistribution, environment_from_spec
@@ -50,9 +50,9 @@ def test_theta_is_one_of_four_and_all_are_as_likely():
 
 def test_rewards_have_the_mean_of_the_law():
     """Compute one p-value; the environment's reward std is 1."""
-    opened = NoDiversity().open(0, 0, 1)
-    drawn = [opened.reward(0, t, -0.5) for t in range(1, 5001)]
-    assert stats.kstest(drawn, stats.norm(-0.5, 1.0).cdf).pvalue > RARE
+    opened_environment = NoDiversity().open(0, 0, 1)
+    draws = [opened_environment.reward(0, t, -0.5) for t in range(1, 5001)]
+    assert stats.kstest(draws, stats.norm(-0.5, 1.0).cdf).pvalue > RARE
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_both_drivers_agree(silos, reward):
         silos=silos,
         checkpoints=5,
     )
-    fast, readable = both(e)
+    fast, readable = outcomes_of_both_drivers(e)
     for one, other in zip(fast, readable, strict=True):
-        same(one, other)
+        assert_same_bits(one, other)
 
 
 def test_a_wrong_action_costs_one():

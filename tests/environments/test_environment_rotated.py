@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from test_drivers import same
+from test_drivers import assert_same_bits
 
 import fastfed
 from fastfed._kernels import rng
@@ -28,8 +28,8 @@ SEED, SILOS = 5, 4
 @pytest.mark.parametrize("rotation", [0.3, math.pi])
 def test_a_round_is_the_formula_of_its_keyed_draws(dimension, actions, rotation):
     """Compare in float64 with the formula; float32 is accurate to about 1e-7."""
-    world = Rotated(dimension, actions, rotation)
-    opened, thetas = world.open(7, 3, SILOS), world.thetas(7, 3, SILOS)
+    environment = Rotated(dimension, actions, rotation)
+    opened, thetas = environment.open(7, 3, SILOS), environment.thetas(7, 3, SILOS)
     free = dimension - 1
     for silo in (0, SILOS - 1):
         x, mean = opened.round(silo, 9)
@@ -46,8 +46,8 @@ def test_a_round_is_the_formula_of_its_keyed_draws(dimension, actions, rotation)
 
 def test_every_silo_is_turned_by_the_angle():
     for rotation in (0.2, 1.0, math.pi):
-        world = Rotated(6, 5, rotation)
-        common, own = world.theta(1, 2), world.thetas(1, 2, 50)
+        environment = Rotated(6, 5, rotation)
+        common, own = environment.theta(1, 2), environment.thetas(1, 2, 50)
         assert (own[:, -1] == common[-1]).all()
         cosine = 2.0 * own[:, :-1] @ common[:-1]
         np.testing.assert_allclose(cosine, math.cos(rotation), atol=1e-14)
@@ -80,10 +80,10 @@ def test_directions_are_uniform_and_independent(dimension):
 
 
 def test_first_silos_do_not_depend_on_their_number():
-    world = Rotated(5, 6, 0.4)
-    assert (world.thetas(1, 0, 3) == world.thetas(1, 0, 9)[:3]).all()
-    assert not (world.thetas(1, 0, 3) == world.thetas(1, 1, 3)).any(axis=0)[:-1].any()
-    few, many = world.open(1, 0, 3), world.open(1, 0, 9)
+    environment = Rotated(5, 6, 0.4)
+    assert (environment.thetas(1, 0, 3) == environment.thetas(1, 0, 9)[:3]).all()
+    assert not (environment.thetas(1, 0, 3) == environment.thetas(1, 1, 3)).any(axis=0)[:-1].any()
+    few, many = environment.open(1, 0, 3), environment.open(1, 0, 9)
     for one, other in zip(few.round(2, 4), many.round(2, 4), strict=True):
         assert one.tobytes() == other.tobytes()
     assert few.round(2, 4)[1].tobytes() != Rotated(5, 6, 0.0).open(1, 0, 3).round(2, 4)[1].tobytes()
@@ -125,12 +125,12 @@ def test_both_drivers_agree(reward):
         horizon=50,
         silos=SILOS,
     )
-    opened = e.environment.open(e.seed, 0, SILOS)
+    opened_environment = e.environment.open(e.seed, 0, SILOS)
     plans = [c.system.plan for c in e.curves]
-    fast = compiled.run(opened, plans, e.checkpoints, record=True)
-    readable = server.run_steps(opened, plans, e.checkpoints)
+    fast = compiled.run(opened_environment, plans, e.checkpoints, record=True)
+    readable = server.run_steps(opened_environment, plans, e.checkpoints)
     for one, other in zip(fast, readable, strict=True):
-        same(one, other)
+        assert_same_bits(one, other)
 
 
 def test_regret_is_against_the_silos_own_best():
@@ -141,8 +141,8 @@ def test_regret_is_against_the_silos_own_best():
     ]
     collected = {}
     for rotation in (0.0, 0.8):
-        world = Rotated(4, 30, rotation, RewardDistribution("none"))
-        done = fastfed.simulate(world, curves=curves, silos=10, horizon=1500, replicates=2)
+        environment = Rotated(4, 30, rotation, RewardDistribution("none"))
+        done = fastfed.simulate(environment, curves=curves, silos=10, horizon=1500, replicates=2)
         for curve in done.curves:
             half = curve.group_regret[:, len(curve.rounds) // 2 - 1]
             collected[rotation, curve.label] = float((curve.group_regret[:, -1] - half).mean())

@@ -20,12 +20,12 @@ from fastfed.simulation.experiment import make_experiment
 class TestSphere:
     def test_actions_and_means_are_as_the_paper_says(self):
         sphere = Sphere(dimension=6, actions=37)
-        opened = sphere.open(3, 1, silos=2)
+        opened_environment = sphere.open(3, 1, silos=2)
         theta = sphere.theta(3, 1)
         assert np.linalg.norm(theta) == pytest.approx(1.0)
         assert theta[-1] == pytest.approx(np.sqrt(0.5))
         for silo, t in ((0, 1), (1, 1), (0, 2)):
-            x, mean = opened.round(silo, t)
+            x, mean = opened_environment.round(silo, t)
             assert x.shape == (37, 6)
             np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1.0, atol=1e-6)
             np.testing.assert_allclose(x[:, -1], np.sqrt(0.5), rtol=1e-6)
@@ -44,8 +44,10 @@ class TestSphere:
 
     def test_directions_are_uniform(self):
         """Every coordinate of u has mean 0 and variance 1/(d - 1); pairs are uncorrelated."""
-        opened = Sphere(dimension=5, actions=100).open(0, 0, 1)
-        u = np.concatenate([opened.round(0, t)[0][:, :4] for t in range(1, 201)]) * np.sqrt(2)
+        opened_environment = Sphere(dimension=5, actions=100).open(0, 0, 1)
+        u = np.concatenate(
+            [opened_environment.round(0, t)[0][:, :4] for t in range(1, 201)]
+        ) * np.sqrt(2)
         n = len(u)
         # Five standard errors: a false alarm about once in a million runs of these 14 numbers.
         assert np.abs(u.mean(axis=0)).max() < 5 * np.sqrt(0.25 / n)
@@ -60,18 +62,18 @@ class TestSphere:
         np.testing.assert_allclose(one[:3], [[h, 0, h], [0, h, h], [0, 0, 1]], rtol=1e-6)
 
     def test_bernoulli_rewards_have_the_mean(self):
-        opened = Sphere(dimension=3, actions=4).open(0, 0, 1)
-        drawn = np.array([opened.reward(0, t, 0.3) for t in range(1, 20001)])
-        assert set(drawn) == {0.0, 1.0}
-        assert abs(drawn.mean() - 0.3) < 5 * np.sqrt(0.21 / len(drawn))
+        opened_environment = Sphere(dimension=3, actions=4).open(0, 0, 1)
+        draws = np.array([opened_environment.reward(0, t, 0.3) for t in range(1, 20001)])
+        assert set(draws) == {0.0, 1.0}
+        assert abs(draws.mean() - 0.3) < 5 * np.sqrt(0.21 / len(draws))
 
     def test_gaussian_rewards_have_mean_and_std(self):
-        opened = Sphere(dimension=3, actions=4, reward=RewardDistribution("gaussian", 0.5)).open(
-            0, 0, 1
-        )
-        drawn = np.array([opened.reward(0, t, 0.3) for t in range(1, 20001)])
-        assert abs(drawn.mean() - 0.3) < 5 * 0.5 / np.sqrt(len(drawn))
-        assert abs(drawn.std() - 0.5) < 5 * 0.5 / np.sqrt(2 * len(drawn))
+        opened_environment = Sphere(
+            dimension=3, actions=4, reward=RewardDistribution("gaussian", 0.5)
+        ).open(0, 0, 1)
+        draws = np.array([opened_environment.reward(0, t, 0.3) for t in range(1, 20001)])
+        assert abs(draws.mean() - 0.3) < 5 * 0.5 / np.sqrt(len(draws))
+        assert abs(draws.std() - 0.5) < 5 * 0.5 / np.sqrt(2 * len(draws))
 
     @pytest.mark.parametrize(
         ("keys", "sentence"),
@@ -90,14 +92,16 @@ class TestSphere:
 class TestReplay:
     def test_rounds_are_the_recorded_ones(self, recorded):
         contexts, rewards = recorded
-        opened = Replay.from_arrays(contexts, rewards, sampling="in-order").open(0, 0, 3)
-        x, mean = opened.round(2, 7)
+        opened_environment = Replay.from_arrays(contexts, rewards, sampling="in-order").open(
+            0, 0, 3
+        )
+        x, mean = opened_environment.round(2, 7)
         np.testing.assert_array_equal(x, contexts[2, 6].astype(np.float32))
         np.testing.assert_array_equal(mean, rewards[2, 6])
 
     def test_without_replacement_meets_every_round_once_in_another_order(self, recorded):
-        opened = Replay.from_arrays(*recorded).open(0, 0, 3)
-        met = [opened.query(1, t) for t in range(1, 25)]
+        opened_environment = Replay.from_arrays(*recorded).open(0, 0, 3)
+        met = [opened_environment.query(1, t) for t in range(1, 25)]
         assert sorted(met) == list(range(24, 48))
         assert met != sorted(met)
         again = Replay.from_arrays(*recorded).open(0, 1, 3)
@@ -244,14 +248,14 @@ class TestPython:
         assert fast.curves[0].group_regret[0, -1] > 0
 
     def test_its_exceptions_and_nonsense_come_out_as_they_are(self):
-        def broken(seed, replicate, silo, t):
+        def failed_conditions(seed, replicate, silo, t):
             if t == 3:
                 raise KeyError("no such user")
             return TestPython.draw(seed, replicate, silo, t)
 
         keys = {"algorithm": "fedlinucb", "horizon": 20, "silos": 2, "batch_size": 4}
         with pytest.raises(KeyError, match="no such user"):
-            fastfed.simulate(Python(function=broken, dimension=3, actions=4), **keys)
+            fastfed.simulate(Python(function=failed_conditions, dimension=3, actions=4), **keys)
         with pytest.raises(fastfed.InputError, match=r"features must have shape \(any, 2\)"):
             fastfed.simulate(Python(function=self.draw, dimension=2, actions=4), **keys)
         with pytest.raises(fastfed.InputError, match="features must hold 1 to 2 actions, got 3"):
@@ -327,8 +331,8 @@ class TestClassification:
         environment = Classification(data="digits", dimension=12)
         facts = environment.facts(10, 175)
         assert (facts.actions, facts.dimension, facts.multiplicity) == (10, 12, 1)
-        opened = environment.open(0, 0, 10)
-        x, mean = opened.round(3, 5)
+        opened_environment = environment.open(0, 0, 10)
+        x, mean = opened_environment.round(3, 5)
         assert sorted(mean) == [0.0] * 9 + [1.0]
         assert np.linalg.norm(x, axis=1).max() <= 1 + 1e-6
         with pytest.raises(fastfed.InputError, match="horizon must be <= 179"):
@@ -435,7 +439,7 @@ def certificate_of(environment, **keys):
     return experiment.system.certificate
 
 
-def broken(certificate):
+def failed_conditions(certificate):
     return [c.text for c in certificate.conditions if not c.holds]
 
 
@@ -460,7 +464,7 @@ class TestDeclared:
         proven = clip or reward_range == (0.0, 1.0)
         assert collected[0].status == ("proven" if proven else "unproven")
         if not proven:
-            assert broken(collected[0]) == [
+            assert failed_conditions(collected[0]) == [
                 "rewards bounded by 1 in absolute value (as the environment gives them)"
             ]
             assert collected[0].also[0].status == "conditional"
@@ -499,7 +503,7 @@ class TestDeclared:
         assert certificate.status == ("proven" if holds else "conditional")
         assert certificate.exact.epsilon == pytest.approx(1.0)
         scaled = "features are scaled by declared ranges, not by ranges of these data"
-        assert broken(certificate) == ([] if holds else [scaled])
+        assert failed_conditions(certificate) == ([] if holds else [scaled])
         assert {side.status for side in certificate.also} == {certificate.status}
         assert ("declared ranges" in " ".join(certificate.caveats)) == ("ranges" in keys and holds)
 
@@ -557,7 +561,9 @@ class TestDeclared:
         )
         fitted = "contexts and rewards of a user do not depend on other users' raw data"
         scaled = "features are scaled by declared ranges, not by ranges of these data"
-        assert broken(certificate) == ([scaled] if scaling == "column" else []) + [fitted]
+        assert failed_conditions(certificate) == ([scaled] if scaling == "column" else []) + [
+            fitted
+        ]
         assert certificate_of(environment, clip=False).status == (
             "conditional" if scaling == "column" else "unproven"
         )
@@ -569,14 +575,14 @@ class TestDeclared:
             kept.append(t)
             return TestPython.draw(seed, replicate, silo, t)
 
-        for function, said, holds in (
+        for function, message, holds in (
             (TestPython.draw, None, True),
             (closed, None, False),
             (closed, True, True),
             (TestPython.draw, False, False),
         ):
             certificate = certificate_of(
-                Python(function=function, dimension=3, actions=4, independent=said)
+                Python(function=function, dimension=3, actions=4, independent=message)
             )
             assert certificate.status == ("proven" if holds else "conditional")
             text = "do not depend on other users' raw data (taken on trust)"

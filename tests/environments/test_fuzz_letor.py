@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def same(read: LetorRows, data: bytes, name: str) -> None:
+def assert_same(read: LetorRows, data: bytes, name: str) -> None:
     expected = oracle(data, name)
     assert expected is not None, (read.relevance, read.features)
     relevance, qids, features = expected
@@ -58,10 +58,10 @@ def check(data: bytes, name: str, cache: Path) -> None:
             assert str(path) in str(error) and str(error).isprintable()
             assert not list(cache.rglob("*.npy"))
             return
-        same(read, data, name)
+        assert_same(read, data, name)
         again = read_letor(path)
         assert again.folder is not None
-        same(again, data, name)
+        assert_same(again, data, name)
 
 
 def case(rng, cache, monkeypatch):

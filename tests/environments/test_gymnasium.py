@@ -49,19 +49,19 @@ def test_gymnasium_s_own_check_passes(name):
 @pytest.mark.parametrize("silo", [0, 2])
 def test_random_agents_see_the_rounds_and_the_regret_of_simulations(silo):
     env = to_gymnasium(SPHERE, horizon=200, silos=3, silo=silo, seed=7)
-    opened = [SPHERE.open(7, replicate, 3) for replicate in range(2)]
+    opened_environment = [SPHERE.open(7, replicate, 3) for replicate in range(2)]
     rewards, regrets = [], []
     for number in range(400):
         features, info = env.reset()
         replicate, round = divmod(number, 200)
         assert (info["replicate"], info["round"]) == (replicate, round + 1)
-        rows, means = opened[replicate].round(silo, round + 1)
+        rows, means = opened_environment[replicate].round(silo, round + 1)
         assert (features == rows.astype(np.float32)).all() and info["action_mask"].all()
         action = number % 5
         _, reward, terminated, truncated, result = env.step(action)
         assert terminated and not truncated
         assert result["regret"] == means.max() - means[action]
-        assert reward == opened[replicate].reward(silo, round + 1, float(means[action]))
+        assert reward == opened_environment[replicate].reward(silo, round + 1, float(means[action]))
         rewards.append(reward)
         regrets.append(result["regret"])
     assert set(rewards) == {0.0, 1.0}

@@ -435,7 +435,7 @@ def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_said(file, name, ca
         data = bytearray(actual.read_bytes())
         data[-9] ^= 4
         actual.write_bytes(data)
-    storage._checked.clear()
+    storage._checked_arrays.clear()
     with pytest.warns(UserWarning, match="has changed since it was written"):
         again = letor_pool(file, 2)
     np.testing.assert_array_equal(again.values, values)
@@ -445,7 +445,7 @@ def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_said(file, name, ca
 
 def test_what_is_whole_is_compared_once_in_a_process(file, monkeypatch):
     expected = np.array(letor_pool(file, 2).values)
-    storage._checked.clear()
+    storage._checked_arrays.clear()
     letor_pool(file, 2)
     monkeypatch.setattr(storage, "_checksum", refuse)
     np.testing.assert_array_equal(letor_pool(file, 2).values, expected)
@@ -604,7 +604,7 @@ def test_chunks_do_not_change_the_pool(file, monkeypatch, tmp_path):
     from fastfed.environments import letor as module
 
     whole = letor_pool(file, 2, "anchor-url")
-    monkeypatch.setattr(module, "_CHUNK", 5)
+    monkeypatch.setattr(module, "_CHUNK_ROWS", 5)
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "other"))
     parts = letor_pool(file, 2, "anchor-url")
     np.testing.assert_allclose(parts.values, whole.values, rtol=1e-6)

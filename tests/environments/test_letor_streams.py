@@ -106,7 +106,7 @@ def test_a_growing_table_is_what_numpy_saves(widths, seed, piece, tmp_path_facto
     ).astype(np.float32)
     np.save(folder / "saved.npy", whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "PIECE", piece)
+        patch.setattr(storage, "PIECE_BYTES", piece)
         with closing(GrowableArray(folder / "grown.npy", np.float32, table=True)) as grown:
             for block in blocks:
                 grown.append(block)
@@ -270,7 +270,7 @@ warnings.simplefilter("error")
 from fastfed.environments import letor_files
 from fastfed.environments import letor as module
 from fastfed.environments.letor import letor_pool
-module._CHUNK = 512
+module._CHUNK_ROWS = 512
 import sklearn.linear_model, numpy.linalg
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

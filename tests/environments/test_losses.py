@@ -43,9 +43,9 @@ def bowl(
     seed: int, replicate: int, silo: int, round: int, x: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """|x - c|^2 / 2 about the middle, with noise of mean zero in the gradient."""
-    drawn = np.random.default_rng((seed, replicate, silo, round)).uniform(-0.1, 0.1, 3)
+    draws = np.random.default_rng((seed, replicate, silo, round)).uniform(-0.1, 0.1, 3)
     away = x - np.array([0.5, 0.3, 0.2])
-    return float(away @ away / 2 + drawn @ x), away + drawn
+    return float(away @ away / 2 + draws @ x), away + draws
 
 
 ARRAY = np.random.default_rng(1).uniform(size=(12, 3))
@@ -306,14 +306,19 @@ def test_facts_hold_for_what_is_served(kind, keys):
     """Check Lipschitz constant, spread, smoothness and range of every loss at several points."""
     environment = make(kind, **keys)
     facts = environment.facts(4, 12)
-    opened = environment.open(3, 1, 4)
-    assert facts.dimension == opened.losses.experts == 3 and opened.losses.silos == 4
-    assert facts.linear == (opened.losses.has_rows and not opened.losses.quadratic)
+    opened_environment = environment.open(3, 1, 4)
+    assert (
+        facts.dimension == opened_environment.losses.experts == 3
+        and opened_environment.losses.silos == 4
+    )
+    assert facts.linear == (
+        opened_environment.losses.has_rows and not opened_environment.losses.quadratic
+    )
     x = points(3)
     low, high, seen = np.inf, -np.inf, 0.0
     tolerance = 1e-12
     for silo, t in itertools.product(range(4), range(1, 13)):
-        actual = [value_and_gradient(opened, silo, t, p) for p in x]
+        actual = [value_and_gradient(opened_environment, silo, t, p) for p in x]
         values, gradients = np.array([f[0] for f in actual]), np.array([f[1] for f in actual])
         low, high = min(low, gradients.min()), max(high, gradients.max())
         assert np.abs(gradients).max() <= facts.lipschitz + tolerance
@@ -329,33 +334,36 @@ def test_facts_hold_for_what_is_served(kind, keys):
     assert high - low <= facts.spread + tolerance
     assert seen > 0.1
     if facts.optimal_loss is not None:
-        lost = rows(opened, 4, 12).sum(axis=1)
+        lost = rows(opened_environment, 4, 12).sum(axis=1)
         assert lost.max(axis=0).min() <= facts.optimal_loss
     if facts.iid:
-        assert opened.suboptimality is not None or opened.optimum is not None
+        assert (
+            opened_environment.suboptimality is not None or opened_environment.optimum is not None
+        )
 
 
 @pytest.mark.parametrize(("kind", "keys"), FITTING)
 def test_sums_and_gradients_are_those_of_rows(kind, keys):
     """Compare sums in integer units, for several numbers of threads and splits of the rounds."""
-    opened = make(kind, **keys).open(3, 1, 4)
+    opened_environment = make(kind, **keys).open(3, 1, 4)
     x = points(3)[-1]
     order = np.array([np.random.default_rng(i).permutation(12)[:5] + 1 for i in range(4)])
-    actual = opened.losses.gradients(order, x)
+    actual = opened_environment.losses.gradients(order, x)
     expected = [
-        sum(value_and_gradient(opened, i, int(t), x)[1] for t in order[i]) for i in range(4)
+        sum(value_and_gradient(opened_environment, i, int(t), x)[1] for t in order[i])
+        for i in range(4)
     ]
     np.testing.assert_allclose(actual, expected, atol=1e-12)
-    np.testing.assert_array_equal(actual, opened.losses.gradients(order, x, 3))
-    if not opened.losses.has_rows:
+    np.testing.assert_array_equal(actual, opened_environment.losses.gradients(order, x, 3))
+    if not opened_environment.losses.has_rows:
         return
-    table = rows(opened, 4, 12)
+    table = rows(opened_environment, 4, 12)
     edges = np.array([0, 1, 5, 6, 12])
     parts = [table[:, a:b].sum(axis=(0, 1)) for a, b in itertools.pairwise(edges)]
     for threads in (1, 3):
-        sums = opened.losses.sums(edges, threads)
+        sums = opened_environment.losses.sums(edges, threads)
         assert sums.dtype == np.int64
-        np.testing.assert_array_equal(sums * opened.losses.unit, parts)
+        np.testing.assert_array_equal(sums * opened_environment.losses.unit, parts)
 
 
 def test_facts_of_each():
@@ -415,16 +423,20 @@ def test_losses_are_a_function_of_their_key(kind, keys):
     x = points(3)[-1]
 
     def losses(seed: int, replicate: int) -> np.ndarray:
-        opened = make(kind, **keys).open(seed, replicate, 4)
+        opened_environment = make(kind, **keys).open(seed, replicate, 4)
         return np.array(
-            [value_and_gradient(opened, i, t, x)[1] for i in range(4) for t in range(1, 13)]
+            [
+                value_and_gradient(opened_environment, i, t, x)[1]
+                for i in range(4)
+                for t in range(1, 13)
+            ]
         )
 
     first = losses(0, 0)
     np.testing.assert_array_equal(first, losses(0, 0))
-    opened = make(kind, **keys).open(0, 0, 4)
+    opened_environment = make(kind, **keys).open(0, 0, 4)
     backwards = [
-        value_and_gradient(opened, i, t, x)[1]
+        value_and_gradient(opened_environment, i, t, x)[1]
         for i in reversed(range(4))
         for t in reversed(range(1, 13))
     ]
@@ -498,14 +510,14 @@ def test_the_first_guess_knows_nothing_of_the_best_expert():
 def test_coins_have_their_chances():
     """Check 20 000 coins for each expert to within five standard errors."""
     environment = make("stochastic-losses", experts=4, mean=0.7, gap=0.3)
-    opened = environment.open(2, 0, 20)
+    opened_environment = environment.open(2, 0, 20)
     best = best_expert(2, 0, 4)
-    totals = opened.losses.sums(np.array([0, 1000]))[0] / 20_000
+    totals = opened_environment.losses.sums(np.array([0, 1000]))[0] / 20_000
     expected = np.full(4, 0.7)
     expected[best] = 0.4
     assert np.abs(totals - expected).max() < 5 * np.sqrt(0.25 / 20_000)
-    table = rows(opened, 20, 200) - expected
-    assert set(np.unique(rows(opened, 2, 20))) == {0.0, 1.0}
+    table = rows(opened_environment, 20, 200) - expected
+    assert set(np.unique(rows(opened_environment, 2, 20))) == {0.0, 1.0}
     for a, b in (
         (table[:-1], table[1:]),
         (table[:, :-1], table[:, 1:]),
@@ -526,9 +538,9 @@ def test_chances_at_the_ends_are_certain():
 def test_pseudo_regret_is_against_the_law(loss):
     """Compare with the mean of 30 000 losses, minus that of the best point."""
     environment = make("stochastic-losses", loss=loss, experts=4, mean=0.6, gap=0.35)
-    opened = environment.open(1, 0, 10)
-    assert opened.suboptimality is not None
-    g = rows(opened, 10, 3000).reshape(-1, 4)
+    opened_environment = environment.open(1, 0, 10)
+    assert opened_environment.suboptimality is not None
+    g = rows(opened_environment, 10, 3000).reshape(-1, 4)
     means = np.full(4, 0.6)
     means[best_expert(1, 0, 4)] = 0.25
     grid = np.array([p for p in itertools.product(np.linspace(0, 1, 21), repeat=3) if sum(p) <= 1])
@@ -539,9 +551,9 @@ def test_pseudo_regret_is_against_the_law(loss):
         law, least = np.array([square_loss(means, p) for p in simplex]), square_minimum(means)
     assert least <= law.min() + 1e-12 and law.min() - least < 2e-3
     for x, expected in zip(simplex[::97], law[::97], strict=True):
-        drawn = g @ x if loss == "linear" else 0.5 * (g @ x) ** 2
-        assert abs(drawn.mean() - expected) < 5 * drawn.std() / np.sqrt(len(drawn)) + 1e-12
-        assert opened.suboptimality(x) == pytest.approx(expected - least, abs=1e-8)
+        draws = g @ x if loss == "linear" else 0.5 * (g @ x) ** 2
+        assert abs(draws.mean() - expected) < 5 * draws.std() / np.sqrt(len(draws)) + 1e-12
+        assert opened_environment.suboptimality(x) == pytest.approx(expected - least, abs=1e-8)
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.3, 1.0])
@@ -826,10 +838,10 @@ def test_compiled_functions():
     assert value == pytest.approx(0.0625) and gradient.tolist() == [0.125, 0.125, 0.0]
 
 
-@pytest.mark.parametrize("bad", [-1.0, 1.5, np.nan, None])
-def test_a_compiled_function_that_fails(bad):
+@pytest.mark.parametrize("bad_value", [-1.0, 1.5, np.nan, None])
+def test_a_compiled_function_that_fails(bad_value):
     numba = pytest.importorskip("numba")
-    fails, value = bad is None, 0.0 if bad is None else bad
+    fails, value = bad_value is None, 0.0 if bad_value is None else bad_value
 
     @numba.cfunc(fastfed.environments.losses_signature())
     def coded(state, seed, replicate, silo, round, loss):
@@ -838,7 +850,7 @@ def test_a_compiled_function_that_fails(bad):
         return -1 if fails else 0
 
     environment = fastfed.environments.ObliviousLosses(function=coded, experts=3)
-    sentence = "reported a failure" if bad is None else r"returned a number outside \[0, 1\]"
+    sentence = "reported a failure" if bad_value is None else r"returned a number outside \[0, 1\]"
     for driver in ("compiled", "step"):
         with pytest.raises(RuntimeError, match=sentence):
             fastfed.simulate(environment, "hedge", horizon=5, silos=2, driver=driver)

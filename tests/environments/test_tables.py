@@ -137,9 +137,11 @@ def test_frames_of_silos_are_simulated_and_certified():
     random = np.random.default_rng(0)
     frame = pandas.DataFrame(random.normal(size=(40, 2)), columns=["a", "b"])
     frame["y"] = np.where(random.random(40) < 0.5, "ill", "well")
-    world = Classification(data={"north": frame[:25], "south": frame[25:]}, label="y", dimension=4)
+    environment = Classification(
+        data={"north": frame[:25], "south": frame[25:]}, label="y", dimension=4
+    )
     keys = {"protocol": "central", "epsilon": np.float32(1.0), "delta": 1e-4, "batch_size": 5}
-    results = fastfed.simulate(world, "private-fedlinucb", horizon=15, **keys)
+    results = fastfed.simulate(environment, "private-fedlinucb", horizon=15, **keys)
     # Scales are read from the data, so that the guarantee has a condition.
     assert results.curves[0].certificate["status"] == "conditional" and results.silos == 2
 

@@ -36,8 +36,8 @@ def test_blocks_change_nothing(name, sums, rounds, monkeypatch):
         monkeypatch.undo()
         wanted = run_readable(e, last=last)
         equal(run_compiled(e, last=last), wanted)
-        monkeypatch.setattr(experts, "MOST_SUMS_TOGETHER", sums)
-        monkeypatch.setattr(experts, "MOST_LOSSES", rounds)
+        monkeypatch.setattr(experts, "MAX_SUMS_TOGETHER", sums)
+        monkeypatch.setattr(experts, "MAX_LOSSES", rounds)
         equal(run_compiled(e, last=last), wanted)
 
 
@@ -95,7 +95,7 @@ def test_runs_in_coins_have_the_bits_of_runs_from_sums(name, d):
 
 def test_losses_too_different_for_a_table_are_run_from_sums(monkeypatch):
     for most in (1, 200, 700):
-        monkeypatch.setattr(baselines, "MOST_EXPONENTIALS", most)
+        monkeypatch.setattr(baselines, "MAX_EXPONENTIALS", most)
         coins, sums, used = by_coins_and_by_sums(
             RealizableLosses(experts=9), {"algorithm": "hedge", "learning_rate": 0.01}, 3, 9
         )
@@ -157,9 +157,9 @@ def test_comparisons_have_the_draws_of_the_step_driver():
     """Use two hundred exchanges, more than the draws that are made together."""
     n, scale = 200, 3.0
     sums, asks = np.zeros((n, 2), np.int64), np.ones(n, np.uint8)
-    drawn = [standard_laplace(rng.uniform(5, 18, 2, 0, k)) for k in range(1, n + 1)]
-    for limit in (scale * max(drawn[70:]) * (1.0 - 1e-12), scale * sorted(drawn)[100]):
-        above = [i for i in range(n) if scale * drawn[i] > limit]
+    draws = [standard_laplace(rng.uniform(5, 18, 2, 0, k)) for k in range(1, n + 1)]
+    for limit in (scale * max(draws[70:]) * (1.0 - 1e-12), scale * sorted(draws)[100]):
+        above = [i for i in range(n) if scale * draws[i] > limit]
         collected, start, decided, release = [], 0, False, 0
         lost, chosen = np.zeros(2, np.int64), np.empty(n, np.int64)
         while start < n:

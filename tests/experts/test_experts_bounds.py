@@ -497,8 +497,8 @@ def simulate_svt(
         q = prefix[t, x] - prefix[start, x]
         switch = (q + b * r.laplace(size=runs) > level + noise) & (switch_counts < kappa)
         weights = np.exp(-eta / 2 * (np.maximum(prefix[t], floor) - floor))
-        drawn = np.searchsorted(np.cumsum(weights), r.random(runs) * weights.sum())
-        x = np.where(switch, drawn, x)
+        draws = np.searchsorted(np.cumsum(weights), r.random(runs) * weights.sum())
+        x = np.where(switch, draws, x)
         start = np.where(switch, t, start)
         noise = np.where(switch, a * r.laplace(size=runs), noise)
         switch_counts += switch

@@ -18,7 +18,7 @@ from fastfed._system import System
 from fastfed.environments.base import Adversary
 from fastfed.experts import ALGORITHMS, ProblemSpec
 from fastfed.experts.plan import ExpertChoice, ExpertPlan, ExpertReport
-from fastfed.privacy.certificate import SIMULATION
+from fastfed.privacy.certificate import SIMULATION_CAVEAT
 from fastfed.privacy.mechanisms.vertex_sets import vertex_sets
 from fastfed.simulation.experts import loss_of, run_steps
 
@@ -230,8 +230,8 @@ def test_system_noise_never_returns_a_draw_twice():
         assert first != second and 0 < first < 1
         with pytest.raises(InputError, match="was drawn already"):
             noise.uniforms(purpose, 2, 1)
-    drawn = [noise.laplace(silo, release, 3) for silo in (0, 1) for release in (1, 2)]
-    assert len(np.unique(drawn)) == 12
+    draws = [noise.laplace(silo, release, 3) for silo in (0, 1) for release in (1, 2)]
+    assert len(np.unique(draws)) == 12
     with pytest.raises(InputError, match="was drawn already"):
         noise.laplace(1, 2, 3)
     order = noise.sample(0, 4, 50)
@@ -247,7 +247,7 @@ def test_parties_with_seeded_noise_equal_the_step_driver(name):
     """Check this for any order of clients and reports."""
     environment = fastfed.environments.RealizableLosses(experts=D)
     plan = make_deployed_system(name).plan
-    opened = environment.open(3, 1, M)
+    opened_environment = environment.open(3, 1, M)
     checkpoints = np.arange(1, T + 1)
     outcome = run_steps(environment.open(3, 1, M), plan, checkpoints)
     federation = Federation(plan, SeededNoise(3, 1))
@@ -256,9 +256,9 @@ def test_parties_with_seeded_noise_equal_the_step_driver(name):
         federation.exchange()
         assert federation.server.releases == outcome.synchronisations[t - 1]
         losses_by_round[t - 1] = sum(
-            float(opened.losses.row(i, t) @ federation.x) for i in range(M)
+            float(opened_environment.losses.row(i, t) @ federation.x) for i in range(M)
         )
-        federation.observe(lambda i, round: loss_of(opened.losses, i, round))
+        federation.observe(lambda i, round: loss_of(opened_environment.losses, i, round))
     np.testing.assert_array_equal(federation.x, outcome.total)
     assert federation.server.events == outcome.events
     # The best expert never loses, so the regret equals the loss.
@@ -744,7 +744,7 @@ def test_deployed_certificates_state_the_budget_without_caveats_about_simulation
     system = make_deployed_system(name)
     simulated, deployed = system.certificate, system.deployed_certificate
     assert not any("simulation" in caveat for caveat in deployed.caveats)
-    assert (SIMULATION in simulated.caveats) == (name in PRIVATE)
+    assert (SIMULATION_CAVEAT in simulated.caveats) == (name in PRIVATE)
     assert (deployed.status, deployed.exact, deployed.claimed) == (
         simulated.status, simulated.exact, simulated.claimed,
     )  # fmt: skip
@@ -819,7 +819,7 @@ def test_no_loss_moves_scores_beyond_the_sensitivity(smoothness):
 
     def scores(replaced: int | None) -> np.ndarray:
         collector = plan.collector(0, SeededNoise(3))
-        collector._next = phase
+        collector._next_phase = phase
         for t, loss in losses(replaced).items():
             collector.observe(t, loss)
         x, leaf_scores = np.full(3, 1.0 / 3.0), []

@@ -15,7 +15,7 @@ import pytest
 from oracle import coins as oracle
 from scipy import stats
 from scipy.optimize import minimize
-from test_drivers import same
+from test_drivers import assert_same_bits
 
 import fastfed
 from fastfed import InputError
@@ -200,9 +200,9 @@ FIELDS = ("group_regret", "synchronisations", "bits_up", "bits_down")
 def test_both_drivers_agree_bit_for_bit(name):
     e = experiment(name)
     outcome = run_compiled(e)
-    same(outcome, run_readable(e))
+    assert_same_bits(outcome, run_readable(e))
     for threads in (2, 3):
-        same(outcome, run_compiled(e, threads=threads))
+        assert_same_bits(outcome, run_compiled(e, threads=threads))
     assert np.isfinite(outcome.group_regret).all()
 
 
@@ -231,8 +231,8 @@ def test_results_do_not_depend_on_the_block_size_of_sums(name, monkeypatch):
     e = experiment(name)
     outcome = run_compiled(e)
     for max_sums in (1, 60):
-        monkeypatch.setattr(experts, "MOST_SUMS", max_sums)
-        same(outcome, run_compiled(e, threads=2))
+        monkeypatch.setattr(experts, "MAX_SUMS", max_sums)
+        assert_same_bits(outcome, run_compiled(e, threads=2))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -290,7 +290,7 @@ def test_other_seeds_and_replicates_give_other_runs(name):
     """Check also that the same seed and replicate give the same run."""
     e = experiment(name, checkpoints=30)
     outcome = run_compiled(e)
-    same(outcome, run_compiled(e))
+    assert_same_bits(outcome, run_compiled(e))
     if PROBLEMS[name][0].kind in ("oblivious-losses",) and "hedge" in name:
         # These losses are fixed arrays, and hedge draws nothing at random.
         return
@@ -347,7 +347,7 @@ def test_comparison_detects_a_fault_of_one_driver(fault, monkeypatch):
     for name in ("hedge", "hedge, N = 7"):
         e = experiment(name)
         with pytest.raises(AssertionError):
-            same(run_compiled(e), run_readable(e))
+            assert_same_bits(run_compiled(e), run_readable(e))
 
 
 DECIDE_MANY, ASKS_OF = experts.Hedge.decide_many, experts.exchange_flags_of
@@ -714,15 +714,15 @@ def test_the_best_expert_has_the_lowest_mean(mean):
 
 def test_realizable_losses_and_bursts_have_their_totals():
     for lost in (0, 3):
-        opened = NearRealizableLosses(experts=5, optimal_loss=lost).open(3, 1, 4)
-        (total,) = opened.losses.sums(np.array([0, 400], np.int64))
+        opened_environment = NearRealizableLosses(experts=5, optimal_loss=lost).open(3, 1, 4)
+        (total,) = opened_environment.losses.sums(np.array([0, 400], np.int64))
         assert total[best_expert(3, 1, 5)] == 4 * lost
         assert np.sum(total > 600) == 4
     fair = LowerBoundLosses(experts=5).open(3, 1, 4).losses
     rows = np.array([[fair.row(i, t) for t in range(1, 401)] for i in range(4)])
     assert (rows == rows[0]).all() and np.abs(rows.mean(axis=(0, 1)) - 0.5).max() < 5 * 0.5 / 20
-    opened = LowerBoundLosses(experts=5, theorem="2.7", burst=9).open(3, 1, 4)
-    (total,) = opened.losses.sums(np.array([0, 400], np.int64))
+    opened_environment = LowerBoundLosses(experts=5, theorem="2.7", burst=9).open(3, 1, 4)
+    (total,) = opened_environment.losses.sums(np.array([0, 400], np.int64))
     assert sorted(total) == [0, 36, 36, 36, 36] and total[best_expert(3, 1, 5)] == 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_run import cells, check_resumed, same
+from test_run import assert_same_results, cells, check_resumed
 
 import fastfed
 from fastfed import InputError
@@ -26,7 +26,7 @@ from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import SumsPlan
 from fastfed.privacy.accounting.gdp import epsilon_of_rho, rho_of_bounded_range
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
-from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
+from fastfed.privacy.certificate import SIMULATION_CAVEAT, Certificate, ClaimCondition
 from fastfed.privacy.mechanisms.vertex_sets import max_change
 from fastfed.simulation.dispatch import missing_batches
 from fastfed.simulation.experiment import experiment_from_spec
@@ -676,7 +676,7 @@ def test_certificate_has_caveats_about_regret():
 def test_only_simulations_have_a_caveat_about_simulation():
     for algorithm in (SVT, OPE):
         system = make(algorithm)
-        assert SIMULATION in system.certificate.caveats
+        assert SIMULATION_CAVEAT in system.certificate.caveats
         assert not any("simulation" in c for c in system.deployed_certificate.caveats)
         assert system.deployed_certificate.exact == system.certificate.exact
         text = " ".join(system.certificate.caveats)
@@ -858,7 +858,7 @@ def test_sweeps_over_keys_silos_and_environment_parameters():
         for driver_keys in ({}, {"threads": 1}, {"driver": "step"})
     ]  # fmt: skip
     for other_results in results[1:]:
-        same(results[0], other_results)
+        assert_same_results(results[0], other_results)
         assert [c.events for c in other_results.curves] == [c.events for c in results[0].curves]
     curves = {curve.label: curve for curve in results[0].curves}
     assert list(curves) == LABELS

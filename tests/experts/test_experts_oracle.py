@@ -425,8 +425,8 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         patch.setattr(ExpertClient, "report", report)
         patch.setattr(Exponential, "choose", choose)
         patch.setattr(fed_svt, "standard_laplace", lambda u: RecordedDraw(laplace(u), record.added))
-        opened = e.environment.open(e.seed, 0, e.silos)
-        record.outcome = play(opened, curve.system.plan, e.checkpoints, **keys)
+        opened_environment = e.environment.open(e.seed, 0, e.silos)
+        record.outcome = play(opened_environment, curve.system.plan, e.checkpoints, **keys)
     assert len(record.x) == e.horizon
     return record
 
@@ -1146,7 +1146,7 @@ def test_a_changed_plan_gives_a_different_run():
                            for p in plan.phases),
         privacy=None,
     )  # fmt: skip
-    opened = e.environment.open(e.seed, 0, e.silos)
-    outcome = experts.run(opened, plan, e.checkpoints)
-    other_outcome = experts.run(opened, plan_with_more_noise, e.checkpoints)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
+    outcome = experts.run(opened_environment, plan, e.checkpoints)
+    other_outcome = experts.run(opened_environment, plan_with_more_noise, e.checkpoints)
     assert not np.array_equal(outcome.total, other_outcome.total)

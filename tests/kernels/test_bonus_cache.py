@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from test_drivers import experiment, same
+from test_drivers import assert_same_bits, experiment
 
 from fastfed._kernels import driver, linalg
 from fastfed.environments import Sphere
@@ -98,7 +98,7 @@ def test_both_drivers_choose_the_same_actions(d, lazy, protocol, kind):
     for sieve in ({"sieve": 1.0}, {}):
         e = experiment(Rows(rows, sizes, 2), {**keys, **sieve})
         (compiled_outcome,), (step_outcome,), _ = run_both(e)
-        same(compiled_outcome, step_outcome)
+        assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("kind", ["long tail", "ties", "near ties", "huge"])
@@ -118,7 +118,7 @@ def test_partial_products_never_lose_the_best_action(lazy, radius, kind):
     for sieve in ({"sieve": 1.0}, {}):
         e = experiment(Rows(rows, sizes, 2), {**keys, "radius": radius, **sieve})
         (compiled_outcome,), (step_outcome,), _ = run_both(e)
-        same(compiled_outcome, step_outcome)
+        assert_same_bits(compiled_outcome, step_outcome)
 
 
 @needs_i16
@@ -129,7 +129,7 @@ def test_nearly_all_choices_use_cached_bounds(radius):
     keys = {"silos": 3, "horizon": 300, "protocol": "silo-ldp", "lazy": False, "batch_size": 10}
     e = experiment(Rows(rows_of(rng, sizes, 12, "unit"), sizes, 3), {**keys, "radius": radius})
     (compiled_outcome,), (step_outcome,), [(bound_releases, factors, _)] = run_both(e)
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
     # Releases are counted from one: the current bounds belong to the last three batches.
     assert bound_releases.min() >= 28
     assert factors.max() <= 1
@@ -144,7 +144,7 @@ def test_silos_with_a_grown_v_compute_their_own_factors(kind):
     keys = {"silos": 2, "horizon": 400, "protocol": "local", "lazy": False, "sieve": 1.0}
     e = experiment(Rows(rows_of(rng, sizes, 34, kind), sizes, 2), keys)
     (compiled_outcome,), (step_outcome,), [(_, factors, _)] = run_both(e)
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
     assert factors.min() >= 1 and factors.max() < 100
 
 
@@ -205,7 +205,7 @@ def test_drivers_agree_with_bounds_and_data_dependent_schedules():
     rows = Rows(rows_of(rng, sizes, 20, "unit"), sizes, 3)
     e = make_experiment(name="back", environment=rows, curves=[curve], horizon=400, silos=3)
     (compiled_outcome,), (step_outcome,), [(_, factors, _)] = run_both(e)
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
     assert 1 < compiled_outcome.synchronisations[-1] < 100 and factors.max() > 0
 
 
@@ -220,7 +220,7 @@ def test_rows_that_occur_once_have_no_cached_bounds(lazy, radius):
         (compiled_outcome,), (step_outcome,), _ = run_both(
             experiment(environment, {**keys, "radius": radius})
         )
-        same(compiled_outcome, step_outcome)
+        assert_same_bits(compiled_outcome, step_outcome)
 
 
 @needs_i16
@@ -376,7 +376,7 @@ def test_drivers_agree_on_rows_of_any_length(length, lazy):
         )
     )  # fmt: skip
     for compiled_outcome, step_outcome in zip(compiled_outcomes, step_outcomes, strict=True):
-        same(compiled_outcome, step_outcome)
+        assert_same_bits(compiled_outcome, step_outcome)
 
 
 def test_curves_over_one_pool_share_no_bounds():
@@ -397,7 +397,7 @@ def test_curves_over_one_pool_share_no_bounds():
         server.run_steps(opened_environment, plans, first_experiment.checkpoints),
         strict=True,
     ):
-        same(a, b)
+        assert_same_bits(a, b)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

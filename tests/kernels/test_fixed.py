@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_drivers import both, same
+from test_drivers import assert_same_bits, outcomes_of_both_drivers
 
 from fastfed._kernels import linalg
 from fastfed.environments import FixedSet, RewardDistribution
@@ -143,11 +143,11 @@ def test_the_model_plays_like_an_estimate_that_knows_no_set(d, actions, keys, mo
         horizon=400,
         silos=1,
     )
-    (with_model,), _ = both(experiment)
+    (with_model,), _ = outcomes_of_both_drivers(experiment)
     monkeypatch.setattr(compiled, "uses_fixed_sets", lambda environment, plan: False)
-    opened = experiment.environment.open(experiment.seed, 0, 1)
+    opened_environment = experiment.environment.open(experiment.seed, 0, 1)
     plans = [curve.system.plan for curve in experiment.curves]
-    (without,) = server.run_steps(opened, plans, experiment.checkpoints)
+    (without,) = server.run_steps(opened_environment, plans, experiment.checkpoints)
     assert np.array_equal(with_model.actions, without.actions)
 
 
@@ -161,8 +161,8 @@ def test_both_drivers_agree_for_an_agent(d, actions, keys):
         horizon=250,
         silos=1,
     )
-    (compiled_outcome,), (step_outcome,) = both(experiment)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(experiment)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("keys", [{}, {"radius": "lemma-c2"}])
@@ -172,8 +172,8 @@ def test_both_drivers_agree_between_releases(keys):
     experiment = make_experiment(
         name="fixed", environment=FixedSet(14, 50), curves=[curve], horizon=200, silos=2
     )
-    (compiled_outcome,), (step_outcome,) = both(experiment)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(experiment)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 def test_both_drivers_agree_where_data_trigger_synchronisation():
@@ -182,6 +182,6 @@ def test_both_drivers_agree_where_data_trigger_synchronisation():
     experiment = make_experiment(
         name="fixed", environment=FixedSet(13, 40), curves=[curve], horizon=400, silos=3
     )
-    (compiled_outcome,), (step_outcome,) = both(experiment)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(experiment)
+    assert_same_bits(compiled_outcome, step_outcome)
     assert 1 < compiled_outcome.synchronisations[-1] < 100

@@ -497,8 +497,8 @@ def test_the_extension_gives_the_bits_of_the_baseline(baseline):
         features, means = Gap(dimension=d, actions=actions).open(4, 1, 3).round(2, 3)
         assert features.T.tobytes() + means.tobytes() == baseline[f"gap_fill {d}"]
     for d in (2, 8, 5000):
-        opened = HardInstance(d).open(4, 1, 3)
-        rounds = [opened.round(2, t) for t in range(1, 301)]
+        opened_environment = HardInstance(d).open(4, 1, 3)
+        rounds = [opened_environment.round(2, t) for t in range(1, 301)]
         features, means = (np.array(part) for part in zip(*rounds, strict=True))
         bits = features.transpose(0, 2, 1).tobytes() + means.tobytes()
         assert bits == baseline[f"hard_fill {d}"]

@@ -109,14 +109,14 @@ def test_every_item_is_done_once(harness: Path, least: str) -> None:
 @pytest.mark.parametrize("batch", [1, 7])
 def test_results_do_not_depend_on_threads_or_on_the_shared_work(batch: int) -> None:
     """Run 11 silos, which 2 and 3 threads do not divide, and one thread per silo."""
-    world = Sphere(dimension=4, actions=6)
+    environment = Sphere(dimension=4, actions=6)
     curve = {"algorithm": "private-fedlinucb", "protocol": "silo-ldp", "delta": 1e-5}
     regrets = []
     for threads, least in [(1, -1.0), (2, -1.0), (3, 0.0), (11, -1.0), (2, 60e-6)]:
         old_threshold = driver.share_from(least)
         try:
             results = fastfed.simulate(
-                world,
+                environment,
                 curves=[curve | {"label": "one", "epsilon": 1.0, "batch_size": batch}],
                 silos=11,
                 horizon=60,
@@ -133,12 +133,14 @@ def test_results_do_not_depend_on_threads_or_on_the_shared_work(batch: int) -> N
 @pytest.mark.skipif(sysconfig.get_platform().startswith("win"), reason="no fork")
 def test_a_process_forked_after_threads_can_simulate() -> None:
     """Threads end with their call, so a forked child does not wait for the parent's threads."""
-    world = Sphere(dimension=3, actions=4)
+    environment = Sphere(dimension=3, actions=4)
     keys = dict(silos=4, horizon=30, replicates=1, threads=2)
     curves = [{"label": "one", "algorithm": "fedlinucb"}]
-    mean_of_parent = fastfed.simulate(world, curves=curves, **keys).curves[0].final()["mean"]
+    mean_of_parent = fastfed.simulate(environment, curves=curves, **keys).curves[0].final()["mean"]
     child = os.fork()
     if child == 0:
-        mean_of_child = fastfed.simulate(world, curves=curves, **keys).curves[0].final()["mean"]
+        mean_of_child = (
+            fastfed.simulate(environment, curves=curves, **keys).curves[0].final()["mean"]
+        )
         os._exit(0 if mean_of_child == mean_of_parent else 1)
     assert os.waitpid(child, 0)[1] == 0

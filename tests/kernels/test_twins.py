@@ -122,9 +122,9 @@ def test_uniform_and_uniform_int(key, n):
 def test_uniform_int_rejects_the_same_words():
     """Use n just above 2^30, where a quarter of all words is rejected and more blocks are drawn."""
     n = 2**30 + 1
-    drawn = [compiled.uniform_int(7, 1, 0, 0, i, n) for i in range(300)]
-    assert drawn == [twins.uniform_int(7, 1, 0, 0, i, n) for i in range(300)]
-    assert min(drawn) >= 0 and max(drawn) < n
+    draws = [compiled.uniform_int(7, 1, 0, 0, i, n) for i in range(300)]
+    assert draws == [twins.uniform_int(7, 1, 0, 0, i, n) for i in range(300)]
+    assert min(draws) >= 0 and max(draws) < n
 
 
 @fixed_examples(30)
@@ -485,18 +485,18 @@ def test_select_between_a_tiny_second_radius_and_a_huge_width():
         check_select(rng.normal(size=(30, d)) * 1e3, w, theta, 0.0, 1e-46)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
-def test_select_returns_a_valid_index_for_nan_and_infinity(bad):
+@pytest.mark.parametrize("bad_value", [np.nan, np.inf, -np.inf, 1e300])
+def test_select_returns_a_valid_index_for_nan_and_infinity(bad_value):
     """Check that the index is in range, and is the best finite score where that is largest."""
     rng, actions, w, theta = instance(5, 6, 40)
     for rows in ([0], [39], [3, 4, 5], range(40)):
         spoiled = actions.copy()
-        spoiled[list(rows), rng.integers(6)] = bad
+        spoiled[list(rows), rng.integers(6)] = bad_value
         with np.errstate(all="ignore"):
             assert check_select(spoiled, w, theta, 1.0) in range(40)
             assert twins.select(spoiled, w, theta, 1.0, 0.0)[0] in range(40)
     with np.errstate(all="ignore"):
-        for matrix, vector in ((w * bad, theta), (w, theta * bad)):
+        for matrix, vector in ((w * bad_value, theta), (w, theta * bad_value)):
             assert check_select(actions, matrix, vector, 1.0) in range(40)
 
 
@@ -727,6 +727,6 @@ def test_choose_regularizer_by_hand(module, least, expected):
 
 @pytest.mark.parametrize("module", [compiled, twins])
 def test_choose_regularizer_returns_the_full_value_for_nan_and_infinity(module):
-    for bad in (np.nan, np.inf, -np.inf):
-        statistic = np.concatenate([np.zeros(2), [bad, 0.0, 9.0]])
+    for bad_value in (np.nan, np.inf, -np.inf):
+        statistic = np.concatenate([np.zeros(2), [bad_value, 0.0, 9.0]])
         assert module.choose_regularizer(statistic, 8.0, 4.0, 2) == 8.0

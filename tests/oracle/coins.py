@@ -33,8 +33,8 @@ def uniform(
     block, bit = divmod(silo % size * d + expert, BLOCK)
     value = 0
     for plane in range(BITS):
-        drawn = words(silo // size, round, stride(d) * plane + block)
-        value = 2 * value + (int(drawn[bit // 32]) >> bit % 32 & 1)
+        draws = words(silo // size, round, stride(d) * plane + block)
+        value = 2 * value + (int(draws[bit // 32]) >> bit % 32 & 1)
     return value
 
 

@@ -76,9 +76,9 @@ class Bits:
         counted = np.zeros(size)
         for (i, t), (x, y) in points.items():
             point = np.append(x * y, lower_triangle(np.outer(x, x)))
-            drawn = self.uniforms(i, t)
+            draws = self.uniforms(i, t)
             for j in range(size):
-                own = fixed_point(point[j : j + 1], int(g[j]), 1.0, drawn[j : j + 1])
+                own = fixed_point(point[j : j + 1], int(g[j]), 1.0, draws[j : j + 1])
                 counted[j] += int(own[0]) - g[j]
         for i in {silo for silo, _ in points}:
             counted += self.centred(i, k)

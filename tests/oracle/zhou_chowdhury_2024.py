@@ -501,7 +501,7 @@ def replay(
         # Line 9 (Algorithm 8, line 10): an unfinished last batch is never sent.
         if protocol != "local" and batch_size is not None and t % batch_size == 0:
             k += 1
-            drawn: list[Noise] = []
+            draws: list[Noise] = []
             server: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
             sequence: Sequence[int] = range(silos)
             if release != "tree":
@@ -509,7 +509,7 @@ def replay(
                     for number in new_numbers(release, k):
                         kept[number] = checked(draw(i, number), d)
             elif protocol in ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified"):
-                drawn = [checked(noise(i, k), d) for i in range(silos)]
+                draws = [checked(noise(i, k), d) for i in range(silos)]
             elif protocol == "central" and server_noise is not None:
                 server = checked(server_noise(k), d)
             if protocol == "shuffle-amplified" and order is not None:
@@ -524,7 +524,7 @@ def replay(
                 U_syn = bias_stream.whole_prefixes(k, U, 0, release, givers)
                 W_syn = cov_stream.whole_prefixes(k, W, 1, release, givers)
             else:
-                biases, covariances = [bias for bias, _ in drawn], [cov for _, cov in drawn]
+                biases, covariances = [bias for bias, _ in draws], [cov for _, cov in draws]
                 U_syn = bias_stream.synchronise(k, U, biases, server[0], sequence)
                 W_syn = cov_stream.synchronise(k, W, covariances, server[1], sequence)
             totals.append((W_syn, U_syn))

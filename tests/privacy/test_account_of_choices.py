@@ -721,11 +721,11 @@ def test_ranges_of_numbers_have_their_declared_limits() -> None:
         (replace(plan, trigger=Trigger(2, 1.0)), ("trigger", "std"), (1.0, 1.0), (1.0, 1.0, 1.0)),
         (replace(plan, trigger=Trigger(2, 1.0)), ("trigger", "std"), (0.0, 0.0), (1.0,)),
     ]
-    for base, path, good, bad in edges:
+    for base, path, good, bad_value in edges:
         check_numbers(put_value(base, path, good))
-        if bad is not None:
+        if bad_value is not None:
             with pytest.raises(InputError, match=f"^{'.'.join(map(str, path)).split('.0')[0]}"):
-                check_numbers(put_value(base, path, bad))
+                check_numbers(put_value(base, path, bad_value))
 
 
 def test_plans_can_have_at_most_2_to_24_releases() -> None:

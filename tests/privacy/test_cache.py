@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Turn on the files, in an empty folder; every result is worth a file."""
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FASTFED_CACHE_ACCOUNTS")
-    monkeypatch.setattr(_cache, "WORTH", 0.0)
+    monkeypatch.setattr(_cache, "MIN_SECONDS", 0.0)
     return tmp_path / "cache" / "accounts"
 
 
@@ -89,7 +89,7 @@ def test_results_read_from_files_equal_computed_ones(folder: Path, name: str) ->
     path, key = _cache._place(
         f"{function.__module__}.{function.__qualname__}",
         function.__wrapped__.__code__.co_filename,
-        _cache.json.dumps(_cache._plain(arguments)),
+        _cache.json.dumps(_cache._as_json(arguments)),
     )
     assert path is not None
     found, result = _cache._read(path, key)
@@ -161,7 +161,7 @@ def test_what_cannot_be_written_exactly_is_computed(folder: Path) -> None:
 
 
 def test_memory_is_bounded_and_used_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cache, "IN_MEMORY", 2)
+    monkeypatch.setattr(_cache, "MAX_IN_MEMORY", 2)
     counted = Counted()
     for n in (1, 1, 2, 1, 3, 1, 2):
         counted.cached(n)
@@ -282,7 +282,7 @@ def test_a_place_that_cannot_be_made_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FASTFED_CACHE_ACCOUNTS")
-    monkeypatch.setattr(_cache, "WORTH", 0.0)
+    monkeypatch.setattr(_cache, "MIN_SECONDS", 0.0)
     (tmp_path / "file").write_text("")
     places = [str(tmp_path / "file"), str(tmp_path / "file" / "below"), "/proc/none", "a\0b"]
     counted = Counted()
@@ -342,8 +342,8 @@ class _Full:
 
 
 def test_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cache, "MOST_FILES", 8)
-    monkeypatch.setattr(_cache, "COUNTED", 2)
+    monkeypatch.setattr(_cache, "MAX_FILES", 8)
+    monkeypatch.setattr(_cache, "WRITES_PER_PRUNE", 2)
     counted = Counted()
     monkeypatch.setattr(_cache._files, "written", 0)
     old = time.time() - 1000.0
@@ -358,15 +358,15 @@ def test_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     counted.again(0)
     counted.again(39)
     assert counted.calls == calls
-    monkeypatch.setattr(_cache, "MOST_OF_ONE", 1000)
+    monkeypatch.setattr(_cache, "MAX_FILE_BYTES", 1000)
     large = Counted(lambda n: np.zeros(n))
     large.again(1000)
     large.again(1000)
     assert large.calls == 2
-    monkeypatch.setattr(_cache, "MOST_BYTES", 0)
+    monkeypatch.setattr(_cache, "MAX_TOTAL_BYTES", 0)
     left = folder / ".left"
     left.write_text("")
-    os.utime(left, (old - _cache.ABANDONED, old - _cache.ABANDONED))
+    os.utime(left, (old - _cache.ABANDONED_SECONDS, old - _cache.ABANDONED_SECONDS))
     _cache._prune(folder)
     assert not list(folder.iterdir())
 
@@ -374,7 +374,7 @@ def test_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_processes_at_once_agree(folder: Path) -> None:
     """Start processes that compute, write and read the same results."""
     code = (
-        "import sys; from fastfed import _cache; _cache.WORTH = 0.0\n"
+        "import sys; from fastfed import _cache; _cache.MIN_SECONDS = 0.0\n"
         "from fastfed.privacy.releases.prefix_sums import _factor_and_encoder as f\n"
         "import hashlib\n"
         "for k in range(2, 40):\n"
@@ -401,6 +401,6 @@ def test_processes_at_once_agree(folder: Path) -> None:
 def test_a_result_that_is_quickly_computed_is_not_stored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cache, "WORTH", 10.0)
+    monkeypatch.setattr(_cache, "MIN_SECONDS", 10.0)
     Counted().again(1)
     assert not list(folder.iterdir())

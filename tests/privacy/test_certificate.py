@@ -182,7 +182,7 @@ def test_text_contains_all_fields_within_88_columns() -> None:
     text = as_text(certificate)
     assert max(len(line) for line in text.splitlines()) <= 88
     flat = " ".join(text.split())
-    for said in (
+    for message in (
         "status unproven",
         "claimed epsilon 1, delta 0.01",
         "exact none",
@@ -195,7 +195,7 @@ def test_text_contains_all_fields_within_88_columns() -> None:
         "exact epsilon 0.9877, delta 0.01",
         "source zhou-chowdhury-2024, Theorem 5.1",
     ):
-        assert said in flat
+        assert message in flat
     assert flat.count("a caveat") == 30
     assert text.endswith("\n")
     assert "no privacy" in as_text(no_privacy("huang-2023"))

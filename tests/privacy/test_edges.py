@@ -22,7 +22,7 @@ import federation
 from scipy import stats
 from test_account import CASES, _private, brute_joint
 from test_deployment_network import certificates
-from test_drivers import both, experiment, same
+from test_drivers import assert_same_bits, experiment, outcomes_of_both_drivers
 from test_exact import Stream
 from test_own_rounds import system
 
@@ -30,7 +30,7 @@ import fastfed
 from fastfed import InputError
 from fastfed._sampling import ERROR, Laplaces, Normals
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.deployment.guard import BEYOND, Alarm, Cap, check_records
+from fastfed.deployment.guard import EXCEEDS_CAP_PROBABILITY, Alarm, Cap, check_records
 from fastfed.deployment.ledger import Charge, Ledger, OverBudget, epsilon_of_charges
 from fastfed.deployment.shell import Dialer, listening
 from fastfed.deployment.store import Conflict, MemoryStore, SqliteStore, Store, Write, chained
@@ -408,11 +408,16 @@ def test_the_cap_rarely_clips_noise(layout: str) -> None:
             Cap(plan, 1e-12).bounds(release, 0),
             Cap(plan, 1.0).bounds(release, 0),
         )
-        assert stats.chi.sf(noise_bounds[0] / plan.noise_std.bias, d) <= BEYOND / 2.0
+        assert (
+            stats.chi.sf(noise_bounds[0] / plan.noise_std.bias, d) <= EXCEEDS_CAP_PROBABILITY / 2.0
+        )
         # Off-diagonal entries count twice in the norm; this is the largest standard deviation of a
         # term.
         largest_std = max(plan.noise_std.diagonal, math.sqrt(2.0) * plan.noise_std.off_diagonal)
-        assert stats.chi.sf(noise_bounds[1] / largest_std, matrix_entries) <= BEYOND / 2.0
+        assert (
+            stats.chi.sf(noise_bounds[1] / largest_std, matrix_entries)
+            <= EXCEEDS_CAP_PROBABILITY / 2.0
+        )
         records = plan.end(release) - plan.end(release & (release - 1))
         feature, reward = bounds(plan)
         assert all_bounds[0] - noise_bounds[0] == pytest.approx(records * feature * reward)
@@ -513,8 +518,10 @@ def test_cached_candidates_are_dropped_in_time(
     keys = {"regularizer": regularizer, "radius_multiplier": multiplier}
     for reward in (RewardDistribution("bernoulli"), RewardDistribution("gaussian", 0.5)):
         environment = FixedSet(dimension=d, actions=actions, reward=reward)
-        (compiled_outcome,), (step_outcome,) = both(experiment(environment, sizes, **keys))
-        same(compiled_outcome, step_outcome)
+        (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(
+            experiment(environment, sizes, **keys)
+        )
+        assert_same_bits(compiled_outcome, step_outcome)
 
 
 # ---- deadlines -----------------------------------------------------------------------------------

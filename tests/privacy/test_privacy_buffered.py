@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import oracle.dvijotham_2024 as oracle
 import pytest
-from test_drivers import both, experiment, same
+from test_drivers import assert_same_bits, experiment, outcomes_of_both_drivers
 
 from fastfed._kernels import aggregation
 from fastfed._random import SeededNoise
@@ -155,8 +155,8 @@ def test_prefix_noise_is_a_row_of_the_dense_factor_times_normals():
 @pytest.mark.parametrize("lazy", [False, True])
 def test_drivers_agree_with_buffered_noise(protocol, lazy):
     built_experiment, system = make_experiment(protocol=protocol, lazy=lazy, epsilon=20.0)
-    (compiled,), (readable,) = both(built_experiment)
-    same(compiled, readable)
+    (compiled,), (readable,) = outcomes_of_both_drivers(built_experiment)
+    assert_same_bits(compiled, readable)
     assert system.certificate.status == ("proven" if lazy else "unproven")
     if lazy:
         assert system.certificate.exact.epsilon == pytest.approx(20.0, rel=1e-7)
@@ -164,7 +164,7 @@ def test_drivers_agree_with_buffered_noise(protocol, lazy):
         "toeplitz", protocol=protocol, lazy=lazy, epsilon=20.0
     )
     assert system.certificate.status == square_root_system.certificate.status
-    (toeplitz,), _ = both(square_root)
+    (toeplitz,), _ = outcomes_of_both_drivers(square_root)
     assert not np.array_equal(compiled.total, toeplitz.total)
 
 
@@ -177,8 +177,10 @@ def test_drivers_agree_for_a_single_agent():
         "protocol": "linucb-jdp",
         "batch_size": 2,
     }
-    (compiled,), (readable,) = both(experiment(Sphere(dimension=2, actions=3), sizes, **keys))
-    same(compiled, readable)
+    (compiled,), (readable,) = outcomes_of_both_drivers(
+        experiment(Sphere(dimension=2, actions=3), sizes, **keys)
+    )
+    assert_same_bits(compiled, readable)
 
 
 def test_late_releases_need_no_more_memory():

@@ -20,7 +20,7 @@ from fastfed.privacy.releases.gaussian_release import calibrate_release
 from fastfed.privacy.releases.optimal_gram import GAP, inverse_root_poles, optimal_gram
 from fastfed.privacy.releases.prefix_sums import (
     GRID,
-    MOST_RELEASES,
+    MAX_RELEASES,
     SLACK,
     Factor,
     factor_for,
@@ -215,7 +215,7 @@ def test_ill_conditioned_factors_are_refused() -> None:
 @pytest.mark.parametrize(
     ("rounds", "message"),
     [((3, 3), "must increase"), ((0, 2), "must increase"), ((2, 11), "at most"),
-     (tuple(range(1, MOST_RELEASES + 2)), f"at most {MOST_RELEASES} releases")],
+     (tuple(range(1, MAX_RELEASES + 2)), f"at most {MAX_RELEASES} releases")],
 )  # fmt: skip
 def test_bad_rounds_are_refused(rounds: tuple[int, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):

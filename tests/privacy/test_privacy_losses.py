@@ -190,7 +190,7 @@ def test_epsilon_does_not_depend_on_the_resolution(monkeypatch: pytest.MonkeyPat
     ]
     coarse_epsilons = [composed_epsilon(*case) for case in cases]
     monkeypatch.setattr(privacy_loss, "_SMALLEST_GRID", 2**18)
-    monkeypatch.setattr(privacy_loss, "_POINTS", 8 * privacy_loss._POINTS)
+    monkeypatch.setattr(privacy_loss, "_POINTS_PER_ROOT", 8 * privacy_loss._POINTS_PER_ROOT)
     for coarse_epsilon, case in zip(coarse_epsilons, cases, strict=True):
         fine_epsilon = composed_epsilon(*case)
         assert fine_epsilon * (1 - 1e-9) <= coarse_epsilon <= fine_epsilon * (1 + TIGHT), case
@@ -245,9 +245,9 @@ def test_extremes_are_bounds_still() -> None:
 def test_more_mechanisms_never_cost_less_up_to_the_largest_count(kind: str, epsilon: float) -> None:
     """For 10^15 mechanisms rounding errors of cumulants are large, and must count as a loss."""
     counts = [10**k for k in range(6, 16)] + [6 * 10**15, 8 * 10**15, 2**53 - 1, 2**53]
-    found = [composed_epsilon([(kind, epsilon, count)], 1e-3) for count in counts]
-    assert all(b >= a * (1.0 - 1e-6) for a, b in itertools.pairwise(found)), found
-    for count, value in zip(counts, found, strict=True):
+    actual = [composed_epsilon([(kind, epsilon, count)], 1e-3) for count in counts]
+    assert all(b >= a * (1.0 - 1e-6) for a, b in itertools.pairwise(actual)), actual
+    for count, value in zip(counts, actual, strict=True):
         # No less than the mean of the losses, unless delta covers all of them.
         mean = epsilon * math.tanh(epsilon / 2.0) * (1.0 if kind == "randomized-response" else 0.0)
         assert value >= 0.99 * count * mean or count * mean < 1.0

@@ -254,8 +254,8 @@ def test_vectors_that_are_not_finite_count_as_zero() -> None:
     rng = np.random.default_rng(6)
     vectors = rng.normal(0.1, 0.01, size=(300, 5))
     cleaned = vectors.copy()
-    for row, bad in ((3, math.nan), (9, math.inf), (11, -math.inf)):
-        vectors[row, 2], cleaned[row] = bad, 0.0
+    for row, bad_value in ((3, math.nan), (9, math.inf), (11, -math.inf)):
+        vectors[row, 2], cleaned[row] = bad_value, 0.0
     uniforms = np.ones(8), rng.uniform(size=8), rng.uniform(size=8)
     assert np.array_equal(
         make_mean().apply(vectors, *uniforms), make_mean().apply(cleaned, *uniforms)

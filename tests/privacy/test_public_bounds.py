@@ -61,12 +61,12 @@ def test_environments_refuse_silos_and_rounds_out_of_range(world, silo, round, m
 def test_rows_sampled_once_end(sampling):
     contexts = np.arange(24.0).reshape(2, 3, 2, 2) / 48.0
     world = environments.Replay.from_arrays(contexts, np.full((2, 3, 2), 0.5), sampling)
-    opened = world.open(1, 0, 2)
-    first = [opened.round(1, t)[0].tolist() for t in (1, 2, 3)]
+    opened_environment = world.open(1, 0, 2)
+    first = [opened_environment.round(1, t)[0].tolist() for t in (1, 2, 3)]
     assert len({str(row) for row in first}) == 3
     for round in (0, 4, 10**9):
         with pytest.raises(IndexError, match=r"round must be in \[1, 3\] at silo 1"):
-            opened.round(1, round)
+            opened_environment.round(1, round)
 
 
 @pytest.mark.parametrize(("silo", "round"), [(0, 6), (0, 0), (0, 10**9), (2, 1), (-1, 1)])
@@ -81,7 +81,7 @@ def test_losses_refuse_silos_and_rounds_out_of_range(silo, round):
 
 @pytest.mark.parametrize("rows", [[[1.0], [2.0], [1e80]], csr_array([[1.0], [2.0], [1e80]])])
 def test_rows_are_learned_all_or_none(rows, monkeypatch):
-    monkeypatch.setattr("fastfed.bandits.policy.BLOCK", 1)  # a sparse row is a block
+    monkeypatch.setattr("fastfed.bandits.policy.MAX_BLOCK_ENTRIES", 1)  # a sparse row is a block
     agent = LinUCB(1)
     agent.observe_many([0.5], [[1.0]])
     before = agent.theta.tolist(), agent.round

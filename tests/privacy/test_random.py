@@ -230,8 +230,8 @@ def test_uniform_int_is_uniform(n):
 def test_below_has_no_modulo_bias():
     """n = 3 2^30: w mod n would give the first third of the range half of the draws."""
     n = 3 * 2**30 // 2
-    drawn = np.array([compiled.uniform_int(5, 1, 0, 0, i, n) for i in range(60_000)])
-    assert stats.chisquare(np.bincount(drawn * 12 // n, minlength=12)).pvalue > ALARM
+    draws = np.array([compiled.uniform_int(5, 1, 0, 0, i, n) for i in range(60_000)])
+    assert stats.chisquare(np.bincount(draws * 12 // n, minlength=12)).pvalue > ALARM
 
 
 def test_permutations_are_uniform():
@@ -239,10 +239,10 @@ def test_permutations_are_uniform():
     orders = [tuple(compiled.permutation(8, 6, 0, s, 0, 4)) for s in range(24_000)]
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == 24 and stats.chisquare(counts).pvalue > ALARM
-    drawn = np.array([compiled.permutation(8, 6, 1, s, 0, 11) for s in range(11_000)])
-    assert (np.sort(drawn, axis=1) == np.arange(11)).all()
+    draws = np.array([compiled.permutation(8, 6, 1, s, 0, 11) for s in range(11_000)])
+    assert (np.sort(draws, axis=1) == np.arange(11)).all()
     for place in range(11):
-        assert stats.chisquare(np.bincount(drawn[:, place], minlength=11)).pvalue > ALARM
+        assert stats.chisquare(np.bincount(draws[:, place], minlength=11)).pvalue > ALARM
 
 
 # ---- where noise comes from ---------------------------------------------------------------------

@@ -168,8 +168,8 @@ def test_noisy_batches_give_equal_results_in_both_drivers(noisy, lazy, silos, ho
         seed=7,
         checkpoints=5,
     )  # fmt: skip
-    (compiled_outcome,), (step_outcome,) = test_drivers.both(experiment)
-    test_drivers.same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = test_drivers.outcomes_of_both_drivers(experiment)
+    test_drivers.assert_same_bits(compiled_outcome, step_outcome)
 
 
 def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):

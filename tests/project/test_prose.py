@@ -24,9 +24,9 @@ def test_planted_phrases_are_found_at_their_lines(text, found):
 
 
 def test_a_reading_is_drawn_by_its_seed():
-    texts = prose.drawn(1)
+    texts = prose.draw_passages(1)
     assert len(texts) == len(set(texts)) == 60
-    assert texts == prose.drawn(1) != prose.drawn(2)
+    assert texts == prose.draw_passages(1) != prose.draw_passages(2)
     assert sum(text.split(":")[0].startswith("fastfed") for text in texts) == 20
     for text in texts:
         name, line = text.split("\n")[0].split(":")

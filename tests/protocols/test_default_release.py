@@ -8,7 +8,7 @@ import pytest
 
 import fastfed
 from fastfed.bandits import ALGORITHMS, ProblemSpec
-from fastfed.bandits.assemble import MOST_KEPT, MOST_OPTIMISED
+from fastfed.bandits.assemble import MAX_KEPT, MAX_OPTIMISED
 from fastfed.deployment.kinds import check_supported
 
 #: Sizes that ordinary tests run, two per trust model. One has equal batches, one growing batches.
@@ -38,8 +38,8 @@ def release(algorithm: str, silos: int, horizon: int, dimension: int = 5, **keys
 
 
 def test_the_default_release_depends_on_the_sizes() -> None:
-    too_many_releases = MOST_OPTIMISED + 1
-    assert release("linucb-jdp", 1, 20 * MOST_KEPT) == "buffered"
+    too_many_releases = MAX_OPTIMISED + 1
+    assert release("linucb-jdp", 1, 20 * MAX_KEPT) == "buffered"
     assert (
         release("linucb-jdp", 1, 10 * too_many_releases, batch_size=10, epsilon=1e4) == "toeplitz"
     )

@@ -34,11 +34,13 @@ def test_every_calibration_that_is_accepted_changes_the_noise(protocol):
 
 def test_every_protocol_is_planned_and_deployed_or_has_a_reason():
     pytest.importorskip("cryptography")
-    from fastfed.advice.systems import ELSEWHERE, TRUST
-    from fastfed.deployment.kinds import REFUSED, SUPPORTED
+    from fastfed.advice.systems import NEVER_CANDIDATES, TRUST
+    from fastfed.deployment.kinds import REFUSAL_REASONS, SUPPORTED_PROTOCOLS
 
     protocols = {name for name in PROTOCOLS if name != "none"}
     planned = {protocol for _, pairs in TRUST.values() for protocol, _ in pairs}
-    elsewhere = {name for names in ELSEWHERE for name in names.split(", ")}
+    elsewhere = {name for names in NEVER_CANDIDATES for name in names.split(", ")}
     assert protocols <= planned | elsewhere and not planned & elsewhere
-    assert protocols <= {*SUPPORTED, *REFUSED} and not {*SUPPORTED} & {*REFUSED}
+    assert protocols <= {*SUPPORTED_PROTOCOLS, *REFUSAL_REASONS} and not {*SUPPORTED_PROTOCOLS} & {
+        *REFUSAL_REASONS
+    }

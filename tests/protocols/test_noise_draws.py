@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import problems
 import pytest
-from test_drivers import both, experiment, same
+from test_drivers import assert_same_bits, experiment, outcomes_of_both_drivers
 
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
-from fastfed.bandits.certify import DRAWN_ONCE
+from fastfed.bandits.certify import DRAWN_ONCE_CAVEAT
 from fastfed.bandits.silo import Silo
 from fastfed.deployment import codec
 from fastfed.deployment.kinds import check_supported
@@ -196,8 +196,8 @@ def test_both_drivers_agree_bit_for_bit(keys):
             horizon=horizon, label="a", algorithm="private-fedlinucb", delta=0.01,
             noise_draws=draws, **curve,
         )  # fmt: skip
-        (compiled_outcome,), (step_outcome,) = both(e)
-        same(compiled_outcome, step_outcome)
+        (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+        assert_same_bits(compiled_outcome, step_outcome)
         outcomes.append(compiled_outcome)
     # The two runs differ in noise, but send the same number of bits.
     assert not np.array_equal(outcomes[0].total, outcomes[1].total)
@@ -218,9 +218,9 @@ def test_drivers_agree_for_feducb_with_every_schedule(schedule, radius):
         keys.pop("communication")
     e = experiment_of(label="a", horizon=40, **FEDUCB, **keys)
     assert e.curves[0].system.plan.drawn_once
-    (compiled_outcome,), (step_outcome,) = both(e)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
     assert compiled_outcome.synchronisations[-1] > 0
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 def test_a_public_constant_gets_no_noise():
@@ -229,8 +229,8 @@ def test_a_public_constant_gets_no_noise():
         label="a", algorithm="private-fedlinucb", epsilon=20.0, delta=0.01, batch_size=4,
         reward_centre=0.5, noise_draws="sum", environment=environment,
     )  # fmt: skip
-    (compiled_outcome,), (step_outcome,) = both(e)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+    assert_same_bits(compiled_outcome, step_outcome)
     plan = e.curves[0].system.plan
     assert plan.public_constant
     assert compiled_outcome.total[-1] == pytest.approx(24 * 3 * plan.clip.constant**2)
@@ -244,7 +244,7 @@ def test_results_do_not_depend_on_threads_or_call_lengths(threads):
         compiled.run(environment, [plan], e.checkpoints, record=True, **keys)
         for keys in ({}, {"threads": threads, "rounds_per_call": 5})
     )
-    same(outcome, threaded_outcome)
+    assert_same_bits(outcome, threaded_outcome)
 
 
 # ---- what the key does not change ---------------------------------------------------------------
@@ -276,7 +276,10 @@ def test_certificate_does_not_depend_on_noise_draws():
     ]
     assert certificates[0].exact == certificates[1].exact
     assert certificates[0].status == certificates[1].status == "proven"
-    assert DRAWN_ONCE in certificates[1].caveats and DRAWN_ONCE not in certificates[0].caveats
+    assert (
+        DRAWN_ONCE_CAVEAT in certificates[1].caveats
+        and DRAWN_ONCE_CAVEAT not in certificates[0].caveats
+    )
 
 
 def test_plans_with_less_noise_are_refused():

@@ -173,7 +173,7 @@ AGENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def old(curves: dict[str, dict[str, Any]], silos: int, environment: Any) -> Experiment:
+def earlier_keys(curves: dict[str, dict[str, Any]], silos: int, environment: Any) -> Experiment:
     tables = [
         # The rule of then, which is no longer the default: the largest bound is chosen.
         {"label": name, "algorithm": name, **({} if name == "random" else {"sieve": 1.0}), **keys}
@@ -196,10 +196,10 @@ def test_curves_without_the_new_keys_are_who_they_were() -> None:
         text = msgspec.json.encode(identity, order="sorted")
         return hashlib.sha256(text).hexdigest()[:16]
 
-    assert old(OLD, 30, Sphere(3, 5)).identity()["revisions"] == {"private-fedlinucb": 2}
-    assert digest(old(OLD, 30, Sphere(3, 5))) == "d8602a1e4a36a080"
-    assert digest(old(OLD, 30, FixedSet(dimension=3, actions=5))) == "c288e2015eb98ad0"
-    assert digest(old(AGENTS, 1, Sphere(3, 5))) == "d4f424ad4a0e85a5"
+    assert earlier_keys(OLD, 30, Sphere(3, 5)).identity()["revisions"] == {"private-fedlinucb": 2}
+    assert digest(earlier_keys(OLD, 30, Sphere(3, 5))) == "d8602a1e4a36a080"
+    assert digest(earlier_keys(OLD, 30, FixedSet(dimension=3, actions=5))) == "c288e2015eb98ad0"
+    assert digest(earlier_keys(AGENTS, 1, Sphere(3, 5))) == "d4f424ad4a0e85a5"
 
 
 def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
@@ -216,7 +216,7 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
     assert len(settled) == len(OLD) + len(AGENTS)
     for keys in settled:
         assert all(keys[key] == value for key, value in LATER.items() if key in keys)
-    said = [
+    message = [
         experiment({**PUBLIC, "batch_size": 5, **keys}, 1.0)
         for keys in ({"bonus": 0.5}, {"bonus": 0.5, "ledger": 2.0}, {"reward_centre": 0.5},
                      {"tie_bonus": 0.5}, {"sieve": 0.3}, {"sieve": 0.5},
@@ -226,8 +226,8 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
         for keys in (GROWING, {**GROWING, "batch_first": 2}, {**GROWING, "batch_ratio": 1.5},
                      {"release_rounds": [3, 9]}, {"release_rounds": [3, 10]})
     ] + [experiment({**PUBLIC, "batch_size": 5, "sieve": 1.0}, 2.0)]  # fmt: skip
-    digests = {e.digest() for e in said}
-    assert len(digests) == len(said) and plain.digest() not in digests
+    digests = {e.digest() for e in message}
+    assert len(digests) == len(message) and plain.digest() not in digests
     assert experiment({**PUBLIC, "batch_size": 5, "bonus": 1.0}).digest() == plain.digest()
     default = experiment({**PUBLIC, "batch_size": 5})
     assert default.digest() == experiment({**PUBLIC, "batch_size": 5, "sieve": 0.3}).digest()
@@ -244,7 +244,7 @@ def _settled(name: str, keys: dict[str, Any]) -> Any:
 # ---- keys drawn at random ------------------------------------------------------------------------
 
 
-def drawn(rng: np.random.Generator) -> dict[str, Any]:
+def random_curve(rng: np.random.Generator) -> dict[str, Any]:
     """Return a curve with some of the keys, fitting or not."""
     base = [PUBLIC, PRIVATE, VECTOR, JOINT, FEDUCB, PEERS, ROBIN,
             {"algorithm": "linucb"}, {"algorithm": "linucb-ldp", **BUDGET},
@@ -282,7 +282,7 @@ def test_any_combination_is_refused_or_plays(seed: int) -> None:
     rng = np.random.default_rng(seed)
     played = 0
     for _ in range(40):
-        curve = drawn(rng)
+        curve = random_curve(rng)
         try:
             e = experiment(curve, [1.0, 3.0][rng.integers(2)])
         except InputError as refused:

@@ -13,7 +13,7 @@ import numpy as np
 import problems
 import pytest
 from oracle import schedules as oracle
-from test_drivers import same
+from test_drivers import assert_same_bits
 from test_oracle_match import oracle_noise
 
 import fastfed
@@ -55,17 +55,17 @@ CASES = dict(problems.schedules())
 COMPILED = [name for name in CASES if "individual" not in name]
 
 
-def both(e: Any) -> Any:
+def results_of_both_drivers(e: Any) -> Any:
     """Return the results of both drivers."""
     plan = e.curves[0].system.plan
-    opened = e.environment.open(e.seed, 0, e.silos)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
     if isinstance(plan, PeerPlan):
         return (
-            peers.run(opened, plan, e.checkpoints, record=True),
-            peers.run_steps(opened, plan, e.checkpoints),
+            peers.run(opened_environment, plan, e.checkpoints, record=True),
+            peers.run_steps(opened_environment, plan, e.checkpoints),
         )
-    (fast,) = compiled.run(opened, [plan], e.checkpoints, record=True)
-    return fast, server.run_one(opened, plan, e.checkpoints)
+    (fast,) = compiled.run(opened_environment, [plan], e.checkpoints, record=True)
+    return fast, server.run_one(opened_environment, plan, e.checkpoints)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def both(e: Any) -> Any:
 )
 def test_the_two_drivers_agree_bit_for_bit(name: str) -> None:
     e = experiment_of(CASES[name])
-    fast, readable = both(e)
-    same(fast, readable)
+    fast, readable = results_of_both_drivers(e)
+    assert_same_bits(fast, readable)
     plan = e.curves[0].system.plan
     if isinstance(plan, Plan) and plan.batch_size:
         assert fast.synchronisations[-1] == plan.releases
@@ -90,13 +90,18 @@ def test_the_two_drivers_agree_bit_for_bit(name: str) -> None:
 )  # fmt: skip
 def test_threads_and_calls_change_nothing(name: str, rounds_per_call: int) -> None:
     e = experiment_of(CASES[name])
-    opened = e.environment.open(e.seed, 0, e.silos)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
     plans = [e.curves[0].system.plan]
-    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (one,) = compiled.run(opened_environment, plans, e.checkpoints, record=True)
     (many,) = compiled.run(
-        opened, plans, e.checkpoints, record=True, threads=2, rounds_per_call=rounds_per_call
+        opened_environment,
+        plans,
+        e.checkpoints,
+        record=True,
+        threads=2,
+        rounds_per_call=rounds_per_call,
     )
-    same(one, many)
+    assert_same_bits(one, many)
 
 
 def test_curves_of_different_schedules_played_together() -> None:
@@ -131,7 +136,7 @@ def test_equal_batches_by_name_and_by_rounds_are_one_run() -> None:
         runs = []
         for keys in ({"batch_size": 4}, {"release_rounds": list(range(4, 29, 4))}):
             e = experiment_of({**base, **keys})
-            played, _ = both(e)
+            played, _ = results_of_both_drivers(e)
             runs.append((played, e.curves[0].system.plan))
         (one, plan), (other, spelled) = runs
         np.testing.assert_array_equal(one.actions, other.actions)
@@ -204,13 +209,13 @@ def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
     return {"noise": noise, "public": public}
 
 
-def replayed(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
+def oracle_replay(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
     plan = e.curves[0].system.plan
-    opened = e.environment.open(e.seed, 0, e.silos)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
     clip = plan.clip
     given = {
-        "contexts": lambda t, i: opened.round(i, t)[0].astype(float),
-        "means": lambda t, i: opened.round(i, t)[1],
+        "contexts": lambda t, i: opened_environment.round(i, t)[0].astype(float),
+        "means": lambda t, i: opened_environment.round(i, t)[1],
         "actions": outcome.actions,
         "rewards": outcome.rewards,
         "ends": ends_of(plan),
@@ -232,10 +237,10 @@ def checked(
     if limit is not None:
         e = with_limit(e, limit)
     plan = e.curves[0].system.plan
-    opened = e.environment.open(e.seed, 0, e.silos)
-    (outcome,) = compiled.run(opened, [plan], e.checkpoints, record=True)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
+    (outcome,) = compiled.run(opened_environment, [plan], e.checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
-    truth = replayed(e, outcome)
+    truth = oracle_replay(e, outcome)
     # Nearer than this, rounding may choose another lambda: it needs another seed.
     assert truth.nearest_floor > 1e-12
     assert truth.worst_gap < 1e-8
@@ -272,7 +277,7 @@ def noticed(wrong: dict[str, Any], names: list[str]) -> float:
     worst = 0.0
     for name in names:
         e, outcome, truth = checked(CASES[name])
-        altered = replayed(e, outcome, **wrong)
+        altered = oracle_replay(e, outcome, **wrong)
         worst = max(worst, altered.worst_gap)
         for one, other in zip(truth.totals, altered.totals, strict=False):
             worst = max(worst, float(np.abs(one[1] - other[1]).max() > 1e-6))
@@ -295,10 +300,14 @@ def test_noise_of_a_second_release_by_hand() -> None:
     e = experiment_of({**CASES["explicit, central, factorised, lazy"], "horizon": 9,
                        "release_rounds": [1, 6]})  # fmt: skip
     plan = e.curves[0].system.plan
-    opened = e.environment.open(e.seed, 0, e.silos)
-    (outcome,) = compiled.run(opened, [plan], e.checkpoints, record=True)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
+    (outcome,) = compiled.run(opened_environment, [plan], e.checkpoints, record=True)
     x = np.array(
-        [opened.round(i, t + 1)[0][outcome.actions[i, t]] for t in range(6) for i in range(2)],
+        [
+            opened_environment.round(i, t + 1)[0][outcome.actions[i, t]]
+            for t in range(6)
+            for i in range(2)
+        ],
         dtype=float,
     )
     noise, b = oracle_noise(plan, e.seed), plan.factor.matrix
@@ -357,9 +366,9 @@ def deploy(plan: Plan, opened: Any, noise: Any) -> tuple[np.ndarray, Any]:
 def test_parties_with_seeded_noise_are_both_drivers(name: str) -> None:
     e = experiment_of(CASES[name])
     plan = e.curves[0].system.plan
-    opened = e.environment.open(e.seed, 0, e.silos)
-    played = server.run_one(opened, plan, e.checkpoints)
-    actions, broadcast = deploy(plan, opened, SeededNoise(SEED))
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
+    played = server.run_one(opened_environment, plan, e.checkpoints)
+    actions, broadcast = deploy(plan, opened_environment, SeededNoise(SEED))
     np.testing.assert_array_equal(actions, played.actions)
     if broadcast is not None:
         np.testing.assert_array_equal(broadcast.values, played.total)
@@ -378,18 +387,18 @@ def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
     """
     e = experiment_of(CASES[name])
     plan = e.curves[0].system.plan
-    opened = e.environment.open(e.seed, 0, e.silos)
+    opened_environment = e.environment.open(e.seed, 0, e.silos)
     collected = []
     for _ in range(2):
-        actions, broadcast = deploy(plan, opened, None)
+        actions, broadcast = deploy(plan, opened_environment, None)
         if broadcast is None:
             return
         d, plain = plan.dimension, np.zeros(plan.statistic_size)
         for t in range(1, plan.end(plan.releases) + 1):
             for i in range(plan.silos):
-                features, means = opened.round(i, t)
+                features, means = opened_environment.round(i, t)
                 x = np.array(features[actions[i, t - 1]], dtype=float)
-                y = opened.reward(i, t, means[actions[i, t - 1]])
+                y = opened_environment.reward(i, t, means[actions[i, t - 1]])
                 if plan.clip is not None:
                     y, _, _ = plan.clip.apply(x, y)
                 plain += np.append(x * y, np.outer(x, x)[np.tril_indices(d)])
@@ -490,8 +499,8 @@ def test_a_fixed_set_is_one_choice_for_each_batch() -> None:
         name="x", environment=FixedSet(dimension=3, actions=7), curves=[table], horizon=300,
         silos=1, seed=1, checkpoints=5,
     )  # fmt: skip
-    fast, readable = both(e)
-    same(fast, readable)
+    fast, readable = results_of_both_drivers(e)
+    assert_same_bits(fast, readable)
     ends = e.curves[0].system.plan.release_rounds
     for start, stop in zip((0, *ends), (*ends, 300), strict=True):
         assert len(set(fast.actions[0, start:stop])) <= 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from oracle import centred as oracle
 from scipy import stats
-from test_drivers import both, same
+from test_drivers import assert_same_bits, outcomes_of_both_drivers
 
 import fastfed
 from fastfed._random import SeededNoise
@@ -20,7 +20,7 @@ from fastfed._validate import InputError
 from fastfed.bandits.assemble import secure_encoder
 from fastfed.environments import Sphere
 from fastfed.parties import Report, Server, Silo
-from fastfed.privacy.certificate import COINS, LIMITS
+from fastfed.privacy.certificate import EXACT_SECURE_SUM_CAVEAT, SECURE_SUM_CAVEAT
 from fastfed.privacy.sensitivity import layout_stds
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.schedule import Schedule
@@ -77,9 +77,9 @@ def experiment(*curves: dict[str, Any], intercept: float = 2.0, **sizes: Any) ->
 )
 def test_both_drivers_agree_bit_for_bit(keys: dict[str, Any]) -> None:
     e = experiment(keys)
-    (compiled_outcome,), (step_outcome,) = both(e)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
     assert compiled_outcome.synchronisations[-1] == e.curves[0].system.plan.releases > 1
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @functools.cache
@@ -297,7 +297,10 @@ def test_certificate_names_trusted_parties_and_the_guarantee_without_them() -> N
     assert any("at least 6 of the 9 silos" in text for text in texts)
     assert any("masks' keys" in text for text in texts)
     assert any("drop-outs are not recovered" in text for text in texts)
-    assert LIMITS in certificate.caveats and COINS not in certificate.caveats
+    assert (
+        SECURE_SUM_CAVEAT in certificate.caveats
+        and EXACT_SECURE_SUM_CAVEAT not in certificate.caveats
+    )
     same_silo_claim, without_trust = certificate.also
     assert "same silo" in same_silo_claim.model and same_silo_claim.exact == certificate.exact
     assert "all other silos" in without_trust.model and without_trust.claimed is None
@@ -308,7 +311,7 @@ def test_certificate_names_trusted_parties_and_the_guarantee_without_them() -> N
         fastfed.privacy.epsilon_of(mu, 1e-3), rel=1e-8
     )
     deployed = system.deployed_certificate
-    assert COINS in deployed.caveats and LIMITS not in deployed.caveats
+    assert EXACT_SECURE_SUM_CAVEAT in deployed.caveats and SECURE_SUM_CAVEAT not in deployed.caveats
     assert not any(
         "simulation" in condition or "Gaussian" in condition for condition in deployed.caveats
     )

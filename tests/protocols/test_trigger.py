@@ -46,7 +46,7 @@ FEATURES = {
 }
 
 
-def world(name: str) -> Python:
+def environment_named(name: str) -> Python:
     span, length = FEATURES[name]
 
     def function(seed: int, replicate: int, silo: int, round: int) -> tuple[Any, Any]:
@@ -62,7 +62,9 @@ def world(name: str) -> Python:
 
 
 def make(name: str, communication: float, **keys: Any) -> Experiment:
-    return experiment(world(name), silos=SILOS, horizon=ROUNDS, communication=communication, **keys)
+    return experiment(
+        environment_named(name), silos=SILOS, horizon=ROUNDS, communication=communication, **keys
+    )
 
 
 def values(e: Experiment) -> np.ndarray:

@@ -71,7 +71,7 @@ def one_replicate(curve: CurveResult) -> CurveResult:
     return replace(curve, replicates=(0,), **{name: getattr(curve, name)[:1] for name in names})
 
 
-def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+def hide_package(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     """Hide a package, as if it were not installed."""
     real = builtins.__import__
 
@@ -258,7 +258,7 @@ class TestPlot:
             replace(results, curves=()).plot()
 
     def test_without_matplotlib(self, results, monkeypatch):
-        without(monkeypatch, "matplotlib")
+        hide_package(monkeypatch, "matplotlib")
         with pytest.raises(InputError) as error:
             results.curves[0].plot()
         assert str(error.value) == (
@@ -385,7 +385,7 @@ class TestFrame:
             np.testing.assert_allclose(table[curve.label], curve.mean, rtol=1e-13)
 
     def test_without_pandas(self, results, monkeypatch):
-        without(monkeypatch, "pandas")
+        hide_package(monkeypatch, "pandas")
         for shown in (results, results.curves[0]):
             with pytest.raises(InputError) as error:
                 shown.to_frame()

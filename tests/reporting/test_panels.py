@@ -23,7 +23,7 @@ from fastfed.reporting.html import VARIABLES
 from fastfed.reporting.panels import (
     COLOURS,
     MAX_CURVES,
-    NOT_PRIVATE,
+    NOT_PRIVATE_COLOUR,
     check_grammar,
     panels,
     split_label,
@@ -68,7 +68,9 @@ def source(*curves: CurveResult, **figure: Any) -> Source:
     return in_memory(Results("x", 5, 2, curves, figure))
 
 
-def drawn(found: Source, kinds: Sequence[str] = KINDS, plot: str = "regret") -> dict[str, bytes]:
+def draw_plot(
+    found: Source, kinds: Sequence[str] = KINDS, plot: str = "regret"
+) -> dict[str, bytes]:
     """Draw only the plot ``plot``, a field of `Charts`; return the content of its files by kind."""
     charts = charts_of(found)
     only = {name: getattr(charts, name) if name == plot else [] for name in PLOTS}
@@ -77,7 +79,7 @@ def drawn(found: Source, kinds: Sequence[str] = KINDS, plot: str = "regret") -> 
     return {name.partition(".")[2]: data for name, data in files.items()}
 
 
-def shown(found: Source) -> list[tuple[str, list[str]]]:
+def shown_panels(found: Source) -> list[tuple[str, list[str]]]:
     return [(panel.title, list(panel.names)) for panel in panels(found)]
 
 
@@ -97,7 +99,7 @@ def test_labels_are_split_into_what_a_sweep_has_added() -> None:
 
 
 def test_few_curves_are_one_panel() -> None:
-    assert shown(source(*GRID)) == [
+    assert shown_panels(source(*GRID)) == [
         ("", [f"M = {m}, ε = {e}" for m in (50, 200, 800) for e in (1, 4)])
     ]
 
@@ -106,41 +108,42 @@ def test_more_curves_are_divided_by_the_key_with_the_fewest_panels() -> None:
     figure = source(*GRID, *MEANS)
     assert len(figure.results.curves) == MAX_CURVES + 1
     # By epsilon there are two, and the three means, which have none, are in both.
-    assert [title for title, _ in shown(figure)] == ["ε = 1", "ε = 4"]
-    assert shown(figure)[0][1] == [
+    assert [title for title, _ in shown_panels(figure)] == ["ε = 1", "ε = 4"]
+    assert shown_panels(figure)[0][1] == [
         *(f"ROBIN, M = {m}" for m in (50, 200, 800)),
         *(f"plain mean, M = {m}" for m in (50, 200, 800)),
     ]
     figure_keys = source(*GRID, *MEANS, facet="silos")
-    assert shown(figure_keys) == [(f"M = {m}", ["ROBIN, ε = 1", "ROBIN, ε = 4", "plain mean"])
-                            for m in (50, 200, 800)]  # fmt: skip
+    assert shown_panels(figure_keys) == [
+        (f"M = {m}", ["ROBIN, ε = 1", "ROBIN, ε = 4", "plain mean"]) for m in (50, 200, 800)
+    ]
     # What differs by the panel alone looks alike, and nothing in a panel does.
     for panel in panels(figure_keys):
         assert panel.styles == panels(figure_keys)[0].styles
         assert len({str(style) for style in panel.styles}) == 3
-        assert panel.styles[2]["color"] == NOT_PRIVATE
+        assert panel.styles[2]["color"] == NOT_PRIVATE_COLOUR
 
 
 def test_a_facet_that_no_curve_has_leaves_one_panel() -> None:
     two = source(curve("a"), curve("b"), facet="label")
-    assert shown(two) == [("", ["a", "b"])]
+    assert shown_panels(two) == [("", ["a", "b"])]
 
 
 def test_curves_without_a_sweep_are_drawn_in_chunks() -> None:
     many = source(*(curve(f"curve number {i}") for i in range(20)))
-    assert [title for title, _ in shown(many)] == ["curves 1 to 6", "curves 7 to 13",
+    assert [title for title, _ in shown_panels(many)] == ["curves 1 to 6", "curves 7 to 13",
                                                    "curves 14 to 20"]  # fmt: skip
     nine = source(*(curve(f"curve number {i}") for i in range(9)))
-    assert [len(labels) for _, labels in shown(nine)] == [4, 5]
+    assert [len(labels) for _, labels in shown_panels(nine)] == [4, 5]
 
 
 def test_of_very_many_the_best_are_drawn_before_the_range_of_all() -> None:
     many = source(*(curve(f"c{i}", 1000.0 - i) for i in range(100)))
     (panel,) = panels(many)
     assert list(panel.names) == [f"c{i}" for i in range(93, 100)] and len(panel.others) == 100
-    svg = drawn(many, ["svg"])["svg"]
+    svg = draw_plot(many, ["svg"])["svg"]
     assert b"all 100 curves, from the least to the largest mean" in svg
-    assert drawn(many, ["svg"], "final") == {}
+    assert draw_plot(many, ["svg"], "final") == {}
 
 
 def test_colour_and_dash_follow_their_keys() -> None:
@@ -204,7 +207,7 @@ def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
     with pytest.MonkeyPatch.context() as patch:
         original = plotting._spread_ends
         patch.setattr(plotting, "_spread_ends", lambda a, w: original(a, w) or seen.append((a, w)))
-        drawn(source(*(curve(f"curve {i}") for i in range(6))), ["pdf"])
+        draw_plot(source(*(curve(f"curve {i}") for i in range(6))), ["pdf"])
     ((axes, written),) = seen
     figure = axes.figure
     figure.draw_without_rendering()
@@ -217,8 +220,8 @@ def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
 
 def test_papers_get_one_column_with_embedded_type() -> None:
     figure = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
-    first = drawn(figure, ["pdf"])
-    assert set(first) == {"pdf"} and first == drawn(figure, ["pdf"])
+    first = draw_plot(figure, ["pdf"])
+    assert set(first) == {"pdf"} and first == draw_plot(figure, ["pdf"])
     pdf = first["pdf"]
     assert b"/FontFile2" in pdf and b"/Type3" not in pdf  # TrueType
     width = float(pdf.split(b"/MediaBox [ 0 0 ")[1].split()[0])
@@ -226,9 +229,9 @@ def test_papers_get_one_column_with_embedded_type() -> None:
 
 
 def test_logarithmic_axes_begin_where_there_is_something() -> None:
-    svg = drawn(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
-    assert svg == drawn(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
-    assert svg != drawn(source(curve("a", 1000.0), curve("b", 1.0)), ["svg"])["svg"]
+    svg = draw_plot(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
+    assert svg == draw_plot(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
+    assert svg != draw_plot(source(curve("a", 1000.0), curve("b", 1.0)), ["svg"])["svg"]
 
 
 def test_charts_in_a_page_have_the_colours_of_the_page() -> None:
@@ -242,11 +245,11 @@ def test_charts_in_a_page_have_the_colours_of_the_page() -> None:
 
 def test_dots_stand_for_curves_from_six_on() -> None:
     six = [curve(f"c, epsilon = {i}.0", 10.0 * 3**i) for i in range(1, 7)]
-    assert drawn(source(*six[:5]), ["svg"], "final") == {}
-    svg = drawn(source(*six), ["svg"], "final")["svg"].decode()
+    assert draw_plot(source(*six[:5]), ["svg"], "final") == {}
+    svg = draw_plot(source(*six), ["svg"], "final")["svg"].decode()
     assert all(f"c, ε\u00a0=\u00a0{i}<" in svg for i in range(1, 7))
     one = [replace(c, group_regret=c.group_regret[:1], replicates=(0,)) for c in six]
-    assert drawn(source(*one), ["svg"], "final")["svg"]
+    assert draw_plot(source(*one), ["svg"], "final")["svg"]
 
 
 HOSTILE = "a & b_c #1, 50 % {x} \\frac ~^ $x$, epsilon = 1.0"
@@ -255,7 +258,7 @@ HOSTILE = "a & b_c #1, 50 % {x} \\frac ~^ $x$, epsilon = 1.0"
 def test_without_latex_pgf_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match=r"^format pgf needs LaTeX \(.*\): install TeX Live"):
-        drawn(source(curve("a"), curve("b")), ["pgf"])
+        draw_plot(source(curve("a"), curve("b")), ["pgf"])
 
 
 @pytest.mark.slow
@@ -263,8 +266,8 @@ def test_without_latex_pgf_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_pgf_is_input_to_latex_whatever_labels_are(tmp_path: Path) -> None:
     six = [curve(f"{HOSTILE}, rho_min = {i}.0") for i in range(6)]
     pictures = {
-        **drawn(source(*six), ["pgf"]),
-        "final": drawn(source(*six), ["pgf"], "final")["pgf"],
+        **draw_plot(source(*six), ["pgf"]),
+        "final": draw_plot(source(*six), ["pgf"], "final")["pgf"],
     }
     for name, content in pictures.items():
         (tmp_path / f"{name}.pgf").write_bytes(content)

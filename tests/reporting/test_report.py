@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_panels import drawn
+from test_panels import draw_plot
 
 import fastfed
 from fastfed._validate import InputError
@@ -22,7 +22,7 @@ from fastfed.privacy.certificate import as_text
 from fastfed.reporting import table
 from fastfed.reporting.charts import Y_LABELS, Chart, ascii_plot, charts_of
 from fastfed.reporting.figure import (
-    AXES,
+    AXIS_KEYS,
     Source,
     bound_curves,
     bounds_above_plot,
@@ -34,7 +34,7 @@ from fastfed.reporting.figure import (
     synchronisation_bounds,
 )
 from fastfed.reporting.page import write_report
-from fastfed.reporting.panels import COLOURS, NOT_PRIVATE, line_styles
+from fastfed.reporting.panels import COLOURS, NOT_PRIVATE_COLOUR, line_styles
 from fastfed.reporting.plot_files import FORMATS
 from fastfed.reporting.plotting import draw_chart
 from fastfed.reporting.sections import certificates_text
@@ -197,7 +197,7 @@ def test_certificates_are_those_of_the_experiment(source: Source) -> None:
 
 
 def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
-    first, second = drawn(source), drawn(source)
+    first, second = draw_plot(source), draw_plot(source)
     assert first == second
     assert set(first) == {"png", "svg"}
     assert first["png"].startswith(b"\x89PNG")
@@ -214,8 +214,8 @@ def sent_lines(source: Source) -> list[tuple[Any, Any]]:
 def test_communication_begins_at_the_first_message_and_ends_at_the_total(source: Source) -> None:
     """Compare the bytes of the schedule and the regret of the store."""
     seen = sent_lines(source)
-    pictures = drawn(source, plot="sent")
-    assert pictures == drawn(source, plot="sent")
+    pictures = draw_plot(source, plot="sent")
+    assert pictures == draw_plot(source, plot="sent")
     assert pictures["png"].startswith(b"\x89PNG")
     curves = source.results.curves
     # The lonely silos send nothing, and have no line.
@@ -307,17 +307,17 @@ def test_drawing_leaves_no_trace(source: Source) -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    drawn(source)
-    drawn(source, plot="sent")
+    draw_plot(source)
+    draw_plot(source, plot="sent")
     assert dict(matplotlib.rcParams) == before
 
 
 def test_figure_shows_what_the_spec_asks_for(source: Source) -> None:
     figure = {**source.results.figure, "y": "cumulative"}
     cumulative = replace(source, results=replace(source.results, figure=figure))
-    assert drawn(cumulative)["png"] != drawn(source)["png"]
+    assert draw_plot(cumulative)["png"] != draw_plot(source)["png"]
     without = replace(source, results=replace(source.results, figure={**figure, "note": []}))
-    assert drawn(without)["png"] != drawn(cumulative)["png"]
+    assert draw_plot(without)["png"] != draw_plot(cumulative)["png"]
 
 
 def of_figure(source: Source, **keys: Any) -> Source:
@@ -348,7 +348,7 @@ def axes_of(source: Source) -> Any:
 
 
 def test_every_axis_has_a_name() -> None:
-    assert set(AXES) == set(Y_LABELS)
+    assert set(AXIS_KEYS) == set(Y_LABELS)
 
 
 def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
@@ -407,8 +407,8 @@ def test_a_bound_is_drawn_as_the_axis_has_it(source: Source, y: str, divisor: li
     # The axis makes room for it, and there is nothing to say in small print.
     assert axes.get_ylim()[1] > 1.5 * tallest(plain) > before.get_ylim()[1]
     assert bounds_above_plot(asked) == missing_bounds(asked) == []
-    assert drawn(asked)["png"] == drawn(asked)["png"] != drawn(plain)["png"]
-    assert b">Theorem 1</text>" in drawn(asked)["svg"]
+    assert draw_plot(asked)["png"] == draw_plot(asked)["png"] != draw_plot(plain)["png"]
+    assert b">Theorem 1</text>" in draw_plot(asked)["svg"]
 
 
 def test_a_bound_below_the_curves_leaves_the_axis_alone(source: Source) -> None:
@@ -425,7 +425,7 @@ def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> N
     far = bounded(plain, np.linspace(3.01, 5000.0, 6) * top)
     assert axes_of(far).get_ylim() == axes_of(plain).get_ylim()
     assert len(axes_of(far).get_lines()) == len(plain.results.curves)
-    assert b">Theorem 1</text>" not in drawn(far)["svg"]
+    assert b">Theorem 1</text>" not in draw_plot(far)["svg"]
     # It leaves the picture: drawn up to its upper edge.
     leaving = bounded(plain, np.array([0.5, 1.0, 2.0, 2.9, 50.0, 5000.0]) * top)
     axes = axes_of(leaving)
@@ -435,7 +435,7 @@ def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> N
         (note,) = bounds_above_plot(source_)
         value = 5000.0 * top
         assert note == f"above the plot: Theorem 1 = {spaced(value)} at the last round"
-        assert b"above the plot: Theorem 1" in drawn(source_)["svg"]
+        assert b"above the plot: Theorem 1" in draw_plot(source_)["svg"]
     # It comes in: what counts is where it ends.
     coming = bounded(plain, np.array([5000.0, 50.0, 4.0, 2.0, 1.5, 1.4]) * top)
     assert bounds_above_plot(coming) == [] and axes_of(coming).get_ylim() == (0.0, 3.0 * top)
@@ -519,14 +519,14 @@ def test_figure_of_one_replicate_and_odd_labels(folder: Path) -> None:
         )
     )
     odd = replace(one, results=replace(one.results, curves=curves))
-    assert drawn(odd)["png"].startswith(b"\x89PNG")
+    assert draw_plot(odd)["png"].startswith(b"\x89PNG")
 
 
 def test_lines_can_be_told_apart(source: Source) -> None:
     private = source.results.curves[1]
     styles = line_styles((source.results.curves[0], *[private] * 20))
     assert len({(s["color"], str(s["linestyle"])) for s in styles}) == 21
-    assert styles[0]["color"] == NOT_PRIVATE
+    assert styles[0]["color"] == NOT_PRIVATE_COLOUR
     assert {s["color"] for s in styles[1:]} == set(COLOURS)
 
 

@@ -219,9 +219,9 @@ def without_random(results):
     ids=lambda world: world["kind"],
 )
 def test_the_regret_of_random_actions_is_estimated_without_a_curve_of_them(world):
-    found = fastfed.simulate(world, "random", silos=4, horizon=100, replicates=30).curves[0]
-    mean, stderr = found.random_regret
-    played, error = found.final().values()
+    actual = fastfed.simulate(world, "random", silos=4, horizon=100, replicates=30).curves[0]
+    mean, stderr = actual.random_regret
+    played, error = actual.final().values()
     assert 0.0 <= stderr < 0.2 * mean
     # Both sample thetas and rounds: five standard errors of their difference, and rounding.
     assert abs(mean - played) < 5.0 * math.hypot(error, stderr) + 1e-9 * mean

@@ -39,7 +39,7 @@ def exact(stored: dict[str, Any]) -> bool:
     [n if n in ORDINARY else pytest.param(n, marks=pytest.mark.slow) for n in digests.names()],
 )
 def test_a_figure_has_its_stored_digests(name: str, stored: dict[str, Any], exact: bool) -> None:
-    new_digests = digests.play(name)
+    new_digests = digests.digests_of_figure(name)
     messages = digests.differences(name, stored["figures"].get(name, {}), new_digests, exact=exact)
     assert not messages, "\n".join([*messages, 'see "Restructuring" in CONTRIBUTING.md'])
 

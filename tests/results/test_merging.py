@@ -41,7 +41,7 @@ def spec(tmp_path):
     return path
 
 
-def same(a, b):
+def assert_same(a, b):
     assert [c.label for c in a] == [c.label for c in b]
     for one, other in zip(a, b, strict=True):
         assert one.replicates == other.replicates
@@ -56,12 +56,12 @@ def test_parts_make_the_whole(spec, tmp_path):
         part = fastfed.run(spec, tmp_path / f"p{first}", replicates=(first, first + 2))
         assert {c.replicates for c in part} == {(first, first + 1)}
     parts = [tmp_path / f"p{first}" for first in (4, 0, 2)]
-    same(fastfed.merge(parts, tmp_path / "all"), whole)
-    same(fastfed.load(tmp_path / "all"), whole)
+    assert_same(fastfed.merge(parts, tmp_path / "all"), whole)
+    assert_same(fastfed.load(tmp_path / "all"), whole)
     # Again, and into a folder that has some: nothing changes, and nothing is simulated.
-    same(fastfed.merge(parts, tmp_path / "all"), whole)
-    same(fastfed.merge([parts[0], tmp_path / "all"], tmp_path / "p0"), whole)
-    same(fastfed.run(spec, tmp_path / "all"), whole)
+    assert_same(fastfed.merge(parts, tmp_path / "all"), whole)
+    assert_same(fastfed.merge([parts[0], tmp_path / "all"], tmp_path / "p0"), whole)
+    assert_same(fastfed.run(spec, tmp_path / "all"), whole)
     with sqlite3.connect(tmp_path / "all" / "results.sqlite") as db:
         assert db.execute("SELECT count(*) FROM cells").fetchone() == (18,)
         assert db.execute("SELECT count(*) FROM timings").fetchone() == (18,)
@@ -71,7 +71,7 @@ def test_a_range_goes_on_after_a_stop(spec, tmp_path):
     fastfed.run(spec, tmp_path / "out", replicates=(3, 4))
     fastfed.run(spec, tmp_path / "out", replicates=(2, 6))
     assert fastfed.load(tmp_path / "out")["alone"].replicates == (2, 3, 4, 5)
-    same(fastfed.run(spec, tmp_path / "out"), fastfed.run(spec, tmp_path / "whole"))
+    assert_same(fastfed.run(spec, tmp_path / "out"), fastfed.run(spec, tmp_path / "whole"))
 
 
 def test_the_commands(spec, tmp_path):
@@ -96,10 +96,10 @@ def test_other_experiments_are_refused_by_name(spec, tmp_path):
     fastfed.run(spec, tmp_path / "a", replicates=(0, 1))
     fastfed.run(spec, tmp_path / "b", replicates=(1, 2), seed=5)
     fastfed.run(spec, tmp_path / "c", replicates=(1, 2), changes={"curve.server.delta": 1e-5})
-    for other, said in (("b", "different seed"), ("c", '"server, epsilon = 1.0" in delta')):
+    for other, message in (("b", "different seed"), ("c", '"server, epsilon = 1.0" in delta')):
         with pytest.raises(InputError, match="different experiments") as found:
             fastfed.merge([tmp_path / "a", tmp_path / other], tmp_path / "all")
-        assert said in str(found.value)
+        assert message in str(found.value)
     assert not (tmp_path / "all").exists()
     with pytest.raises(InputError, match="holds no results"):
         fastfed.merge([tmp_path / "a", tmp_path / "nothing"], tmp_path / "all")
@@ -120,7 +120,7 @@ def test_results_that_contradict_each_other_are_refused(spec, tmp_path):
         digests.seal(db)
     with pytest.raises(InputError, match="different results for replicate 1 of 'alone'"):
         fastfed.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
-    same(fastfed.load(tmp_path / "all"), fastfed.load(tmp_path / "a"))
+    assert_same(fastfed.load(tmp_path / "all"), fastfed.load(tmp_path / "a"))
 
 
 def test_damaged_parts_are_refused_before_anything_is_written(spec, tmp_path):

@@ -52,8 +52,8 @@ def results(folder):
 
 
 def test_curves_know_their_keys(results):
-    found = [(c.parameters.get("epsilon"), c.parameters.get("batch_size")) for c in results]
-    assert found == [(0.5, 4), (0.5, 8), (2.0, 4), (2.0, 8), (None, None)]
+    actual = [(c.parameters.get("epsilon"), c.parameters.get("batch_size")) for c in results]
+    assert actual == [(0.5, 4), (0.5, 8), (2.0, 4), (2.0, 8), (None, None)]
     assert len(results) == 5
     assert results.curves[-1].parameters["delay"]["mean"] == 2.0
 

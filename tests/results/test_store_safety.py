@@ -175,7 +175,7 @@ def test_what_a_killed_process_leaves_behind_is_used_up(path, tmp_path):
 # ---- two processes ------------------------------------------------------------------------------
 
 
-def opened(e, folder):
+def open_store(e, folder):
     meta = {"identity": e.identity(), "rounds": e.checkpoints.tolist(), "figure": {}}
     return Store.create_or_resume(folder, meta, curve_rows(e))
 
@@ -185,7 +185,7 @@ def test_a_second_process_is_refused_with_folder_and_process(path, tmp_path):
     assert command("run", path, "-o", out, "--replicates", 1).exit_code == 0
     before = content(out / FILE)
     e = experiment_from_spec(fastfed_spec(path))
-    with opened(e, out):
+    with open_store(e, out):
         second = start("run", path, "-o", out)
         printed, errors = second.communicate()
         assert (second.returncode, printed) == (2, "")
@@ -218,7 +218,7 @@ def test_the_lock_goes_with_its_process(path, tmp_path):
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
     assert (out / LOCK).exists()  # nobody was there to remove it
-    with opened(experiment_from_spec(fastfed_spec(path)), out):
+    with open_store(experiment_from_spec(fastfed_spec(path)), out):
         pass
     assert not (out / LOCK).exists()
 
@@ -378,7 +378,7 @@ sys.stdin.read()
 
 def test_a_store_that_another_program_holds_is_a_sentence_with_its_name(tmp_path, monkeypatch):
     """Keep a reader inside a transaction, which blocks every commit."""
-    monkeypatch.setattr(store, "PATIENCE", 0.5)
+    monkeypatch.setattr(store, "LOCK_SECONDS", 0.5)
     small = tmp_path / "spec.toml"
     small.write_text(SPEC.format(horizon=50))
     out = tmp_path / "out"

@@ -25,7 +25,7 @@ def experiment(environment, sizes, **more):
     )
 
 
-def same(a, b):
+def assert_same_bits(a, b):
     """Check that two outcomes are equal in every bit."""
     np.testing.assert_array_equal(a.actions, b.actions)
     np.testing.assert_array_equal(a.rewards, b.rewards)
@@ -37,7 +37,7 @@ def same(a, b):
     assert a.events == b.events
 
 
-def both(e, **keys):
+def outcomes_of_both_drivers(e, **keys):
     """Return the outcomes of all curves by the compiled driver and by the step driver."""
     environment = e.environment.open(e.seed, 0, e.silos)
     plans = [curve.system.plan for curve in e.curves]
@@ -50,8 +50,8 @@ def both(e, **keys):
 )
 def test_the_two_drivers_agree_bit_for_bit(sizes):
     sphere = Sphere(dimension=sizes["dimension"], actions=sizes["actions"])
-    (compiled_outcome,), (step_outcome,) = both(experiment(sphere, sizes))
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(experiment(sphere, sizes))
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
@@ -61,10 +61,10 @@ def test_drivers_agree_where_the_noisy_v_is_indefinite(regularizer, radius):
     sizes = {"silos": 3, "horizon": 60, "batch_size": 4, "lazy": True, "protocol": "silo-ldp"}
     keys = {"regularizer": regularizer, "epsilon": 1.0, "radius": radius}
     e = experiment(Sphere(dimension=6, actions=8), sizes, **keys)
-    (compiled_outcome,), (step_outcome,) = both(e)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
     assert compiled_outcome.events["indefinite"] > 0
     assert np.isfinite(compiled_outcome.total).all()
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_drivers_agree_where_lambda_falls_to_zero(sizes):
     e = experiment(Sphere(dimension=sizes["dimension"], actions=sizes["actions"]), sizes)
     plan = e.curves[0].system.plan
     assert plan.radius.direct and plan.radius.floor[-1] > 0.0
-    (compiled_outcome,), (step_outcome,) = both(e)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
     v = np.zeros((plan.dimension, plan.dimension))
     v[np.tril_indices(plan.dimension)] = compiled_outcome.total[plan.dimension :]
     assert np.linalg.eigvalsh(v)[0] > plan.radius.floor[-1]
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("lazy", [True, False])
@@ -91,8 +91,8 @@ def test_drivers_agree_where_the_direct_radius_is_scaled(lazy):
     e = experiment(Sphere(dimension=4, actions=30), sizes, epsilon=2.0, radius_multiplier=0.05)
     radius = e.curves[0].system.plan.radius
     assert radius.direct and radius.multiplier == 0.05
-    (compiled_outcome,), (step_outcome,) = both(e)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("release", ["honaker", "toeplitz", "buffered"])
@@ -102,12 +102,12 @@ def test_drivers_agree_where_lambda_falls_in_part(release):
     sizes = {"silos": 2, "horizon": 24, **keys}
     e = experiment(Sphere(dimension=3, actions=5), sizes, epsilon=5.0)
     plan = e.curves[0].system.plan
-    (compiled_outcome,), (step_outcome,) = both(e)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
     v = np.zeros((3, 3))
     v[np.tril_indices(3)] = compiled_outcome.total[3:]
     floor, full = plan.radius.floor[-1], plan.regularizer[-1]
     assert floor - full * 7 / 8 < np.linalg.eigvalsh(v)[0] < floor
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
@@ -119,8 +119,8 @@ def test_drivers_agree_on_noise_shared_by_prefix_sums(release, releases, protoco
     sizes |= {"protocol": protocol, "release": release}
     e = experiment(Sphere(dimension=3, actions=4), sizes, epsilon=100.0)
     assert e.curves[0].system.plan.releases == releases
-    (compiled_outcome,), (step_outcome,) = both(e)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("radius", ["direct", "published-code"])
@@ -131,8 +131,8 @@ def test_drivers_agree_where_some_batches_have_a_single_round(radius):
     keys = {"release_rounds": ends, "radius": radius, "epsilon": 1000.0}
     e = experiment(Sphere(dimension=3, actions=300), sizes, **keys)
     assert e.curves[0].system.plan.release_rounds == tuple(ends)
-    (compiled_outcome,), (step_outcome,) = both(e)
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 def test_drivers_agree_on_clipped_gaussian_rewards():
@@ -140,17 +140,17 @@ def test_drivers_agree_on_clipped_gaussian_rewards():
     sphere = Sphere(
         dimension=3, actions=4, reward=fastfed.environments.RewardDistribution("gaussian", 0.5)
     )
-    (compiled_outcome,), (step_outcome,) = both(experiment(sphere, sizes))
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(experiment(sphere, sizes))
     assert compiled_outcome.events["clipped_rewards"] > 0
-    same(compiled_outcome, step_outcome)
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("sampling", ["in-order", "without-replacement", "with-replacement"])
 def test_drivers_agree_on_a_pool_of_recorded_rounds(recorded, sampling):
     sizes = {"silos": 3, "horizon": 24, "batch_size": 5, "lazy": False, "protocol": "silo-ldp"}
     replay = Replay.from_arrays(*recorded, sampling=sampling)
-    (compiled_outcome,), (step_outcome,) = both(experiment(replay, sizes))
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(experiment(replay, sizes))
+    assert_same_bits(compiled_outcome, step_outcome)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -169,7 +169,7 @@ def test_threads_and_rounds_per_call_change_no_result(threads, rounds_per_call):
         threads=threads,
         rounds_per_call=rounds_per_call,
     )
-    same(one_thread, several_threads)
+    assert_same_bits(one_thread, several_threads)
 
 
 def test_curves_simulated_together_equal_curves_simulated_alone():
@@ -268,5 +268,7 @@ def test_misuse_of_a_silo_gives_one_clear_sentence():
 def test_drivers_agree_on_a_fixed_set_in_batches_of_one_round(batches):
     """Silos then share one W, from which each makes its model of the set."""
     sizes = {"silos": 3, "horizon": 30, "protocol": "none", "lazy": False, **batches}
-    (compiled_outcome,), (step_outcome,) = both(experiment(FixedSet(dimension=3, actions=5), sizes))
-    same(compiled_outcome, step_outcome)
+    (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(
+        experiment(FixedSet(dimension=3, actions=5), sizes)
+    )
+    assert_same_bits(compiled_outcome, step_outcome)

@@ -26,7 +26,7 @@ MEANS, CHANCES = [0.2, 0.7, 0.4], [0.5, 0.2, 0.3]
 ONE_RELEASE = {"algorithm": "fedlinucb"}
 
 
-def drawn(seed, rows=400):
+def random_log(seed, rows=400):
     """Return a log of three actions without features: (action, reward, propensity) of each row."""
     draw = random.Random(seed)
     actions = draw.choices(range(3), CHANCES, k=rows)
@@ -76,7 +76,7 @@ def weighted(rows, chance):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("top", [1, 2])
 def test_the_value_of_the_best_action_is_that_of_a_loop(tmp_path, seed, top):
-    log = drawn(seed)
+    log = random_log(seed)
     values = values_of(written(tmp_path, log), 200, top=top)
     train, test = log[:200], log[200:]
     order = sorted(range(3), key=lambda k: -sum(r for a, r, _ in train if a == k)
@@ -95,7 +95,7 @@ def test_estimates_are_unbiased(tmp_path):
     """Over independent logs, the estimate minus the true value of the learned policy is near 0."""
     errors = []
     for seed in range(100, 220):
-        log = drawn(seed, rows=120)
+        log = random_log(seed, rows=120)
         best = best_action(log[:60])
         if best is None:
             continue
@@ -150,7 +150,7 @@ def test_features_silos_and_the_baseline_without_sharing(tmp_path):
 def test_replicates_differ_by_the_noise_and_the_row_is_their_mixture(tmp_path):
     private = {"algorithm": "private-fedlinucb", "protocol": "central", "batch_size": 200}
     private |= {"epsilon": 0.5, "delta": 1e-3}
-    path = written(tmp_path, drawn(3))
+    path = written(tmp_path, random_log(3))
     values = values_of(path, 200, [private], replicates=6)
     row = values.rows[-1]
     assert row.noise_std > 0 and row.releases == 1
@@ -162,9 +162,9 @@ def test_replicates_differ_by_the_noise_and_the_row_is_their_mixture(tmp_path):
 
 
 def test_rewards_beyond_one_are_scaled_in_training_and_not_in_values(tmp_path):
-    log = [(a, 5 * r, p) for a, r, p in drawn(1)]
+    log = [(a, 5 * r, p) for a, r, p in random_log(1)]
     values = values_of(written(tmp_path, log), 200, reward_range=[0, 5])
-    plain = values_of(written(tmp_path, drawn(1), "plain.csv"), 200)
+    plain = values_of(written(tmp_path, random_log(1), "plain.csv"), 200)
     assert values.rows[-1].value.value == pytest.approx(5 * plain.rows[-1].value.value)
 
 
@@ -172,7 +172,7 @@ def test_rewards_beyond_one_are_scaled_in_training_and_not_in_values(tmp_path):
 
 
 def test_lines_of_vowpal_wabbit_are_the_same_log_as_a_table(tmp_path):
-    log = drawn(8)
+    log = random_log(8)
     path = tmp_path / "log.vw"
     path.write_text("".join(f"{a + 1}:{-r}:{p} |\n" for a, r, p in log))
     vw = values_of(path, 200, format="vw", norm=1)
@@ -319,7 +319,7 @@ def test_open_bandit_logs_have_the_values_of_a_loop():
     ],
 )  # fmt: skip
 def test_mistakes_in_a_spec(tmp_path, keys, said):
-    path = written(tmp_path, drawn(0))
+    path = written(tmp_path, random_log(0))
     with pytest.raises(InputError, match=said):
         values_of(path, keys.pop("horizon", 200), **keys)
 
@@ -345,26 +345,26 @@ def test_mistakes_in_a_table(tmp_path, old, new, said):
 
 
 def test_propensities_that_do_not_fit_the_actions_are_noted(tmp_path):
-    right = Log(data=str(written(tmp_path, drawn(0)))).rounds(1)
+    right = Log(data=str(written(tmp_path, random_log(0)))).rounds(1)
     assert not any("do not fit" in note for note in right.notes)
-    wrong = [(a, r, 0.9) for a, r, _ in drawn(0)]
+    wrong = [(a, r, 0.9) for a, r, _ in random_log(0)]
     actual = Log(data=str(written(tmp_path, wrong, "wrong.csv"))).rounds(1)
     assert any("mean of 1 / propensity is 1.111, but 3 actions" in note for note in actual.notes)
 
 
 def test_a_log_cannot_be_simulated_for_its_regret(tmp_path):
-    log = Log(data=str(written(tmp_path, drawn(0))))
+    log = Log(data=str(written(tmp_path, random_log(0))))
     with pytest.raises(InputError, match="a log has no regret"):
         fastfed.simulate(log, "local-linucb", silos=1, horizon=10)
 
 
 def test_systems_without_a_server_are_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be trained on a log"):
-        values_of(written(tmp_path, drawn(0)), 100, [{"algorithm": "random"}])
+        values_of(written(tmp_path, random_log(0)), 100, [{"algorithm": "random"}])
 
 
 def test_the_command_prints_and_writes_the_values(tmp_path):
-    written(tmp_path, drawn(4))
+    written(tmp_path, random_log(4))
     spec = tmp_path / "s.toml"
     spec.write_text(
         'name = "shop"\nhorizon = 200\nsilos = 1\nreplicates = 1\n'

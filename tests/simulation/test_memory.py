@@ -17,7 +17,7 @@ from fastfed._memory import available, format_size, parse_size
 from fastfed.cli import cli
 from fastfed.results.store import FILE, Store
 from fastfed.simulation import compiled, dispatch, driver
-from fastfed.simulation.dispatch import OutOfMemory, Resources, estimate, fit
+from fastfed.simulation.dispatch import OutOfMemory, Resources, estimate, largest_layout
 from fastfed.simulation.experiment import experiment_from_spec
 
 LDP = {
@@ -107,9 +107,9 @@ def test_sizes_are_parsed_and_formatted():
     assert [parse_size("m", v) for v in ("40GB", "1.5 GiB", "300m", "7", 9, 4e9)] == [
         40 * 10**9, 3 * 2**29, 3 * 10**8, 7, 9, 4 * 10**9,
     ]  # fmt: skip
-    for bad in ("", "GB", "-1GB", "4 elephants", 0, -3, True, None, "0", 1e30, float("nan")):
+    for bad_value in ("", "GB", "-1GB", "4 elephants", 0, -3, True, None, "0", 1e30, float("nan")):
         with pytest.raises(InputError, match="m must be a size such as"):
-            parse_size("m", bad)
+            parse_size("m", bad_value)
     sizes = (500, 2.4e6, 999.9e6, 31.4e9, 3.14e12, 1e15, 1e24)
     assert [format_size(s) for s in sizes] == [
         "500 bytes", "2.4 MB", "1 GB", "31 GB", "3.1 TB", "1 PB", "1.0e+09 PB",
@@ -238,7 +238,7 @@ def test_memory_reported_by_an_environment_is_counted():
     plans = [make().curves[0].system.plan] * 2
     facts = default_environment.facts(4, 20)
     estimates = [
-        dispatch.total(dispatch.of_pass(environment, facts, plans, 5, 1))
+        dispatch.bytes_of(dispatch.memory_of_batch(environment, facts, plans, 5, 1))
         for environment in (default_environment, large_environment)
     ]
     assert estimates[1] - estimates[0] == 2 * 10**9
@@ -323,19 +323,19 @@ def test_memory_limit_replaces_the_available_memory(tmp_path, monkeypatch):
     assert read_bytes < needed
     fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=read_bytes)
     monkeypatch.setattr(dispatch, "available", lambda: None)
-    assert fit(experiment, Resources()).reduced == ""
+    assert largest_layout(experiment, Resources()).reduced == ""
 
 
 def test_runs_that_fit_only_in_parts_give_the_same_results(tmp_path):
     curves = [LDP, {"algorithm": "fedlinucb", "batch_size": 4}, {**LDP, "lazy": False}]
     experiment = make(*curves, silos=60, replicates=6)
-    full_layout = fit(experiment, Resources(3, memory_limit="1TB"))
+    full_layout = largest_layout(experiment, Resources(3, memory_limit="1TB"))
     assert (full_layout.at_once, full_layout.together, full_layout.reduced) == (3, 64, "")
     min_bytes = estimate(experiment, Resources(3), at_once=1, together=1).bytes
     bytes_of_one_batch = estimate(experiment, Resources(3), at_once=1).bytes
     results_by_limit = {}
     for limit, layout in ((10**12, (3, 64)), (bytes_of_one_batch, (1, 64)), (min_bytes, (1, 1))):
-        fitted = fit(experiment, Resources(3, memory_limit=limit))
+        fitted = largest_layout(experiment, Resources(3, memory_limit=limit))
         assert (fitted.at_once, fitted.together) == layout
         assert fitted.bytes <= limit
         folder = tmp_path / str(limit)
@@ -344,13 +344,13 @@ def test_runs_that_fit_only_in_parts_give_the_same_results(tmp_path):
     assert len({tuple(regrets) for regrets in results_by_limit.values()}) == 1
     assert "1 of 3 batches at once and at most 1 curves" in fitted.reduced
     with pytest.raises(InputError, match="this run needs"):
-        fit(experiment, Resources(3, memory_limit=min_bytes - 1))
+        largest_layout(experiment, Resources(3, memory_limit=min_bytes - 1))
 
 
 def test_fewer_processes_run_if_memory_is_short(tmp_path):
     experiment = make(LDP, silos=2000, replicates=2)
     bytes_of_one_batch = estimate(experiment, Resources(2, "processes"), at_once=1).bytes
-    fitted = fit(experiment, Resources(2, "processes", memory_limit=bytes_of_one_batch))
+    fitted = largest_layout(experiment, Resources(2, "processes", memory_limit=bytes_of_one_batch))
     assert fitted.at_once == 1 and "1 of 2 batches at once" in fitted.reduced
 
 
@@ -457,7 +457,7 @@ def test_number_of_workers_is_limited_by_memory(monkeypatch):
         monkeypatch.setattr(
             driver, "available", lambda available_bytes=available_bytes: available_bytes
         )
-        assert driver.that_fit(terms, 3) == workers
+        assert driver.batches_that_fit(terms, 3) == workers
     monkeypatch.setattr(driver, "available", lambda: 399)
     with pytest.raises(InputError, match=r"this run needs about 400 bytes \(silo states"):
-        driver.that_fit(terms, 3)
+        driver.batches_that_fit(terms, 3)

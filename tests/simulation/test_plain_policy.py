@@ -137,9 +137,9 @@ def test_drivers_and_threads_agree_for_every_way_to_name_a_policy():
 
 def test_the_agent_linucb_is_a_plain_policy():
     """A simulated LinUCB has the regret of an agent that the test runs round by round."""
-    world = FixedSet(dimension=4, actions=9)
+    environment = FixedSet(dimension=4, actions=9)
     results = fastfed.simulate(
-        world, silos=1, horizon=200, replicates=1,
+        environment, silos=1, horizon=200, replicates=1,
         curves=[
             {"label": "ours", "algorithm": "policy", "policy": fastfed.LinUCB},
             {"label": "spec", "algorithm": "policy", "policy": "fastfed:LinUCB"},
@@ -148,7 +148,7 @@ def test_the_agent_linucb_is_a_plain_policy():
     )  # fmt: skip
     from_class, from_name, random = results.curves
     assert np.array_equal(from_class.group_regret, from_name.group_regret)
-    agent, problem = fastfed.LinUCB(4), world.open(0, 0, 1)
+    agent, problem = fastfed.LinUCB(4), environment.open(0, 0, 1)
     regret = 0.0
     for round in range(1, 201):
         features, means = problem.round(0, round)

@@ -73,7 +73,7 @@ def check_resumed(spec_table, folder):
     in_one_run = fastfed.run(experiment_from_spec(spec_table), folder / "b", threads=2)
     results = [resumed, repeated, in_one_run, fastfed.load(folder / "a")]
     for other_results in results[1:]:
-        same(resumed, other_results)
+        assert_same_results(resumed, other_results)
     return batches_per_run, results
 
 
@@ -86,7 +86,7 @@ def cells(folder):
         ]
 
 
-def same(a, b):
+def assert_same_results(a, b):
     """Check that two results hold the same curves, counts and certificates."""
     assert [curve.label for curve in a.curves] == [curve.label for curve in b.curves]
     for curve_a, curve_b in zip(a.curves, b.curves, strict=True):
@@ -125,7 +125,7 @@ def test_labels_of_swept_tables_contain_keys_and_values():
 def test_a_stored_run_loads_with_equal_results(tmp_path):
     results = fastfed.run(experiment_from_spec(spec()), tmp_path / "out")
     loaded = fastfed.load(tmp_path / "out")
-    same(results, loaded)
+    assert_same_results(results, loaded)
     assert loaded.curves[0].group_regret.shape == (3, 7)
     assert loaded.curves[0].rounds[-1] == 60
     assert loaded.curves[0].agent_rounds_per_second > 0
@@ -133,7 +133,7 @@ def test_a_stored_run_loads_with_equal_results(tmp_path):
         spec()["environment"], curves=spec()["curve"], horizon=60, silos=3, replicates=3, seed=4,
         checkpoints=7,
     )  # fmt: skip
-    same(results, simulated)
+    assert_same_results(results, simulated)
 
 
 def test_a_fixed_schedule_has_equal_counts_in_all_replicates(tmp_path):
@@ -267,7 +267,7 @@ def test_synchronisations_and_bits_are_counted_for_each_replicate(tmp_path):
         outcome([2, 12], [16, 20], [9, 9]),
     ]
     experiment, loaded = stored(tmp_path / "a", outcomes)
-    same(
+    assert_same_results(
         loaded,
         collect(
             experiment, {(0, r): replicate_outcome for r, replicate_outcome in enumerate(outcomes)}
@@ -339,7 +339,7 @@ def test_adding_replicates_repeats_nothing_and_equals_one_run_of_all(tmp_path, m
     fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
     assert sorted(simulated_replicates) == [2, 3, 4]
     in_one_run = fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "b")
-    same(resumed, in_one_run)
+    assert_same_results(resumed, in_one_run)
     assert cells(tmp_path / "a") == cells(tmp_path / "b")
 
 
@@ -366,7 +366,7 @@ def test_an_interrupted_run_keeps_the_batches_that_ended(tmp_path):
     )
     assert 0 < len(missing) < 3
     resumed = fastfed.run(experiment, tmp_path / "out")
-    same(resumed, fastfed.run(experiment, tmp_path / "straight"))
+    assert_same_results(resumed, fastfed.run(experiment, tmp_path / "straight"))
     assert cells(tmp_path / "out") == cells(tmp_path / "straight")
 
 
@@ -690,10 +690,10 @@ def test_simulate_reports_all_agent_rounds(driver: str) -> None:
     curves = [{"label": "open", "algorithm": "fedlinucb"}, {"label": "dice", "algorithm": "random"}]
     reported: list[int] = []
     sizes = {"silos": 5, "horizon": 60, "replicates": 3, "driver": driver}
-    found = fastfed.simulate(world, curves=curves, progress=reported.append, **sizes)
+    actual = fastfed.simulate(world, curves=curves, progress=reported.append, **sizes)
     assert sum(reported) == 2 * 3 * 5 * 60
     plain = fastfed.simulate(world, curves=curves, **sizes)
-    assert (found["open"].group_regret == plain["open"].group_regret).all()
+    assert (actual["open"].group_regret == plain["open"].group_regret).all()
     with pytest.raises(fastfed.InputError, match="progress must be a function"):
         fastfed.simulate(world, curves=curves, silos=5, horizon=60, progress=True)
 

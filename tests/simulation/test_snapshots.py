@@ -124,7 +124,7 @@ def test_a_new_run_continues_from_a_snapshot_with_the_same_bits(
 @pytest.fixture
 def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a snapshot after every call of the driver; each call simulates a few rounds."""
-    monkeypatch.setattr(snapshots, "EVERY", 0.0)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "TIMES_OF_WRITING", 0.0)
     monkeypatch.setattr(compiled, "CALL_SECONDS", 1e-9)
 
@@ -174,7 +174,7 @@ def test_an_interrupted_run_continues_from_its_snapshot(
     engine: str, tmp_path: Path, frequent_snapshots: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if engine == "processes":
-        monkeypatch.setattr("fastfed.simulation.engines.processes.EVERY", 0.0)
+        monkeypatch.setattr("fastfed.simulation.engines.processes.PROGRESS_SECONDS", 0.0)
     experiment = two_curves()
     fastfed.run(experiment, tmp_path / "whole", threads=1)
     with pytest.raises(Interrupted):
@@ -328,7 +328,7 @@ def test_a_run_that_is_killed_five_times_ends_with_the_same_bits(tmp_path: Path)
         "epsilon = 1.0\ndelta = 1e-6\nbatch_size = 50\n"
     )
     code = (
-        "import sys\nfrom fastfed.simulation import snapshots\nsnapshots.EVERY = 0.3\n"
+        "import sys\nfrom fastfed.simulation import snapshots\nsnapshots.SNAPSHOT_SECONDS = 0.3\n"
         "snapshots.TIMES_OF_WRITING = 0.0\nfrom fastfed.cli import main\nmain()\n"
     )
     command = [sys.executable, "-c", code, "run", str(spec), "--threads", "1"]

@@ -49,8 +49,8 @@ def configure_worker(every: float = 0.1) -> None:
     from fastfed.simulation import snapshots
     from fastfed.simulation.engines import dask, dask_snapshots
 
-    snapshots.EVERY, snapshots.TIMES_OF_WRITING = every, 0.0
-    dask.EVERY = 0.05
+    snapshots.SNAPSHOT_SECONDS, snapshots.TIMES_OF_WRITING = every, 0.0
+    dask.PROGRESS_SECONDS = 0.05
     if every:
         dask_snapshots.Place.seen = lambda self: False  # type: ignore[method-assign]
 
@@ -68,10 +68,10 @@ def threads():
 @pytest.fixture
 def frequent_snapshots(monkeypatch):
     """Write snapshots and report progress as often as possible."""
-    monkeypatch.setattr(snapshots, "EVERY", 0.0)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "TIMES_OF_WRITING", 0.0)
     monkeypatch.setattr(compiled, "CALL_SECONDS", 1e-9)
-    monkeypatch.setattr(engine, "EVERY", 0.0)
+    monkeypatch.setattr(engine, "PROGRESS_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("folder_is_shared", [True, False])
@@ -108,7 +108,7 @@ def test_snapshots_sent_by_workers_suffice_to_continue(
     monkeypatch.setattr(compiled, "CALL_SECONDS", 0.002)
     fastfed.run(e, tmp_path / "whole", threads=1)
     written: list[Path] = []
-    original_store = dask_snapshots.store
+    original_store = dask_snapshots.write_atomically
 
     def record_and_store(path: Path, write: Any) -> None:
         original_store(path, write)
@@ -118,7 +118,7 @@ def test_snapshots_sent_by_workers_suffice_to_continue(
             (tmp_path / "kept").mkdir(exist_ok=True)
             shutil.copy(path, tmp_path / "kept" / path.name)
 
-    monkeypatch.setattr(dask_snapshots, "store", record_and_store)
+    monkeypatch.setattr(dask_snapshots, "write_atomically", record_and_store)
     # A fast worker would end before the client requests its snapshots, so slow it down.
     simulate = compiled.run_rounds
 
@@ -153,7 +153,7 @@ def test_snapshots_too_large_to_send_are_not_written(monkeypatch):
     assert (
         list(exchange.for_client) == [dask_snapshots.key_of(RunBatch(0, (3,)))] and len(events) == 1
     )
-    monkeypatch.setattr(dask_snapshots, "MOST_SENT", 100)
+    monkeypatch.setattr(dask_snapshots, "MAX_SENT_BYTES", 100)
     snapshot.drop()
     snapshot.begun = -1e9
     assert snapshot.due()
@@ -217,9 +217,9 @@ def snapshot_round(folder: Path) -> int:
 
 def serve_with_frequent_snapshots(*arguments: Any) -> None:
     """Run a worker that writes snapshots often."""
-    snapshots.EVERY, snapshots.TIMES_OF_WRITING = 0.1, 0.0
+    snapshots.SNAPSHOT_SECONDS, snapshots.TIMES_OF_WRITING = 0.1, 0.0
     compiled.CALL_SECONDS = 0.01
-    processes.EVERY = 0.0
+    processes.PROGRESS_SECONDS = 0.0
     processes.serve(*arguments)
 
 

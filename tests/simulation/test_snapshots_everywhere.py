@@ -14,7 +14,7 @@ import test_experts_drivers as experts_module
 import test_feducb_decentralized as peers_module
 import test_robin as robin_module
 from problems import ordinary_cases
-from test_drivers import same
+from test_drivers import assert_same_bits
 from test_snapshots import stop_after, stored_rows
 
 import fastfed
@@ -29,12 +29,12 @@ from fastfed.simulation.snapshots import Snapshot, Snapshots
 @pytest.fixture
 def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a snapshot wherever possible and simulate few rounds at a time."""
-    monkeypatch.setattr(snapshots, "EVERY", 0.0)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "TIMES_OF_WRITING", 0.0)
     monkeypatch.setattr(compiled, "CALL_SECONDS", 1e-9)
     monkeypatch.setattr(expert_course, "SECONDS_HEARD", 0.0)
-    monkeypatch.setattr(experts, "MOST_SUMS_TOGETHER", 40)
-    monkeypatch.setattr(experts, "MOST_LOSSES", 60)
+    monkeypatch.setattr(experts, "MAX_SUMS_TOGETHER", 40)
+    monkeypatch.setattr(experts, "MAX_LOSSES", 60)
     monkeypatch.setattr(
         snapshots.os, "fsync", lambda handle: None
     )  # the tests kill processes, but do not cut the power
@@ -60,8 +60,8 @@ def check_each_snapshot(
     full_outcome = run_()
     with monkeypatch.context() as patch:
         patch.setattr(Snapshot, "keep", copy_snapshot)
-        same(run_(snapshot=Snapshot(path, "this")), full_outcome)
-    monkeypatch.setattr(snapshots, "EVERY", 1e9)
+        assert_same_bits(run_(snapshot=Snapshot(path, "this")), full_outcome)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 1e9)
     loaded: list[Any] = []
     for owner, name in ((snapshots.Kept, "into"), (expert_course, "into_fields")):
         load = getattr(owner, name)
@@ -74,7 +74,7 @@ def check_each_snapshot(
     for i in chosen:
         shutil.copy(snapshot_files[i], path)
         count_before = len(loaded)
-        same(run_(snapshot=Snapshot(path, "this")), full_outcome)
+        assert_same_bits(run_(snapshot=Snapshot(path, "this")), full_outcome)
         assert len(loaded) == count_before + 1 and loaded[-1] is not False
     return len(snapshot_files)
 
@@ -189,7 +189,7 @@ def test_servers_of_other_packages_start_anew_unless_they_declare_their_state(
     plan = e.curves[0].system.plan
     monkeypatch.setattr(type(plan), "decider", lambda self, noise: PatientLeader(self, noise))
     full_outcome, path = experts_module.run_compiled(e), tmp_path / "one"
-    same(experts_module.run_compiled(e, snapshot=Snapshot(path, "this")), full_outcome)
+    assert_same_bits(experts_module.run_compiled(e, snapshot=Snapshot(path, "this")), full_outcome)
     assert not path.exists()
     monkeypatch.setattr(PatientLeader, "KEPT", (*Leader.KEPT, "patience"), raising=False)
     assert (
@@ -301,7 +301,7 @@ def test_snapshots_with_another_stage_or_shape_are_ignored(tmp_path, frequent_sn
     for stage, round in ((0, 5), (1, 5), (7, 5), (1, 22), (0, -1)):
         snapshot = Snapshot(tmp_path / "one", "this")
         snapshot.write(round, numbers, [{**state, "theta": np.zeros((1, 9))}], stage)
-        same(robin_module.run_compiled(e, snapshot=snapshot), full_outcome)
+        assert_same_bits(robin_module.run_compiled(e, snapshot=snapshot), full_outcome)
     for arrays in (
         {},
         {"course.x": np.zeros(3)},
@@ -310,7 +310,7 @@ def test_snapshots_with_another_stage_or_shape_are_ignored(tmp_path, frequent_sn
         snapshot = Snapshot(tmp_path / "two", "this")
         snapshot.keep(9, arrays)
         experts_experiment = experts_module.experiment("quadratic")
-        same(
+        assert_same_bits(
             experts_module.run_compiled(experts_experiment, snapshot=snapshot),
             experts_module.run_compiled(experts_experiment),
         )

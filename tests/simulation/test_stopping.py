@@ -85,7 +85,7 @@ def mine(tmp_path, monkeypatch):
 CHILD = """
 import itertools, sys, time
 from fastfed import _signals
-_signals.GRACE = 300
+_signals.GRACE_MILLISECONDS = 300
 try:
     with _signals.stoppable("; kept"):
         print("ready", flush=True)
@@ -117,13 +117,13 @@ def test_a_signal_ends_a_process_even_if_code_holds_the_gil(code, number, ends_b
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 128 + number
     assert (output, errors) == (
-        ("by itself\n", "") if ends_by_itself else ("", f"{_signals.SENTENCE}; kept\n")
+        ("by itself\n", "") if ends_by_itself else ("", f"{_signals.INTERRUPTED_TEXT}; kept\n")
     )
 
 
 @POSIX
 def test_handlers_are_restored_and_ignored_signals_stay_ignored():
-    handlers_before = {number: signal.getsignal(number) for number in _signals.ENDING}
+    handlers_before = {number: signal.getsignal(number) for number in _signals.ENDING_SIGNALS}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with _signals.stoppable():
@@ -137,7 +137,9 @@ def test_handlers_are_restored_and_ignored_signals_stay_ignored():
         assert _signals.exit_code(error.value) == 143
     finally:
         signal.signal(signal.SIGHUP, handlers_before[signal.SIGHUP])
-    assert {number: signal.getsignal(number) for number in _signals.ENDING} == handlers_before
+    assert {
+        number: signal.getsignal(number) for number in _signals.ENDING_SIGNALS
+    } == handlers_before
     assert _signals.exit_code(KeyboardInterrupt()) == 130
 
 
@@ -201,7 +203,7 @@ def test_a_run_with_a_function_that_hangs_stops_on_a_signal(
     )  # fmt: skip
     try:
         deadline = time.monotonic() + (100 if stores_replicate else 20)
-        while time.monotonic() < deadline and "replicates: 1" not in done(folder):
+        while time.monotonic() < deadline and "replicates: 1" not in replicates_stored(folder):
             time.sleep(0.3)
         time.sleep(0.5)
         child.send_signal(number)
@@ -218,10 +220,10 @@ def test_a_run_with_a_function_that_hangs_stops_on_a_signal(
             child.communicate()
     if stores_replicate:
         assert command("results", folder).exit_code == 0
-        assert "replicates: 1" in done(folder)
+        assert "replicates: 1" in replicates_stored(folder)
 
 
-def done(folder):
+def replicates_stored(folder):
     """Return the number of stored replicates of the first curve as text."""
     try:
         curves = fastfed.load(folder).curves

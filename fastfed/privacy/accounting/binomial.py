@@ -58,9 +58,9 @@ def masses(trials: int, p: float = ONES) -> tuple[int, np.ndarray, np.ndarray]:
     log_above = np.cumsum(np.log((trials - counts_above + 1.0) * odds / counts_above))
     log_below = np.cumsum(np.log(counts_below / ((trials - counts_below + 1.0) * odds)))
     log_ratio = np.concatenate([log_below[::-1], [0.0], log_above])
-    keep = log_ratio > -_LOG_SMALLEST
-    first += int(np.argmax(keep))
-    log_ratio = log_ratio[keep]
+    is_positive = log_ratio > -_LOG_SMALLEST
+    first += int(np.argmax(is_positive))
+    log_ratio = log_ratio[is_positive]
     mass = np.exp(log_ratio)
     return first, mass / mass.sum(), log_ratio
 
@@ -196,9 +196,9 @@ class Probits:
         lower_tail = np.cumsum(mass)
         upper_tail = np.concatenate([np.cumsum(mass[:0:-1])[::-1], [0.0]])
         # If a tail is below 1e-290, neither side is accurate. No window is ever that wide.
-        keep = (lower_tail > 1e-290) & (upper_tail > 1e-290)
-        self._first = first + int(np.argmax(keep))
-        self._below, self._above, mass = lower_tail[keep], upper_tail[keep], mass[keep]
+        in_table = (lower_tail > 1e-290) & (upper_tail > 1e-290)
+        self._first = first + int(np.argmax(in_table))
+        self._below, self._above, mass = lower_tail[in_table], upper_tail[in_table], mass[in_table]
         probit = np.where(
             self._below < self._above,
             ndtri(np.minimum(self._below, 0.5)),
@@ -476,11 +476,7 @@ class VectorSumAccount:
     """
 
     def __init__(
-        self,
-        nodes: Sequence[tuple[int, float] | Node],
-        coordinates: int,
-        *,
-        integers: bool = False,
+        self, nodes: Sequence[tuple[int, float] | Node], coordinates: int, *, integers: bool = False
     ) -> None:
         """Check the arguments and prepare the probit scales."""
         self.coordinates = integer("coordinates", coordinates, at_least=1)
@@ -496,7 +492,7 @@ class VectorSumAccount:
 
     @cached_property
     def _probits(self) -> dict[int, Probits]:
-        """Return the probit scale of each number of noise bits."""
+        """Return the `Probits` of the binomial distribution for each number of noise bits."""
         return {node.trials: probits_of(node.trials) for node in self.nodes}
 
     def _changing_coordinates(self, node: Node) -> int:
@@ -565,7 +561,7 @@ def _least_epsilon(
 # No lower bound is computed beyond this, because the tables would be too large.
 _MAX_TRIALS = 2**28
 # Number of cells for the privacy losses of one coordinate; each loss is rounded down to its cell.
-_CELLS = 2**14
+_LOSS_CELLS = 2**14
 # Bound on the error of the Fourier transforms of a composition, with a wide margin.
 _FOURIER_ERROR = 1e-12
 
@@ -643,17 +639,19 @@ def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon
     # Compose the coordinates by Fourier transforms on a grid. Losses are rounded down and small
     # masses dropped, so the result can only be too small. An infinite loss means that the output is
     # possible for the first record only, which discloses it.
-    finite = [(m[keep], x[keep]) for m, x in losses for keep in [np.isfinite(x) & (m > 1e-18)]]
+    finite = [
+        (m[counts], x[counts]) for m, x in losses for counts in [np.isfinite(x) & (m > 1e-18)]
+    ]
     disclosure_probability = 1.0 - math.prod(1.0 - float(m[np.isinf(x)].sum()) for m, x in losses)
     if not all(m.size for m, _ in finite):
         return max(disclosure_probability - _FOURIER_ERROR, 0.0)
     smallest_sum = sum(float(x.min()) for _, x in finite)
-    width = max(float(np.ptp(x)) for _, x in finite) / _CELLS or 1.0
+    width = max(float(np.ptp(x)) for _, x in finite) / _LOSS_CELLS or 1.0
     cells = [
-        np.bincount(((x - x.min()) / width).astype(np.int64), m, minlength=_CELLS + 1)
+        np.bincount(((x - x.min()) / width).astype(np.int64), m, minlength=_LOSS_CELLS + 1)
         for m, x in finite
     ]
-    length = len(cells) * (_CELLS + 1)
+    length = len(cells) * (_LOSS_CELLS + 1)
     transformed = np.prod([np.fft.rfft(c, length) for c in cells], axis=0)
     mass = np.maximum(np.fft.irfft(transformed, length), 0.0)
     loss = smallest_sum + width * np.arange(length)

@@ -274,19 +274,19 @@ def compose(mus: Iterable[float]) -> float:
 _MARGIN = 1e-11
 
 
-def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
-    """Compose ``count`` mechanisms, each with the guarantee ``each``, by advanced composition.
+def advanced(guarantee: Guarantee, count: int, slack: float) -> Guarantee:
+    """Compose ``count`` mechanisms, each with ``guarantee``, by advanced composition.
 
-    Let ``each`` be (e, d), k = count, and ``slack`` in (0, 1) an additional delta. The result is
-    (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack). It is better than basic composition
-    only for many mechanisms of small e. Source: Dwork, Rothblum & Vadhan 2010; Dwork & Roth 2014,
-    Theorem 3.20.
+    Let ``guarantee`` be (e, d), k = count, and ``slack`` in (0, 1) an additional delta. The result
+    is (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack). It is better than basic
+    composition only for many mechanisms of small e. Source: Dwork, Rothblum & Vadhan 2010; Dwork &
+    Roth 2014, Theorem 3.20.
     """
     k = integer("count", count, at_least=0)
     slack = number("slack", slack, above=0, below=1)
-    e = each.epsilon
+    e = guarantee.epsilon
     total = math.sqrt(-2.0 * k * math.log(slack)) * e + k * e * math.expm1(e)
-    return Guarantee(total, k * each.delta + slack)
+    return Guarantee(total, k * guarantee.delta + slack)
 
 
 def gaussian(mus: Iterable[float], delta: float) -> Guarantee:

@@ -49,21 +49,21 @@ KINDS = ("randomized-response", "laplace", "bounded-range")
 #: Several equal mechanisms: their kind, the epsilon of one of them, and their number.
 Part = tuple[str, float, int]
 
-_UNIT = 2.0**-53
+_UNIT_ROUNDOFF = 2.0**-53
 # The window excludes about e^-36 of the tilted mass at each end.
 _TAIL = 36.0
 # Number of grid points per square root of the number of mechanisms. The splitting of losses over
 # grid points adds (grid step)^2/6 to the variance of each loss: about 2e-4 of the total variance.
-_POINTS = 480.0
+_POINTS_PER_ROOT = 480.0
 _SMALLEST_GRID, _LARGEST_GRID = 2**14, 2**20
 # The grid step is at least the largest epsilon divided by this.
-_FINEST = 2**18
+_MAX_STEPS_PER_EPSILON = 2**18
 # Epsilons below the first are rounded up to it. If one is above the second, all are only added up.
 # So no exponential overflows.
-_LEAST_LOSS, _MOST_LOSS = 1e-100, 1e6
+_MIN_LOSS, _MAX_LOSS = 1e-100, 1e6
 # For more mechanisms, one grid cell would be much longer than the losses of one mechanism. Their
 # bound is the Renyi bound.
-_MOST_TABULATED = 10**12
+_MAX_TABULATED = 10**12
 
 
 def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
@@ -104,7 +104,7 @@ def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
     delta = number("delta", delta, at_least=0, below=1)
     counts = _counted(parts)
     total = math.fsum(count * epsilon for (_, epsilon), count in counts.items())
-    if delta == 0.0 or total == 0.0 or max(e for _, e in counts) > _MOST_LOSS:
+    if delta == 0.0 or total == 0.0 or max(e for _, e in counts) > _MAX_LOSS:
         return total
     return _Sum(counts, total, delta).epsilon()
 
@@ -119,7 +119,7 @@ def _counted(parts: Iterable[Part]) -> dict[tuple[str, float], int]:
         epsilon = number("epsilon", part[1], at_least=0)
         count = integer("count", part[2], at_least=0, at_most=2**53)
         if epsilon > 0.0 and count > 0:
-            epsilon = max(epsilon, _LEAST_LOSS)
+            epsilon = max(epsilon, _MIN_LOSS)
             counts[kind, epsilon] = counts.get((kind, epsilon), 0) + count
     return counts
 
@@ -139,7 +139,7 @@ class _Sum:
         self.parts, self.total, self.target = parts, total, math.log(delta)
         self.count = sum(parts.values())
         self.theta, self.renyi = self._tilt()
-        if self.count <= _MOST_TABULATED:
+        if self.count <= _MAX_TABULATED:
             self._tabulate(*self._window())
 
     # ---- tilt and window, from the exact cumulants ---------------------------------------------
@@ -166,7 +166,7 @@ class _Sum:
             cumulant = self._cumulant(theta)
             # Bound on its rounding error. For 10^15 mechanisms it exceeds the cumulant at small
             # theta, where the bound would be far too small without it.
-            error = 16.0 * _UNIT * (np.abs(cumulant) + self.count + self.total + 64.0)
+            error = 16.0 * _UNIT_ROUNDOFF * (np.abs(cumulant) + self.count + self.total + 64.0)
             result: np.ndarray = (cumulant + error + _log_peak(theta) - self.target) / theta
             return result
 
@@ -201,10 +201,12 @@ class _Sum:
         ``mass[i]`` is the tilted probability of the grid point ``step * (first + i)``, and
         ``missing`` bounds the probability above the window.
         """
-        size = 1 << math.ceil(math.log2(max(_SMALLEST_GRID, _POINTS * math.sqrt(self.count))))
+        size = 1 << math.ceil(
+            math.log2(max(_SMALLEST_GRID, _POINTS_PER_ROOT * math.sqrt(self.count)))
+        )
         self.size = size = min(size, _LARGEST_GRID)
         largest = max(epsilon for _, epsilon in self.parts)
-        step = max((high - low) / (size - 8), largest / _FINEST)
+        step = max((high - low) / (size - 8), largest / _MAX_STEPS_PER_EPSILON)
         # Choose a step that divides the epsilon of the mechanisms with the largest variance, so
         # that their losses are grid points and need not be split.
         main_epsilon = max(self.parts, key=lambda part: self.parts[part] * part[1] ** 2)[1]
@@ -227,7 +229,7 @@ class _Sum:
             largest_index += count * -start
         mass = np.roll(np.fft.irfft(transformed, size), -self.first)
         self.mass = np.maximum(mass, 0.0)
-        error = 8.0 * _UNIT * math.sqrt(size) * (self.count + 1) * (math.log2(size) + 1.0)
+        error = 8.0 * _UNIT_ROUNDOFF * math.sqrt(size) * (self.count + 1) * (math.log2(size) + 1.0)
         self.log_error = math.log(error) + float(_log_peak(np.array(self.theta)))
         end = self.first + size
         # Chernoff bound of the mass above the window; 0 if S cannot be there.
@@ -235,7 +237,9 @@ class _Sum:
         self.missing = math.exp(min(log_missing, 0.0)) if end <= largest_index else 0.0
         # Bound on the relative rounding errors of masses, of their products and of exponents.
         largest_exponent = self.theta * step * max(abs(self.first), abs(end))
-        self.slack = 16.0 * _UNIT * (abs(self.cumulant) + largest_exponent + self.count + 64.0)
+        self.slack = (
+            16.0 * _UNIT_ROUNDOFF * (abs(self.cumulant) + largest_exponent + self.count + 64.0)
+        )
 
     def _sums(self, index: int) -> tuple[float, float]:
         """Compute two sums over the grid points S >= s, where s is the grid point of this index.
@@ -266,7 +270,7 @@ class _Sum:
         bound.
         """
         fallback = min(self.total, max(self.renyi, 0.0) * (1.0 + 1e-9))
-        if self.count > _MOST_TABULATED:
+        if self.count > _MAX_TABULATED:
             return fallback
         low, high = max(-self.first, 0), self.size - 1  # indices of epsilon 0 and of the last point
         if low > high or self._log_delta(self._sums(high), high, 0.0) > self.target:
@@ -392,7 +396,7 @@ def _tilted(mass: np.ndarray, loss: np.ndarray, theta: float) -> tuple[np.ndarra
 
 # ---- equal shares of a budget --------------------------------------------------------------------
 
-_CLOSE = 1e-8  # relative tolerance of the search for the largest epsilon
+_TOLERANCE = 1e-8  # relative tolerance of the search for the largest epsilon
 
 
 def largest_share(
@@ -461,10 +465,12 @@ def _cached_largest_share(
         while total(high) <= epsilon:
             low, high = high, 1.5 * high
         if total(low) < epsilon:
-            low = float(brentq(lambda e: total(e) - epsilon, low, high, xtol=1e-300, rtol=_CLOSE))
+            low = float(
+                brentq(lambda e: total(e) - epsilon, low, high, xtol=1e-300, rtol=_TOLERANCE)
+            )
         # Leave a margin, because the computed epsilon is not a smooth function of the share.
-        epsilon_each = low * (1.0 - _CLOSE)
+        epsilon_each = low * (1.0 - _TOLERANCE)
     # Because of rounding, the composition may be slightly above the budget.
     while total(epsilon_each) > epsilon:
-        epsilon_each *= 1.0 - (_CLOSE if delta > 0.0 else 2.0**-52)
+        epsilon_each *= 1.0 - (_TOLERANCE if delta > 0.0 else 2.0**-52)
     return epsilon_each

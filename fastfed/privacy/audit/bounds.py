@@ -203,14 +203,14 @@ def audit(
         )
     delta = number("delta", delta, at_least=0, below=1)
     confidence = number("confidence", confidence, above=0, below=1)
-    half = n // 2
-    swap, below, threshold = _choose(p[:half], q[:half], delta, confidence)
+    half_runs = n // 2
+    swap, below, threshold = _choose(p[:half_runs], q[:half_runs], delta, confidence)
     hits = [
         int(np.count_nonzero(runs <= threshold if below else runs >= threshold))
-        for runs in (p[half:], q[half:])
+        for runs in (p[half_runs:], q[half_runs:])
     ]
     tp, fp = reversed(hits) if swap else hits
-    bound = epsilon_lower_bound(tp, fp, n - half, delta, confidence)
+    bound = epsilon_lower_bound(tp, fp, n - half_runs, delta, confidence)
     return judged(
         name,
         bound,
@@ -218,7 +218,7 @@ def audit(
         claimed_epsilon=claimed_epsilon,
         delta=delta,
         confidence=confidence,
-        largest_bound=largest_bound(n - half, delta, confidence),
+        largest_bound=largest_bound(n - half_runs, delta, confidence),
     )
 
 

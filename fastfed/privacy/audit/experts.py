@@ -32,13 +32,13 @@ def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -
     """
     mechanism = NoisyArgmin(scale)
     draw = np.random.default_rng(check_seed(seed))
-    worlds = [np.array([gap, 0.0]), np.array([gap - 1.0, 1.0])]
-    logs = [mechanism.log_probabilities(scores) for scores in worlds]
+    scores_by_world = [np.array([gap, 0.0]), np.array([gap - 1.0, 1.0])]
+    logs = [mechanism.log_probabilities(scores) for scores in scores_by_world]
 
     def simulate(world: int, n: int) -> np.ndarray:
         """Return the log-likelihood ratios of n chosen experts in one world."""
         noise = laplace_quantile(open_uniforms(draw, (n, 2)))
-        chosen = [mechanism.choose(worlds[world], row) for row in noise]
+        chosen = [mechanism.choose(scores_by_world[world], row) for row in noise]
         result: np.ndarray = (logs[1] - logs[0])[chosen]
         return result
 
@@ -142,22 +142,24 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
     if not threshold_noise:
         mechanism = msgspec.structs.replace(claimed_mechanism, threshold_scale=1e-9)
     draw = np.random.default_rng(check_seed(seed))
-    worlds = [_losses(world) for world in (0, 1)]
-    crossings = [crossing_distributions(mechanism, losses, _LEVEL) for losses in worlds]
+    losses_by_world = [_losses(world) for world in (0, 1)]
+    crossings = [crossing_distributions(mechanism, losses, _LEVEL) for losses in losses_by_world]
 
     @cache
     def ratio(switches: tuple[tuple[int, int], ...]) -> float:
         """Return the log-likelihood ratio of one sequence of switches."""
         first, second = (
             log_probability(mechanism, losses, switches, crossing)
-            for losses, crossing in zip(worlds, crossings, strict=True)
+            for losses, crossing in zip(losses_by_world, crossings, strict=True)
         )
         return second - first
 
     def simulate(world: int, n: int) -> np.ndarray:
         """Return the log-likelihood ratios of n runs in one world."""
-        uniforms = open_uniforms(draw, (n, claimed_mechanism.switches, len(worlds[0]) + 2))
-        return np.array([ratio(switches_of(mechanism, worlds[world], _LEVEL, u)) for u in uniforms])
+        uniforms = open_uniforms(draw, (n, claimed_mechanism.switches, len(losses_by_world[0]) + 2))
+        return np.array(
+            [ratio(switches_of(mechanism, losses_by_world[world], _LEVEL, u)) for u in uniforms]
+        )
 
     return audit(
         name,

@@ -193,9 +193,9 @@ def float_noise_test(channel: Channel) -> Test:
 
     def test(released: np.ndarray) -> np.ndarray:
         """Return for each possible record whether it can lead to the released doubles."""
-        n, ways, entries = channel.contributions.shape
-        rows = channel.contributions.reshape(n * ways, entries)
-        remaining = np.arange(n * ways)
+        n, candidate_count, entries = channel.contributions.shape
+        rows = channel.contributions.reshape(n * candidate_count, entries)
+        remaining = np.arange(n * candidate_count)
         for start in range(0, entries, _ENTRIES_AT_ONCE):
             columns = slice(start, start + _ENTRIES_AT_ONCE)
             possible_entries = channel.image(
@@ -203,7 +203,7 @@ def float_noise_test(channel: Channel) -> Test:
             )
             remaining = remaining[possible_entries.all(axis=1)]
         possible = np.zeros(n, dtype=bool)
-        possible[remaining // ways] = True
+        possible[remaining // candidate_count] = True
         return possible
 
     return test
@@ -227,19 +227,19 @@ def rotated_mean_test(
         # Five standard deviations of the rounding error; attack() checks that this is enough.
         tolerance = 3.5 * np.spacing(max(np.abs(released).max(), np.abs(approximate).max()))
         values = means[..., None] + scale * draws.near((approximate - means) / scale)
-        close = np.abs(values - approximate[None, :, :, None]) <= tolerance
+        is_close = np.abs(values - approximate[None, :, :, None]) <= tolerance
         # If the outermost draws are near too, draws may be missing: exclude nothing then.
-        undecided = (close[..., 0] | close[..., -1]).any(axis=2)
+        undecided = (is_close[..., 0] | is_close[..., -1]).any(axis=2)
         possible: np.ndarray = undecided.any(axis=1)
         rows, owners = [], []
-        for i, way in zip(*np.nonzero(close.any(axis=3).all(axis=2) & ~undecided), strict=True):
-            lists = [values[i, way, j][close[i, way, j]] for j in range(d)]
+        for i, way in zip(*np.nonzero(is_close.any(axis=3).all(axis=2) & ~undecided), strict=True):
+            lists = [values[i, way, j][is_close[i, way, j]] for j in range(d)]
             combinations = np.stack(np.meshgrid(*lists, indexing="ij"), axis=-1).reshape(-1, d)
             rows.append(hadamard(combinations) / root * signs[way])
             owners.append(np.full(len(combinations), i))
         if rows:
-            same = (np.concatenate(rows) == released).all(axis=1)
-            possible[np.concatenate(owners)[same]] = True
+            is_released = (np.concatenate(rows) == released).all(axis=1)
+            possible[np.concatenate(owners)[is_released]] = True
         return possible
 
     return test
@@ -259,14 +259,14 @@ def _on_step(released: np.ndarray, rows: np.ndarray, step: np.ndarray) -> np.nda
     return result
 
 
-def learn_step(channel: Channel, seen: list[tuple[int, np.ndarray]]) -> np.ndarray | None:
+def learn_step(channel: Channel, seen_releases: list[tuple[int, np.ndarray]]) -> np.ndarray | None:
     """Return the largest step (e,) of which the noise in all known releases is a multiple.
 
-    ``seen`` are pairs (record, released values). Only a step that is much larger than the distance
-    of neighbouring doubles is informative. Return None if there is none.
+    ``seen_releases`` are pairs (record, released values). Only a step that is much larger than the
+    distance of neighbouring doubles is informative. Return None if there is none.
     """
-    rows = np.array([channel.contributions[i] for i, _ in seen])  # (t, v, e)
-    released = np.array([values for _, values in seen])[:, None, :]
+    rows = np.array([channel.contributions[i] for i, _ in seen_releases])  # (t, v, e)
+    released = np.array([values for _, values in seen_releases])[:, None, :]
     spacing = np.spacing(np.abs(released).max())
     for step in _candidate_steps(channel):
         informative = step.min() >= _MIN_STEP_ULPS * spacing

@@ -57,8 +57,8 @@ BUDGET = Budget(1.0, 0.01)
 RELEASES = 400  # number of releases of the tree
 STEPS = 40  # releases of Honaker's and Toeplitz noise, which are audited from all steps
 
-_D = 2  # a worst pair needs no more dimensions
-_CHUNK = 1000  # number of runs in memory at a time
+_DIMENSION = 2  # a worst pair needs no more dimensions
+_RUNS_AT_ONCE = 1000  # number of runs in memory at a time
 _COS, _SIN = math.cos(math.pi / 12.0), math.sin(math.pi / 12.0)
 
 #: Features of the changed leaf in the two datasets, both with reward 1. They attain the joint
@@ -77,9 +77,9 @@ def _changed_leaf(mechanism: GaussianRelease) -> int:
 
 def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
     """Return the batch statistics (releases, s) of dataset 0 or 1; they differ in one leaf."""
-    features = np.full((mechanism.releases, _D), math.sqrt(0.5))
+    features = np.full((mechanism.releases, _DIMENSION), math.sqrt(0.5))
     features[_changed_leaf(mechanism) - 1] = WORST_PAIR[mechanism.layout][world]
-    leaves = np.zeros((mechanism.releases, _D + _D * (_D + 1) // 2))
+    leaves = np.zeros((mechanism.releases, _DIMENSION + _DIMENSION * (_DIMENSION + 1) // 2))
     for leaf, x in zip(leaves, features, strict=True):
         linalg.accumulate(leaf, x, 1.0)
     return leaves
@@ -99,8 +99,10 @@ def _node_sums(leaves: np.ndarray) -> np.ndarray:
 def _precision(mechanism: GaussianRelease) -> np.ndarray:
     """Return 1 / noise variance of each entry (s,) of a statistic: bias, then lower triangle."""
     bias, off_diagonal, diagonal = mechanism.stds
-    rows, columns = np.tril_indices(_D)
-    stds = np.concatenate([np.full(_D, bias), np.where(rows == columns, diagonal, off_diagonal)])
+    rows, columns = np.tril_indices(_DIMENSION)
+    stds = np.concatenate(
+        [np.full(_DIMENSION, bias), np.where(rows == columns, diagonal, off_diagonal)]
+    )
     result: np.ndarray = stds**-2.0
     return result
 
@@ -115,14 +117,19 @@ def _add_noise(
     noise, stds = SeededNoise(seed, run), mechanism.stds
     noisy_rows = np.empty_like(raw)
     for i, (silo, node) in enumerate(keys):
-        noisy_rows[i] = aggregation.add_noise(raw[i], noise.node(silo, node, _D), _D, *stds)
+        noisy_rows[i] = aggregation.add_noise(
+            raw[i], noise.node(silo, node, _DIMENSION), _DIMENSION, *stds
+        )
     return noisy_rows
 
 
 def _by_chunks(trials: int, simulate: Callable[[range], np.ndarray]) -> np.ndarray:
     """Call ``simulate`` for chunks of range(trials), and concatenate the results."""
     return np.concatenate(
-        [simulate(range(start, min(trials, start + _CHUNK))) for start in range(0, trials, _CHUNK)]
+        [
+            simulate(range(start, min(trials, start + _RUNS_AT_ONCE)))
+            for start in range(0, trials, _RUNS_AT_ONCE)
+        ]
     )
 
 
@@ -370,16 +377,16 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
     """
     mechanism = Exponential(1.0)
     draw = np.random.default_rng(check_seed(seed))
-    worlds = np.array([[6.0, 0.0], [5.0, 1.0]])
-    log_probabilities = [mechanism.log_probabilities(costs) for costs in worlds]
+    costs_by_world = np.array([[6.0, 0.0], [5.0, 1.0]])
+    log_probabilities = [mechanism.log_probabilities(costs) for costs in costs_by_world]
 
     def simulate(world: int, n: int) -> np.ndarray:
         """Return the log-likelihood ratios of n choices in one world."""
         uniforms = open_uniforms(draw, (n, 2))
         if gumbel:
-            chosen = [mechanism.choose_gumbel(worlds[world], u) for u in uniforms]
+            chosen = [mechanism.choose_gumbel(costs_by_world[world], u) for u in uniforms]
         else:
-            chosen = [mechanism.choose(worlds[world], u) for u in uniforms[:, 0]]
+            chosen = [mechanism.choose(costs_by_world[world], u) for u in uniforms[:, 0]]
         result: np.ndarray = (log_probabilities[1] - log_probabilities[0])[chosen]
         return result
 
@@ -406,13 +413,15 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
     )
     draw = np.random.default_rng(check_seed(seed))
     count = 30
-    worlds = [np.full(count, -3.0), np.full(count, -2.0)]
-    log_probabilities = [claimed.log_crossing_probabilities(queries, 0.0) for queries in worlds]
+    queries_by_world = [np.full(count, -3.0), np.full(count, -2.0)]
+    log_probabilities = [
+        claimed.log_crossing_probabilities(queries, 0.0) for queries in queries_by_world
+    ]
 
     def simulate(world: int, n: int) -> np.ndarray:
         """Return the log-likelihood ratios of the first crossings of n runs in one world."""
         uniforms = open_uniforms(draw, (n, count + 1))
-        crossings = [mechanism.first_above(worlds[world], 0.0, u) for u in uniforms]
+        crossings = [mechanism.first_above(queries_by_world[world], 0.0, u) for u in uniforms]
         result: np.ndarray = (log_probabilities[1] - log_probabilities[0])[
             [count if k is None else k for k in crossings]
         ]
@@ -429,8 +438,8 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
 
 
 # One value moves from one end to the other. Other values are at both ends, so all costs change.
-_ENDS = (-1e3, 1e3)
-_OTHERS = np.repeat(_ENDS, 2)
+_END_VALUES = (-1e3, 1e3)
+_OTHER_VALUES = np.repeat(_END_VALUES, 2)
 # Ratios that are equal up to rounding are made equal. Their last bits depend on the last bits of
 # released numbers, which the claims (about real numbers) do not cover.
 _DIGITS = 9
@@ -440,13 +449,16 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
     """Audit `private_range` on two midpoints, each of which has the lower cost in one dataset."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
-    worlds = [np.append(_OTHERS, end) for end in _ENDS]
-    (midpoints, first), (_, second) = (range_distribution(x, 1.0, radius, bound) for x in worlds)
+    values_by_world = [np.append(_OTHER_VALUES, end) for end in _END_VALUES]
+    (midpoints, first), (_, second) = (
+        range_distribution(x, 1.0, radius, bound) for x in values_by_world
+    )
 
     def simulate(world: int, n: int) -> np.ndarray:
         """Return the log-likelihood ratios of n private ranges in one world."""
         lower_ends = [
-            private_range(worlds[world], 1.0, radius, bound, u)[0] for u in open_uniforms(draw, n)
+            private_range(values_by_world[world], 1.0, radius, bound, u)[0]
+            for u in open_uniforms(draw, n)
         ]
         chosen = np.abs(np.array(lower_ends)[:, None] + 2.0 * radius - midpoints).argmin(axis=1)
         result: np.ndarray = (second - first)[chosen]
@@ -481,13 +493,15 @@ def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
     """Audit `winsorized_mean_1d` if one of the numbers moves from one end to the other."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
-    worlds = [np.append(_OTHERS, end) for end in _ENDS]
+    values_by_world = [np.append(_OTHER_VALUES, end) for end in _END_VALUES]
 
     def simulate(world: int, n: int) -> np.ndarray:
         """Return the log-likelihood ratios of n private means in one world."""
         uniforms = open_uniforms(draw, (n, 2))
-        y = np.array([winsorized_mean_1d(worlds[world], 1.0, radius, bound, *u) for u in uniforms])
-        log_densities = [_log_density(x, 1.0, radius, bound, y) for x in worlds]
+        y = np.array(
+            [winsorized_mean_1d(values_by_world[world], 1.0, radius, bound, *u) for u in uniforms]
+        )
+        log_densities = [_log_density(x, 1.0, radius, bound, y) for x in values_by_world]
         result: np.ndarray = np.round(log_densities[1] - log_densities[0], _DIGITS)
         return result
 
@@ -508,7 +522,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
     ``noise`` multiplies the Laplace noise: a factor below 1 is a planted fault.
     """
     draw = np.random.default_rng(check_seed(seed))
-    silos = len(_OTHERS) + 1
+    silos = len(_OTHER_VALUES) + 1
     mechanism = calibrate_winsorized(
         BUDGET,
         silos=silos,
@@ -518,9 +532,9 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         releases=1,
         concentration_failure=0.01,
     )
-    worlds = [np.zeros((silos, d)) for _ in _ENDS]
-    for x, end in zip(worlds, _ENDS, strict=True):
-        x[:, 0] = np.append(_OTHERS, end)
+    values_by_world = [np.zeros((silos, d)) for _ in _END_VALUES]
+    for x, end in zip(values_by_world, _END_VALUES, strict=True):
+        x[:, 0] = np.append(_OTHER_VALUES, end)
 
     def simulate(world: int, n: int) -> np.ndarray:
         """Return the log-likelihood ratios of n private means of vectors in one world."""
@@ -529,13 +543,13 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         # Replace the uniforms of the Laplace noise by those of `noise` times this noise.
         uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
         means = [
-            mechanism.apply(worlds[world], flips, *u)
+            mechanism.apply(values_by_world[world], flips, *u)
             for flips, u in zip(signs, uniforms, strict=True)
         ]
         # Rotate back, and flip each coordinate to the direction in which the vector moved.
         y = hadamard(signs * means) / math.sqrt(d) * signs[:, :1]
         radius_bound_y = mechanism.rotated_radius, mechanism.rotated_bound, y
-        columns = [x[:, 0] / math.sqrt(d) for x in worlds]
+        columns = [x[:, 0] / math.sqrt(d) for x in values_by_world]
         log_densities = [
             _log_density(c, mechanism.epsilon_coordinate, *radius_bound_y) for c in columns
         ]
@@ -566,9 +580,9 @@ def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
         x = draw.normal(size=d)
         linalg.accumulate(record, x / np.linalg.norm(x), 1.0)
     tree = calibrate_tree(BUDGET, 1)
-    bias, off, on = tree.stds
+    bias, off_diagonal, diagonal = tree.stds
     rows, columns = np.tril_indices(d)
-    stds = np.concatenate([np.full(d, bias), np.where(rows == columns, on, off)])
+    stds = np.concatenate([np.full(d, bias), np.where(rows == columns, diagonal, off_diagonal)])
 
     def simulate(world: int, n: int) -> np.ndarray:
         """Return 1 where only the second record can give a release, -1 where only the first can."""
@@ -613,10 +627,7 @@ _LIST: list[tuple[str, Audit]] = [
     _tree("fault-kappa-forgotten", _without_kappa, node_statistics),
     _tree("fault-bias-forgotten", _without_bias, node_statistics),
     _tree("fault-noise-redrawn", _exact_tree, partial(prefix_statistics, redrawn=True)),
-    (
-        "fault-bare-threshold",
-        partial(_sparse_vector, "fault-bare-threshold", False),
-    ),
+    ("fault-bare-threshold", partial(_sparse_vector, "fault-bare-threshold", False)),
     (
         # One dimension needs the fewest runs.
         "fault-winsorized-half-noise",

@@ -156,8 +156,8 @@ def _audit(
 def _half_noise() -> SecureSum:
     """Plant a fault: half of the noise's standard deviation."""
     mechanism = calibrated()
-    bias, off, on = (n // 8 * 2 for n in mechanism.trials)
-    return msgspec.structs.replace(mechanism, trials=(bias, off, on))
+    bias, off_diagonal, diagonal = (n // 8 * 2 for n in mechanism.trials)
+    return msgspec.structs.replace(mechanism, trials=(bias, off_diagonal, diagonal))
 
 
 def _long_columns() -> SecureSum:

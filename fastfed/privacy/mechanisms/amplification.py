@@ -74,13 +74,13 @@ def amplified(
     n = number("points", points, at_least=1)
     silos = integer("silos", silos, at_least=1)
     inner_delta = number("inner_delta", inner_delta, above=0, at_most=1)
-    holds = n * epsilon0 <= _epsilon0_limit(silos, inner_delta) and epsilon0 < 1.0
+    condition_holds = n * epsilon0 <= _epsilon0_limit(silos, inner_delta) and epsilon0 < 1.0
     if n * epsilon0 > 700.0:
         return Amplified(math.inf, math.inf, False)
     epsilon = _amplified_epsilon(epsilon0, n, silos, inner_delta)
     delta = math.tanh(epsilon0 / 2.0) * inner_delta
     delta += silos * (math.exp(epsilon) + 1.0) * (1.0 + math.exp(-epsilon0) / 2.0) * delta0
-    return Amplified(epsilon, delta, holds)
+    return Amplified(epsilon, delta, condition_holds)
 
 
 def _epsilon0_limit(silos: int, inner_delta: float) -> float:
@@ -99,11 +99,7 @@ def _amplified_epsilon(epsilon0: float, n: float, silos: int, inner_delta: float
 
 
 def amplified_std(
-    epsilon: float,
-    delta: float,
-    points: float,
-    silos: int,
-    sensitivity: float = 2.0,
+    epsilon: float, delta: float, points: float, silos: int, sensitivity: float = 2.0
 ) -> float | None:
     """Compute the least noise with which Lemma F.2 proves (epsilon, delta) for a shuffled p-sum.
 
@@ -381,12 +377,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
     def _lemma_std(self, budget: Budget) -> float | None:
         """Return the least noise_std for which Lemma F.2 proves a budget; None if there is none."""
         return amplified_tree_std(
-            budget,
-            self.releases,
-            self.silos,
-            self.batch_size,
-            self.layout,
-            self.covariance_ratio,
+            budget, self.releases, self.silos, self.batch_size, self.layout, self.covariance_ratio
         )
 
     def conditions(self) -> list[Condition]:

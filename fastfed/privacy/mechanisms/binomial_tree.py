@@ -456,7 +456,9 @@ def _least_noise(
     sqrt_squares = math.sqrt(sum(squares for squares, _, _ in effects))
     mu_per_record = gaussian_mu(budget.epsilon, budget.delta) / sqrt_squares
     least_levels = math.ceil(EXACT_LEVELS * mu_per_record / record_sensitivity)
-    rounding_norms = [(1.0 - 1.0 / most) * math.sqrt(coordinates) for _, _, most in effects]
+    rounding_norms = [
+        (1.0 - 1.0 / largest_count) * math.sqrt(coordinates) for _, _, largest_count in effects
+    ]
     levels = [
         max(g, least_levels, math.ceil(rounding_norm / (_EXACT_ROUNDING * record_sensitivity)))
         for g, rounding_norm in zip(default_levels, rounding_norms, strict=True)

@@ -42,16 +42,16 @@ import numpy as np
 from fastfed._validate import integer, number
 from fastfed.privacy.certificate import Condition, Side, noise_claim
 from fastfed.privacy.mechanisms.reward_release import PUBLIC_CONTEXTS
-from fastfed.privacy.mechanisms.user_bit import DEVICES, ONE, UserBits, epsilon_of, flips_of
+from fastfed.privacy.mechanisms.user_bit import DEVICES, FLIP_UNITS, UserBits, epsilon_of, flips_of
 from fastfed.privacy.sensitivity import Budget, named_delta
 
 #: The account counts at most this number of users, and evaluates about `_GRID` values of k.
-_MOST_USERS, _GRID = 2**15, 128
+_MAX_USERS, _GRID = 2**15, 128
 #: Bound on the relative rounding errors of probabilities, and the share of delta that covers
 #: probabilities which are left out.
 _ROUNDING, _LEFT_OUT = 1e-10, 1e-9
 #: Smaller deltas have the account of single bits.
-_LEAST_DELTA = 1e-200
+_MIN_DELTA = 1e-200
 _SOURCE = "the number of ones of a batch of randomised responses (Warner 1965), exact for counts"
 
 
@@ -76,9 +76,9 @@ def epsilon_of_count(flips: int, users: int, delta: float) -> float:
         more than 32 768 users that of 32 768 users.
     """
     pure = epsilon_of(flips)
-    if delta < _LEAST_DELTA:
+    if delta < _MIN_DELTA:
         return pure
-    laws = _laws(flips / ONE, min(users, _MOST_USERS), delta)
+    laws = _laws(flips / FLIP_UNITS, min(users, _MAX_USERS), delta)
     if _delta(laws, 0.0, delta) <= delta:
         return 0.0
     low, high = 0.0, pure
@@ -181,7 +181,7 @@ def users_for(budget: Budget, flips: int) -> int:
 
     It is 1 if single bits meet the budget, and at most 32 768, even if more users are needed.
     """
-    low, high = 0, _MOST_USERS
+    low, high = 0, _MAX_USERS
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _meets(budget, flips, middle) else (middle, high)
@@ -192,9 +192,9 @@ def _meets(budget: Budget, flips: int, users: int) -> bool:
     """Return True if the number of ones of a batch meets the budget."""
     if epsilon_of(flips) <= budget.epsilon:
         return True
-    if budget.delta < _LEAST_DELTA:
+    if budget.delta < _MIN_DELTA:
         return False
-    laws = _laws(flips / ONE, min(users, _MOST_USERS), budget.delta)
+    laws = _laws(flips / FLIP_UNITS, min(users, _MAX_USERS), budget.delta)
     # `epsilon_of_count` may exceed the epsilon at which it meets delta by a relative 1e-12.
     return _delta(laws, budget.epsilon * (1.0 - 1e-11), budget.delta) <= budget.delta
 
@@ -224,11 +224,11 @@ def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
     """Return the probabilities of Bin(count, chance), without those at the ends below a limit."""
     mode = min(int((count + 1) * chance), count)
     # Ratios of neighbouring probabilities, upwards and downwards from the mode.
-    up = np.arange(mode, count)
-    down = np.arange(mode, 0, -1)
+    above_mode = np.arange(mode, count)
+    below_mode = np.arange(mode, 0, -1)
     odds = chance / (1.0 - chance)
-    above = np.cumprod((count - up) / (up + 1.0) * odds)
-    below = np.cumprod(down / (count - down + 1.0) / odds)
+    above = np.cumprod((count - above_mode) / (above_mode + 1.0) * odds)
+    below = np.cumprod(below_mode / (count - below_mode + 1.0) / odds)
     law = np.concatenate([below[::-1], [1.0], above])
     law /= law.sum()
     large = np.flatnonzero(law >= smallest)

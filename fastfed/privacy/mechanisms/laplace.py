@@ -235,7 +235,7 @@ class Exponential(msgspec.Struct, frozen=True):
 # (2k + 1) r, fixed in advance.
 
 # With more bins, their midpoints would not all differ in float64.
-_MOST_BINS = 2**50
+_MAX_BINS = 2**50
 
 
 def bin_count(radius: float, bound: float) -> int:
@@ -244,17 +244,13 @@ def bin_count(radius: float, bound: float) -> int:
     Raises InputError unless both are > 0 and ell is at most 2^50.
     """
     ratio = number("bound", bound, above=0) / number("radius", radius, above=0)
-    if ratio > _MOST_BINS:
+    if ratio > _MAX_BINS:
         raise InputError(f"radius must be at least bound / 2^50, got {radius:g} of {bound:g}")
     return math.ceil(ratio)
 
 
 def private_range(
-    values: object,
-    epsilon: float,
-    radius: float,
-    bound: float,
-    uniform: float | None = None,
+    values: object, epsilon: float, radius: float, bound: float, uniform: float | None = None
 ) -> tuple[float, float]:
     """Choose an interval of length 4 radius that contains most values, if such an interval exists.
 

@@ -76,12 +76,12 @@ def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> 
     users = integer("users", users, at_least=1)
     inner_delta = number("inner_delta", inner_delta, above=0, at_most=1)
     log_inner, log_users = math.log(inner_delta), math.log(users)
-    holds = epsilon0 <= _epsilon0_limit(log_users, log_inner)
+    condition_holds = epsilon0 <= _epsilon0_limit(log_users, log_inner)
     if epsilon0 - log_users > 700.0:
-        return Shuffled(math.inf, math.inf, holds)
+        return Shuffled(math.inf, math.inf, condition_holds)
     growth = _exp_epsilon_minus_1(epsilon0, log_users, log_inner)
     delta_of_randomizer = (growth + 2.0) * (1.0 + math.exp(-epsilon0) / 2.0) * float(users) * delta0
-    return Shuffled(math.log1p(growth), inner_delta + delta_of_randomizer, holds)
+    return Shuffled(math.log1p(growth), inner_delta + delta_of_randomizer, condition_holds)
 
 
 def _epsilon0_limit(log_users: float, log_inner: float) -> float:
@@ -463,8 +463,10 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
                 lemma = self._lemma_condition(epsilon / epsilon_limit, delta)
                 remarks.append(f"Lemma B.4's, which the theorem leaves out, {lemma}")
             else:
-                holds = _holds_or_fails(epsilon <= 1.0)
-                remarks.append(f"{at_budget}Proposition F.1's condition, epsilon <= 1, {holds}")
+                condition_text = _holds_or_fails(epsilon <= 1.0)
+                remarks.append(
+                    f"{at_budget}Proposition F.1's condition, epsilon <= 1, {condition_text}"
+                )
         return "; ".join(remarks)
 
     def _argument(self, proven_epsilon: float) -> str:

@@ -45,7 +45,7 @@ __all__ = ["SecureSum", "calibrate_secure_sum", "integer_factor"]
 #: between 2^-FINEST and 2^-COARSEST of their bound.
 FACTOR_BITS, FINEST, COARSEST = 14, 22, 12
 #: Number of bits into which a sum with its sign and noise must fit; a 64-bit word has one more.
-MOST_BITS = 63
+MAX_BITS = 63
 #: Noise is assumed to be within this many standard deviations: 2 exp(-40^2 / 2) < 10^-347.
 _NOISE_STDS = 40
 _SOURCE = (
@@ -234,16 +234,16 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         integer("colluders", self.colluders, at_least=0, at_most=self.silos - 1)
         for name in ("dimension", "points", "max_participations"):
             integer(name, getattr(self, name), at_least=1)
-        integer("factor_bits", self.factor_bits, at_least=0, at_most=MOST_BITS)
+        integer("factor_bits", self.factor_bits, at_least=0, at_most=MAX_BITS)
         number("feature_bound", self.feature_bound, above=0, at_most=1e100)
         number("reward_bound", self.reward_bound, above=0, at_most=1e100)
         if math.frexp(number("unit", self.unit, at_least=1e-100))[0] != 0.5:
             raise InputError(f"unit must be a power of two, got {self.unit}")
         if self.centred is not None and not self.centred.low <= 0.0 <= self.centred.high:
             raise InputError(f"the range of centred rewards must contain 0, got {self.centred}")
-        if self.bits > MOST_BITS:
+        if self.bits > MAX_BITS:
             raise InputError(
-                f"unit and factor_bits must leave {MOST_BITS} bits for the sum of {self.points} "
+                f"unit and factor_bits must leave {MAX_BITS} bits for the sum of {self.points} "
                 f"records, got {self.bits} bits"
             )
 
@@ -323,8 +323,8 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         The three numbers are for bias, off-diagonal and diagonal entries.
         """
         # n fair coins have the variance n / 4.
-        bias, off, on = (math.sqrt(silos * n) / 2.0 * self.step for n in self.trials)
-        return bias, off, on
+        bias, off_diagonal, diagonal = (math.sqrt(silos * n) / 2.0 * self.step for n in self.trials)
+        return bias, off_diagonal, diagonal
 
     @property
     def stds(self) -> tuple[float, float, float]:
@@ -391,8 +391,8 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     def _coins(self, silos: int) -> Coins:
         """Return the numbers of fair coins of ``silos`` silos, for the three kinds of entries."""
-        bias, off, on = (silos * n for n in self.trials)
-        return bias, off, on
+        bias, off_diagonal, diagonal = (silos * n for n in self.trials)
+        return bias, off_diagonal, diagonal
 
     def mu(self, relation: str | None = None) -> float:
         """Compute the GDP parameter of Gaussian noise with the variance of the counted shares.
@@ -684,8 +684,10 @@ def _coins_per_share(pairs: int, relative_stds: tuple[float, float, float]) -> C
     The noise of a bias entry has 2 ``pairs`` coins. ``relative_stds`` are the standard deviations
     of bias, off-diagonal and diagonal entries, up to a common factor.
     """
-    bias, off, on = (2 * math.ceil(pairs * (std / relative_stds[0]) ** 2) for std in relative_stds)
-    return bias, off, on
+    bias, off_diagonal, diagonal = (
+        2 * math.ceil(pairs * (std / relative_stds[0]) ** 2) for std in relative_stds
+    )
+    return bias, off_diagonal, diagonal
 
 
 def _entry_bound(largest: float, unit: float) -> int:
@@ -723,7 +725,7 @@ def needed_bits(largest: int, points: int, entry: int, coins: Coins) -> int:
 def _finest_unit(
     factor: Factor, factor_bits: int, points: int, norms: tuple[float, float], std: float
 ) -> float:
-    """Return the finest grid for records with which sums and noise fit into `MOST_BITS`.
+    """Return the finest grid for records with which sums and noise fit into `MAX_BITS`.
 
     ``norms`` bound |x y| and |x x^T|, and ``std`` is the std of the noise of all silos together, in
     the units of the sums. If no grid fits, return the coarsest one.
@@ -734,6 +736,6 @@ def _finest_unit(
         unit = math.ldexp(1.0, top_exponent - bits)
         coins = math.ceil(4.0 * (std / math.ldexp(unit, -factor_bits)) ** 2)
         entry = _entry_bound(max(norms), unit)
-        if needed_bits(largest, points, entry, (coins, coins, coins)) <= MOST_BITS:
+        if needed_bits(largest, points, entry, (coins, coins, coins)) <= MAX_BITS:
             return unit
     return math.ldexp(1.0, top_exponent - COARSEST)

@@ -16,10 +16,7 @@ import msgspec
 
 from fastfed._roots import brentq
 from fastfed._validate import choice, integer, number
-from fastfed.privacy.accounting.gdp import (
-    classic_epsilon_of_rho,
-    rho_of_bounded_range,
-)
+from fastfed.privacy.accounting.gdp import classic_epsilon_of_rho, rho_of_bounded_range
 from fastfed.privacy.accounting.privacy_loss import Part, composed_epsilon, largest_share
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.laplace import Exponential
@@ -55,8 +52,8 @@ from fastfed.privacy.sensitivity import Budget, named_delta
 # epsilon is g + 2 r K. Neither the number of clients nor the time between coins matters.
 
 #: Smallest supported probability of a new draw, and smallest rate.
-LEAST_CHANCE, LEAST_RATE = 1e-9, 1e-12
-_CLOSE = 1e-7
+MIN_CHANCE, MIN_RATE = 1e-9, 1e-12
+_TOLERANCE = 1e-7
 
 
 class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +94,7 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Check every field."""
         integer("switches", self.switches, at_least=0)
-        number("chance", self.chance, at_least=LEAST_CHANCE, at_most=1.0)
+        number("chance", self.chance, at_least=MIN_CHANCE, at_most=1.0)
         number("rate", self.rate, above=0)
 
     @property
@@ -110,9 +107,9 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
         """Return the exponential mechanism that draws a new expert."""
         return Exponential(2.0 * self.rate)
 
-    def keeps(self, lost: float) -> float:
-        """Return the probability of keeping an expert that lost ``lost`` since the last coin."""
-        return (1.0 - self.chance) * math.exp(-self.rate * lost)
+    def keeps(self, expert_loss: float) -> float:
+        """Return the probability of keeping an expert with this loss since the last coin."""
+        return (1.0 - self.chance) * math.exp(-self.rate * expert_loss)
 
     def parts(self) -> list[Part]:
         """List the mechanisms that depend on one loss, as `composed_epsilon` takes them.
@@ -210,7 +207,7 @@ def calibrate_dartboard(
     if switches == 0 or (at_most < math.inf and epsilon_at(at_most) <= budget.epsilon):
         return dartboard
     rate = _largest_rate(epsilon_at, dartboard)
-    return msgspec.structs.replace(dartboard, rate=max(min(rate, at_most), LEAST_RATE))
+    return msgspec.structs.replace(dartboard, rate=max(min(rate, at_most), MIN_RATE))
 
 
 def _largest_rate(epsilon_at: Callable[[float], float], dartboard: Dartboard) -> float:
@@ -238,11 +235,11 @@ def _largest_rate(epsilon_at: Callable[[float], float], dartboard: Dartboard) ->
             low, high = high, 1.25 * high
         if epsilon_at(low) < epsilon:
             low = float(
-                brentq(lambda r: epsilon_at(r) - epsilon, low, high, xtol=1e-300, rtol=_CLOSE)
+                brentq(lambda r: epsilon_at(r) - epsilon, low, high, xtol=1e-300, rtol=_TOLERANCE)
             )
-        low *= 1.0 - _CLOSE
+        low *= 1.0 - _TOLERANCE
     while epsilon_at(low) > epsilon:  # because of rounding, it may be slightly above the budget
-        low *= 1.0 - (_CLOSE if delta > 0.0 else 2.0**-52)
+        low *= 1.0 - (_TOLERANCE if delta > 0.0 else 2.0**-52)
     return low
 
 

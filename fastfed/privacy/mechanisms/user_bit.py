@@ -33,7 +33,7 @@ from fastfed.privacy.mechanisms.reward_release import PUBLIC_CONTEXTS
 from fastfed.privacy.sensitivity import Budget, named_delta
 
 #: The flip probability is an integer divided by this number.
-ONE = 2**53
+FLIP_UNITS = 2**53
 #: An epsilon above this one has the smallest flip probability, 1 / 2^53.
 _MOST = 40
 _SOURCE = "randomised response on a reward rounded to a bit (Warner 1965), exact for the bits sent"
@@ -71,11 +71,11 @@ def flips_of(epsilon: float, bits: int = 1) -> int:
     with localcontext() as context:
         context.prec = _DIGITS
         share = Decimal(epsilon) / bits
-        flips = 1 if share > _MOST else max(1, int(ONE / (1 + share.exp())))
+        flips = 1 if share > _MOST else max(1, int(FLIP_UNITS / (1 + share.exp())))
     # The quotient above is rounded down.
     while epsilon_of(flips, bits) > epsilon:
         flips += 1
-    if flips >= ONE // 2:
+    if flips >= FLIP_UNITS // 2:
         raise InputError(
             f"epsilon of one bit must be at least 1e-15, got {float(share):g}: the bit would be a "
             "fair coin"
@@ -90,7 +90,7 @@ def epsilon_of(flips: int, bits: int = 1) -> float:
     """
     with localcontext() as context:
         context.prec = _DIGITS
-        exact = bits * (Decimal(ONE - flips) / flips).ln() * (1 + _ROUNDING)
+        exact = bits * (Decimal(FLIP_UNITS - flips) / flips).ln() * (1 + _ROUNDING)
         rounded = float(exact)
         return rounded if Decimal(rounded) >= exact else math.nextafter(rounded, math.inf)
 
@@ -100,14 +100,14 @@ def bit_values(flips: int, low: float, high: float) -> tuple[float, float]:
 
     ``flips`` is 2^53 times the probability of a flip.
     """
-    flip_probability = flips / ONE
+    flip_probability = flips / FLIP_UNITS
     distance = (high - low) / (1.0 - 2.0 * flip_probability)
     return low - distance * flip_probability, low + distance * (1.0 - flip_probability)
 
 
 def bit_scale(flips: int, low: float, high: float) -> float:
     """Return the sub-Gaussian scale of `bit_values`: half the distance of the two estimates."""
-    return (high - low) / (2.0 * (1.0 - 2.0 * flips / ONE))
+    return (high - low) / (2.0 * (1.0 - 2.0 * flips / FLIP_UNITS))
 
 
 def bit_to_send(reward: float, flips: int) -> int:
@@ -135,12 +135,12 @@ def bit_to_send(reward: float, flips: int) -> int:
     Guarantee: pure epsilon for the reward, ln((2^53 - flips) / flips), unit "reward", relation
     "replace", towards everybody who sees the bit.
     """
-    integer("flips", flips, at_least=1, at_most=ONE // 2 - 1)
+    integer("flips", flips, at_least=1, at_most=FLIP_UNITS // 2 - 1)
     try:
         share = min(max(reward_number("reward", reward), 0.0), 1.0)
     except InputError:
         raise InputError("reward must be a finite number, got something else") from None
-    bit = int(secrets.randbits(53) < share * ONE)
+    bit = int(secrets.randbits(53) < share * FLIP_UNITS)
     return bit ^ int(secrets.randbits(53) < flips)
 
 
@@ -168,7 +168,7 @@ class UserBits(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse numbers for which no account is proven."""
-        integer("flips", self.flips, at_least=1, at_most=ONE // 2 - 1)
+        integer("flips", self.flips, at_least=1, at_most=FLIP_UNITS // 2 - 1)
         integer("returning", self.returning, at_least=1)
         choice("unit", self.budget.unit, ("reward",))
         choice("relation", self.budget.relation, ("replace",))
@@ -215,10 +215,6 @@ def calibrate_bits(budget: Budget, returning: int = 1) -> UserBits:
         helps users of several rewards.
     returning : int, default 1
         M0, the largest number of rewards of one user.
-
-    Returns
-    -------
-    UserBits
 
     Raises
     ------

@@ -23,9 +23,9 @@ from fastfed._validate import InputError, array, choice, integer, number, show, 
 from fastfed.privacy.accounting.gdp import advanced
 from fastfed.privacy.accounting.privacy_loss import Part, composed_epsilon
 from fastfed.privacy.certificate import (
-    REALS,
-    SAMPLER,
-    SIMULATION,
+    EXACT_NOISE_CAVEAT,
+    REALS_CAVEAT,
+    SIMULATION_CAVEAT,
     Certificate,
     Condition,
     Guarantee,
@@ -200,8 +200,8 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
         Half of epsilon' is for the choice of a coordinate's range, and half for its noise.
         """
-        half, count = self.epsilon_coordinate / 2.0, self.releases * self.padded
-        return [("bounded-range", half, count), ("laplace", half, count)]
+        half_epsilon, count = self.epsilon_coordinate / 2.0, self.releases * self.padded
+        return [("bounded-range", half_epsilon, count), ("laplace", half_epsilon, count)]
 
     def exact(self, delta: float | None = None) -> float:
         """Compute the proven epsilon of all releases, at delta (default: the budget's)."""
@@ -387,10 +387,10 @@ def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
     total = printed_composition(budget, eps0, phases)
     if total > 1e6:
         return "the printed composition says nothing of an epsilon this large"
-    within = "within" if total <= budget.epsilon else "not within"
+    comparison = "within" if total <= budget.epsilon else "not within"
     plural = "phase" if phases == 1 else "phases"
     return (
-        f"the printed composition of {phases} {plural} gives {rounded_up(total)}, {within} the "
+        f"the printed composition of {phases} {plural} gives {rounded_up(total)}, {comparison} the "
         "budget"
     )
 
@@ -517,14 +517,14 @@ def winsorized_mean(
 def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
     """Return the certificate of one mean; ``seeded`` if its random draws come from a seed."""
     budget = mechanism.budget
-    caveats = [REALS if seeded else SAMPLER]
+    caveats = [REALS_CAVEAT if seeded else EXACT_NOISE_CAVEAT]
     if not mechanism.feasible:
         caveats.append(
             f"accuracy: {mechanism.silos} users are too few for this budget and radius, so the "
             "mean may be far off"
         )
     if seeded:
-        caveats.append(SIMULATION)
+        caveats.append(SIMULATION_CAVEAT)
     return Certificate(
         unit="user",
         relation="replace",

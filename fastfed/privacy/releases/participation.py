@@ -135,9 +135,9 @@ def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, 
     level = integer("level", level, at_least=0, at_most=depth(releases) - 1)
     size = 1 << level
     released = (releases + size) // (2 * size)  # only every other block of a level is released
-    full = min(returning // size, released)
-    remainder = returning % size if full < released else 0
-    return full * size**2 + remainder**2, min(returning, released), min(returning, size)
+    full_nodes = min(returning // size, released)
+    remainder = returning % size if full_nodes < released else 0
+    return full_nodes * size**2 + remainder**2, min(returning, released), min(returning, size)
 
 
 def participation_conditions(returning: int, silos_met: int = 1) -> list[Condition]:
@@ -204,9 +204,9 @@ def _honaker_squares(releases: int, returning: int) -> float:
         bound_above = returning**2 * honaker_max_by_depth(levels - level)
         least = min(least, squares_below + bound_above)
         size = 1 << level
-        full, remainder = divmod(returning, size)
-        squares_below += full * size**2
-        if full < releases // size:
+        full_batches, remainder = divmod(returning, size)
+        squares_below += full_batches * size**2
+        if full_batches < releases // size:
             squares_below += remainder**2
     return least
 

@@ -393,7 +393,7 @@ def toeplitz_prefix_noise(normals: object) -> np.ndarray:
 
 #: Largest number of releases of a factorised plan, whose matrix has K^2 numbers. Its factor and
 #: encoder take half a second for 1024 releases and 15 seconds for 4096.
-MOST_RELEASES = 4096
+MAX_RELEASES = 4096
 #: Factors of more releases are large in memory.
 LARGE = 1024
 #: Entries of B are rounded to multiples of this, so that all machines compute the same B.
@@ -477,12 +477,14 @@ class Factor:
         from scipy.linalg import solve_triangular
 
         size = len(self)
-        ones = np.tri(size)
-        encoder = np.tril(solve_triangular(self.matrix, ones, lower=True, check_finite=False))
+        lower_triangle = np.tri(size)
+        encoder = np.tril(
+            solve_triangular(self.matrix, lower_triangle, lower=True, check_finite=False)
+        )
         inverse = solve_triangular(self.matrix, np.eye(size), lower=True, check_finite=False)
         # B (C + E) = A gives E = B^-1 (A - B C). The computed residual A - B C has an error of at
         # most K + 2 roundings of the sum of absolute products. B^-1 is needed only roughly.
-        residual = np.abs(ones - self.matrix @ encoder)
+        residual = np.abs(lower_triangle - self.matrix @ encoder)
         residual += (size + 2) * 2.0**-53 * (np.abs(self.matrix) @ np.abs(encoder))
         error = np.abs(inverse) @ residual
         norms = np.sqrt((encoder**2).sum(axis=0))
@@ -534,7 +536,7 @@ def optimal_factor(
     Parameters
     ----------
     release_rounds : tuple of int, length K
-        n_1 < ... < n_K, the rounds after which there is a release; K <= `MOST_RELEASES`.
+        n_1 < ... < n_K, the rounds after which there is a release; K <= `MAX_RELEASES`.
     horizon : int
         T >= n_K.
     saturation : float, default 0
@@ -551,9 +553,9 @@ def optimal_factor(
         For too many releases, and for rounds that do not increase.
     """
     horizon = integer("horizon", horizon, at_least=1)
-    if len(release_rounds) > MOST_RELEASES:
+    if len(release_rounds) > MAX_RELEASES:
         raise InputError(
-            f'release "factorised" is for at most {MOST_RELEASES} releases, got '
+            f'release "factorised" is for at most {MAX_RELEASES} releases, got '
             f'{len(release_rounds)}: batch_size = "growing" has fewer'
         )
     ends = np.array(release_rounds, dtype=np.int64)
@@ -606,10 +608,10 @@ def _compute_factor(weights: np.ndarray) -> Factor:
     """Compute `factor_for` from the optimal Gram matrix C'C of the encoder C."""
     from scipy.linalg import cholesky, solve_triangular
 
-    ones = np.tri(len(weights))
+    lower_triangle = np.tri(len(weights))
     # X = C'C with C lower triangular: a Cholesky decomposition that starts at the last column.
     flipped = optimal_gram(weights)[::-1, ::-1]
     c = cholesky(flipped, check_finite=False)[::-1, ::-1]
     c = c / np.sqrt((c**2).sum(axis=0).max())
-    b = solve_triangular(c.T, ones.T, lower=False, check_finite=False).T
+    b = solve_triangular(c.T, lower_triangle.T, lower=False, check_finite=False).T
     return Factor(np.tril(np.round(b / GRID) * GRID))

@@ -15,9 +15,9 @@ from fastfed._validate import InputError, Once, array, choice, integer, number, 
 from fastfed.privacy import exact as exact_release
 from fastfed.privacy.accounting.gdp import epsilon_of
 from fastfed.privacy.certificate import (
-    FLOATS,
-    SAMPLER,
-    SIMULATION,
+    EXACT_NOISE_CAVEAT,
+    FLOATS_CAVEAT,
+    SIMULATION_CAVEAT,
     Certificate,
     Condition,
     Guarantee,
@@ -155,10 +155,6 @@ class TreeRelease(Once):
         x : array_like (d,)
             The vector; it is clipped to norm 1.
 
-        Returns
-        -------
-            The noisy sum.
-
         Raises
         ------
         InputError
@@ -228,9 +224,9 @@ class TreeRelease(Once):
                 f"under {self.relation}, is at most {self.epsilon:g}"
             )
             conditions.append(Condition(text, epsilon <= self.epsilon))
-        caveats = [SAMPLER if self._is_exact else FLOATS]
+        caveats = [EXACT_NOISE_CAVEAT if self._is_exact else FLOATS_CAVEAT]
         if self._seed is not None:
-            caveats.append(SIMULATION)
+            caveats.append(SIMULATION_CAVEAT)
         if not noise_is_known:
             caveats.append("the noise comes from a given function, so its distribution is unknown")
         model = "central: whoever adds the vectors is trusted, readers of the sums are not"

@@ -113,8 +113,10 @@ def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
     ]
     epsilon, delta = CLAIM
     bound = epsilon_lower_bound(hits[0], hits[1], trials, delta)
-    most = largest_bound(trials, delta)
-    return judged(name, bound, trials, claimed_epsilon=epsilon, delta=delta, largest_bound=most)
+    detectable_epsilon = largest_bound(trials, delta)
+    return judged(
+        name, bound, trials, claimed_epsilon=epsilon, delta=delta, largest_bound=detectable_epsilon
+    )
 
 
 # ---- Audits of linear bandits: silos and servers as deployed, on two neighbouring data sets ------
@@ -328,11 +330,7 @@ FAULTY = (
     | of_secure_sum.FAULTY
     | of_own_rounds.FAULTY
     | of_bits.FAULTY
-    | {
-        "fault-quarter-of-the-bits",
-        "fault-users-quarter-of-the-bits",
-        "feducb-schedule",
-    }
+    | {"fault-quarter-of-the-bits", "fault-users-quarter-of-the-bits", "feducb-schedule"}
 )
 TRIALS: dict[str, int] = {
     **mechanisms.TRIALS,

@@ -60,8 +60,8 @@ def run(name: str, users: int, fault: int, trials: int, seed: int) -> AuditResul
                 silo.select(actions)
                 silo.observe(1.0 if user else reward)
             message = silo.report()
-            seen = Shuffler(plan, noise).shuffle([message])[0] if users > 1 else message
-            values[i] = seen.values[0]  # type: ignore[union-attr]
+            seen_message = Shuffler(plan, noise).shuffle([message])[0] if users > 1 else message
+            values[i] = seen_message.values[0]  # type: ignore[union-attr]
         return values
 
     delta = DELTA if users > 1 else 0.0

@@ -248,10 +248,10 @@ class BarePlan(DartboardPlan):
 class Bare(Dart):
     """The server of `BarePlan`."""
 
-    def _keeps(self, lost: float, release: int) -> bool:
+    def _keeps(self, expert_loss: float, release: int) -> bool:
         """Return whether the current expert stays, without the coin of probability p."""
         rate = self.plan.noise.rate
-        return bool(self._draw(QUERY, release) < np.exp(-rate * lost))
+        return bool(self._draw(QUERY, release) < np.exp(-rate * expert_loss))
 
 
 def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], float]:

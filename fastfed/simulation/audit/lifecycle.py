@@ -217,25 +217,25 @@ def originals() -> dict[str, Original]:
 
     return {
         "Silo": Original(lambda world: (_served_silo(silo_plan, RECORDS[world]), None), _of_silo),
-        "Server": Original(of_server, lambda made: made[0].combine([made[1]]).values),
+        "Server": Original(of_server, lambda objects: objects[0].combine([objects[1]]).values),
         "Shuffler": Original(lambda world: (Shuffler(shuffled), None)),
-        "User": Original(of_user, lambda made: made[0].message(made[1], 1.0).values),
-        "TreeRelease": Original(of_tree, lambda made: made[0].add(made[1])),
+        "User": Original(of_user, lambda objects: objects[0].message(objects[1], 1.0).values),
+        "TreeRelease": Original(of_tree, lambda objects: objects[0].add(objects[1])),
         "SystemNoise": Original(
             lambda world: (SystemNoise(), _point(RECORDS[world])),
-            lambda made: noisy(
-                made[1], made[0].node(0, 1, DIMENSION), DIMENSION, silo_plan.noise_std
+            lambda objects: noisy(
+                objects[1], objects[0].node(0, 1, DIMENSION), DIMENSION, silo_plan.noise_std
             ),
         ),
-        "VectorSum": Original(of_sum, lambda made: made[0].sum(made[1])),
+        "VectorSum": Original(of_sum, lambda objects: objects[0].sum(objects[1])),
         "ExpertClient": Original(
             lambda world: (_expert_client("local", world), None),
-            lambda made: made[0].report().values,
+            lambda objects: objects[0].report().values,
         ),
         "ExpertServer": Original(
-            of_expert_server, lambda made: np.eye(2)[made[0].combine([made[1]]).expert]
+            of_expert_server, lambda objects: np.eye(2)[objects[0].combine([objects[1]]).expert]
         ),
-        "Averager": Original(of_averager, lambda made: made[0].combine(made[1]).values),
+        "Averager": Original(of_averager, lambda objects: objects[0].combine(objects[1]).values),
     }
 
 
@@ -283,8 +283,8 @@ def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
         ]
         fit_trials = max(1, trials // 4)
         fit_runs = [releases[:fit_trials] for releases in releases_by_world]
-        spread = np.maximum(np.var(np.concatenate(fit_runs), axis=0), 1e-300)
-        direction = (fit_runs[1].mean(axis=0) - fit_runs[0].mean(axis=0)) / spread
+        variances = np.maximum(np.var(np.concatenate(fit_runs), axis=0), 1e-300)
+        direction = (fit_runs[1].mean(axis=0) - fit_runs[0].mean(axis=0)) / variances
         statistics_0, statistics_1 = (
             releases[fit_trials:] @ direction for releases in releases_by_world
         )
@@ -394,7 +394,7 @@ def _score_with_memory_outside_state() -> Any:
     return remember
 
 
-def audit_score(name: str, outside: bool, trials: int, seed: int) -> AuditResult:
+def audit_score(name: str, memory_outside: bool, trials: int, seed: int) -> AuditResult:
     """Test whether the second user's action depends on the first user through a score function.
 
     Both users are in one batch, so a lazy policy must not reveal the first user to the second. In
@@ -414,7 +414,7 @@ def audit_score(name: str, outside: bool, trials: int, seed: int) -> AuditResult
         for trial in range(trials):
             memory = np.zeros(1)
             score = Score(_score_with_memory_in_state(), memory)
-            if outside:
+            if memory_outside:
                 # An address is below 2^48, so float64 holds it exactly.
                 score = Score(
                     _score_with_memory_outside_state(), np.array([float(memory.ctypes.data)])

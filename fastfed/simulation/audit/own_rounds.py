@@ -146,8 +146,10 @@ def audit_own_rounds(name: str, kind: type[Silo], trials: int, seed: int) -> Aud
         ]
         changed += views[0] != views[1]
     bound = epsilon_lower_bound(changed, 0, trials, 0.0)
-    most = largest_bound(trials, 0.0)
-    return judged(name, bound, trials, claimed_epsilon=0.0, delta=0.0, largest_bound=most)
+    detectable_epsilon = largest_bound(trials, 0.0)
+    return judged(
+        name, bound, trials, claimed_epsilon=0.0, delta=0.0, largest_bound=detectable_epsilon
+    )
 
 
 # ---- Users of shared rounds ----------------------------------------------------------------------

@@ -84,20 +84,20 @@ class Tally:
         # Messages from the workers of a cluster arrive in a separate thread.
         self._lock = threading.Lock()
 
-    def record(self, work: RunBatch, agent_rounds: int) -> None:
+    def record(self, batch: RunBatch, agent_rounds: int) -> None:
         """Record the number of agent-rounds of a batch of runs that are finished so far."""
         with self._lock:
             new_rounds = (
-                0 if work in self._ended else agent_rounds - self._agent_rounds.get(work, 0)
+                0 if batch in self._ended else agent_rounds - self._agent_rounds.get(batch, 0)
             )
-            self._agent_rounds[work] = agent_rounds
+            self._agent_rounds[batch] = agent_rounds
         if new_rounds and self._progress is not None:
             self._progress(new_rounds)
 
-    def ended(self, work: RunBatch) -> None:
+    def ended(self, batch: RunBatch) -> None:
         """Record that a batch of runs is finished."""
-        self.record(work, self._experiment.agent_rounds(work.positions))
-        self._ended.add(work)
+        self.record(batch, self._experiment.agent_rounds(batch.positions))
+        self._ended.add(batch)
 
 
 # Ctrl-C reaches every process of a terminal. Workers ignore it; the main process handles it.
@@ -126,7 +126,7 @@ def no_interrupts() -> Iterator[None]:
 
 
 #: Number of experiments that a worker caches.
-KEPT = 2
+MAX_EXPERIMENTS = 2
 
 _experiments: dict[str, Experiment] = {}  # cached experiments by digest, the oldest first
 _lock = threading.Lock()
@@ -158,7 +158,7 @@ def unpack(packed: bytes) -> Experiment:
     with _lock:
         if digest not in _experiments:
             _experiments[digest] = _unpickle(body, digest)
-            for oldest in list(_experiments)[:-KEPT]:
+            for oldest in list(_experiments)[:-MAX_EXPERIMENTS]:
                 del _experiments[oldest]
         return _experiments[digest]
 
@@ -180,12 +180,12 @@ def _unpickle(body: bytes, digest: str) -> Experiment:
     return experiment
 
 
-def check_version(wanted: str) -> None:
+def check_version(expected_version: str) -> None:
     """Raise InputError if this process has a different fastfed, whose results could differ."""
-    if wanted != fastfed.__version__:
+    if expected_version != fastfed.__version__:
         raise InputError(
-            f"{_worker_name()} has fastfed {fastfed.__version__}, the main process {wanted}: "
-            "both must be the same"
+            f"{_worker_name()} has fastfed {fastfed.__version__}, the main process "
+            f"{expected_version}: both must be the same"
         )
 
 
@@ -221,7 +221,7 @@ def _named(module: str, name: str) -> Any:
 
 
 #: Workers that a batch of runs may lose while other batches run, which may have used up the memory.
-MOST_TRIES = 3
+MAX_TRIES = 3
 
 #: If this many batches of runs have died and none was finished, the batches are not the reason.
 HOPELESS = 8
@@ -257,36 +257,39 @@ def run_all_rounds(
     """
     unfinished = yield from run_round(batches, False)
     waiting = deque([*_single_curves(s.work for s in unfinished.poisoned), *unfinished.untried])
-    dead: list[PoisonBatch] = []
+    poison_batches: list[PoisonBatch] = []
     any_finished = not unfinished.untried
-    while waiting and (any_finished or len(dead) < HOPELESS):
+    while waiting and (any_finished or len(poison_batches) < HOPELESS):
         died = (yield from run_round([waiting.popleft()], True)).poisoned
-        dead += died
+        poison_batches += died
         any_finished = any_finished or not died
-    if dead:
-        raise EngineError(_dead_message(experiment, dead, len(waiting)))
+    if poison_batches:
+        raise EngineError(_dead_message(experiment, poison_batches, len(waiting)))
 
 
 def _single_curves(batches: Iterable[RunBatch]) -> Iterator[RunBatch]:
     """Yield a batch for each curve of the batches: one curve may have killed the worker of all."""
-    for work in batches:
-        for position in work.positions:
-            yield RunBatch(work.replicate, (position,))
+    for batch in batches:
+        for position in batch.positions:
+            yield RunBatch(batch.replicate, (position,))
 
 
-def _dead_message(experiment: Experiment, dead: list[PoisonBatch], untried: int) -> str:
+def _dead_message(experiment: Experiment, poison_batches: list[PoisonBatch], untried: int) -> str:
     """Return the message of the EngineError about batches that kill their workers.
 
     ``untried`` is the number of batches that were not run at all.
     """
     cells = [
         f'curve "{experiment.curves[position].label}", replicate {poison.work.replicate}'
-        for poison in dead
+        for poison in poison_batches
         for position in poison.work.positions
     ]
     named_cells = "; ".join(cells[:3]) + (f"; and {len(cells) - 3} more" if len(cells) > 3 else "")
     rest_text = f"{untried} more batches were not tried" if untried else "all others are done"
-    return f"{named_cells}: every worker that ran it ended ({dead[-1].end}), alone too; {rest_text}"
+    return (
+        f"{named_cells}: every worker that ran it ended ({poison_batches[-1].end}), alone too; "
+        f"{rest_text}"
+    )
 
 
 # ---- Engines by name -----------------------------------------------------------------------------

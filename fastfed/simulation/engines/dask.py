@@ -73,11 +73,11 @@ BLOCK_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 
 #: Seconds between two progress messages of a task.
-EVERY = 1.0
+PROGRESS_SECONDS = 1.0
 
 #: Configuration of a cluster on this machine. dask's default profiling and health checks take 15 %
 #: of a processor even when the cluster is idle.
-LOCAL = {
+LOCAL_CLUSTER_CONFIG = {
     "logging.distributed": "critical",
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "1s",
@@ -156,11 +156,11 @@ def blocks(experiment: Experiment, batches: list[RunBatch], most: int) -> Iterat
     seconds: dict[tuple[int, ...], float] = {}
     block: list[RunBatch] = []
     block_seconds = 0.0
-    for work in batches:
-        if most > 1 and work.positions not in seconds:
-            seconds[work.positions] = seconds_of(experiment, work.positions)
-        block.append(work)
-        block_seconds += seconds.get(work.positions, 0.0)
+    for batch in batches:
+        if most > 1 and batch.positions not in seconds:
+            seconds[batch.positions] = seconds_of(experiment, batch.positions)
+        block.append(batch)
+        block_seconds += seconds.get(batch.positions, 0.0)
         if len(block) == most or block_seconds >= BLOCK_SECONDS:
             yield tuple(block)
             block, block_seconds = [], 0.0
@@ -198,24 +198,24 @@ def _play_tasks(
             outcomes, error = _result(future)
             del waiting[key]
             if error is None:
-                for work, (batch_outcomes, seconds, task_threads) in zip(
+                for batch, (batch_outcomes, seconds, task_threads) in zip(
                     block, outcomes, strict=True
                 ):
                     finished += 1
-                    tally.ended(work)
-                    yield Finished(work, batch_outcomes, seconds, task_threads)
+                    tally.ended(batch)
+                    yield Finished(batch, batch_outcomes, seconds, task_threads)
                 continue
-            for work in block:
-                tally.record(work, 0)
+            for batch in block:
+                tally.record(batch, 0)
             if isinstance(error, KilledWorker):
                 end = f"the last one was {error.last_worker.address}"
             elif isinstance(error, MemoryError):
                 end = "out of memory"
             else:
                 raise error
-            unfinished.poisoned += [PoisonBatch(work, end) for work in block]
+            unfinished.poisoned += [PoisonBatch(batch, end) for batch in block]
             if len(unfinished.poisoned) >= HOPELESS and not finished:
-                unfinished.untried.extend(work for key in waiting for work in tasks[key])
+                unfinished.untried.extend(batch for key in waiting for batch in tasks[key])
                 break
     except KeyboardInterrupt:
         _end_workers(client)
@@ -271,22 +271,22 @@ def play_block(
     threads = min(threads, worker.state.nthreads)
     snapshots = for_task(plugin.place, plugin.exchange, worker, name, block)
     results = []
-    for work in block:
+    for batch in block:
         timed = run_together(
             experiment,
-            work,
+            batch,
             threads,
-            _progress_sender(worker, name, key, work),
+            _progress_sender(worker, name, key, batch),
             snapshots=snapshots,
         )
         if isinstance(snapshots, AtWorker):
-            snapshots.of(work.replicate, work.positions).drop()
+            snapshots.of(batch.replicate, batch.positions).drop()
         results.append((timed.outcomes, timed.seconds, threads))
     return results
 
 
-def _progress_sender(worker: Any, topic: str, key: str, work: RunBatch) -> Callable[[int], None]:
-    """Return a progress function that reports to the client every ``EVERY`` seconds.
+def _progress_sender(worker: Any, topic: str, key: str, batch: RunBatch) -> Callable[[int], None]:
+    """Return a progress function that reports to the client every ``PROGRESS_SECONDS`` seconds.
 
     It raises Interrupted if the task was cancelled.
     """
@@ -296,12 +296,12 @@ def _progress_sender(worker: Any, topic: str, key: str, work: RunBatch) -> Calla
         """Report progress to the scheduler every few seconds; stop if the task was cancelled."""
         nonlocal last_report, agent_rounds_done
         agent_rounds_done += agent_rounds
-        if (seconds := time.perf_counter()) - last_report >= EVERY:
+        if (seconds := time.perf_counter()) - last_report >= PROGRESS_SECONDS:
             last_report = seconds
             task = worker.state.tasks.get(key)
             if task is None or task.state == "cancelled":
                 raise Interrupted
-            worker.log_event(topic, (work.replicate, work.positions, agent_rounds_done))
+            worker.log_event(topic, (batch.replicate, batch.positions, agent_rounds_done))
 
     return on_progress
 
@@ -358,7 +358,7 @@ def _connected(address: str) -> Iterator[Client]:
 @contextmanager
 def _local_cluster(workers: int) -> Iterator[Client]:
     """Start a cluster on this machine, with one thread per worker."""
-    with dask.config.set(LOCAL):
+    with dask.config.set(LOCAL_CLUSTER_CONFIG):
         try:
             with no_interrupts():
                 cluster = _with_loop(
@@ -399,13 +399,13 @@ def _check_workers(client: Client, address: str) -> int:
     versions = client.run(version, on_error="return")
     for worker, worker_version in versions.items():
         if worker_version != fastfed.__version__:
-            has = (
+            versions_text = (
                 f"fastfed {worker_version}"
                 if isinstance(worker_version, str)
                 else f"no fastfed ({worker_version})"
             )
             raise InputError(
-                f"worker {worker} of {address} has {has}, this process fastfed "
+                f"worker {worker} of {address} has {versions_text}, this process fastfed "
                 f"{fastfed.__version__}: both must be the same"
             )
     return sum(client.nthreads().values())

@@ -24,10 +24,10 @@ from distributed import Client
 from distributed.utils import sync
 
 from fastfed.simulation.dispatch import RunBatch
-from fastfed.simulation.snapshots import MARK, Snapshot, Snapshots, store
+from fastfed.simulation.snapshots import MARK, Snapshot, Snapshots, write_atomically
 
 #: Largest snapshot that is sent over the network, in bytes; larger ones are dropped.
-MOST_SENT = 256 * 2**20
+MAX_SENT_BYTES = 256 * 2**20
 
 #: Seconds that a worker waits for a snapshot, and that the client waits for a worker.
 PATIENCE = 30.0
@@ -36,9 +36,9 @@ PATIENCE = 30.0
 HOLDS, WANTS = "holds", "wants"
 
 
-def key_of(work: RunBatch) -> str:
+def key_of(batch: RunBatch) -> str:
     """Return the name of a batch of runs in messages between client and workers."""
-    return json.dumps([work.replicate, list(work.positions)])
+    return json.dumps([batch.replicate, list(batch.positions)])
 
 
 def batch_of(key: str) -> RunBatch:
@@ -83,7 +83,7 @@ class ClientSnapshot(Snapshot):
 
     def _put(self, arrays: dict[str, Any]) -> None:
         """Keep the arrays in memory, and notify the client."""
-        if sum(np.asarray(array).nbytes for array in arrays.values()) > MOST_SENT:
+        if sum(np.asarray(array).nbytes for array in arrays.values()) > MAX_SENT_BYTES:
             self.too_large = True
             return
         file = io.BytesIO()
@@ -197,7 +197,7 @@ def open_place(snapshots: Snapshots | None, name: str) -> Iterator[Place | None]
     mark_file = snapshots.folder / f"{MARK}{uuid.uuid4().hex}"
     with suppress(OSError):
         snapshots.folder.mkdir(mode=0o700, exist_ok=True)
-        store(mark_file, lambda file: None)
+        write_atomically(mark_file, lambda file: None)
     try:
         yield Place(snapshots, mark_file.name, f"{name}-snapshots")
     finally:
@@ -255,7 +255,7 @@ def carrier(
                 ).kept()
             ):
                 snapshot.path.parent.mkdir(mode=0o700, exist_ok=True)
-                store(snapshot.path, lambda file: file.write(data))
+                write_atomically(snapshot.path, lambda file: file.write(data))
                 announce(key)
         elif kind == WANTS:
             token, keys = more
@@ -272,9 +272,9 @@ def carrier(
             with suppress(Exception):  # a worker may die, or the disk may be full
                 answer(*message)
 
-    for work in batches:
-        if snapshots.of(work.replicate, work.positions).path.exists():
-            announce(key_of(work))
+    for batch in batches:
+        if snapshots.of(batch.replicate, batch.positions).path.exists():
+            announce(key_of(batch))
     thread = threading.Thread(target=serve, name="fastfed_snapshots", daemon=True)
     thread.start()
     client.subscribe_topic(place.topic, lambda event: messages.put(event[1]))

@@ -19,7 +19,7 @@ from fastfed.simulation.snapshots import Snapshots
 
 #: Seconds that threads get to stop. A thread in a user's function that takes longer is left
 #: running, because a thread cannot be killed.
-GRACE = 1.0
+GRACE_SECONDS = 1.0
 
 #: Threads of earlier runs that may still be running.
 _old_threads: list[threading.Thread] = []
@@ -67,18 +67,18 @@ class Local:
             if progress is not None:
                 progress(agent_rounds)
 
-        def job(work: RunBatch) -> Finished:
+        def job(batch: RunBatch) -> Finished:
             """Run one batch and return its outcomes with the time taken."""
             timed = playing.run_together(
-                experiment, work, batch_threads, on_progress, snapshots=snapshots
+                experiment, batch, batch_threads, on_progress, snapshots=snapshots
             )
-            return Finished(work, timed.outcomes, timed.seconds, batch_threads)
+            return Finished(batch, timed.outcomes, timed.seconds, batch_threads)
 
         def serve() -> None:
             """Run batches from the queue until it ends or the run stops."""
-            while (work := tasks.get()) is not None and not stop.is_set():
+            while (batch := tasks.get()) is not None and not stop.is_set():
                 try:
-                    results.put(job(work))
+                    results.put(job(batch))
                 except BaseException as error:
                     results.put(error)
 
@@ -92,8 +92,8 @@ class Local:
         waiting, running = iter(batches), 0
         try:
             while True:
-                while running < workers and (work := next(waiting, None)) is not None:
-                    tasks.put(work)
+                while running < workers and (batch := next(waiting, None)) is not None:
+                    tasks.put(batch)
                     running += 1
                 if not running:
                     return
@@ -111,12 +111,12 @@ class Local:
 
 
 def _join(pool: list[threading.Thread]) -> None:
-    """Wait until the threads of a stopped engine have ended, for at most `GRACE` seconds.
+    """Wait until the threads of a stopped engine have ended, for at most `GRACE_SECONDS` seconds.
 
     Threads that are writing a snapshot are waited for without limit.
     """
     _old_threads.extend(pool)
-    until = time.monotonic() + GRACE
+    until = time.monotonic() + GRACE_SECONDS
     for thread in pool:
         while thread.is_alive():
             thread.join(0.05)

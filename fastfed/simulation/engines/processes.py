@@ -25,7 +25,7 @@ from fastfed.simulation.dispatch import (
 from fastfed.simulation.engines import (
     GUARD,
     HOPELESS,
-    MOST_TRIES,
+    MAX_TRIES,
     Engine,
     EngineError,
     Finished,
@@ -49,7 +49,7 @@ HELLO, HEARD, ENDED, FAILED, EXHAUSTED = "hello", "heard", "ended", "failed", "e
 TIMED = "timed"
 
 #: Seconds between two reports of progress.
-EVERY = 0.5
+PROGRESS_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> 
         connection.send((HELLO, None))
         packed, experiment = connection.recv(), None
         while True:
-            work = connection.recv()
+            batch = connection.recv()
             try:
                 experiment = experiment or unpack(packed)
-                if isinstance(work, Timing):
-                    connection.send((TIMED, seconds_of(experiment, work.positions)))
+                if isinstance(batch, Timing):
+                    connection.send((TIMED, seconds_of(experiment, batch.positions)))
                     continue
                 timed = run_together(
-                    experiment, work, threads, _progress_sender(connection), snapshots=snapshots
+                    experiment, batch, threads, _progress_sender(connection), snapshots=snapshots
                 )
                 connection.send((ENDED, (timed.outcomes, timed.seconds)))
             except Interrupted:
@@ -94,7 +94,7 @@ def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> 
 
 
 def _progress_sender(connection: Connection) -> Callable[[int], None]:
-    """Return a progress function that reports to the main process every ``EVERY`` seconds.
+    """Return a progress function that reports to the main process every ``PROGRESS_SECONDS``.
 
     It raises Interrupted if the main process has ended.
     """
@@ -104,7 +104,7 @@ def _progress_sender(connection: Connection) -> Callable[[int], None]:
         """Report progress to the parent process every few seconds; stop if it is gone."""
         nonlocal last_report, agent_rounds_done
         agent_rounds_done += agent_rounds
-        if (now := time.perf_counter()) - last_report >= EVERY:
+        if (now := time.perf_counter()) - last_report >= PROGRESS_SECONDS:
             last_report = now
             try:
                 connection.send((HEARD, agent_rounds_done))
@@ -166,7 +166,7 @@ class Processes:
             threads = max(1, self.threads // max(1, count))
             pool = WorkerPool(packed, count, threads, tally, snapshots)
             try:
-                return (yield from pool.play(batches, 1 if alone else MOST_TRIES))
+                return (yield from pool.play(batches, 1 if alone else MAX_TRIES))
             finally:
                 pool.dismiss()
 
@@ -252,14 +252,14 @@ class WorkerPool:
                     worker.kill()
                     self._reap(worker, value, tries, waiting, lost_workers, unfinished)
                 elif kind == ENDED:
-                    work = worker.queue.popleft()
+                    batch = worker.queue.popleft()
                     outcomes, seconds = value
                     self.depth = 2 if seconds < SHORT_SECONDS else 1
                     self.played += 1
-                    self.tally.ended(work)
+                    self.tally.ended(batch)
                     # Give new work before the yield, so that the worker does not wait for the disk.
                     self._give(worker, waiting)
-                    yield Finished(work, outcomes, seconds, self.threads)
+                    yield Finished(batch, outcomes, seconds, self.threads)
         return unfinished
 
     def dismiss(self) -> None:
@@ -304,7 +304,7 @@ class WorkerPool:
         if not worker.ready:
             waiting.extendleft(reversed(queue))
             self.never_ready += 1
-            if self.never_ready > MOST_TRIES:
+            if self.never_ready > MAX_TRIES:
                 raise EngineError(f"no worker process can be started ({end}); {GUARD}")
             return
         if not queue:
