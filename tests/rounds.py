@@ -21,7 +21,6 @@ import federation
 from federation import MASKS, deployed, secret
 from test_deployment_network import Listening, certificates
 
-from fastfed.deployment import shell
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.process import Process, SiloProcess
@@ -154,8 +153,6 @@ def main() -> int:
     parser.add_argument("--protocols", nargs="*", choices=PROTOCOLS, default=list(PROTOCOLS))
     parser.add_argument("--folder", help="where the files of all parties go; a real disk")
     arguments = parser.parse_args()
-    # Hundreds of parties must not dial the hub at once.
-    shell.PATIENCE = 120.0
     print(
         "| protocol | M | d | round, s | CPU of the hub, s | CPU of a silo, ms | up, kB a silo | "
         "down, kB a silo |"
