@@ -152,8 +152,8 @@ class Ledger:
 
     def _append(self, kind: str, values: Sequence[Any]) -> None:
         """Add an entry to the chain; the caller must have started a transaction."""
-        count = self._db.execute("SELECT max(number) FROM writes").fetchone()[0]
-        self._chain.add(Write(kind, str(count), msgspec.msgpack.encode(values)))
+        last_number = self._db.execute("SELECT max(number) FROM writes").fetchone()[0]
+        self._chain.add(Write(kind, str(last_number), msgspec.msgpack.encode(values)))
 
     def _check(self) -> None:
         """Raise InputError if the tables differ from the ceilings and charges in the chain."""

@@ -59,7 +59,11 @@ def from_table(
     feature_names = feature_columns(table, {"label": label, "silo": silo}, columns)
     features, notes = features_of(table, feature_names, known or {})
     for name in dict.fromkeys([label, *feature_names]):
-        if name not in (known or {}) and not table.numbers(name) and not (bins and name == label):
+        if (
+            name not in (known or {})
+            and not table.is_numeric(name)
+            and not (bins and name == label)
+        ):
             _warn_about_texts(table, name, quoted=name == label)
     for note in label_notes:
         # Certificates of curves that send nothing have no notes, so this is a warning too.
@@ -197,7 +201,7 @@ def features_of(
             continue
         if _is_identifier(present):
             identifiers.append(name)
-        if table.numbers(name):
+        if table.is_numeric(name):
             parts.append(_scaled_column(table, name, cells, absent))
         else:
             values = sorted(set(present))

@@ -124,7 +124,7 @@ class Table:
                     hint += ": the first line must be a header"
             raise InputError(f"{key} must be a column of {self.path}, got {show(name)}{hint}")
 
-    def numbers(self, name: str) -> bool:
+    def is_numeric(self, name: str) -> bool:
         """Return True if a column holds only numbers and missing cells, and at least one number.
 
         Raises
@@ -133,13 +133,13 @@ class Table:
             If all cells are numbers or missing, but some are infinite.
         """
         cells = self.column(name)
-        text_rows = [
+        other_rows = [
             row for row, c in enumerate(cells) if c not in MISSING and not NUMBER.fullmatch(c)
         ]
-        if not text_rows:
+        if not other_rows:
             return any(cell not in MISSING for cell in cells)
-        if all(_INFINITE.fullmatch(cells[row]) for row in text_rows):
-            self.refuse_infinite(name, text_rows[0])
+        if all(_INFINITE.fullmatch(cells[row]) for row in other_rows):
+            self.refuse_infinite(name, other_rows[0])
         return False
 
     def refuse_infinite(self, name: str, row: int) -> None:

@@ -317,7 +317,7 @@ def test_updates_of_arms_equal_those_of_other_features() -> None:
 
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (0, 9), (3, 1), (40, 60)])
 def test_draws_of_thompson_sampling_have_the_posterior_of_each_mean(wins: int, losses: int) -> None:
-    """Compute two p-values for each pair: of the oracle's draws, which the kernel's equal."""
+    """Test the oracle's draws of two arms. Another test shows that the kernel's are equal."""
     counts = np.array([wins, 1]), np.array([losses, 2])
     first, second = np.array([oracle.thompson(k * k + 17, *counts) for k in range(3000)]).T
     assert stats.kstest(first, stats.beta(1 + wins, 1 + losses).cdf).pvalue > RARE

@@ -575,7 +575,7 @@ def test_the_regret_of_each_round_is_at_most_what_the_bound_counts(
 
 def seeds_of_coverage(count: int) -> tuple[int, int]:
     """Return in how many runs the events failed, and in how many a round's regret was too large."""
-    missed = beyond = 0
+    event_failures = bound_violations = 0
     for seed in range(count):
         keys = SLACKS[seed % len(SLACKS)]
         sizes = {"silos": 2, "dimension": 2, "actions": 6, **keys, "horizon": 40}
@@ -587,21 +587,21 @@ def seeds_of_coverage(count: int) -> tuple[int, int]:
         truth = oracle_replay(e, outcome)
         assert truth.worst_gap < 1e-8 and plan.sieve_growth > 0.0
         if truth.nearest_width < 0.0:
-            missed += 1
+            event_failures += 1
         else:
-            beyond += max(truth.counted) > 1.0
-    return missed, beyond
+            bound_violations += max(truth.counted) > 1.0
+    return event_failures, bound_violations
 
 
 def test_the_proof_covers_the_runs_of_many_seeds() -> None:
-    missed, beyond = seeds_of_coverage(40)
-    assert missed <= 4 and beyond == 0
+    event_failures, bound_violations = seeds_of_coverage(40)
+    assert event_failures <= 4 and bound_violations == 0
 
 
 @pytest.mark.slow
 def test_the_proof_covers_the_runs_of_a_thousand_seeds() -> None:
-    missed, beyond = seeds_of_coverage(1000)
-    assert missed <= 30 and beyond == 0
+    event_failures, bound_violations = seeds_of_coverage(1000)
+    assert event_failures <= 30 and bound_violations == 0
 
 
 # ---- the worst action that passes ----------------------------------------------------------------

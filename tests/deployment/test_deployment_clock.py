@@ -237,7 +237,7 @@ def test_what_was_said_before_a_clock_was_set_back_does_not_count():
     assert clock() == hands.wall and clock.off == 0.0
 
 
-def test_nothing_is_known_of_a_clock_that_has_read_nothing():
+def test_one_reading_of_the_hub_before_any_answer_does_not_shift_the_clock():
     hands = Hands()
     clock = hands.clock()
     clock.add_reading(ClockReading("hub", hands.wall - 3600.0, 0.0))

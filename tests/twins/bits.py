@@ -74,8 +74,8 @@ def _log_pmf(k: int, n: int, excess: float) -> float:
     return -_stirling(k) - _stirling(n - k) + spread - 0.5 * log(k * ((n - k) / n))
 
 
-def _inverted(u: float, n: int) -> float:
-    """Invert the distribution function by sequential search, for small n."""
+def _binomial_by_inversion(u: float, n: int) -> float:
+    """Return Bin(n, 1/4) - n / 4 for a uniform u, by inversion of the distribution function."""
     probability = 1.0
     for _ in range(n):
         probability *= 0.75
@@ -91,7 +91,7 @@ def _try(words: Array, n: int) -> float:
     """Return Bin(n, 1/4) - n / 4 from four words, NaN when rejected (Hoermann 1993, BTRS)."""
     first, v = _unit_f64(_bits53(words[0::2], words[1::2]))
     if n < 40:
-        return _inverted(float(first), n)
+        return _binomial_by_inversion(float(first), n)
     quarter, rest = divmod(n, 4)
     spread = math.sqrt(n * 0.1875)
     b = 1.15 + 2.53 * spread

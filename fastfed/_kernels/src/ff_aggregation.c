@@ -9,18 +9,18 @@ int64_t ff_node_level(int64_t k)
     return level;
 }
 
-/* Add the s entries of from to into. */
-void ff_add(double *restrict into, const double *restrict from, int64_t s)
+/* Set sum[j] += term[j] for s entries. */
+void ff_add(double *restrict sum, const double *restrict term, int64_t s)
 {
     for (int64_t j = 0; j < s; j++)
-        into[j] += from[j];
+        sum[j] += term[j];
 }
 
-/* Multiply the s entries of into by the entries of from. */
-void ff_multiply(double *restrict into, const double *restrict from, int64_t s)
+/* Set product[j] *= factor[j] for s entries. */
+void ff_multiply(double *restrict product, const double *restrict factor, int64_t s)
 {
     for (int64_t j = 0; j < s; j++)
-        into[j] *= from[j];
+        product[j] *= factor[j];
 }
 
 /* Write factor times from (s entries) to out. */

@@ -660,7 +660,8 @@ double ff_fixed_observe(double *model, double y)
     return s;
 }
 
-/* Return -ln ||x||^2_{V^-1} of the action that was chosen last. */
+/* Return -ln ||x||^2_{V^-1} of the action x that was chosen last: ln V_aa if x is unit vector a and
+ * V is diagonal. */
 double ff_fixed_log_entry(const double *model)
 {
     return -ff_log(cut((double *)model).width[(int64_t)model[CHOSEN]]);

@@ -371,7 +371,8 @@ void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restri
     }
 }
 
-/* Return the number of doubles of scratch that ff_scored needs. */
+/* Return the number of doubles of scratch that ff_scored needs: copies of the actions' features, W,
+ * theta and the user's state, two values of each action, and the scratch of the scores. */
 int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
 {
     return actions * (d + 2) + d * d + d + state_size + ff_score_scratch(d, actions);

@@ -383,7 +383,8 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
     }
 }
 
-/* Return a team of threads, or NULL for one thread. */
+/* Return a team of threads. It is NULL if threads < 2 or memory is exhausted: the caller then works
+ * in its own thread. */
 ff_team *ff_team_open(int64_t threads)
 {
     if (threads < 2)
