@@ -19,6 +19,15 @@ SIGNS = ("++", "+-", "-+", "--")
 Records = tuple[np.ndarray, list[int], list[int] | None]
 
 
+def is_infinite(present: list[str]) -> bool:
+    """Return True if all cells are numbers, but some are infinite."""
+    odd = [cell for cell in present if decimal(cell) is None]
+    infinite = {"inf", "infinity"}
+    return bool(odd) and all(
+        cell.lstrip("+-").lower() in infinite and cell[:2] not in SIGNS for cell in odd
+    )
+
+
 def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | None:
     """Return (features, class and silo of each record); None if the table must be refused."""
     try:
@@ -47,6 +56,8 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
             if some and whole and all(decimal(s) is not None and s.count(".") == 1 for s in some):
                 cells[:] = [c.replace(",", ".") for c in cells]
     labels = columns.pop(label)
+    if is_infinite(labels):
+        return None
     numeric = all(decimal(cell) is not None for cell in labels)
     values = [decimal(cell) for cell in labels] if numeric else one_form(labels)
     classes = sorted(set(values))
@@ -75,9 +86,7 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
         numbers = [decimal(cell) for cell in present]
         if not present:
             continue
-        infinite = {"inf", "infinity"}
-        odd = [c for c, n in zip(present, numbers, strict=True) if n is None]
-        if odd and all(c.lstrip("+-").lower() in infinite and c[:2] not in SIGNS for c in odd):
+        if is_infinite(present):
             return None
         if None not in numbers:
             if any(abs(float(cell)) == float("inf") for cell in present):
