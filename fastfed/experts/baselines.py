@@ -266,11 +266,13 @@ class Hedge:
             units = int(lost.max() - lost.min()) + MAX_ROUNDS * plan.silos + 1
             if units > MAX_EXPONENTIALS:
                 break
-            if units > len(shared.table):
+            # A local name, because runs in other threads may replace the shared table.
+            table = shared.table
+            if units > len(table):
                 # Few losses differ by more units than `alone`.
-                more = min(2 * len(shared.table), alone + alone // 8, MAX_EXPONENTIALS)
-                shared.up_to(max(units, more))
-            rule = CompiledRule("hedge", table=shared.table, alone=alone)
+                more = min(2 * len(table), alone + alone // 8, MAX_EXPONENTIALS)
+                table = shared.up_to(max(units, more))
+            rule = CompiledRule("hedge", table=table, alone=alone)
             _, self._release, _ = rounds.run(rule, 0, self._release, last=last)
         before = lost - rounds.latest
         self._total = before.astype(np.float64)
