@@ -98,14 +98,14 @@ except KeyboardInterrupt as error:
 
 @POSIX
 @pytest.mark.parametrize(
-    ("code", "number", "ends_by_itself"),
+    ("code", "number", "ends_without_signal"),
     [
         ("sum(itertools.repeat(1))", signal.SIGINT, False),
         ("sum(itertools.repeat(1))", signal.SIGTERM, False),
         ("time.sleep(60)", signal.SIGTERM, True),
     ],
 )
-def test_a_signal_ends_a_process_even_if_code_holds_the_gil(code, number, ends_by_itself):
+def test_a_signal_ends_a_process_even_if_code_holds_the_gil(code, number, ends_without_signal):
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD.format(code)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -117,7 +117,7 @@ def test_a_signal_ends_a_process_even_if_code_holds_the_gil(code, number, ends_b
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 128 + number
     assert (output, errors) == (
-        ("by itself\n", "") if ends_by_itself else ("", f"{_signals.INTERRUPTED_TEXT}; kept\n")
+        ("by itself\n", "") if ends_without_signal else ("", f"{_signals.INTERRUPTED_TEXT}; kept\n")
     )
 
 
