@@ -108,7 +108,8 @@ def release_all(**keywords):
 
 
 def test_seeded_noise_repeats_and_system_noise_does_not():
-    assert not np.isin(release_all(), release_all()).any()
+    # Noise is rounded to a grid, so that single numbers may agree by chance, but not four together.
+    assert not (release_all() == release_all()).all(axis=1).any()
     assert np.array_equal(release_all(seed=3), release_all(seed=3))
     assert not np.isin(release_all(seed=3), release_all(seed=4)).any()
 
