@@ -139,6 +139,8 @@ class Ledger:
     def _attach(self, db: sqlite3.Connection, path: str) -> None:
         """Set the attributes for an open connection; add the column that earlier versions lack."""
         self._db, self.path, self._chain = db, path, Chain(db, path)
+        #: dataset -> (the last row that was read, the charges up to it).
+        self._read_charges: dict[str, tuple[int, list[Charge]]] = {}
         if "pure" not in {row[1] for row in db.execute("PRAGMA table_info(charges)")}:
             db.execute(_ADD_PURE_COLUMN)
 
@@ -247,10 +249,21 @@ class Ledger:
 
     def charges(self, dataset: str) -> list[Charge]:
         """List all charges on a dataset, ordered by plan and release."""
-        rows = self._db.execute(
-            "SELECT * FROM charges WHERE dataset = ? ORDER BY plan, release", (dataset,)
-        )
-        return [Charge(*row) for row in rows]
+        return sorted(self._charges(dataset), key=lambda charge: (charge.plan, charge.release))
+
+    def _charges(self, dataset: str) -> list[Charge]:
+        """List all charges on a dataset in the order in which they were recorded.
+
+        Charges are only added, so each call reads only the rows that the last one did not read.
+        """
+        last_row, charges = self._read_charges.get(dataset, (0, []))
+        query = "SELECT rowid, * FROM charges WHERE rowid > ? AND dataset = ? ORDER BY rowid"
+        added = self._db.execute(query, (last_row, dataset)).fetchall()
+        charges = charges + [Charge(*row[1:]) for row in added]
+        # A transaction may still be undone.
+        if added and not self._db.in_transaction:
+            self._read_charges[dataset] = added[-1][0], charges
+        return charges
 
     def charged(self, dataset: str, plan: bytes, release: int) -> Charge | None:
         """Return the recorded charge of one release; None if there is none."""
@@ -283,10 +296,10 @@ class Ledger:
             if ceiling is None:
                 raise InputError(f'no ceiling is set for dataset "{dataset}"')
             delta = ceiling[1]
-        charges = {(c.plan, c.release): c for c in self.charges(dataset)}
-        if more is not None:
-            charges.setdefault((more.plan, more.release), more)
-        return epsilon_of_charges(charges.values(), delta)
+        charges = self._charges(dataset)
+        if more is not None and self.charged(dataset, more.plan, more.release) is None:
+            charges = [*charges, more]
+        return epsilon_of_charges(charges, delta)
 
     def allows(self, charge: Charge) -> bool:
         """Return True if a charge is recorded already, or fits under the dataset's ceiling."""
