@@ -588,6 +588,7 @@ def _flat_noise(
         raise InputError(
             f'release "{FLAT}" needs protocol "shuffle-vector", got "{config.protocol}"'
         )
+    # `rounds` is empty if all batches have the same size.
     if schedule.rounds and participations > 1:
         raise InputError(
             "returning must be 1 if batches of a vector sum differ in size: fastfed cannot account "

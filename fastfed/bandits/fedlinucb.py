@@ -609,10 +609,12 @@ class RandomConfig(Config, frozen=True, kw_only=True):
     lazy: bool = False
 
     def __post_init__(self) -> None:
+        """Check that every key has its default, either unset or as the base class fills it in."""
         super().__post_init__()
-        unset, settled = Config(lazy=False), Config(lazy=False, sieve=1.0, bonus=1.0, tie_bonus=1.0)
+        unset = Config(lazy=False)
+        filled_in = Config(lazy=False, sieve=1.0, bonus=1.0, tie_bonus=1.0)
         for key in Config.__struct_fields__:
-            if getattr(self, key) not in (getattr(unset, key), getattr(settled, key)):
+            if getattr(self, key) not in (getattr(unset, key), getattr(filled_in, key)):
                 raise InputError(f"{key} has no meaning for random: it learns nothing")
 
 

@@ -29,127 +29,130 @@ def running(protocol="silo-ldp", **keys):
     return deployment
 
 
-def state_and_parties(made, name):
+def state_and_parties(deployment, name):
     """Return the state of a party, and whom it waits for."""
-    now = made.processes[name].now()
-    actual = made.processes[name].party.waits(now)
+    now = deployment.processes[name].now()
+    actual = deployment.processes[name].party.waits(now)
     kind = name if name in ("hub", "helper") else "silo"
     row = WAITS[kind][actual["state"]]
     assert (actual["for"], actual["do"]) == (row.what, row.do)
-    if hasattr(made.processes[name].party, "status"):
-        assert made.processes[name].party.status(now)["waits"] == actual
+    if hasattr(deployment.processes[name].party, "status"):
+        assert deployment.processes[name].party.status(now)["waits"] == actual
     return actual["state"], actual["who"]
 
 
-def put_back(made, name, writes):
+def put_back(deployment, name, writes):
     kind = Hub if name == "hub" else Helper
-    party = kind(made.plan, federation.secret(name))
-    made.add(Process(party, MemoryStore(writes), None, lambda: made.now))
+    party = kind(deployment.plan, federation.secret(name))
+    deployment.add(Process(party, MemoryStore(writes), None, lambda: deployment.now))
 
 
-def hub_of_open_period(made):
-    made.now = federation.START + 10.0
+def hub_of_open_period(deployment):
+    deployment.now = federation.START + 10.0
 
 
-def silo_before_the_start(made):
-    made.now = federation.START - 10.0
+def silo_before_the_start(deployment):
+    deployment.now = federation.START - 10.0
 
 
-def hub_over(made):
+def hub_over(deployment):
     for release in range(1, 5):
-        period(made, release)
+        period(deployment, release)
 
 
-def hub_ended(made):
-    made.processes["silo0"].leave()
-    made.processes["silo1"].leave()
-    served(made, 1, ["silo2"])
-    made.settle()
+def hub_ended(deployment):
+    deployment.processes["silo0"].leave()
+    deployment.processes["silo1"].leave()
+    served(deployment, 1, ["silo2"])
+    deployment.settle()
 
 
-def hub_without_a_silo(made):
-    made.processes.pop("silo2")
-    served(made, 1, ["silo0", "silo1"])
-    made.settle()
+def hub_without_a_silo(deployment):
+    deployment.processes.pop("silo2")
+    served(deployment, 1, ["silo0", "silo1"])
+    deployment.settle()
 
 
-def hub_after_grace(made):
-    made.processes.pop("silo1")
-    hub_without_a_silo_of_two(made)
-    made.now += federation.GRACE
-    made.settle()
+def hub_after_grace(deployment):
+    deployment.processes.pop("silo1")
+    hub_without_a_silo_of_two(deployment)
+    deployment.now += federation.GRACE
+    deployment.settle()
 
 
-def hub_without_a_silo_of_two(made):
-    made.processes.pop("silo2")
-    served(made, 1, ["silo0"])
-    made.settle()
+def hub_without_a_silo_of_two(deployment):
+    deployment.processes.pop("silo2")
+    served(deployment, 1, ["silo0"])
+    deployment.settle()
 
 
-def hub_with_half_a_report(made):
+def hub_with_half_a_report(deployment):
     """Let the report of silo2 arrive without its signed message."""
-    absent_silo = made.processes.pop("silo2")
-    served(made, 1, ["silo0", "silo1"])
-    made.settle()
+    absent_silo = deployment.processes.pop("silo2")
+    served(deployment, 1, ["silo0", "silo1"])
+    deployment.settle()
     for to, data in absent_silo.tick():
-        if to == "hub" and made.processes["hub"].party.wire.read(data).kind == "report":
-            made.processes["hub"].handle(data)
+        if to == "hub" and deployment.processes["hub"].party.wire.read(data).kind == "report":
+            deployment.processes["hub"].handle(data)
 
 
-def hub_just_started(made):
-    absent_silos = [made.processes.pop(name) for name in ("silo1", "silo2")]
-    served(made, 1, ["silo0"])
-    put_back(made, "hub", list(made.processes["hub"].store.writes()))
-    made.settle()
+def hub_just_started(deployment):
+    absent_silos = [deployment.processes.pop(name) for name in ("silo1", "silo2")]
+    served(deployment, 1, ["silo0"])
+    put_back(deployment, "hub", list(deployment.processes["hub"].store.writes()))
+    deployment.settle()
     assert absent_silos
 
 
-def hub_restored(made):
+def hub_restored(deployment):
     """Restore the hub to before a release that silos have; one silo is away."""
-    backup = list(made.processes["hub"].store.writes())
-    period(made, 1)
-    made.processes.pop("silo2")
-    put_back(made, "hub", backup)
-    made.settle()
+    backup = list(deployment.processes["hub"].store.writes())
+    period(deployment, 1)
+    deployment.processes.pop("silo2")
+    put_back(deployment, "hub", backup)
+    deployment.settle()
 
 
-def hub_restored_by_two(made):
-    backup = list(made.processes["hub"].store.writes())
+def hub_restored_by_two(deployment):
+    backup = list(deployment.processes["hub"].store.writes())
     for release in (1, 2):
-        period(made, release)
-    put_back(made, "hub", backup)
+        period(deployment, release)
+    put_back(deployment, "hub", backup)
     # The second broadcast comes back, and not the first.
-    second = made.processes["silo0"].party.broadcasts[2]
-    made.processes["hub"].handle(second)
+    second = deployment.processes["silo0"].party.broadcasts[2]
+    deployment.processes["hub"].handle(second)
 
 
-def hub_of_clocks(made):
+def hub_of_clocks(deployment):
     """Let silo1 miss the first moment, for longer than the grace period."""
-    made.processes.pop("silo1")
-    made.settle()
-    made.now = made.plan.document.calendar.closes[0] + federation.GRACE
-    made.settle()
-    assert len(made.processes["hub"].party.broadcasts) == 1
+    deployment.processes.pop("silo1")
+    deployment.settle()
+    deployment.now = deployment.plan.document.calendar.closes[0] + federation.GRACE
+    deployment.settle()
+    assert len(deployment.processes["hub"].party.broadcasts) == 1
 
 
-def without_helper(made):
-    made.processes.pop("helper")
-    served(made, 1)
-    made.settle()
+def without_helper(deployment):
+    deployment.processes.pop("helper")
+    served(deployment, 1)
+    deployment.settle()
 
 
 def with_clock_off(name, off):
     """Advance all clocks to the end of a period; one clock is off by the given seconds."""
 
-    def led(made):
-        for each, process in made.processes.items():
-            mine = off if each == name else 0.0
-            process.clock = SteadyClock(lambda mine=mine: made.now + mine, lambda: made.now)
-        made.settle()
-        made.now = federation.START + 100.0
-        made.settle()
+    def set_clocks(deployment):
+        for each, process in deployment.processes.items():
+            error = off if each == name else 0.0
+            # The first clock is the wall clock, and the second the monotonic one.
+            process.clock = SteadyClock(
+                lambda error=error: deployment.now + error, lambda: deployment.now
+            )
+        deployment.settle()
+        deployment.now = federation.START + 100.0
+        deployment.settle()
 
-    return led
+    return set_clocks
 
 
 HUB = [
@@ -169,67 +172,69 @@ HUB = [
 ]
 
 
-@pytest.mark.parametrize(("state", "protocol", "led", "who"), HUB, ids=[h[2].__name__ for h in HUB])
-def test_every_state_of_the_hub_is_reached(state, protocol, led, who):
+@pytest.mark.parametrize(
+    ("state", "protocol", "bring_about", "who"), HUB, ids=[h[2].__name__ for h in HUB]
+)
+def test_every_state_of_the_hub_is_reached(state, protocol, bring_about, who):
     deployment = running(protocol)
-    led(deployment)
+    bring_about(deployment)
     assert state_and_parties(deployment, "hub") == (state, who)
     since = deployment.processes["hub"].party.waits(deployment.now)["since"]
     assert since is None or since <= deployment.now
 
 
-def silo_over(made):
-    hub_over(made)
+def silo_over(deployment):
+    hub_over(deployment)
 
 
-def silo_stopped(made):
-    made.processes["silo0"].leave()
-    made.settle()
+def silo_stopped(deployment):
+    deployment.processes["silo0"].leave()
+    deployment.settle()
 
 
-def silo_without_hub(made):
-    silo = made.processes["silo0"].party
+def silo_without_hub(deployment):
+    silo = deployment.processes["silo0"].party
     silo._hub_answered = False
 
 
-def silo_lost(made):
-    made.now = federation.START + 100.0
-    silo = made.processes["silo0"]
+def silo_lost(deployment):
+    deployment.now = federation.START + 100.0
+    silo = deployment.processes["silo0"]
     receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)
     hub = federation.Identity(federation.secret("hub"))
-    silo.handle(made.plan.wire.signed(hub, "hub", 0, receipt))
+    silo.handle(deployment.plan.wire.signed(hub, "hub", 0, receipt))
 
 
-def silo_ceiling(made):
-    silo, ledger = made.processes["silo0"], Ledger(":memory:")
+def silo_ceiling(deployment):
+    silo, ledger = deployment.processes["silo0"], Ledger(":memory:")
     ledger.set_ceiling("records", 1e-3, 1e-6)
     silo.ledger = silo.party.ledger = ledger
-    served(made, 1)
-    made.settle()
+    served(deployment, 1)
+    deployment.settle()
 
 
-def silo_given_up(made):
-    silo_lost(made)
-    made.ledgers["silo0"].set_ceiling("records", 20.0, 1e-6)
-    made.processes["silo0"].recover()
-    made.settle()
+def silo_given_up(deployment):
+    silo_lost(deployment)
+    deployment.ledgers["silo0"].set_ceiling("records", 20.0, 1e-6)
+    deployment.processes["silo0"].recover()
+    deployment.settle()
 
 
-def silo_forgotten(made):
+def silo_forgotten(deployment):
     """Restore a silo to before it sent its session."""
-    made.now = federation.START + 100.0
-    silo = made.processes["silo0"]
+    deployment.now = federation.START + 100.0
+    silo = deployment.processes["silo0"]
     values = tuple(bytes([i]) * 32 for i in range(3))
     hub = federation.Identity(federation.secret("hub"))
     silo.tick()
-    silo.handle(made.plan.wire.signed(hub, "hub", 1, wire.Sessions(values)))
+    silo.handle(deployment.plan.wire.signed(hub, "hub", 1, wire.Sessions(values)))
 
 
-def silo_after_its_report(made):
-    made.processes.pop("silo1")
-    made.processes.pop("silo2")
-    served(made, 1, ["silo0"])
-    made.settle()
+def silo_after_its_report(deployment):
+    deployment.processes.pop("silo1")
+    deployment.processes.pop("silo2")
+    served(deployment, 1, ["silo0"])
+    deployment.settle()
 
 
 SILO = [
@@ -248,10 +253,12 @@ SILO = [
 ]
 
 
-@pytest.mark.parametrize(("state", "protocol", "led", "who"), SILO, ids=[s[0] for s in SILO])
-def test_every_state_of_a_silo_is_reached(state, protocol, led, who):
+@pytest.mark.parametrize(
+    ("state", "protocol", "bring_about", "who"), SILO, ids=[s[0] for s in SILO]
+)
+def test_every_state_of_a_silo_is_reached(state, protocol, bring_about, who):
     deployment = running(protocol)
-    led(deployment)
+    bring_about(deployment)
     assert state_and_parties(deployment, "silo0") == (state, who)
 
 

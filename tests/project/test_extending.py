@@ -73,6 +73,7 @@ def test_an_example_spec_runs_and_its_results_name_the_package(installed, exampl
     package = KINDS[example][2]
     packages_of_curves = [curve["packages"] for curve in results["curves"]]
     assert {example: f"{package} 0.1.0"} in packages_of_curves
+    # All curves of a spec have its environment; an algorithm or a score belongs to one curve.
     assert ({} in packages_of_curves) == (example != "environment")
     # Results load without the package that produced them.
     assert [curve.packages for curve in fastfed.load(folder).curves] == packages_of_curves

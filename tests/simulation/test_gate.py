@@ -30,7 +30,7 @@ from fastfed.simulation.systems import ALGORITHMS
 
 
 def block(base: float, head: float) -> Block:
-    """Return a block whose times are measured without noise."""
+    """Return a block that measures base and head twice, in turn, without noise."""
     return Block((base, base), (head, head), (base, base), (head, head))
 
 

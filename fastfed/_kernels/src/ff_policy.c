@@ -225,7 +225,10 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }
 
-/* Choose the action of a local round, which may use the silo's raw data. */
+/* Choose the action of a local round, which may use the silo's raw data. The rule is one of three:
+ * the largest score of the silo's own model; the same among the actions that pass a sieve by the
+ * model of the silo's raw data (own_sieve_width > 0); or the largest of the smaller of two scores,
+ * of the shared model and of the raw data (own_least). */
 int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
                              const ff_actions *actions, const ff_parts *p)
 {

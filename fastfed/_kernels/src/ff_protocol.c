@@ -215,8 +215,8 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
     }
 }
 
-/* Add a silo's message (s) to the sum of the messages of earlier silos, which is in the row of silo
- * 0. A shuffler, or silos with their own clocks, need ff_protocol_combine to add them up. */
+/* Add a silo's message to the sum of the messages of earlier silos, which is in the row of silo 0.
+ * A shuffler, or silos with their own clocks, need ff_protocol_combine to add them up. */
 void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo)
 {
     const int64_t s = ff_statistic(run->dimension);

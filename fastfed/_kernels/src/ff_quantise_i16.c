@@ -24,8 +24,8 @@ int64_t ff_screen_i16_available(void) { return 1; }
 /* Return the number of doubles of scratch for at most `actions` actions. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
 {
-    /* The factor; the actions; upper bounds on scores, bonuses and means (ff_bonus_cache.c); space
-     * for alignment. */
+    /* The factor; the actions; three arrays of floats, two in a double, for upper bounds on scores,
+     * bonuses and means (ff_bonus_cache.c); 24 doubles for alignment. */
     return ff_quantised_factor_size(d) + ff_quantised_bytes(d, actions) / 8 +
            3 * LANES / 2 * vectors_of(actions) + 24;
 }

@@ -446,7 +446,7 @@ _DIGITS = 9
 
 
 def _private_range(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit `private_range` on two midpoints, each of which has the lower cost in one dataset."""
+    """Audit `private_range` on two datasets; each prefers a different midpoint of the range."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     values_by_world = [np.append(_OTHER_VALUES, end) for end in _END_VALUES]
@@ -460,7 +460,9 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
             private_range(values_by_world[world], 1.0, radius, bound, u)[0]
             for u in open_uniforms(draw, n)
         ]
-        chosen = np.abs(np.array(lower_ends)[:, None] + 2.0 * radius - midpoints).argmin(axis=1)
+        # A range is 4 radius wide.
+        chosen_midpoints = np.array(lower_ends)[:, None] + 2.0 * radius
+        chosen = np.abs(chosen_midpoints - midpoints).argmin(axis=1)
         result: np.ndarray = (second - first)[chosen]
         return result
 
