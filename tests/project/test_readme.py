@@ -202,7 +202,7 @@ def test_the_readme_shows_the_output_of_its_command(tmp_path):
     )
     _, results = run(changed_spec, "changed")
     final = results["silo-level LDP"].final()
-    shown = f"LDP has {final['mean']:,.0f} ± {final['stderr']:.0f}.".replace(",", " ")
+    shown = f"LDP has a regret of {final['mean']:,.0f} ± {final['stderr']:.0f}.".replace(",", " ")
     assert shown in " ".join(README.split())
 
     _, results = run(ROOT / "examples" / "visits.toml", "visits")
