@@ -97,8 +97,8 @@ class ClockedSilo(SiloParty):
     def _set_problem(self, release: int, body: Broadcast) -> str:
         """Return the text of an alarm if the report numbers of a view are wrong; else empty.
 
-        The number of a silo must grow if the view has a new report of this silo, up to the planned
-        number. Otherwise it must not change.
+        If the view has a new report of a silo, the number of this silo must grow, up to the planned
+        number. If not, its number must not change.
         """
         changed = {entry.silo for entry in body.entries}
         planned = clocks_of(self.deployed).reports[release].tolist()
@@ -138,8 +138,8 @@ class ClockedSilo(SiloParty):
     def status(self, now: float | None = None) -> dict[str, object]:
         """Return the state as `SiloParty.status` does, and numbers of views and reports.
 
-        ``views`` is the number of views that this silo has. ``reports`` has two numbers: of this
-        silo's reports in the last view, and of its reports in the whole plan.
+        ``views`` is the number of views that this silo has. ``reports`` has the number of this
+        silo's report in the last view, and the count of its reports in the whole plan.
         """
         reports = [self._own_numbers[-1], self.leaves]
         return super().status(now) | {"views": self.released, "reports": reports}
@@ -188,7 +188,7 @@ class ClockedHub(Hub):
         return self._number_of.get((entry.silo, entry.digest), 0)
 
     def _due(self, view: int) -> list[int]:
-        """Return the silos that take part in the federation and close a leaf at a moment."""
+        """Return the silos that close a leaf at the moment of a view, without those that left."""
         sends = clocks_of(self.deployed).sends[view - 1].tolist()
         return [i for i, due in enumerate(sends) if due and i not in self.left_silos]
 
@@ -267,7 +267,10 @@ class ClockedHub(Hub):
     # ---- state -----------------------------------------------------------------------------------
 
     def fold(self, write: Write) -> None:
-        """Apply an entry of the log to the state; see `Hub.fold`."""
+        """Apply an entry of the log to the state; see `Hub.fold`.
+
+        The set of an exchange must have only reports that are newer than those in the last view.
+        """
         super().fold(write)
         if write.kind == "report":
             number, _, silo = write.key.partition("/")
@@ -278,7 +281,11 @@ class ClockedHub(Hub):
             for entry in self.sets[int(write.key)].entries:
                 new_number = self._report_number(int(write.key), entry)
                 if new_number <= numbers[entry.silo]:
-                    raise BrokenLog(f"the set of exchange {write.key} holds an old report")
+                    raise BrokenLog(
+                        f"the set of exchange {write.key} has report {new_number} of silo "
+                        f"{entry.silo}, which is not newer than report {numbers[entry.silo]} in "
+                        "the last view"
+                    )
                 numbers[entry.silo] = new_number
             self._numbers.append(tuple(numbers))
 

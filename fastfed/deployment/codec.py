@@ -90,6 +90,7 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
         `MAX_RELATIVE_DIFFERENCE`.
     """
     unused = dict(stored)
+    # Of the plan files of linear bandits, only those of earlier versions lack this number.
     from_earlier = "ranking" not in stored
     if from_earlier:
         unused = {name: number for name, number in unused.items() if name not in RETIRED_NUMBERS}

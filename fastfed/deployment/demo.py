@@ -253,6 +253,7 @@ def run(
     period += -period % PATIENTS if own_clocks else 0
     plan = made_plan(home, start, protocol, hidden, period, system=system, own_clocks=own_clocks)
     address, closes = f"http://127.0.0.1:{free_port()}", plan.document.calendar.closes
+    # The children are the hub, then the silos in the order of `SILOS`, then the helper.
     clients = [Client(home / name / folders.SOCKET) for name in SILOS]
     children = [Child("hub", "serve", str(home / "hub"), "--port", address.rpartition(":")[2])]
     for name in SILOS:
@@ -264,6 +265,7 @@ def run(
     rng = np.random.default_rng(int.from_bytes(os.urandom(4), "big"))
     try:
         for k, close_time in enumerate(closes):
+            # Wait until the period has certainly begun.
             _sleep_until(close_time - period + 0.05)
             if k == 2:
                 _restore_backup(home, children[1], clients[0], k, close_time)

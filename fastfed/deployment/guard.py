@@ -226,8 +226,8 @@ class Fit(NamedTuple):
         silo's sum of x y that raises a score of 0 to the threshold (root mean square over
         directions).
     sees_surely : float
-        The same for the direction in which a false report is hardest to detect, because a different
-        theta explains most of it; infinite if theta can explain all of it.
+        The same size, for the direction in which a false report is hardest to detect, because a
+        different theta explains most of it; infinite if theta can explain all of it.
     """
 
     silo: int
@@ -246,7 +246,7 @@ class Side(NamedTuple):
     rounds : int
         Number of rounds of all silos of this side.
     variance : float
-        Noise variance of the sums, in units of one node's noise variance.
+        Noise variance of the sums, divided by the noise variance of one node.
     """
 
     sums: np.ndarray
@@ -329,7 +329,7 @@ class Alarm:
         yield from self._fits(view, by_silo)
 
     def _variance(self, silo: int, release: int) -> float:
-        """Return the noise variance of one report of a silo, in units of one node's variance."""
+        """Return the noise variance of a silo's report, divided by that of one node."""
         scale = self._plan.noise_scale[silo]
         return noise_squares(self._plan, release) * scale * scale
 
@@ -442,7 +442,7 @@ class Range:
 
     def _noise(self, release: int) -> np.ndarray:
         """Return a bound on the absolute noise in a report, (s,): the noise of a prefix sum."""
-        # The noise variance of a prefix sum, in units of one node's noise variance.
+        # The noise variance of a prefix sum, divided by the noise variance of one node.
         prefix = prefix_noise(self._plan)
         variance = max(1, self._plan.levels) if prefix is None else prefix.variance(release)
         return MAX_NOISE_STDS * math.sqrt(variance) * self._std
@@ -469,8 +469,8 @@ def sum_of(statistics: Sequence[np.ndarray]) -> np.ndarray:
 def count_std(plan: Plan, release: int) -> np.ndarray:
     """Compute the standard deviations of the noise bits in the prefix sums of a release, (s,)."""
     encoding, variances = encoding_of(plan), np.zeros(plan.statistic_size)
-    # Without a tree, each batch has noise. With a tree, the nodes that add up to the prefix have:
-    # removing the last one bit of a number gives the end of the previous node.
+    # Without a tree, each batch has noise. With a tree, the nodes that add up to the prefix have
+    # noise: clearing the lowest one bit of a node's last leaf gives the node before it.
     nodes = list(range(1, release + 1))
     if not plan.protocol.flat:
         nodes, end = [], release

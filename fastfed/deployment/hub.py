@@ -103,7 +103,7 @@ class Hub(Speaker):
         #: Why the plan has ended early; empty while it runs.
         self.ended = ""
         # ---- State recomputed from the log.
-        #: Sum of the reports of each release, (releases, s).
+        #: Row k - 1: the sum of the reports of release k, (releases, s).
         self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
         #: Release -> its broadcast, of the last release only; it may not be durable yet.
         self._broadcast_cache: dict[int, bytes] = {}
@@ -367,14 +367,15 @@ class Hub(Speaker):
     def _store_session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Store a silo's session of a release. If all silos have sent theirs, answer with the list.
 
-        Only the first session that a silo sends for a release counts.
+        Only the first session that a silo sends for a release counts; a different one is reported
+        as a problem while the list is not complete.
         """
         release, label = envelope.release, f"session {envelope.release} of {envelope.sender}"
         body = self.wire.body(envelope, wire.Sessions)
         if not self.deployed.masked or not 1 <= release <= self.plan.releases:
             raise Refused(f"{label} is of no release whose sums are under masks")
         if len(body.values) != 1 or len(body.values[0]) != KEY_BYTES:
-            raise Refused(f"{label} must be one of {KEY_BYTES} bytes")
+            raise Refused(f"{label} must be one value of {KEY_BYTES} bytes")
         if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{label} comes from a silo that takes no part")
         previous = self.sessions.get((release, silo))
@@ -732,7 +733,10 @@ class Hub(Speaker):
             self.ended = value.decode()
 
     def _missing(self, release: int) -> list[int]:
-        """Return the silos whose session is missing; if none is, those whose report is missing."""
+        """Return the silos whose report of a release is missing.
+
+        With masks, return the silos whose session is missing, if there are any.
+        """
         present = [i for i in range(self.plan.silos) if i not in self.left_silos]
         without_session = [i for i in present if (release, i) not in self.sessions]
         if self.deployed.masked and without_session:

@@ -106,6 +106,7 @@ class Model(Acting):
         sums = self.start.sums + from_release.sums
         estimate, _ = Estimate.of_sums(self.plan.dimension, sums, 0.0)
         if not np.isfinite(estimate.theta).all():
+            # The compiled code's status for statistics that are not finite.
             raise environments.status_error(-2)
         radius = math.hypot(self.start.radius, from_release.radius)
         return ActingEstimate(sums, estimate, radius, self.start.second + from_release.second)
@@ -197,7 +198,7 @@ class ClockedModel(Model):
         regularizer = plan.regularizer.copy()
         error_bound[view] *= ratio
         if floor[view] > 0.0:
-            # The regularizer is the bound on the noise's operator norm plus the anchor.
+            # The regularizer is a bound on the noise's operator norm, plus `Radius.anchor`.
             bound = max(regularizer[view] - radius.anchor, 0.0)
             regularizer[view] = floor[view] = radius.anchor + ratio * bound
         return replace(
@@ -208,7 +209,7 @@ class ClockedModel(Model):
 
 
 def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
-    """Return the noise variance of the sum of one report of each silo, in units of a node's.
+    """Return the noise variance of the sum of one report of each silo, divided by one node's.
 
     ``numbers`` are the numbers of the reports; 0 for a silo without a report.
     """
@@ -218,7 +219,7 @@ def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
 
 
 def report_variance(plan: Plan, release: int) -> float:
-    """Return the noise variance of one report of prefix sums, in units of one node's variance."""
+    """Return the noise variance of a report of prefix sums, divided by that of one node."""
     prefix = prefix_noise(plan)
     return float(release.bit_count()) if prefix is None else prefix.variance(release)
 

@@ -58,7 +58,7 @@ class Step(NamedTuple):
 class Party(Protocol):
     """Interface of a party: a state machine whose stored state is computed from its writes.
 
-    Only `fold` changes the stored state; `handle` and `tick` return the writes that do. They may
+    Only `fold` changes the stored state; `handle` and `tick` return the writes for it. They may
     change state that is in memory only, which messages of other parties restore after a restart.
     """
 
@@ -283,6 +283,7 @@ class SteadyClock:
         The other clock was read after this clock showed ``reading.after`` and before now. This
         gives a lower and an upper bound, which differ by the round-trip time. A reading that
         answers an older message than the last reading did was delayed or replayed, and is ignored.
+        Comparisons of times tolerate an error of one second.
         """
         with self._lock:
             now = self._monotonic()
@@ -300,7 +301,8 @@ class SteadyClock:
         """Return the seconds by which a reading is ahead of the other parties' median clock.
 
         ``monotonic`` is the monotonic time of the reading. Differences up to `DOUBTED` seconds
-        count as 0. Of the two middle clocks of an even number, the clock that differs less counts.
+        count as 0. If the number of clocks is even, the one of the two middle clocks counts that
+        differs less.
         """
         differences = [0.0] if not self._others else []
         for low, high, _ in self._others.values():
@@ -314,7 +316,7 @@ class SteadyClock:
                 else 0.0
             )
         differences.sort()
-        # The two are equal if the number of differences is odd.
+        # The middle two of the differences; they are one if the number of differences is odd.
         lower, upper = differences[(len(differences) - 1) // 2], differences[len(differences) // 2]
         return max(lower, 0.0) or min(upper, 0.0)
 

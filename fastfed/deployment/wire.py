@@ -293,7 +293,7 @@ class Wire:
     ) -> None:
         self.plan, self._keys, self.size, self._views = plan, dict(keys), size, views
         # Maximum bytes of each kind of message. A share for the helper is an encrypted envelope,
-        # and a set holds one share of each silo.
+        # and a set holds one share of each silo. An entry or a session has less than 64 bytes.
         share = 8 * size + 2 * _ENVELOPE_BYTES
         self.limits = {
             "join": _ENVELOPE_BYTES,
@@ -401,7 +401,7 @@ def packed(values: np.ndarray) -> bytes:
 
 
 def check_entries(entries: tuple[Entry, ...], silos: int, label: str) -> None:
-    """Raise Refused unless the silos of a set are distinct and in increasing order."""
+    """Raise Refused unless a set's silos are distinct and in order, with digests of 32 bytes."""
     members = [entry.silo for entry in entries]
     if members != sorted(set(members)) or not all(0 <= i < silos for i in members):
         raise Refused(
