@@ -150,12 +150,18 @@ def round_cost(actions: int, dimension: int) -> float:
 
 
 def context_cost(actions: int, dimension: int) -> float:
-    """Return the nominal seconds to make the contexts of one silo and round, for all systems."""
+    """Return the nominal seconds to make the contexts of one silo and round, for all systems.
+
+    Measured like `round_cost`.
+    """
     return 1e-6 * (0.1 + 5.5e-4 * actions * dimension)
 
 
 def release_cost(plan: Plan) -> float:
-    """Return the nominal seconds of all releases of one replicate, with noise drawn once."""
+    """Return the nominal seconds of all releases of one replicate, with noise drawn once.
+
+    Measured like `round_cost`.
+    """
     d, k = plan.dimension, plan.releases
     draw_seconds = 1e-10 * k * k * plan.statistic_size if plan.release in KEEPING else 0.0
     if plan.own is not None:
@@ -264,6 +270,7 @@ class SuccessiveHalving:
         """
         if scalable(self.environment):
             return 0
+        # Plans with local rounds (``own``), and plans without batches, have local models.
         facts = self.environment.facts(self.silos, self.horizon)
         if not (isinstance(facts, EnvironmentSpec) and facts.linear_by_silo):
             return None
@@ -506,9 +513,9 @@ def break_even(
     batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
     sizes = halving.actions, question.problem.dimension
     silo_cost = halving.horizon * (batch_sizes_tried * round_cost(*sizes) + context_cost(*sizes))
-    affordable_silos = seconds / (
-        2 * (USUAL_SEARCH_STEPS + BISECTIONS) * silo_cost
-    )  # of all replicates
+    # The time is for two searches. Their simulations can afford this number of simulated silos,
+    # added up over replicates.
+    affordable_silos = seconds / (2 * (USUAL_SEARCH_STEPS + BISECTIONS) * silo_cost)
     least = halving.least_silos(question.problem.dimension)
     simulated_silos = max(
         least, min(question.problem.silos, int(affordable_silos) // MIN_SEARCH_REPLICATES)

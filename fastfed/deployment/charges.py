@@ -103,6 +103,7 @@ def _cost_of_secure_sum(event: SecureSum) -> tuple[float, float]:
     The failure probability is delta times the entry of `TAIL_SHARES` that gives the least epsilon.
     """
     delta = event.budget.delta
+    # Only the noise coins of the honest silos count.
     account, coins = event._account("replace"), event._coins(event.honest)
     pairs = [(account.proven_mu(coins, delta * share), delta * share) for share in TAIL_SHARES]
     finite_pairs = [pair for pair in pairs if math.isfinite(pair[0])]
@@ -346,6 +347,8 @@ def mu2_of_scores(event: Scores, failure: float) -> float:
         for loss_set in noise.sets:
             change = loss_set.change / noise.scales[loss_set.tree - 1]
             if change:
+                # Each valid account bounds the set's leaves by ``count`` mechanisms that are
+                # (factor * change)-DP. Use the account with the least mu.
                 accounts = valid_accounts(loss_set.leaves, noise.experts, "experts")
                 mu_of_set = min(
                     mu_of_responses(count, factor * change, failure)

@@ -110,6 +110,7 @@ class ClockedSilo(SiloParty):
         return ""
 
     def _largest_values(self, release: int, body: Broadcast) -> np.ndarray:
+        """Return the largest absolute values of a view (s,): sums of the limits of its reports."""
         limits = [self._range.report(k) for k in self._checked_numbers(body) if k]
         return np.sum(limits, axis=0) if limits else np.zeros(self.plan.statistic_size)
 
@@ -120,12 +121,14 @@ class ClockedSilo(SiloParty):
         return super()._close_leaf(release)
 
     def _is_too_late(self, release: int) -> bool:
+        """Return False: a late report is added up in a later exchange."""
         return False
 
     def _last_before(self, release: int) -> int:
         return self.released
 
     def _last_closed(self, what: str, now: float) -> int:
+        """Return the last leaf (of a receipt) or view (of other messages) that may be named."""
         last_leaf = super()._last_closed(what, now)
         if what == "receipt":
             return last_leaf
@@ -207,7 +210,10 @@ class ClockedHub(Hub):
     # ---- exchanges -------------------------------------------------------------------------------
 
     def _open_next_set(self, release: int, now: float) -> Step:
-        """Open the set of an exchange: the reports up to its moment that are in no earlier set."""
+        """Open the set of an exchange: each silo's newest report, unless an earlier set has it.
+
+        Reports of later moments are not in the set.
+        """
         if not self._silos_could_join(now):
             return Step()
         if len(self.left_silos) == self.plan.silos:
@@ -229,6 +235,7 @@ class ClockedHub(Hub):
             return False
         if now >= calendar.closes[view - 1] + calendar.grace or not self._missing(view):
             return True
+        # Do not wait for a late silo once any silo has reported at a later moment.
         later_moments = range(view + 1, calendar.closed(now) + 1)
         return any(
             (self._planned_number(moment, i), i) in self.reports
@@ -245,7 +252,7 @@ class ClockedHub(Hub):
         return sum_of(capped) if capped else np.zeros(self.plan.statistic_size)
 
     def _reports_in(self, view: int) -> dict[int, tuple[int, np.ndarray]]:
-        """Return numbers and values (s,) of the reports in a view, by silo, before capping."""
+        """Return numbers and values (s,) of a view's reports, by silo, before capping; cached."""
         reports = {}
         for silo, number in enumerate(self._numbers[view]):
             if not number:
@@ -293,6 +300,7 @@ class ClockedHub(Hub):
         """Return what the hub waits for at time ``now``, as a row of `progress.WAITS`."""
         waits = super()._waits(now)
         release = len(self.broadcasts) + 1
+        # If no report is due, or no report is waited for any more, the next moment is.
         if waits["state"] == "open" or (
             waits["state"] in ("reports", "too-few") and self._is_collected(release, now)
         ):
@@ -341,6 +349,7 @@ class ClockedHub(Hub):
         silent, grace = {}, self.deployed.document.calendar.grace
         names = zip(self.last_reports().items(), self._calendars, strict=True)
         for silo, ((name, k), calendar) in enumerate(names):
+            # Report k + 1 is about the period from times[k] to times[k + 1].
             times = (calendar.start, *calendar.closes)
             if k == len(calendar.closes) or silo in self.left_silos:
                 continue

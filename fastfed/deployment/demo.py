@@ -281,6 +281,7 @@ def run(
                     victim = children[1 + i] if (i, patient % PATIENTS) == unlucky else None
                     actions[i, patient] = _serve(plan, client, i, patient, close_time, victim)
             if k == 1:
+                # Make the backup from which the first silo is restored in the next period.
                 children[1].process.kill()
                 children[1].process.wait()
                 _copy_state(home / SILOS[0], home / BACKUP)
@@ -288,6 +289,7 @@ def run(
             if time.time() >= close_time:
                 raise InputError(TOO_BUSY)
             _sleep_until(close_time)
+            # Kill two random parties while the release is made.
             victims = rng.permutation(len(children))[:2]
             for index in victims:
                 time.sleep(float(rng.uniform(0.0, 0.3)))

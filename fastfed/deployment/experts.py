@@ -308,6 +308,7 @@ class ExpertSilo(SiloParty):
         subject_digest = b"" if subject is None else self.digest_of(subject)
         if id is not None and (earlier := self._repeated(id, b"", subject_digest)) is not None:
             return Step(), earlier
+        # The first 53 of 64 random bits give a uniform number in [0, 1).
         uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
         expert = self.model.drawn(uniform)
         earlier_count = 0 if subject is None else self._earlier_decisions(subject_digest, subject)
@@ -398,7 +399,7 @@ class ExpertSilo(SiloParty):
     # ---- state and reports -----------------------------------------------------------------------
 
     def _fold_record_write(self, write: Write) -> None:
-        """Apply a durable write of one of the kinds `summarised` to the state."""
+        """Apply a durable write about a decision, its end or a person to the state."""
         super()._fold_record_write(write)
         if write.kind == "ended":
             self._old_places.pop(write.key, None)
@@ -406,6 +407,7 @@ class ExpertSilo(SiloParty):
             period = self.deployed.document.calendar.period(decided.time)
             place = self._learning_by_period.get(period, 0)
             self._learning_by_period[period] = place + 1
+            # Earlier versions did not store places, which follow from the order of decisions.
             if decided.place is None:
                 self._old_places[write.key] = place
 
@@ -438,6 +440,7 @@ class ExpertSilo(SiloParty):
             phase = of_trees(self.deployed).phases[period - 1]
             order = self._noise.sample(self.index, phase.number, len(phase.samples))
             trees = np.zeros(len(order), dtype=np.int8)
+            # The first leaf of each tree, of depth 0, has the losses whose mean the tree uses.
             for leaf in phase.leaves:
                 if leaf.depth == 0:
                     trees[order[leaf.start : leaf.stop]] = leaf.tree
@@ -486,6 +489,7 @@ class ExpertHub(Hub):
         plan = of_trees(self.deployed)
         phase = plan.phases[envelope.release - 1]
         unit, count = plan.unit(phase) / phase.batch, phase.trees * plan.experts
+        # The values after those of the phase's trees are padding.
         if (values < 0.0).any() or values[count:].any():
             raise Refused(f"{label} must be mean losses in [0, 1]")
         if self._check_units and not np.array_equal(values, exact.quantise(values, unit)):

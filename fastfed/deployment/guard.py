@@ -433,7 +433,7 @@ class Range:
     def broadcast(self, release: int) -> np.ndarray:
         """Return the largest absolute values that a broadcast of all silos' sums may have, (s,)."""
         if self._plan.protocol.bits:
-            # Rounding changes each entry of a record by at most one level.
+            # Random rounding changes each entry of a record by at most one level of the encoding.
             level = self._plan.units.max(axis=0, initial=0.0)
             record_count = self._plan.silos * self._plan.most_records(release)
             records = record_count * (self._record + level)
@@ -442,7 +442,8 @@ class Range:
 
     def _noise(self, release: int) -> np.ndarray:
         """Return a bound on the absolute noise in a report, (s,): the noise of a prefix sum."""
-        # The noise variance of a prefix sum, divided by the noise variance of one node.
+        # The noise variance of a prefix sum, divided by the noise variance of one node. Without
+        # noise of prefix sums, a prefix adds up at most ``levels`` nodes of the tree.
         prefix = prefix_noise(self._plan)
         variance = max(1, self._plan.levels) if prefix is None else prefix.variance(release)
         return MAX_NOISE_STDS * math.sqrt(variance) * self._std

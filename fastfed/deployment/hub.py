@@ -184,8 +184,9 @@ class Hub(Speaker):
     def _answer_join(self, envelope: Envelope, data: bytes, now: float) -> Step:
         """Answer a party's `Join` with the messages that the party has missed.
 
-        To the helper, these are its later answers and the open set. To a silo, they are the
-        broadcasts that it does not have, and a receipt: the list of its reports that the hub has.
+        To the helper, these are its answers that it does not have, and the open set of reports. To
+        a silo, they are the broadcasts that it does not have, and a receipt: the list of its
+        reports that the hub has.
         """
         body = self.wire.body(envelope, wire.Join)
         self.deployed.check_countersignature(envelope.sender, body.agreed)
@@ -300,7 +301,9 @@ class Hub(Speaker):
         )
         body = self.wire.body(envelope, wire.Seen)
         if not 1 <= release <= self._report_count(silo) or not self._may_have_seen(body, release):
-            raise Refused(f"{label} must be of a release of the plan, after a broadcast before it")
+            raise Refused(
+                f"{label} must be of a release of the plan, and name an earlier broadcast"
+            )
         if len(body.report) != KEY_BYTES or len(body.head) != (KEY_BYTES if body.last else 0):
             raise Refused(f"{label} must have digests of {KEY_BYTES} bytes")
         if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
@@ -314,15 +317,15 @@ class Hub(Speaker):
         return self.plan.releases
 
     def _may_have_seen(self, body: wire.Seen, release: int) -> bool:
-        """Return True if a silo may have the broadcast that its `Seen` of a release states."""
+        """Return True if a `Seen` of a release states a broadcast that the silo may have then."""
         return 0 <= body.last < release
 
     def _last_report_in(self, release: int, silo: int) -> int:
-        """Return the number of a silo's last report that a broadcast may contain."""
+        """Return the number of a silo's last report that a broadcast may contain: its release."""
         return release
 
     def _report_number(self, release: int, entry: wire.Entry) -> int:
-        """Return the number of the report that an entry of a release's set is about."""
+        """Return the number of the report that an entry of a set names: the release of the set."""
         return release
 
     def _has_reported(self, release: int, silo: int) -> bool:
@@ -447,7 +450,7 @@ class Hub(Speaker):
     # ---- sets of reports -------------------------------------------------------------------------
 
     def tick(self, now: float) -> Step:
-        """Open the next set when it is due; once it is stored, broadcast its sum.
+        """Open the next set of reports when it is due; once it is stored, broadcast its sum.
 
         After a restore from a backup, sets that the log has lost are opened again first.
         """
@@ -577,7 +580,8 @@ class Hub(Speaker):
         reporting = [
             i for i in active if (release, i) in self.reports and (release, i) in self.seen
         ]
-        # Signatures are checked once all have reported, and not at each message before.
+        # `_has_reported` checks signatures. Do this once, when all have reported, and not earlier
+        # at each message.
         if reporting != active and not grace_is_over:
             return Step()
         members = [i for i in reporting if self._has_reported(release, i)]
@@ -744,7 +748,7 @@ class Hub(Speaker):
         return [i for i in present if not self._has_reported(release, i)]
 
     def _others(self) -> list[str]:
-        """Return the names of the silos."""
+        """Return the names of the parties whose clocks the hub is compared with: the silos."""
         return list(self.deployed.silos)
 
     def _waits(self, now: float) -> dict[str, Any]:
@@ -823,7 +827,7 @@ class Hub(Speaker):
         return {}
 
     def assume_presence(self) -> None:
-        """Assume that every party has sent a `Join`: needed for `waits` of a copy of this hub."""
+        """Assume that every party has sent a `Join`: then `waits` of a copy waits for none."""
         self._silo_release = dict.fromkeys(range(len(self.deployed.silos)), len(self.broadcasts))
         self._helper_release = len(self.answers)
 

@@ -142,7 +142,8 @@ def _device_bits(plan: Plan) -> Condition:
 def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
     """Return the conditions that a linear bandit's deployment adds to its certificate.
 
-    They depend on how its reports are hidden: by a helper, by masks, or not at all.
+    They depend on how its reports are hidden: by a helper, by masks, or not at all. If users send
+    bits, the only condition is about their devices.
     """
     if plan.flips:
         return (_device_bits(plan),)
@@ -184,7 +185,7 @@ def charged_bits(plan: Plan) -> tuple[float, float] | None:
 def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Split a spec's table ``system`` into algorithm, protocol and the algorithm's keys.
 
-    Keys that every deployment needs are set to their only value.
+    Keys for which deployments allow only one value are set to it.
 
     Raises
     ------

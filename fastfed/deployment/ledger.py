@@ -322,8 +322,8 @@ class Ledger:
         if (ceiling := self.ceiling(dataset)) is None:
             return text
         needed_epsilon = rounded_up(self.epsilon(dataset, more=charge))
-        room = f"--epsilon {needed_epsilon} or more at --delta {ceiling[1]:g}"
-        return f"{text}: join the same plan with {room}, or leave"
+        options = f"--epsilon {needed_epsilon} or more at --delta {ceiling[1]:g}"
+        return f"{text}: join the same plan with {options}, or leave"
 
     def charge(self, charge: Charge) -> None:
         """Record a charge. Recording the same charge again changes nothing.

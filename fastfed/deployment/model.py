@@ -93,7 +93,7 @@ class Model(Acting):
         return self.plan.end(release)
 
     def _with_start(self, values: np.ndarray, release: int) -> ActingEstimate:
-        """Compute the estimate from the sums (s,) of a release, plus the sums of the start."""
+        """Compute the estimate from the sums (s,) of a release plus those of an earlier plan."""
         shift = self._refresh(values, release)
         from_release = ActingEstimate(
             self._regularised(values, release, shift),
@@ -403,7 +403,8 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
     helpers = {p for p in (document.helper, previous.helper) if p is not None}
     if document.silos != previous.silos or document.hub != previous.hub or len(helpers) > 1:
         raise InputError(
-            "a plan that continues another must have its parties, with the same names and keys"
+            "a plan that continues another must have the parties of that plan, with the same names "
+            "and keys"
         )
     # A plan with a start may begin only when the release of the start has closed.
     earliest, reason = previous.calendar.start, no_start(document, plan, earlier)

@@ -203,7 +203,7 @@ class Speaker:
         raise NotImplementedError
 
     def _others(self) -> list[str]:
-        """Return the names of the parties with which this party exchanges messages."""
+        """Return the names of the parties with whose clocks this party's clock is compared."""
         return [self.deployed.document.hub.name]
 
     def _limits(self) -> Limits:

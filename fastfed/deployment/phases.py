@@ -191,13 +191,13 @@ class MeanRange:
 
 
 class _Points:
-    """Compute the statistics of records; there is nothing to randomize in these plans."""
+    """Compute what each record adds to the sums; these plans do not randomize records."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute the statistic of a record, (s,)."""
+        """Compute what one record adds to the sums, (s,)."""
         statistic = np.zeros(self._size)
         linalg.accumulate(statistic, x, y)
         return statistic
@@ -289,7 +289,7 @@ class PhaseHub(Hub):
         return MeanRange(self._phases)
 
     def _make_server(self, noise: NoiseSource | None) -> Averager:
-        # Estimates are not sums of records in fixed point.
+        # Estimates are not sums of records in fixed point, so `Hub` must not check them as such.
         self._checks_records = False
         return Averager(self._phases, self._sealing.source if noise is None else noise)
 

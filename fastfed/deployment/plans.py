@@ -644,14 +644,16 @@ def _check_parties(document: Document) -> None:
         raise InputError(f"parties must have different names and different keys, got {problem}")
     helper = [document.helper.name] if document.helper else []
     if document.hub.name != HUB or helper not in ([], [HELPER]) or HELPER in names[:-1]:
-        raise InputError(f'the hub is named "{HUB}", a helper "{HELPER}", and no silo is')
+        raise InputError(
+            f'the hub is named "{HUB}", a helper "{HELPER}", and no silo has one of these names'
+        )
     if any(len(key) != KEY_BYTES for key in keys):
         raise InputError(f"public keys must have {KEY_BYTES} bytes")
     for party in (*document.silos, document.hub, document.helper):
         if party is not None and not is_encryption_key(party.open):
             raise InputError(
-                f"the key `open` of {party.name} is no X25519 key in its usual form: is it its "
-                "`sign`?"
+                f"the key `open` of {party.name} is no X25519 key in its usual form: is it the "
+                "key `sign`?"
             )
     integer("number of silos", len(document.silos), at_least=1, at_most=MAX_SILOS)
 

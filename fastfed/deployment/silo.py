@@ -119,7 +119,7 @@ class SiloParty(SiloRecords):
         self._noise: NoiseSource = self._sealing.source if noise is None else noise
         #: The largest values that reports and broadcasts may have.
         self._range = self._limits()
-        #: Computes the statistic of a record.
+        #: Computes what a record adds to the sums.
         self._statistics = self._randomizer()
         # ---- State saved in the store: survives a restart.
         #: The model of the last broadcast that this silo uses.
@@ -167,7 +167,7 @@ class SiloParty(SiloRecords):
     def _randomizer(self) -> Any:
         """Create a new object that computes reports from leaf sums, or from records.
 
-        Its method ``point(x, y)`` computes the statistic of one record, (s,).
+        Its method ``point(x, y)`` computes what one record adds to the sums, (s,).
         """
         if self.plan.protocol.bits:
             return Counter(self.plan, self.index, self._noise)
@@ -377,7 +377,7 @@ class SiloParty(SiloRecords):
     def outcome(self, name: str, value: object, now: float) -> Step:
         """Convert an outcome to a reward, as the plan's schema declares, and record it."""
         if self.plan.flips:
-            # Refused before the outcome is looked at.
+            # `reward` raises InputError, since this plan takes bits. The outcome is not read.
             return self.reward(name, 0.0, now)
         action = self._decision(name).action
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
@@ -624,6 +624,7 @@ class SiloParty(SiloRecords):
             # A restored hub may have lost sessions that other silos are waiting for.
             if k > hub_released or self.sessions.missing(k):
                 messages += self._send_session(k).messages
+        # Nobody needs a report again that is in a broadcast which both hub and silo have.
         released_by_both = self._leaves_in(min(hub_released, self.released))
         for k in range(released_by_both + 1, max(self.sealed, default=0) + 1):
             if k in self.sealed and k not in self._hub_has:
@@ -925,6 +926,7 @@ class SiloParty(SiloRecords):
             self._hub_answered, self._hub_has, self._hub_released = True, set(), released
             self._hub_nonce = b""
         elif len(body.nonce) == len(self._nonce):
+            # The receipt asks this silo to repeat the hub's nonce.
             self._hub_nonce = body.nonce
         for release, hub_digest in body.reports:
             own_report = self.sealed.get(release)

@@ -203,15 +203,17 @@ class SiloRecords(Speaker):
         return msgspec.msgpack.decode(value, type=Ended)
 
     def _fold_record_write(self, write: Write) -> None:
-        """Apply a durable write of one of the kinds `summarised` to the state."""
+        """Apply a durable write about a decision, its end or a person to the state."""
         kind, key, value = write
         if kind == "decision":
             decision = self._decode_decision(value)
             self.decisions.count += 1
             self._open[key] = decision
             if len(self._open) > MAX_OPEN_IN_MEMORY:
+                # Drop the oldest, which is read from the store if it is needed.
                 del self._open[next(iter(self._open))]
             self._learning_count += decision.learns
+            # A log of an earlier version lacks the writes of persons, which `upgrade` adds.
             if decision.subject and not self._has_subjects:
                 self._old_subjects.add(decision.subject)
         elif kind == "ended":

@@ -544,6 +544,7 @@ class SqliteStore(Store):
         self._check_disk()
         number = self._position.number
         if self._lock is None:
+            # A store in memory has no file to sync.
             self._durable = number
             return None
         if self._descriptors:

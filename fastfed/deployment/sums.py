@@ -196,8 +196,8 @@ class Sessions:
         Returns
         -------
         tuple of Write
-            The write that stores the list. Empty if it is stored already or has a different session
-            of this silo.
+            The write that stores the list. Empty if it is stored already. Empty as well if it has a
+            different session of this silo: the release is then added to `foreign`.
         str
             An error if the hub has sent two different lists; else empty.
 
@@ -435,7 +435,7 @@ class Counter:
         self.plan, self.silo, self.noise = plan, silo, noise
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute the statistic of one record, (s,)."""
+        """Compute what one record adds to the sums, (s,)."""
         statistic = np.zeros(self.plan.statistic_size)
         linalg.accumulate(statistic, x, y)
         return statistic

@@ -292,8 +292,9 @@ class Wire:
         self, plan: bytes, keys: Mapping[str, bytes], size: int, views: bool = False
     ) -> None:
         self.plan, self._keys, self.size, self._views = plan, dict(keys), size, views
-        # Maximum bytes of each kind of message. A share for the helper is an encrypted envelope,
-        # and a set holds one share of each silo. An entry or a session has less than 64 bytes.
+        # Maximum bytes of each kind of message, with a margin. A statistic has 8 * size bytes, an
+        # entry or a session less than 64. A share for the helper is an encrypted envelope, and a
+        # set holds one share of each silo.
         share = 8 * size + 2 * _ENVELOPE_BYTES
         self.limits = {
             "join": _ENVELOPE_BYTES,
