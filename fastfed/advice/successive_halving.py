@@ -462,6 +462,7 @@ def _extended(
             exponent = min(
                 1.0, max(0.0, 2.0 * math.log(earlier_pace / pace) / math.log(last / start))
             )
+            # Compute the pace at the last round, and add up the pace until the horizon.
             pace *= (middle / last) ** (0.5 * exponent)
             log_growth = math.log(horizon / last)
             if exponent < 1.0:

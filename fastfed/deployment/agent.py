@@ -91,7 +91,7 @@ class PrivateLinUCB:
     start : int, optional
         Begin of the first period, in seconds since 1970. By default now.
     reward_deadline : int, optional
-        A reward that comes this many seconds after its decision, or later, is not learned from. By
+        A reward that comes more than this many seconds after its decision is not learned from. By
         default one period.
     protocol : {"silo-ldp", "user-bit"}, optional
         By default "silo-ldp": the agent is trusted with records. With "user-bit" nobody is trusted

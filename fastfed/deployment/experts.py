@@ -475,6 +475,7 @@ class ExpertHub(Hub):
         return LossRange(self.wire.size)
 
     def _make_server(self, noise: NoiseSource | None) -> Decider:
+        """Create the object that chooses experts with noise, and the weights at the start."""
         # `Hub` must not check reports as sums of records: `_decrypt_report` checks the losses.
         self._checks_records, self._check_units = False, noise is None
         plan = of_trees(self.deployed)
@@ -604,6 +605,7 @@ class SparseHub(ExpertHub):
         return SumRange(self.plan)
 
     def _make_server(self, noise: NoiseSource | None) -> SparseVector:
+        """Create the object that decides on switches, with the first expert."""
         self._checks_records, self._check_units = False, noise is None
         plan = of_switches(self.deployed)
         # A digest of all sums so far.

@@ -545,9 +545,10 @@ def _without_unused_keys(tables: dict[str, Any], new_tables: Mapping[str, Any]) 
     protocol = tables["system"].get("protocol", "silo-ldp")
     federation = dict(tables.get("federation", {}))
     if "federation" not in new_tables:
-        unused_key = "influence" if protocol in (*SECURE_SUM_PROTOCOLS, "central") else None
-        for key in (unused_key, None if protocol in SECURE_SUM_PROTOCOLS else "sum"):
-            federation.pop(key, None)
+        if protocol in (*SECURE_SUM_PROTOCOLS, "central"):
+            federation.pop("influence", None)
+        if protocol not in SECURE_SUM_PROTOCOLS:
+            federation.pop("sum", None)
     used_tables = {**tables, "federation": federation}
     needs_helper = protocol in SECURE_SUM_PROTOCOLS and federation.get("sum") != "masks"
     if "helper" not in new_tables and not needs_helper:
