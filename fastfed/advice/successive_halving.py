@@ -458,7 +458,8 @@ def _extended(
         earlier_pace = (middle_regret - start_regret) / (middle - start)
         pace = (last_regret - middle_regret) / (last - middle)
         if earlier_pace > 0.0 and pace > 0.0:
-            # Each pace belongs to the middle of its interval, on a logarithmic scale.
+            # The pace is proportional to round^-exponent. Each measured pace belongs to the middle
+            # of its interval, on a logarithmic scale.
             exponent = min(
                 1.0, max(0.0, 2.0 * math.log(earlier_pace / pace) / math.log(last / start))
             )

@@ -582,6 +582,7 @@ def _known_releases(
         If ``closes`` differs from the number.
     """
     if algorithm == "fed-svt":
+        # Limit both numbers here; they are compared when the plan is derived.
         return max(closes or 0, sizes[1] // config.phase_length)
     if getattr(config, "clock", None) is not None:
         exchanges = len(deployed_clocks(config, problem_of(algorithm, *sizes)).ticks)

@@ -519,6 +519,7 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
     claims = [plan.privacy, *(earlier_plan.executed.privacy for earlier_plan in previous)]
     claim = claims[0]
     assert claim is not None and claim.budget is not None
+    # In a plan that learns from a person several times, the condition must allow this.
     same_condition = earlier.kind.same
     if same_condition == SAME_PEOPLE and any(
         c is not None and c.max_participations > 1 for c in claims

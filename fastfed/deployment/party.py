@@ -316,7 +316,8 @@ class SteadyClock:
                 else 0.0
             )
         differences.sort()
-        # The middle two of the differences; they are one if the number of differences is odd.
+        # The two middle differences, which are one if the number is odd. Return the one nearer to
+        # 0, or 0 if their signs differ.
         lower, upper = differences[(len(differences) - 1) // 2], differences[len(differences) // 2]
         return max(lower, 0.0) or min(upper, 0.0)
 
@@ -333,6 +334,7 @@ class SteadyClock:
         expected = self._last_reading + (monotonic - self._read_at)
         jump = wall - expected
         if abs(jump) > DOUBTED and not self._agrees(wall, monotonic):
+            # A jump is new if it differs from the last one. It is ignored for BELIEVED seconds.
             if abs(jump - self._jump) > DOUBTED:
                 self._jump, self._jump_since = jump, monotonic
             if monotonic - self._jump_since < BELIEVED:
