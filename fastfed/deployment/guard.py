@@ -139,8 +139,10 @@ class Cap:
         counted_records = self._influence * rounds_in_report(plan, release)
         noise_factor = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
         std = plan.noise_std
-        # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t.
+        # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t. Each
+        # of the two norms gets half of the probability.
         tail = math.sqrt(2.0 * math.log(2.0 / EXCEEDS_CAP_PROBABILITY))
+        # In the Frobenius norm, an off-diagonal entry counts twice.
         covariance = max(std.diagonal, math.sqrt(2.0) * std.off_diagonal)
         return (
             counted_records * feature * reward + noise_factor * std.bias * (math.sqrt(d) + tail),
@@ -353,7 +355,10 @@ class Alarm:
         return max(misfits, key=lambda fit: fit.score, default=None)
 
     def _score(self, sides: Sequence[Side]) -> tuple[float, float, float]:
-        """Compute `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides."""
+        """Compute `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides.
+
+        Comments use the symbols of `Alarm`.
+        """
         plan, d = self._plan, self._plan.dimension
         feature, _ = bounds(plan)
         low, high = (0.0, 1.0) if plan.clip is None else plan.clip.centred

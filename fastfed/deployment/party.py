@@ -257,6 +257,7 @@ class SteadyClock:
         self._wall, self._monotonic = wall, monotonic
         self._lock = threading.Lock()
         self._last_reading, self._read_at = wall(), monotonic()
+        #: The jump in seconds that is ignored, and the monotonic time when it was first seen.
         self._jump, self._jump_since = 0.0, self._read_at
         #: Party -> (lower bound, upper bound, monotonic time). The bounds are for the difference
         #: between the party's clock and this machine's monotonic time. The time is when this
