@@ -44,8 +44,8 @@ class Regret:
     silos : int
         Number of simulated silos; they represent all silos.
     rounds : int
-        Number of simulated rounds. If it is below the horizon, regret is extrapolated from the pace
-        at the end.
+        Number of simulated rounds. If it is below the horizon, regret is extrapolated from its
+        growth in the last of these rounds.
     stage : {"screened", "refined", "final"}
         The last stage that the system was simulated in.
     """

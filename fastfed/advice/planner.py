@@ -318,6 +318,7 @@ def _environment(
     elif hasattr(environment, "facts"):
         table = environment.describe()
         reward = table.get("reward")
+        # In a spec, only Gaussian rewards have a standard deviation.
         if isinstance(reward, dict) and reward.get("kind") != "gaussian":
             table["reward"] = {"kind": reward["kind"]}
     else:
@@ -439,7 +440,8 @@ class _Search:
                 trust, neighbours(self.question, best)
             )
             rankings = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
-            # The best batches may depend on the sieve, so try the smallest m' with others too.
+            # The best batches may depend on the sieve, so try the smallest m' with the next best
+            # candidates too.
             smallest_sieve = SIEVES[-1]
             for other in ranked[1:REFINED_PER_TRUST]:
                 rankings += [other.with_sieve(smallest_sieve)] if self.question.sieves else []
@@ -460,6 +462,7 @@ class _Search:
         contenders = [Contender.of(candidate) for candidate in finalists]
         for name, _, keys in self.baselines:
             plan = baseline(self.question, keys).plan
+            # Of the baselines, only the one without privacy shares data.
             contenders.append(Contender(name, plan, federated=name == "no privacy"))
         self.stage("final", contenders, FINAL)
 

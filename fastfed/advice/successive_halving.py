@@ -31,15 +31,15 @@ from fastfed.simulation.driver import batches_that_fit, bytes_of, checkpoint_rou
 # With lazy updates all silos choose from the same released statistics. Together they add to the
 # next release a sum of M B terms of one distribution. If m silos are simulated and each round
 # counts q = M / m times, the sum is the same in expectation. Instead of multiplying rounds by q,
-# everything else is divided. Privacy noise, lambda, c, E and phi are divided by q. The reward noise
-# and its radius are divided by sqrt(q), because reward noise averages over q rounds. Then V, u and
-# both bonuses equal the values with M silos, up to a factor that cancels. The widths of
-# the sieve are divided by sqrt(q), as both bonuses are. Two things are not reproduced: the
-# sampling error of the contexts in a batch is sqrt(q) times too large, and rewards are not
-# Bernoulli. With m = M nothing is scaled and the distribution is exact; only the sum of M
-# Gaussian noises matters, so only the sum is drawn. Noise of shuffled bits is drawn from a normal
-# approximation unless ``bits`` is set. A plan with local rounds is simulated unscaled, because
-# each silo subtracts its own noisy message from the sum.
+# everything else is divided. Privacy noise, the regularizer and the bounds on noise in the radius
+# are divided by q. The reward noise and its radius are divided by sqrt(q), because reward noise
+# averages over q rounds. Then V, u and both bonuses equal the values with M silos, up to a factor
+# that cancels. The widths of the sieve are divided by sqrt(q), as both bonuses are. Two things are
+# not reproduced: the sampling error of the contexts in a batch is sqrt(q) times too large, and
+# rewards are not Bernoulli. With m = M nothing is scaled and the distribution is exact; only the
+# sum of M Gaussian noises matters, so only the sum is drawn. Noise of shuffled bits is drawn from a
+# normal approximation unless ``bits`` is set. A plan with local rounds is simulated unscaled,
+# because each silo subtracts its own noisy message from the sum.
 
 #: Environments whose silos have the same model and whose reward noise can be scaled.
 SCALABLE = (Sphere, Gap, FixedSet)
@@ -74,17 +74,27 @@ def scaled_environment(
 def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = False) -> Plan:
     """Return the plan scaled to ``silos`` silos, which represent all silos of the plan.
 
-    ``node`` is the noise of one node of the plan, None without noise. With ``bits``, an unscaled
-    plan keeps its shuffled bits; otherwise they are replaced by normal noise of the same variance.
+    The comment above explains which numbers are divided by q and which by sqrt(q).
+
+    Parameters
+    ----------
+    plan : Plan
+    node : NoiseStd or None
+        The noise of one node of the plan; None without noise.
+    silos : int
+        Number of silos to simulate.
+    bits : bool
+        True to simulate shuffled bits if ``silos`` is the number of all silos. By default, and with
+        fewer silos, normal noise of the same variance replaces the bits.
     """
-    times = plan.silos / silos
+    q = plan.silos / silos
     if plan.own is not None:
-        assert times == 1.0
+        assert q == 1.0
         return plan
-    if node is not None and not (plan.encoding is not None and bits and times == 1.0):
+    if node is not None and not (plan.encoding is not None and bits and q == 1.0):
         # Draw one noise vector instead of the sum of all: it has the same distribution, for bits
         # nearly.
-        std = node.times(math.sqrt(noise_count(plan)) / times)
+        std = node.times(math.sqrt(noise_count(plan)) / q)
         release, factor = plan.release, plan.factor
         if plan.protocol.flat and plan.encoding is not None:
             # Every batch has independent noise, and the noise of a prefix is the sum over its
@@ -101,17 +111,17 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
             secure=None,
             privacy=None,
         )
-    if times == 1.0:
+    if q == 1.0:
         return plan
     r = plan.radius
     radius = replace(
         r,
-        scale=r.scale / math.sqrt(times),
-        anchor=r.anchor / times,
-        error_bound=r.error_bound / times,
-        floor=r.floor / times,
-        offset=r.offset / math.sqrt(times),
-        log_lambda=r.log_lambda / times,
+        scale=r.scale / math.sqrt(q),
+        anchor=r.anchor / q,
+        error_bound=r.error_bound / q,
+        floor=r.floor / q,
+        offset=r.offset / math.sqrt(q),
+        log_lambda=r.log_lambda / q,
     )
     # Scaled Gaussian rewards are not clipped, because clipping would change their mean. Centring
     # stays.
@@ -123,10 +133,10 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
     return replace(
         plan,
         silos=silos,
-        regularizer=plan.regularizer / times,
+        regularizer=plan.regularizer / q,
         radius=radius,
         clip=replace(clip, low=-math.inf, high=math.inf) if clip and centred else None,
-        widths=tuple(c / math.sqrt(times) for c in plan.widths),
+        widths=tuple(width / math.sqrt(q) for width in plan.widths),
         privacy=None,
     )
 
@@ -140,12 +150,18 @@ def round_cost(actions: int, dimension: int) -> float:
 
 
 def context_cost(actions: int, dimension: int) -> float:
-    """Return the nominal seconds to make the contexts of one silo and round, for all systems."""
+    """Return the nominal seconds to make the contexts of one silo and round, for all systems.
+
+    Measured like `round_cost`.
+    """
     return 1e-6 * (0.1 + 5.5e-4 * actions * dimension)
 
 
 def release_cost(plan: Plan) -> float:
-    """Return the nominal seconds of all releases of one replicate, with noise drawn once."""
+    """Return the nominal seconds of all releases of one replicate, with noise drawn once.
+
+    Measured like `round_cost`.
+    """
     d, k = plan.dimension, plan.releases
     draw_seconds = 1e-10 * k * k * plan.statistic_size if plan.release in KEEPING else 0.0
     if plan.own is not None:
@@ -254,6 +270,7 @@ class SuccessiveHalving:
         """
         if scalable(self.environment):
             return 0
+        # Plans with local rounds (``own``), and plans without batches, have local models.
         facts = self.environment.facts(self.silos, self.horizon)
         if not (isinstance(facts, EnvironmentSpec) and facts.linear_by_silo):
             return None
@@ -280,7 +297,7 @@ class SuccessiveHalving:
         silos are simulated for as many rounds as fit.
         """
         full_cost = self.silos * self.horizon * self.pass_cost(contenders)
-        release_seconds = sum(release_cost(e.plan) for e in contenders)
+        release_seconds = sum(release_cost(contender.plan) for contender in contenders)
         fitting = int(seconds / (full_cost + release_seconds))
         if fitting >= MIN_EXACT_REPLICATES:
             return Size(self.silos, self.horizon, min(fitting, MAX_REPLICATES))
@@ -301,19 +318,23 @@ class SuccessiveHalving:
         return Size(simulated_silos, rounds, replicates)
 
     def rounds_for(self, share: float) -> int:
-        """Return the checkpoint at this share of the rounds, or at the least number of rounds."""
+        """Return the first checkpoint at or after this share of the rounds.
+
+        A share that is too small is replaced by `MIN_SHARE_OF_ROUNDS` or `MIN_ROUNDS`.
+        """
         least = max(share, MIN_SHARE_OF_ROUNDS) * self.horizon
         marks = self.marks
         return int(marks[np.searchsorted(marks, min(max(least, MIN_ROUNDS), self.horizon))])
 
     def pass_cost(self, contenders: Sequence[Contender]) -> float:
         """Return the nominal seconds of one round of one silo, simulated for all contenders."""
-        kinds = {e.kind: e.plan.dimension for e in contenders}
-        contexts = sum(context_cost(self.actions, d) for d in kinds.values())
+        # Contenders of one kind share an environment, whose contexts are made once.
+        dimensions = {contender.kind: contender.plan.dimension for contender in contenders}
+        contexts = sum(context_cost(self.actions, d) for d in dimensions.values())
         return contexts + sum(
-            round_cost(self.actions, e.plan.dimension)
-            * (LOCAL_ROUND_FACTOR if e.plan.own is not None else 1.0)
-            for e in contenders
+            round_cost(self.actions, contender.plan.dimension)
+            * (LOCAL_ROUND_FACTOR if contender.plan.own is not None else 1.0)
+            for contender in contenders
         )
 
     def run(self, stage: str, contenders: Sequence[Contender], size: Size) -> None:
@@ -341,17 +362,17 @@ class SuccessiveHalving:
         last_mark = int(np.searchsorted(marks, size.rounds))
         times = self.silos / size.silos
         plans = [
-            scaled_plan(e.plan, e.node, size.silos, bits=bits)
-            if e.federated
-            else replace(e.plan, silos=size.silos)  # independent silos: a sample of all
-            for e in contenders
+            scaled_plan(contender.plan, contender.node, size.silos, bits=bits)
+            if contender.federated
+            else replace(contender.plan, silos=size.silos)  # independent silos: a sample of all
+            for contender in contenders
         ]
         # Contenders of one kind share an environment. They are split into parts that run in
         # parallel, because threads inside one simulation would wait for each other at every
         # release. Results do not depend on the split.
         parts: list[tuple[Environment, list[int]]] = []
-        for kind in dict.fromkeys(e.kind for e in contenders):
-            group = [i for i, e in enumerate(contenders) if e.kind == kind]
+        for kind in dict.fromkeys(contender.kind for contender in contenders):
+            group = [i for i, contender in enumerate(contenders) if contender.kind == kind]
             environment = contenders[group[0]].environment(self.environment, times)
             for part in _parts(group, self.threads // size.replicates):
                 parts.append((environment, part))
@@ -437,10 +458,12 @@ def _extended(
         earlier_pace = (middle_regret - start_regret) / (middle - start)
         pace = (last_regret - middle_regret) / (last - middle)
         if earlier_pace > 0.0 and pace > 0.0:
-            # Each pace belongs to the middle of its interval, on a logarithmic scale.
+            # The pace is proportional to round^-exponent. Each measured pace belongs to the middle
+            # of its interval, on a logarithmic scale.
             exponent = min(
                 1.0, max(0.0, 2.0 * math.log(earlier_pace / pace) / math.log(last / start))
             )
+            # Compute the pace at the last round, and add up the pace until the horizon.
             pace *= (middle / last) ** (0.5 * exponent)
             log_growth = math.log(horizon / last)
             if exponent < 1.0:
@@ -492,9 +515,9 @@ def break_even(
     batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
     sizes = halving.actions, question.problem.dimension
     silo_cost = halving.horizon * (batch_sizes_tried * round_cost(*sizes) + context_cost(*sizes))
-    affordable_silos = seconds / (
-        2 * (USUAL_SEARCH_STEPS + BISECTIONS) * silo_cost
-    )  # of all replicates
+    # The time is for two searches. Their simulations can afford this number of simulated silos,
+    # added up over replicates.
+    affordable_silos = seconds / (2 * (USUAL_SEARCH_STEPS + BISECTIONS) * silo_cost)
     least = halving.least_silos(question.problem.dimension)
     simulated_silos = max(
         least, min(question.problem.silos, int(affordable_silos) // MIN_SEARCH_REPLICATES)

@@ -29,7 +29,7 @@ from fastfed.simulation.systems import ALGORITHMS
 # All have exactly calibrated noise, lazy updates and the direct radius. Trust models are never
 # mixed.
 
-#: For each trust model: who is trusted, and the (protocol, release) pairs that need no more trust.
+#: For each trust model: who is trusted, and the (protocol, release) for which this is enough trust.
 TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "user-bit": (
         "each user's device sends one random bit of the reward: nobody is trusted, and delta is 0",
@@ -185,7 +185,7 @@ KAPPA = 8.0
 
 
 def most_variance(plan: Plan) -> float:
-    """Return the largest variance of a prefix sum, in units of the variance of one noise vector."""
+    """Return the largest noise variance of a prefix sum, divided by that of one noise vector."""
     releases = plan.releases
     if plan.factor is not None:
         return float(plan.factor.variances.max())
@@ -296,6 +296,7 @@ class Choice:
         """Epsilon of a secure sum if all other silos collude; None for other protocols."""
         if not self.plan.protocol.masked:
             return None
+        # The certificate of a secure sum states this guarantee with docs/secure-sum.md as source.
         guarantees = [
             c.exact for c in self.system.certificate.also if c.source.startswith("docs/sec")
         ]
@@ -490,6 +491,8 @@ def neighbours(question: Question, best: Choice) -> list[Recipe]:
                 if isinstance(b, int) and horizon // b <= MAX_SECURE_RELEASES
             ]
     else:
+        # Try a faster growth if batches grow slowly, and a slower growth if they grow fast. Flat
+        # releases need few batches, so their ratio stays at least 1.25.
         step = batches.ratio - 1.0
         ratio = 1.0 + (2.0 * step if step < 0.15 else step / 2.0)
         ratio = round(max(ratio, 1.25) if best.release == "flat" else ratio, 3)
@@ -543,10 +546,11 @@ def build_candidates(
 
 
 def noisier(a: Choice, b: Choice) -> bool:
-    """Return True if ``a`` has more noise than ``b``: a larger maximum and mean over releases.
+    """Return True if ``a`` has more noise than ``b``.
 
     Only candidates with the same trust model, batches and variant are compared. They have the same
-    radius and policy, and differ in the noise and in E, the noise bound in confidence radii.
+    radius and policy, and differ in the noise and in E_k, the noise bound in the confidence radius
+    after release k. ``a`` is noisier if both the maximum and the mean square of E_k are larger.
     """
     if (a.trust, a.batches, a.variant) != (b.trust, b.batches, b.variant):
         return False

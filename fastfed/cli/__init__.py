@@ -117,7 +117,7 @@ class Group(click.RichGroup):
 
     #: Text that is added to the error message about an unknown command.
     otherwise = ""
-    #: Words of other programs, and what they are called here.
+    #: Words that a user may know from other programs -> the command or option of this program.
     meant: ClassVar[dict[str, str]] = {}
 
     def resolve_command(

@@ -485,22 +485,22 @@ def join(
     name, joined = folders.join(folder, plan, ceiling, dataset, ledger, extends, second_ledger)
     exact = joined.certificate.exact
     if ceiling is not None and exact is not None and name in joined.silos:
-        # The plan's epsilon at the delta of the ceiling; without a mu it holds at its own delta and
-        # at larger ones only. Because of rounding, the plan's exact epsilon may be slightly below
-        # the requested one.
+        # Compare the plan's epsilon at the delta of the ceiling. A guarantee without mu holds only
+        # at its own delta and at larger ones. Because of rounding, a ceiling equal to the requested
+        # epsilon may be slightly below the plan's exact epsilon.
         below_delta = exact.mu is None and ceiling[1] < exact.delta
         plan_epsilon = exact.epsilon if below_delta else exact.epsilon_at(ceiling[1])
         if below_delta or ceiling[0] < plan_epsilon * (1.0 - 1e-6):
             delta_text = f" at delta {ceiling[1]:g}" if ceiling[1] != exact.delta else ""
-            what = (
+            ceiling_text = (
                 f"delta = {ceiling[1]:g}"
                 if below_delta
                 else f"epsilon = {ceiling[0]:g}{delta_text}"
             )
-            plans = f"{exact.delta:g}" if below_delta else f"{plan_epsilon:.6g}"
+            plan_text = f"{exact.delta:g}" if below_delta else f"{plan_epsilon:.6g}"
             say(
-                f"note: the ceiling {what} is below the plan's {plans}: reports that would exceed "
-                "the ceiling are not sent"
+                f"note: the ceiling {ceiling_text} is below the plan's {plan_text}: reports that "
+                "would exceed the ceiling are not sent"
             )
     warn_if_over(joined)
     # Print notes first, because a program that reads this output may stop after its first line.

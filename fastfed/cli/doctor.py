@@ -119,7 +119,7 @@ def _build(problems: list[str]) -> dict[str, Any]:
     }
 
 
-#: Names of the instruction levels that users know.
+#: Instruction level of the compiled core -> the name that users know.
 LEVELS = {"v4": "AVX-512", "v3": "AVX2", "base": "the least that processors of its kind have"}
 
 
@@ -243,9 +243,10 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     or for those whose names start with INSTANCE. "limit" is the least time that the work of a round
     can take at the peak rates of this core, which are measured before and after the instance.
     "bound by" names the operation that takes most of the limit, and "share" is the limit divided by
-    the measured time. "reference" is a plain loop in NumPy, timed alternately with the driver.
-    "ratio without data" excludes the time in which the loop makes contexts. The peak rates and the
-    reference need the repository's folder benches/: without a checkout their columns are empty.
+    the measured time. "reference" is a plain loop in NumPy, timed alternately with the driver, and
+    "ratio" is its time divided by the driver's. "ratio without data" excludes the time in which the
+    loop makes contexts. The peak rates and the reference need the repository's folder benches/:
+    without a checkout their columns are empty.
     """
     from fastfed.simulation.bench import cases_of, run_bench
 

@@ -364,6 +364,7 @@ def elapsed_and_left(plan: Sequence[PlannedFigure], figures_done: int, elapsed: 
 def print_claims(rows: Sequence[Row]) -> None:
     """Print the table of claims, wrapped to the width of the terminal."""
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if sys.stdout.isatty() else None
+    # Papers and figures have depth 0, claims depth 1, and details of a claim depth 2.
     for depth, text in table_lines(rows):
         indent, further_indent = ("", "  ", " " * 14)[depth], ("  ", " " * 14, " " * 16)[depth]
         if width is None or not text:

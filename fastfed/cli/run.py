@@ -283,7 +283,7 @@ def _print(comparison: Comparison) -> None:
 
 
 def _pairing_text(comparison: Comparison) -> str:
-    """Return a text that says whether differences are paired by replicate, and why not."""
+    """Return a text that says whether differences are paired by replicate and, if not, why."""
     if comparison.paired:
         return "paired, replicate by replicate: same environment, seed, silos and horizon"
     return f"not paired, because A and B differ in {', '.join(comparison.unequal)}"

@@ -44,11 +44,11 @@ DATASET = "records"
 REQUIRED = ("epsilon", "delta", "period", "releases", "batch_size")
 #: Protocols of an agent, the default first.
 PROTOCOLS = ("silo-ldp", "user-bit")
-#: The ledger's delta of an agent with pure guarantees, which no charge uses.
+#: Delta of the ceiling of an agent with pure epsilon-DP, whose charges need no delta.
 SMALLEST_DELTA = 1e-12
 #: Settings that are parts of a plan file.
 TABLES = ("columns", "actions", "reward", "norm")
-#: Keys of a curve that are not free: they follow from the settings.
+#: Keys of a curve that ``system`` must not have: they follow from the other settings.
 COMPUTED_KEYS = ("algorithm", "protocol", "horizon", "batch_size", "epsilon", "delta")
 #: Seconds after which a release that failed is tried again.
 RETRY_SECONDS = 1.0
@@ -72,14 +72,14 @@ class PrivateLinUCB:
         The budget of one person over all releases. `user-bit` needs no delta.
     period : int
         Seconds between two releases. Each release contains the rewards that became known in its
-        period. A release after a number of rewards is not possible: one person more would move all
+        period. A release after a number of rewards is not possible: one more person would move all
         later people to other releases.
     releases : int
         Number of releases. After the last one, the agent goes on with its last model and learns
         nothing more.
     batch_size : int
-        Number of people whose reward becomes known in a period, at the busiest. More people cost no
-        privacy, but the confidence radius assumes no more.
+        The largest expected number of people whose reward becomes known in one period. More people
+        cost no privacy, but the confidence radius is then not proven.
     dimension : int, optional
         d, if the service passes the features of each action, each in [-1, 1].
     columns, actions, reward : optional
@@ -91,7 +91,7 @@ class PrivateLinUCB:
     start : int, optional
         Begin of the first period, in seconds since 1970. By default now.
     reward_deadline : int, optional
-        A reward that comes this many seconds after its decision, or later, is not learned from. By
+        A reward that comes more than this many seconds after its decision is not learned from. By
         default one period.
     protocol : {"silo-ldp", "user-bit"}, optional
         By default "silo-ldp": the agent is trusted with records. With "user-bit" nobody is trusted
@@ -104,7 +104,7 @@ class PrivateLinUCB:
     ------
     InputError
         If a setting is missing or not valid, or differs from the setting of the agent in the
-        folder. Also if the folder holds something else, or another process uses it.
+        folder; or if the folder holds something else, or another process uses it.
 
     Examples
     --------
@@ -313,7 +313,7 @@ class PrivateLinUCB:
 
     @property
     def flips(self) -> int:
-        """The flip probability of a device's bit, in units of 2^-53; 0 unless "user-bit"."""
+        """The flip probability of a device's bit, times 2^53; 0 unless "user-bit"."""
         return int(self._silo.party.plan.flips)
 
     @property

@@ -464,7 +464,7 @@ class Application:
             server.close()
             for connection in list(self.connections):
                 connection.transport.close()
-            # The process waits for these syncs when it is closed.
+            # A process that is closed waits for these syncs, whose ends only this loop notices.
             while self._running_syncs:
                 await asyncio.sleep(0.001)
             loop.remove_reader(self._sync_threads.fileno())

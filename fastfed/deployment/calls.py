@@ -224,6 +224,7 @@ def call(
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
     def work(pending: _PendingCall) -> tuple[int, bytes]:
+        """Exchange over the reused connection or, if there is none, over a new one."""
         answer = _try_reused(reused, pending, method, path, data, at_most) if reused else None
         answer = open_and_exchange(pending) if answer is None else answer
         connection = pending.connection

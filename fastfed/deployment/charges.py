@@ -83,6 +83,7 @@ def _squares(event: GaussianSums) -> list[float]:
     squares: Any
     if event.release == "buffered":
         column = buffered_column(event.releases)
+        # The factor covers rounding errors.
         squares = np.cumsum(column * column) * (1.0 + 2.0**-40)
     elif event.factor is not None:
         # Of the first k rows of the encoder: the largest squared norm of a column, for each k.
@@ -102,6 +103,7 @@ def _cost_of_secure_sum(event: SecureSum) -> tuple[float, float]:
     The failure probability is delta times the entry of `TAIL_SHARES` that gives the least epsilon.
     """
     delta = event.budget.delta
+    # Only the noise coins of the honest silos count.
     account, coins = event._account("replace"), event._coins(event.honest)
     pairs = [(account.proven_mu(coins, delta * share), delta * share) for share in TAIL_SHARES]
     finite_pairs = [pair for pair in pairs if math.isfinite(pair[0])]
@@ -306,10 +308,10 @@ def budget_of(event: Scores) -> Budget:
 def charged_scores(plan: FrankWolfePlan | SparseVectorPlan) -> tuple[float, float] | None:
     """Return (requested epsilon, charged epsilon) of a plan with experts.
 
-    Return None for a plan that cannot be charged, and which other checks refuse.
+    Return None for a plan without noise or with delta = 0, which `experts.check_experts` refuses.
     """
     event = next(iter(released(plan) or ()), None)
-    # A ledger has no epsilon for delta = 0.
+    # A ledger cannot state an epsilon at delta = 0.
     if not isinstance(event, Scores) or not budget_of(event).delta:
         return None
     return budget_of(event).epsilon, epsilon_of_scores(event)
@@ -345,6 +347,8 @@ def mu2_of_scores(event: Scores, failure: float) -> float:
         for loss_set in noise.sets:
             change = loss_set.change / noise.scales[loss_set.tree - 1]
             if change:
+                # Each valid account bounds the set's leaves by ``count`` mechanisms that are
+                # (factor * change)-DP. Use the account with the least mu.
                 accounts = valid_accounts(loss_set.leaves, noise.experts, "experts")
                 mu_of_set = min(
                     mu_of_responses(count, factor * change, failure)
@@ -379,7 +383,7 @@ def totals_of_user_bits(event: UserBits) -> tuple[float, float]:
         (mu_of_responses(bits, epsilon_of_bit, f) ** 2 * _ROUND_UP, f) for f in sorted(failures)
     ]
     costs.append((bits * mu2_of_bit * _ROUND_UP, 0.0))
-    # Without a delta, no epsilon tells which cost is the least.
+    # With delta = 0 there is no epsilon by which to compare costs, so compare mu^2.
     return min(costs, key=lambda cost: _epsilon_of_cost(cost, delta) if delta else cost[0])
 
 
@@ -405,6 +409,9 @@ def accounts_of_changes(event: Counted, with_late: bool) -> list[VectorSumAccoun
     tree, a moved record leaves one node and enters another on each level below a level ``split``.
     From this level on, it stays in the same node. Without a tree it leaves one batch and enters
     another, which costs at most twice the more expensive of the two changes.
+
+    So a moved record changes two nodes of a level, or two batches: ``squares`` = ``count`` = 2 in
+    `Node`. It is added to one and removed from the other, hence the sensitivity of "zero-out".
     """
     if isinstance(event, BinomialTree):
         replace, zero = (

@@ -97,8 +97,8 @@ class ClockedSilo(SiloParty):
     def _set_problem(self, release: int, body: Broadcast) -> str:
         """Return the text of an alarm if the report numbers of a view are wrong; else empty.
 
-        The number of a silo must grow if the view has a new report of this silo, up to the planned
-        number. Otherwise it must not change.
+        If the view has a new report of a silo, the number of this silo must grow, up to the planned
+        number. If not, its number must not change.
         """
         changed = {entry.silo for entry in body.entries}
         planned = clocks_of(self.deployed).reports[release].tolist()
@@ -110,6 +110,7 @@ class ClockedSilo(SiloParty):
         return ""
 
     def _largest_values(self, release: int, body: Broadcast) -> np.ndarray:
+        """Return the largest absolute values of a view (s,): sums of the limits of its reports."""
         limits = [self._range.report(k) for k in self._checked_numbers(body) if k]
         return np.sum(limits, axis=0) if limits else np.zeros(self.plan.statistic_size)
 
@@ -120,12 +121,14 @@ class ClockedSilo(SiloParty):
         return super()._close_leaf(release)
 
     def _is_too_late(self, release: int) -> bool:
+        """Return False: a late report is added up in a later exchange."""
         return False
 
     def _last_before(self, release: int) -> int:
         return self.released
 
     def _last_closed(self, what: str, now: float) -> int:
+        """Return the last leaf (of a receipt) or view (of other messages) that may be named."""
         last_leaf = super()._last_closed(what, now)
         if what == "receipt":
             return last_leaf
@@ -138,8 +141,8 @@ class ClockedSilo(SiloParty):
     def status(self, now: float | None = None) -> dict[str, object]:
         """Return the state as `SiloParty.status` does, and numbers of views and reports.
 
-        ``views`` is the number of views that this silo has. ``reports`` has two numbers: of this
-        silo's reports in the last view, and of its reports in the whole plan.
+        ``views`` is the number of views that this silo has. ``reports`` has the number of this
+        silo's report in the last view, and the count of its reports in the whole plan.
         """
         reports = [self._own_numbers[-1], self.leaves]
         return super().status(now) | {"views": self.released, "reports": reports}
@@ -188,7 +191,7 @@ class ClockedHub(Hub):
         return self._number_of.get((entry.silo, entry.digest), 0)
 
     def _due(self, view: int) -> list[int]:
-        """Return the silos that take part in the federation and close a leaf at a moment."""
+        """Return the silos that close a leaf at the moment of a view, without those that left."""
         sends = clocks_of(self.deployed).sends[view - 1].tolist()
         return [i for i, due in enumerate(sends) if due and i not in self.left_silos]
 
@@ -207,7 +210,10 @@ class ClockedHub(Hub):
     # ---- exchanges -------------------------------------------------------------------------------
 
     def _open_next_set(self, release: int, now: float) -> Step:
-        """Open the set of an exchange: the reports up to its moment that are in no earlier set."""
+        """Open the set of an exchange: each silo's newest report, unless an earlier set has it.
+
+        Reports of later moments are not in the set.
+        """
         if not self._silos_could_join(now):
             return Step()
         if len(self.left_silos) == self.plan.silos:
@@ -229,6 +235,7 @@ class ClockedHub(Hub):
             return False
         if now >= calendar.closes[view - 1] + calendar.grace or not self._missing(view):
             return True
+        # Do not wait for a late silo once any silo has reported at a later moment.
         later_moments = range(view + 1, calendar.closed(now) + 1)
         return any(
             (self._planned_number(moment, i), i) in self.reports
@@ -245,7 +252,7 @@ class ClockedHub(Hub):
         return sum_of(capped) if capped else np.zeros(self.plan.statistic_size)
 
     def _reports_in(self, view: int) -> dict[int, tuple[int, np.ndarray]]:
-        """Return numbers and values (s,) of the reports in a view, by silo, before capping."""
+        """Return numbers and values (s,) of a view's reports, by silo, before capping; cached."""
         reports = {}
         for silo, number in enumerate(self._numbers[view]):
             if not number:
@@ -267,7 +274,10 @@ class ClockedHub(Hub):
     # ---- state -----------------------------------------------------------------------------------
 
     def fold(self, write: Write) -> None:
-        """Apply an entry of the log to the state; see `Hub.fold`."""
+        """Apply an entry of the log to the state; see `Hub.fold`.
+
+        The set of an exchange must have only reports that are newer than those in the last view.
+        """
         super().fold(write)
         if write.kind == "report":
             number, _, silo = write.key.partition("/")
@@ -278,7 +288,11 @@ class ClockedHub(Hub):
             for entry in self.sets[int(write.key)].entries:
                 new_number = self._report_number(int(write.key), entry)
                 if new_number <= numbers[entry.silo]:
-                    raise BrokenLog(f"the set of exchange {write.key} holds an old report")
+                    raise BrokenLog(
+                        f"the set of exchange {write.key} has report {new_number} of silo "
+                        f"{entry.silo}, which is not newer than report {numbers[entry.silo]} in "
+                        "the last view"
+                    )
                 numbers[entry.silo] = new_number
             self._numbers.append(tuple(numbers))
 
@@ -286,6 +300,7 @@ class ClockedHub(Hub):
         """Return what the hub waits for at time ``now``, as a row of `progress.WAITS`."""
         waits = super()._waits(now)
         release = len(self.broadcasts) + 1
+        # If no report is due, or no report is waited for any more, the next moment is.
         if waits["state"] == "open" or (
             waits["state"] in ("reports", "too-few") and self._is_collected(release, now)
         ):
@@ -334,6 +349,7 @@ class ClockedHub(Hub):
         silent, grace = {}, self.deployed.document.calendar.grace
         names = zip(self.last_reports().items(), self._calendars, strict=True)
         for silo, ((name, k), calendar) in enumerate(names):
+            # Report k + 1 is about the period from times[k] to times[k + 1].
             times = (calendar.start, *calendar.closes)
             if k == len(calendar.closes) or silo in self.left_silos:
                 continue

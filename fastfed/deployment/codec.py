@@ -90,11 +90,13 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
         `MAX_RELATIVE_DIFFERENCE`.
     """
     unused = dict(stored)
+    # Of the plan files of linear bandits, only those of earlier versions lack this number.
     from_earlier = "ranking" not in stored
     if from_earlier:
         unused = {name: number for name, number in unused.items() if name not in RETIRED_NUMBERS}
 
     def take(name: str, value: Any) -> Any:
+        """Return the stored number of this name, in place of the derived ``value``."""
         if name in unused:
             return _read(name, unused.pop(name), value)
         # An earlier version may not have had the number.
@@ -193,7 +195,7 @@ def _read(name: str, stored: Any, derived: Any) -> Any:
         raise InputError(
             f"the plan file's {name} is {show(stored)}, but its choices give {show(derived_values)}"
         )
-    # `_changed` returns the same object if no number of it is replaced.
+    # Return the derived object if nothing differs: `_changed` then keeps the objects of the plan.
     return derived if np.array_equal(decoded, derived) else decoded
 
 

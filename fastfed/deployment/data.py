@@ -36,8 +36,8 @@ from fastfed._system import type_error
 from fastfed._validate import InputError, check_plain, is_line, nearest, number, parsed, show
 from fastfed.deployment.schema import Records, Schema
 
-_WHOLE = re.compile(r"(?<=\d),0+\s*$", re.ASCII)
-
+#: The decimals of a whole number that is written with a decimal comma, such as ",0" in "4,0".
+_ZERO_DECIMALS = re.compile(r"(?<=\d),0+\s*$", re.ASCII)
 
 #: The key of `Source.codes` for the column of actions.
 ACTION = "action"
@@ -288,6 +288,7 @@ def _select(source: Source) -> _Table:
                 sqlite3.SQLITE_OK if action in _READ_OPERATIONS else sqlite3.SQLITE_DENY
             )
         )
+        # SQLite calls this after every 100 000 instructions; 1 interrupts the query.
         database.set_progress_handler(lambda: int(time.monotonic() > deadline), 100_000)
         database.text_factory = _text
         try:
@@ -493,7 +494,8 @@ class _Reader:
         }
         for name, codes in source.codes.items():
             self._declared[name] = [*codes, *self._declared.get(name, ())]
-        #: Names of actions in this table -> the plan's; a column of this name comes first.
+        #: Name of an action in this table -> its name in the plan. Empty if the plan has a column
+        #: "action": the key "action" of `Source.codes` is then for this column.
         self._action_codes = {} if ACTION in self._plan_columns else source.codes.get(ACTION, {})
         self._missing = frozenset(text.strip() for text in source.missing)
         #: Columns of the table that are no columns of the plan: person, action and times.
@@ -619,6 +621,7 @@ class _Reader:
 
     def check_outcomes(self, case: Case) -> None:
         """Raise InputError if an outcome does not fit the plan, or a time is outside the span."""
+        # Whether an outcome is valid does not depend on the action.
         action = self._records.actions.names[0]
         for value in (case.outcome, *case.by.values()):
             if value is not None:
@@ -643,14 +646,18 @@ class _Reader:
         return None if is_missing(cell, codes) or text in self._missing else cell
 
     def _value(self, name: str, cell: Any) -> Any:
-        """Convert a cell of a column of the plan to the plan's codes and units; None if missing."""
+        """Convert a cell of the plan's column ``name`` to the plan's codes and units.
+
+        Return None if the value is missing. A value that cannot be converted is returned unchanged;
+        the plan's schema then refuses it.
+        """
         value = self._cell_or_none(name, cell, self._declared.get(name, ()))
         if value is None:
             return None
         codes = self._source.codes.get(name)
         if name not in self._numbers and self._source.decimal == "," and isinstance(value, str):
             # A spreadsheet may have turned the code 4 into the number "4,0".
-            value = _WHOLE.sub("", value)
+            value = _ZERO_DECIMALS.sub("", value)
         if codes is not None:
             index = matched(value, list(codes))
             return value if index is None else list(codes.values())[index]

@@ -27,6 +27,7 @@ from fastfed.deployment.schema import (
     check_records,
 )
 
+#: Kind of a column of records -> the keys of its table, in addition to `_COLUMN_KEYS`.
 _KEYS = {
     "number": ("low", "high", "unit", "to"),
     "category": ("codes",),

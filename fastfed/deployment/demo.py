@@ -253,6 +253,7 @@ def run(
     period += -period % PATIENTS if own_clocks else 0
     plan = made_plan(home, start, protocol, hidden, period, system=system, own_clocks=own_clocks)
     address, closes = f"http://127.0.0.1:{free_port()}", plan.document.calendar.closes
+    # The children are the hub, then the silos in the order of `SILOS`, then the helper.
     clients = [Client(home / name / folders.SOCKET) for name in SILOS]
     children = [Child("hub", "serve", str(home / "hub"), "--port", address.rpartition(":")[2])]
     for name in SILOS:
@@ -264,6 +265,7 @@ def run(
     rng = np.random.default_rng(int.from_bytes(os.urandom(4), "big"))
     try:
         for k, close_time in enumerate(closes):
+            # Wait until the period has certainly begun.
             _sleep_until(close_time - period + 0.05)
             if k == 2:
                 _restore_backup(home, children[1], clients[0], k, close_time)
@@ -279,6 +281,7 @@ def run(
                     victim = children[1 + i] if (i, patient % PATIENTS) == unlucky else None
                     actions[i, patient] = _serve(plan, client, i, patient, close_time, victim)
             if k == 1:
+                # Make the backup from which the first silo is restored in the next period.
                 children[1].process.kill()
                 children[1].process.wait()
                 _copy_state(home / SILOS[0], home / BACKUP)
@@ -286,6 +289,7 @@ def run(
             if time.time() >= close_time:
                 raise InputError(TOO_BUSY)
             _sleep_until(close_time)
+            # Kill two random parties while the release is made.
             victims = rng.permutation(len(children))[:2]
             for index in victims:
                 time.sleep(float(rng.uniform(0.0, 0.3)))

@@ -1,9 +1,10 @@
 """Parties of plans with experts: a decision chooses one expert and learns the losses of all.
 
-In `fed-dp-ope-stoch`, a release is the end of a phase. Silos send the mean losses of each tree of
-the phase, and the hub releases the experts' weights after all steps of the phase. Losses are linear
-in the weights x, so the mean loss of a tree is the same for every x. Only the hub adds noise, which
-is independent for each leaf.
+In `fed-dp-ope-stoch`, a release is the end of a phase. The losses of a phase are split into binary
+*trees* (experts/frank_wolfe.py). Silos send the mean losses of each tree, and the hub computes all
+steps of the phase and releases the experts' weights. Losses are linear in the weights x, so a
+tree's mean losses, which are their gradient, do not depend on x. Only the hub adds noise, which is
+independent for each leaf of a tree.
 
 In `fed-svt`, a release is an exchange. Silos send the sums of the losses since the previous
 exchange, and the hub keeps the expert or switches to a different one.
@@ -73,10 +74,11 @@ def rounds(plan: Experts) -> Plan:
 
 
 def outline(plan: Experts) -> Plan:
-    """Return a `Plan` with the same schedule as a plan with experts: a release ends each phase.
+    """Return a `Plan` with the schedule of a plan with experts, for the calendar and the parties.
 
     Its dimension is the number of experts. Its noise, regularizer and radius are placeholders.
     """
+    # An exchange is made before its round, so a release ends the round before.
     ends = tuple(int(round) - 1 for round in plan.asking_rounds(plan.horizon))
     return Plan(
         silos=plan.silos,
@@ -133,7 +135,9 @@ def check_experts(plan: Experts) -> Experts:
         event = (released(plan) or (None,))[0]
         refused |= {
             "several losses of one record": claim.max_participations != 1,
-            "delta = 0, of which a ledger can make no Gaussian mechanism": not claim.budget.delta,
+            "delta = 0, at which the Gaussian mechanisms of a ledger have no epsilon": (
+                not claim.budget.delta
+            ),
             "a release without noise": not isinstance(event, Scores),
         }
     reasons = [reason for reason, applies in refused.items() if applies]
@@ -304,6 +308,7 @@ class ExpertSilo(SiloParty):
         subject_digest = b"" if subject is None else self.digest_of(subject)
         if id is not None and (earlier := self._repeated(id, b"", subject_digest)) is not None:
             return Step(), earlier
+        # The first 53 of 64 random bits give a uniform number in [0, 1).
         uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
         expert = self.model.drawn(uniform)
         earlier_count = 0 if subject is None else self._earlier_decisions(subject_digest, subject)
@@ -394,7 +399,7 @@ class ExpertSilo(SiloParty):
     # ---- state and reports -----------------------------------------------------------------------
 
     def _fold_record_write(self, write: Write) -> None:
-        """Apply a durable write of one of the kinds `summarised` to the state."""
+        """Apply a durable write about a decision, its end or a person to the state."""
         super()._fold_record_write(write)
         if write.kind == "ended":
             self._old_places.pop(write.key, None)
@@ -402,6 +407,7 @@ class ExpertSilo(SiloParty):
             period = self.deployed.document.calendar.period(decided.time)
             place = self._learning_by_period.get(period, 0)
             self._learning_by_period[period] = place + 1
+            # Earlier versions did not store places, which follow from the order of decisions.
             if decided.place is None:
                 self._old_places[write.key] = place
 
@@ -434,6 +440,7 @@ class ExpertSilo(SiloParty):
             phase = of_trees(self.deployed).phases[period - 1]
             order = self._noise.sample(self.index, phase.number, len(phase.samples))
             trees = np.zeros(len(order), dtype=np.int8)
+            # The first leaf of each tree, of depth 0, has the losses whose mean the tree uses.
             for leaf in phase.leaves:
                 if leaf.depth == 0:
                     trees[order[leaf.start : leaf.stop]] = leaf.tree
@@ -464,14 +471,16 @@ class ExpertHub(Hub):
     """
 
     def _limits(self) -> LossRange:
-        """Return the largest losses that a message may have, one loss for each expert."""
+        """Return the largest mean losses and weights that messages may have."""
         return LossRange(self.wire.size)
 
     def _make_server(self, noise: NoiseSource | None) -> Decider:
+        """Create the object that chooses experts with noise, and the weights at the start."""
         # `Hub` must not check reports as sums of records: `_decrypt_report` checks the losses.
         self._checks_records, self._check_units = False, noise is None
         plan = of_trees(self.deployed)
         decider = plan.decider(self._sealing.source if noise is None else noise)
+        # The experts' weights (d,) after the last step.
         self._x = plan.move(None, decider.start())
         return decider
 
@@ -481,6 +490,7 @@ class ExpertHub(Hub):
         plan = of_trees(self.deployed)
         phase = plan.phases[envelope.release - 1]
         unit, count = plan.unit(phase) / phase.batch, phase.trees * plan.experts
+        # The values after those of the phase's trees are padding.
         if (values < 0.0).any() or values[count:].any():
             raise Refused(f"{label} must be mean losses in [0, 1]")
         if self._check_units and not np.array_equal(values, exact.quantise(values, unit)):
@@ -595,8 +605,10 @@ class SparseHub(ExpertHub):
         return SumRange(self.plan)
 
     def _make_server(self, noise: NoiseSource | None) -> SparseVector:
+        """Create the object that decides on switches, with the first expert."""
         self._checks_records, self._check_units = False, noise is None
         plan = of_switches(self.deployed)
+        # A digest of all sums so far.
         self._history = digest(b"")
         self._sealing.set_hidden_sums(1, self._history)
         decider = plan.decider(self._sealing.source if noise is None else noise)
@@ -633,8 +645,8 @@ class SparseHub(ExpertHub):
         server = self._server
         assert isinstance(server, SparseVector)
         self._history = digest(self._history + packed(total))
-        # The noise of this exchange's query and choice depends on the sums so far, and so does the
-        # noise of the threshold after the next switch.
+        # The noise of this exchange's query and choice depends on the sums so far. So does the
+        # noise of the threshold after the next switch, which is threshold number switches + 2.
         self._sealing.set_hidden_sums(release, self._history)
         self._sealing.set_hidden_sums(server.switches + 2, self._history)
         weights = np.zeros(self.plan.dimension)

@@ -447,6 +447,7 @@ def _handler(process: Process, say: Callable[[str], None]) -> type[LocalHandler]
             self.reply(status, body, "application/msgpack")
 
         def _answer(self) -> tuple[int, bytes]:
+            """Return the HTTP status and the body of the answer."""
             try:
                 request = self.read(MAX_MESSAGE_BYTES)
             except InputError as error:

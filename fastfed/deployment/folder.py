@@ -253,7 +253,8 @@ def opened(
     ----------
     folder : str or Path
     dataset : str, optional
-        For a silo: the dataset in its ledger. By default the dataset of its note, or "records".
+        For a silo: the dataset in its ledger. By default the dataset of the folder's `LedgerNote`
+        or, without a note, "records".
     ledger : str or Path, optional
         For a silo: the new path of its ledger, if the file was moved after the silo joined.
 
@@ -266,7 +267,7 @@ def opened(
     ------
     InputError
         If there is no plan, its party has not joined it, a different process uses the folder, its
-        state is damaged, or the ledger is not the ledger of the folder's note.
+        state is damaged, or the ledger is not the one that the folder's `LedgerNote` names.
     """
     target = Path(folder)
     name, plan, secret = _party_in(target)
@@ -324,7 +325,7 @@ def read_ledger(folder: str | Path) -> tuple[str, Ledger]:
     Raises
     ------
     InputError
-        If the ledger is missing or damaged, or is not the ledger of the folder's note.
+        If the ledger is missing or damaged, or is not the one that the folder's `LedgerNote` names.
     """
     note = read_note(folder) or LedgerNote("records", Path(folder) / LEDGER)
     return note.dataset, checked_copy(note, note.ledger)
@@ -544,9 +545,10 @@ def _without_unused_keys(tables: dict[str, Any], new_tables: Mapping[str, Any]) 
     protocol = tables["system"].get("protocol", "silo-ldp")
     federation = dict(tables.get("federation", {}))
     if "federation" not in new_tables:
-        unused_key = "influence" if protocol in (*SECURE_SUM_PROTOCOLS, "central") else None
-        for key in (unused_key, None if protocol in SECURE_SUM_PROTOCOLS else "sum"):
-            federation.pop(key, None)
+        if protocol in (*SECURE_SUM_PROTOCOLS, "central"):
+            federation.pop("influence", None)
+        if protocol not in SECURE_SUM_PROTOCOLS:
+            federation.pop("sum", None)
     used_tables = {**tables, "federation": federation}
     needs_helper = protocol in SECURE_SUM_PROTOCOLS and federation.get("sum") != "masks"
     if "helper" not in new_tables and not needs_helper:
@@ -587,7 +589,7 @@ def check_room(
 ) -> None:
     """Check that the ceiling of a dataset is high enough for a whole plan.
 
-    Charges that the ledger has already are counted in addition.
+    The charges of other plans in the ledger are counted as well.
 
     Parameters
     ----------
@@ -629,7 +631,7 @@ def prepare(folder: str | Path, plan: DeployedPlan, old_plan: str | Path) -> Non
         The new folder.
     plan : DeployedPlan
         The plan that continues an earlier one.
-    old : str or Path
+    old_plan : str or Path
         The party's folder of the earlier plan.
 
     Raises

@@ -139,8 +139,10 @@ class Cap:
         counted_records = self._influence * rounds_in_report(plan, release)
         noise_factor = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
         std = plan.noise_std
-        # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t.
+        # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t. Each
+        # of the two norms gets half of the probability.
         tail = math.sqrt(2.0 * math.log(2.0 / EXCEEDS_CAP_PROBABILITY))
+        # In the Frobenius norm, an off-diagonal entry counts twice.
         covariance = max(std.diagonal, math.sqrt(2.0) * std.off_diagonal)
         return (
             counted_records * feature * reward + noise_factor * std.bias * (math.sqrt(d) + tail),
@@ -226,8 +228,8 @@ class Fit(NamedTuple):
         silo's sum of x y that raises a score of 0 to the threshold (root mean square over
         directions).
     sees_surely : float
-        The same for the direction in which a false report is hardest to detect, because a different
-        theta explains most of it; infinite if theta can explain all of it.
+        The same size, for the direction in which a false report is hardest to detect, because a
+        different theta explains most of it; infinite if theta can explain all of it.
     """
 
     silo: int
@@ -246,7 +248,7 @@ class Side(NamedTuple):
     rounds : int
         Number of rounds of all silos of this side.
     variance : float
-        Noise variance of the sums, in units of one node's noise variance.
+        Noise variance of the sums, divided by the noise variance of one node.
     """
 
     sums: np.ndarray
@@ -329,7 +331,7 @@ class Alarm:
         yield from self._fits(view, by_silo)
 
     def _variance(self, silo: int, release: int) -> float:
-        """Return the noise variance of one report of a silo, in units of one node's variance."""
+        """Return the noise variance of a silo's report, divided by that of one node."""
         scale = self._plan.noise_scale[silo]
         return noise_squares(self._plan, release) * scale * scale
 
@@ -353,7 +355,10 @@ class Alarm:
         return max(misfits, key=lambda fit: fit.score, default=None)
 
     def _score(self, sides: Sequence[Side]) -> tuple[float, float, float]:
-        """Compute `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides."""
+        """Compute `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides.
+
+        Comments use the symbols of `Alarm`.
+        """
         plan, d = self._plan, self._plan.dimension
         feature, _ = bounds(plan)
         low, high = (0.0, 1.0) if plan.clip is None else plan.clip.centred
@@ -433,7 +438,7 @@ class Range:
     def broadcast(self, release: int) -> np.ndarray:
         """Return the largest absolute values that a broadcast of all silos' sums may have, (s,)."""
         if self._plan.protocol.bits:
-            # Rounding changes each entry of a record by at most one level.
+            # Random rounding changes each entry of a record by at most one level of the encoding.
             level = self._plan.units.max(axis=0, initial=0.0)
             record_count = self._plan.silos * self._plan.most_records(release)
             records = record_count * (self._record + level)
@@ -442,7 +447,8 @@ class Range:
 
     def _noise(self, release: int) -> np.ndarray:
         """Return a bound on the absolute noise in a report, (s,): the noise of a prefix sum."""
-        # The noise variance of a prefix sum, in units of one node's noise variance.
+        # The noise variance of a prefix sum, divided by the noise variance of one node. Without
+        # noise of prefix sums, a prefix adds up at most ``levels`` nodes of the tree.
         prefix = prefix_noise(self._plan)
         variance = max(1, self._plan.levels) if prefix is None else prefix.variance(release)
         return MAX_NOISE_STDS * math.sqrt(variance) * self._std
@@ -469,8 +475,8 @@ def sum_of(statistics: Sequence[np.ndarray]) -> np.ndarray:
 def count_std(plan: Plan, release: int) -> np.ndarray:
     """Compute the standard deviations of the noise bits in the prefix sums of a release, (s,)."""
     encoding, variances = encoding_of(plan), np.zeros(plan.statistic_size)
-    # Without a tree, each batch has noise. With a tree, the nodes that add up to the prefix have:
-    # removing the last one bit of a number gives the end of the previous node.
+    # Without a tree, each batch has noise. With a tree, the nodes that add up to the prefix have
+    # noise: clearing the lowest one bit of a node's last leaf gives the node before it.
     nodes = list(range(1, release + 1))
     if not plan.protocol.flat:
         nodes, end = [], release

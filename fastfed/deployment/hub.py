@@ -103,7 +103,7 @@ class Hub(Speaker):
         #: Why the plan has ended early; empty while it runs.
         self.ended = ""
         # ---- State recomputed from the log.
-        #: Sum of the reports of each release, (releases, s).
+        #: Row k - 1: the sum of the reports of release k, (releases, s).
         self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
         #: Release -> its broadcast, of the last release only; it may not be durable yet.
         self._broadcast_cache: dict[int, bytes] = {}
@@ -184,8 +184,9 @@ class Hub(Speaker):
     def _answer_join(self, envelope: Envelope, data: bytes, now: float) -> Step:
         """Answer a party's `Join` with the messages that the party has missed.
 
-        To the helper, these are its later answers and the open set. To a silo, they are the
-        broadcasts that it does not have, and a receipt: the list of its reports that the hub has.
+        To the helper, these are its answers that it does not have, and the open set of reports. To
+        a silo, they are the broadcasts that it does not have, and a receipt: the list of its
+        reports that the hub has.
         """
         body = self.wire.body(envelope, wire.Join)
         self.deployed.check_countersignature(envelope.sender, body.agreed)
@@ -300,7 +301,9 @@ class Hub(Speaker):
         )
         body = self.wire.body(envelope, wire.Seen)
         if not 1 <= release <= self._report_count(silo) or not self._may_have_seen(body, release):
-            raise Refused(f"{label} must be of a release of the plan, after a broadcast before it")
+            raise Refused(
+                f"{label} must be of a release of the plan, and name an earlier broadcast"
+            )
         if len(body.report) != KEY_BYTES or len(body.head) != (KEY_BYTES if body.last else 0):
             raise Refused(f"{label} must have digests of {KEY_BYTES} bytes")
         if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
@@ -314,15 +317,15 @@ class Hub(Speaker):
         return self.plan.releases
 
     def _may_have_seen(self, body: wire.Seen, release: int) -> bool:
-        """Return True if a silo may have the broadcast that its `Seen` of a release states."""
+        """Return True if a `Seen` of a release states a broadcast that the silo may have then."""
         return 0 <= body.last < release
 
     def _last_report_in(self, release: int, silo: int) -> int:
-        """Return the number of a silo's last report that a broadcast may contain."""
+        """Return the number of a silo's last report that a broadcast may contain: its release."""
         return release
 
     def _report_number(self, release: int, entry: wire.Entry) -> int:
-        """Return the number of the report that an entry of a release's set is about."""
+        """Return the number of the report that an entry of a set names: the release of the set."""
         return release
 
     def _has_reported(self, release: int, silo: int) -> bool:
@@ -367,14 +370,15 @@ class Hub(Speaker):
     def _store_session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Store a silo's session of a release. If all silos have sent theirs, answer with the list.
 
-        Only the first session that a silo sends for a release counts.
+        Only the first session that a silo sends for a release counts; a different one is reported
+        as a problem while the list is not complete.
         """
         release, label = envelope.release, f"session {envelope.release} of {envelope.sender}"
         body = self.wire.body(envelope, wire.Sessions)
         if not self.deployed.masked or not 1 <= release <= self.plan.releases:
             raise Refused(f"{label} is of no release whose sums are under masks")
         if len(body.values) != 1 or len(body.values[0]) != KEY_BYTES:
-            raise Refused(f"{label} must be one of {KEY_BYTES} bytes")
+            raise Refused(f"{label} must be one value of {KEY_BYTES} bytes")
         if silo in self.left_silos or self.ended or envelope.sender not in self.joined:
             raise Refused(f"{label} comes from a silo that takes no part")
         previous = self.sessions.get((release, silo))
@@ -446,7 +450,7 @@ class Hub(Speaker):
     # ---- sets of reports -------------------------------------------------------------------------
 
     def tick(self, now: float) -> Step:
-        """Open the next set when it is due; once it is stored, broadcast its sum.
+        """Open the next set of reports when it is due; once it is stored, broadcast its sum.
 
         After a restore from a backup, sets that the log has lost are opened again first.
         """
@@ -576,7 +580,8 @@ class Hub(Speaker):
         reporting = [
             i for i in active if (release, i) in self.reports and (release, i) in self.seen
         ]
-        # Signatures are checked once all have reported, and not at each message before.
+        # `_has_reported` checks signatures. Do this once, when all have reported, and not earlier
+        # at each message.
         if reporting != active and not grace_is_over:
             return Step()
         members = [i for i in reporting if self._has_reported(release, i)]
@@ -732,7 +737,10 @@ class Hub(Speaker):
             self.ended = value.decode()
 
     def _missing(self, release: int) -> list[int]:
-        """Return the silos whose session is missing; if none is, those whose report is missing."""
+        """Return the silos whose report of a release is missing.
+
+        With masks, return the silos whose session is missing, if there are any.
+        """
         present = [i for i in range(self.plan.silos) if i not in self.left_silos]
         without_session = [i for i in present if (release, i) not in self.sessions]
         if self.deployed.masked and without_session:
@@ -740,7 +748,7 @@ class Hub(Speaker):
         return [i for i in present if not self._has_reported(release, i)]
 
     def _others(self) -> list[str]:
-        """Return the names of the silos."""
+        """Return the names of the parties whose clocks the hub is compared with: the silos."""
         return list(self.deployed.silos)
 
     def _waits(self, now: float) -> dict[str, Any]:
@@ -819,7 +827,7 @@ class Hub(Speaker):
         return {}
 
     def assume_presence(self) -> None:
-        """Assume that every party has sent a `Join`: needed for `waits` of a copy of this hub."""
+        """Assume that every party has sent a `Join`: then `waits` of a copy waits for none."""
         self._silo_release = dict.fromkeys(range(len(self.deployed.silos)), len(self.broadcasts))
         self._helper_release = len(self.answers)
 

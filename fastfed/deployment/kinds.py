@@ -65,8 +65,8 @@ _BASELINE_REASON = (
 #: System or protocol -> why it cannot be deployed, for messages.
 REFUSAL_REASONS = {
     "shuffle-amplified": (
-        "its account is of one replaced record in pairs (epsilon, delta) of single nodes, with no "
-        "proof for a record that comes late and no charge that a ledger could add up"
+        "its account adds up pairs (epsilon, delta) of single nodes for one replaced record: there "
+        "is no proof for a record that comes late, and no charge that a ledger could add up"
     ),
     "linucb-ldp": _DEVICES_REASON,
     "linucb-sdp-amp": _DEVICES_REASON,
@@ -142,7 +142,8 @@ def _device_bits(plan: Plan) -> Condition:
 def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
     """Return the conditions that a linear bandit's deployment adds to its certificate.
 
-    They depend on how its reports are hidden: by a helper, by masks, or not at all.
+    They depend on how its reports are hidden: by a helper, by masks, or not at all. If users send
+    bits, the only condition is about their devices.
     """
     if plan.flips:
         return (_device_bits(plan),)
@@ -184,7 +185,7 @@ def charged_bits(plan: Plan) -> tuple[float, float] | None:
 def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Split a spec's table ``system`` into algorithm, protocol and the algorithm's keys.
 
-    Keys that every deployment needs are set to their only value.
+    Keys for which deployments allow only one value are set to it.
 
     Raises
     ------
@@ -278,7 +279,8 @@ def check_supported(plan: Plan) -> None:
         ),
         'messages "individual", which would send every bit': protocol.bits and plan.individual,
         "no release": not plan.releases,
-        "columns of the factor with a negative inner product": not _delays_covered(plan),
+        "columns of the factor with a negative inner product, with which a late record costs more "
+        "than a replaced one": not _delays_covered(plan),
         "noise bits under which a record that comes late costs more than replacing one": (
             not _late_bits_covered(plan)
         ),
@@ -298,7 +300,7 @@ def _delays_covered(plan: Plan) -> bool:
     elif plan.factor is not None:
         encoder = plan.factor.encoder
     else:
-        # Trees and Toeplitz factors have no negative entry, so all inner products are positive.
+        # Trees and Toeplitz factors have no negative entry, so no inner product is negative.
         return True
     # A record that moves from leaf i to leaf j changes the encoder's columns i and j. If their
     # inner product is negative, the change is larger than the sum of the squared columns.
@@ -580,6 +582,7 @@ def _known_releases(
         If ``closes`` differs from the number.
     """
     if algorithm == "fed-svt":
+        # Limit both numbers here; they are compared when the plan is derived.
         return max(closes or 0, sizes[1] // config.phase_length)
     if getattr(config, "clock", None) is not None:
         exchanges = len(deployed_clocks(config, problem_of(algorithm, *sizes)).ticks)
@@ -735,6 +738,7 @@ def affordable_keys(
     """
     entry = _entry(algorithm)
     requested = None
+    # Each pass scales epsilon by the requested epsilon divided by the charged one.
     for _ in range(6):
         plan = entry.make(keys, problem).plan
         charged = kind_of(plan).charged(plan)

@@ -39,6 +39,7 @@ _ROUND_UP = 1.0 + 1e-12
 #: Kinds of entries in a ledger's chain, in addition to "ceiling" and "charge".
 _IDENTITY, _SECOND = "ledger", "second ledger"
 
+#: In the table of charges, ``told`` is `Charge.failure`.
 SCHEMA = f"""{LOG_SCHEMA}
 CREATE TABLE IF NOT EXISTS ceilings (
     dataset TEXT PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL);
@@ -139,7 +140,7 @@ class Ledger:
     def _attach(self, db: sqlite3.Connection, path: str) -> None:
         """Set the attributes for an open connection; add the column that earlier versions lack."""
         self._db, self.path, self._chain = db, path, Chain(db, path)
-        #: dataset -> (the last row that was read, the charges up to it).
+        #: Dataset -> (number of the last row that was read, the charges up to this row).
         self._read_charges: dict[str, tuple[int, list[Charge]]] = {}
         if "pure" not in {row[1] for row in db.execute("PRAGMA table_info(charges)")}:
             db.execute(_ADD_PURE_COLUMN)
@@ -208,7 +209,7 @@ class Ledger:
                 self._append(_SECOND, (dataset, plan))
 
     def second_ledgers(self) -> list[tuple[str, bytes]]:
-        """List (dataset, plan) of plans whose earlier plan is charged to a different ledger."""
+        """List (dataset, plan) of plans whose earlier plan is charged elsewhere: `add_second`."""
         writes = self._chain.writes()
         return [
             msgspec.msgpack.decode(w.value, type=tuple[str, bytes])
@@ -260,7 +261,7 @@ class Ledger:
         query = "SELECT rowid, * FROM charges WHERE rowid > ? AND dataset = ? ORDER BY rowid"
         added = self._db.execute(query, (last_row, dataset)).fetchall()
         charges = charges + [Charge(*row[1:]) for row in added]
-        # A transaction may still be undone.
+        # Rows of a transaction that is not committed may still disappear: do not cache them.
         if added and not self._db.in_transaction:
             self._read_charges[dataset] = added[-1][0], charges
         return charges
@@ -321,8 +322,8 @@ class Ledger:
         if (ceiling := self.ceiling(dataset)) is None:
             return text
         needed_epsilon = rounded_up(self.epsilon(dataset, more=charge))
-        room = f"--epsilon {needed_epsilon} or more at --delta {ceiling[1]:g}"
-        return f"{text}: join the same plan with {room}, or leave"
+        options = f"--epsilon {needed_epsilon} or more at --delta {ceiling[1]:g}"
+        return f"{text}: join the same plan with {options}, or leave"
 
     def charge(self, charge: Charge) -> None:
         """Record a charge. Recording the same charge again changes nothing.

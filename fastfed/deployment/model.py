@@ -93,7 +93,7 @@ class Model(Acting):
         return self.plan.end(release)
 
     def _with_start(self, values: np.ndarray, release: int) -> ActingEstimate:
-        """Compute the estimate from the sums (s,) of a release, plus the sums of the start."""
+        """Compute the estimate from the sums (s,) of a release plus those of an earlier plan."""
         shift = self._refresh(values, release)
         from_release = ActingEstimate(
             self._regularised(values, release, shift),
@@ -106,6 +106,7 @@ class Model(Acting):
         sums = self.start.sums + from_release.sums
         estimate, _ = Estimate.of_sums(self.plan.dimension, sums, 0.0)
         if not np.isfinite(estimate.theta).all():
+            # The compiled code's status for statistics that are not finite.
             raise environments.status_error(-2)
         radius = math.hypot(self.start.radius, from_release.radius)
         return ActingEstimate(sums, estimate, radius, self.start.second + from_release.second)
@@ -197,7 +198,7 @@ class ClockedModel(Model):
         regularizer = plan.regularizer.copy()
         error_bound[view] *= ratio
         if floor[view] > 0.0:
-            # The regularizer is the bound on the noise's operator norm plus the anchor.
+            # The regularizer is a bound on the noise's operator norm, plus `Radius.anchor`.
             bound = max(regularizer[view] - radius.anchor, 0.0)
             regularizer[view] = floor[view] = radius.anchor + ratio * bound
         return replace(
@@ -208,7 +209,7 @@ class ClockedModel(Model):
 
 
 def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
-    """Return the noise variance of the sum of one report of each silo, in units of a node's.
+    """Return the noise variance of the sum of one report of each silo, divided by one node's.
 
     ``numbers`` are the numbers of the reports; 0 for a silo without a report.
     """
@@ -218,7 +219,7 @@ def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
 
 
 def report_variance(plan: Plan, release: int) -> float:
-    """Return the noise variance of one report of prefix sums, in units of one node's variance."""
+    """Return the noise variance of a report of prefix sums, divided by that of one node."""
     prefix = prefix_noise(plan)
     return float(release.bit_count()) if prefix is None else prefix.variance(release)
 
@@ -402,7 +403,8 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
     helpers = {p for p in (document.helper, previous.helper) if p is not None}
     if document.silos != previous.silos or document.hub != previous.hub or len(helpers) > 1:
         raise InputError(
-            "a plan that continues another must have its parties, with the same names and keys"
+            "a plan that continues another must have the parties of that plan, with the same names "
+            "and keys"
         )
     # A plan with a start may begin only when the release of the start has closed.
     earliest, reason = previous.calendar.start, no_start(document, plan, earlier)
@@ -517,6 +519,7 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
     claims = [plan.privacy, *(earlier_plan.executed.privacy for earlier_plan in previous)]
     claim = claims[0]
     assert claim is not None and claim.budget is not None
+    # In a plan that learns from a person several times, the condition must allow this.
     same_condition = earlier.kind.same
     if same_condition == SAME_PEOPLE and any(
         c is not None and c.max_participations > 1 for c in claims

@@ -335,6 +335,7 @@ class Log:
                 self._last_error = text
                 return
             for name, value in state.items():
+                # What the last state lacks counts as False, 0 or "".
                 if value != self._last_state.get(name, type(value)()):
                     self.event(name, value=value)
             self._last_state = state
@@ -427,7 +428,11 @@ class PlainLog(Log):
         }
 
     def _wait(self, waits: dict[str, Any], now: float) -> str:
-        """Return a sentence about a wait, since when and for whom, and what to do."""
+        """Return a sentence: what the party waits for, since when, for whom, and what to do.
+
+        It is empty if the wait is shorter than `SETTLED`. If the last sentence about a wait was
+        written less than `PAUSE` seconds ago, it is returned again, so that nothing is written.
+        """
         wait_start, last = waits["since"], self._last_state.get("waits", "")
         if wait_start is None or now - wait_start < SETTLED:
             return ""

@@ -58,7 +58,7 @@ class Step(NamedTuple):
 class Party(Protocol):
     """Interface of a party: a state machine whose stored state is computed from its writes.
 
-    Only `fold` changes the stored state; `handle` and `tick` return the writes that do. They may
+    Only `fold` changes the stored state; `handle` and `tick` return the writes for it. They may
     change state that is in memory only, which messages of other parties restore after a restart.
     """
 
@@ -203,7 +203,7 @@ class Speaker:
         raise NotImplementedError
 
     def _others(self) -> list[str]:
-        """Return the names of the parties with which this party exchanges messages."""
+        """Return the names of the parties with whose clocks this party's clock is compared."""
         return [self.deployed.document.hub.name]
 
     def _limits(self) -> Limits:
@@ -257,6 +257,7 @@ class SteadyClock:
         self._wall, self._monotonic = wall, monotonic
         self._lock = threading.Lock()
         self._last_reading, self._read_at = wall(), monotonic()
+        #: The jump in seconds that is ignored, and the monotonic time when it was first seen.
         self._jump, self._jump_since = 0.0, self._read_at
         #: Party -> (lower bound, upper bound, monotonic time). The bounds are for the difference
         #: between the party's clock and this machine's monotonic time. The time is when this
@@ -283,6 +284,7 @@ class SteadyClock:
         The other clock was read after this clock showed ``reading.after`` and before now. This
         gives a lower and an upper bound, which differ by the round-trip time. A reading that
         answers an older message than the last reading did was delayed or replayed, and is ignored.
+        Comparisons of times tolerate an error of one second.
         """
         with self._lock:
             now = self._monotonic()
@@ -300,7 +302,8 @@ class SteadyClock:
         """Return the seconds by which a reading is ahead of the other parties' median clock.
 
         ``monotonic`` is the monotonic time of the reading. Differences up to `DOUBTED` seconds
-        count as 0. Of the two middle clocks of an even number, the clock that differs less counts.
+        count as 0. If the number of clocks is even, the one of the two middle clocks counts that
+        differs less.
         """
         differences = [0.0] if not self._others else []
         for low, high, _ in self._others.values():
@@ -314,7 +317,8 @@ class SteadyClock:
                 else 0.0
             )
         differences.sort()
-        # The two are equal if the number of differences is odd.
+        # The two middle differences, which are one if the number is odd. Return the one nearer to
+        # 0, or 0 if their signs differ.
         lower, upper = differences[(len(differences) - 1) // 2], differences[len(differences) // 2]
         return max(lower, 0.0) or min(upper, 0.0)
 
@@ -331,6 +335,7 @@ class SteadyClock:
         expected = self._last_reading + (monotonic - self._read_at)
         jump = wall - expected
         if abs(jump) > DOUBTED and not self._agrees(wall, monotonic):
+            # A jump is new if it differs from the last one. It is ignored for BELIEVED seconds.
             if abs(jump - self._jump) > DOUBTED:
                 self._jump, self._jump_since = jump, monotonic
             if monotonic - self._jump_since < BELIEVED:

@@ -60,10 +60,10 @@ def rounds(plan: PhasePlan) -> Plan:
 
 
 def outline(plan: PhasePlan) -> Plan:
-    """Return a `Plan` with the same schedule as a plan in phases: a release ends each phase.
+    """Return a `Plan` with the schedule of a plan in phases, for the calendar and the parties.
 
-    The first release ends all initial phases. Regularizer and radius are for the initial phases.
-    The noise is not in this `Plan` but in `PhasePlan.means`.
+    There is a release at the end of each phase, but only one for all initial phases. Regularizer
+    and radius are for the initial phases. The noise is not in this `Plan` but in `PhasePlan.means`.
     """
     ends = tuple(last_round(phase) for phase in plan.releasing)
     longest = max(b - a for a, b in zip((0, *ends), ends, strict=False))
@@ -111,7 +111,8 @@ class PhaseModel(Acting):
     plan : Plan
         The policy of the initial phases.
     start : ndarray, shape (d,), optional
-        The last model of an earlier plan, used greedily in the initial phases instead.
+        The last model of an earlier plan. In the initial phases, actions are then chosen greedily
+        by this model instead of the local policy.
     """
 
     #: `Model.gram` is V, which these plans do not have: a model is a vector theta.
@@ -165,7 +166,7 @@ class PhaseModel(Acting):
 
 
 class MeanRange:
-    """The `Limits` of messages with estimates, which may be any finite numbers, and with models."""
+    """The `Limits` of reports with estimates, which may be any finite numbers, and of models."""
 
     def __init__(self, plan: PhasePlan) -> None:
         self._plan = plan
@@ -181,19 +182,22 @@ class MeanRange:
     def broadcast(self, release: int) -> np.ndarray:
         """Return the largest absolute values in a model (d,): a clipped mean plus noise."""
         mean = self._plan.means[release - 1]
+        # A coordinate of the mean is clipped and gets noise after a random rotation. The scale of
+        # Laplace noise is its standard deviation divided by sqrt(2).
         limit = mean.rotated_bound + 2.0 * mean.rotated_radius
         limit += _MAX_NOISE_SCALES * mean.noise_stds["mean"] / math.sqrt(2.0)
+        # An entry is at most the vector's norm, and rotating the vector back keeps its norm.
         return np.full(self._plan.dimension, limit * math.sqrt(mean.padded))
 
 
 class _Points:
-    """Compute the statistics of records; there is nothing to randomize in these plans."""
+    """Compute what each record adds to the sums; these plans do not randomize records."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute the statistic of a record, (s,)."""
+        """Compute what one record adds to the sums, (s,)."""
         statistic = np.zeros(self._size)
         linalg.accumulate(statistic, x, y)
         return statistic
@@ -285,7 +289,7 @@ class PhaseHub(Hub):
         return MeanRange(self._phases)
 
     def _make_server(self, noise: NoiseSource | None) -> Averager:
-        # Estimates are not sums of records in fixed point.
+        # Estimates are not sums of records in fixed point, so `Hub` must not check them as such.
         self._checks_records = False
         return Averager(self._phases, self._sealing.source if noise is None else noise)
 

@@ -30,8 +30,7 @@ from fastfed._validate import InputError, check_plain, choice, integer, line, nu
 from fastfed.bandits import ProblemSpec
 from fastfed.bandits.system import BATCH_FIRST, BATCH_RATIO, GROWING
 from fastfed.deployment import codec, guard, model
-from fastfed.deployment.declared import check_keys as _only
-from fastfed.deployment.declared import schema_of
+from fastfed.deployment.declared import check_keys, schema_of
 from fastfed.deployment.kinds import (
     Executed,
     Kind,
@@ -157,7 +156,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     schema: Schema
     least: int
     explore: float
-    # Optional fields. If the last fields are None, they are not encoded.
+    # Optional fields. Trailing fields that are None are not encoded.
     extends: model.Extension | None = None
     influence: float | None = None
 
@@ -167,7 +166,7 @@ _SCHEMA = Document.__struct_fields__.index("schema")
 
 
 def spelled(document: Document) -> bytes:
-    """Return the one valid encoding of a document, without last fields that are None."""
+    """Return the one valid encoding of a document, without trailing fields that are None."""
     fields = list(msgspec.structs.astuple(document))
     fields[_SCHEMA] = document.schema.spelled
     while fields[-1] is None:
@@ -312,7 +311,7 @@ class DeployedPlan:
 
     @property
     def words(self) -> bool:
-        """True if reports are words modulo 2^64 of a secure sum, of which only the sum is seen."""
+        """True if reports are words modulo 2^64, of which only the sum is seen (secure sums)."""
         return added_up(self.plan)
 
     @property
@@ -413,7 +412,7 @@ def tables_of(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 def document_of(tables: Mapping[str, Any]) -> Document:
     """Build a document from the tables of a spec; `checked` then verifies it as a whole."""
     check_plain("spec", tables)
-    _only(
+    check_keys(
         "spec",
         tables,
         (
@@ -429,7 +428,7 @@ def document_of(tables: Mapping[str, Any]) -> Document:
         if not value:
             raise InputError(f"{name} is required: see docs/deployment.md")
     federation = dict(tables.get("federation", {}))
-    _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
+    check_keys("federation", federation, ("name", "least", "explore", "sum", "influence"))
     keys = dict(tables.get("system", {}))
     horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
     algorithm, protocol, keys = system_keys(keys)
@@ -458,7 +457,7 @@ def document_of(tables: Mapping[str, Any]) -> Document:
 
 def _party(name: str, table: Mapping[str, Any]) -> Party:
     """Parse a party's name and public keys."""
-    _only(name, table, ("name", "sign", "open"))
+    check_keys(name, table, ("name", "sign", "open"))
     keys = []
     for field in ("sign", "open"):
         text = table.get(field)
@@ -478,7 +477,9 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
     The ends of periods are given as dates (``closes``), or computed from the seconds of a period or
     of one round.
     """
-    _only("calendar", table, ("start", "closes", "period", "round", "grace", "reward_deadline"))
+    check_keys(
+        "calendar", table, ("start", "closes", "period", "round", "grace", "reward_deadline")
+    )
     start = _seconds("calendar.start", table.get("start"))
     given_keys = [key for key in ("closes", "period", "round") if key in table]
     if len(given_keys) != 1:
@@ -643,14 +644,16 @@ def _check_parties(document: Document) -> None:
         raise InputError(f"parties must have different names and different keys, got {problem}")
     helper = [document.helper.name] if document.helper else []
     if document.hub.name != HUB or helper not in ([], [HELPER]) or HELPER in names[:-1]:
-        raise InputError(f'the hub is named "{HUB}", a helper "{HELPER}", and no silo is')
+        raise InputError(
+            f'the hub is named "{HUB}", a helper "{HELPER}", and no silo has one of these names'
+        )
     if any(len(key) != KEY_BYTES for key in keys):
         raise InputError(f"public keys must have {KEY_BYTES} bytes")
     for party in (*document.silos, document.hub, document.helper):
         if party is not None and not is_encryption_key(party.open):
             raise InputError(
-                f"the key `open` of {party.name} is no X25519 key in its usual form: is it its "
-                "`sign`?"
+                f"the key `open` of {party.name} is no X25519 key in its usual form: is it the "
+                "key `sign`?"
             )
     integer("number of silos", len(document.silos), at_least=1, at_most=MAX_SILOS)
 

@@ -149,7 +149,7 @@ class Process:
         #: Number of threads in `_claimed`.
         self._claims = 0
         self._is_closed = False
-        #: Is called with calls that are done. Blocked calls may wait for a `sync` then.
+        #: Called with calls that are done. At this time, blocked calls may wait for a `sync`.
         self.on_done: Callable[[list[Call[Any]]], None] = lambda calls: None
         #: What the last tick could not do, such as charge more than the ceiling; empty if nothing.
         self.problem = ""
@@ -171,7 +171,7 @@ class Process:
         self._store(party.upgrade())
 
     def _fold(self, write: Write) -> None:
-        """Apply a durable write to the party's state."""
+        """Apply a durable write to the party's state, and update `_others_hash`."""
         if write.kind not in self.party.summarised:
             self._others_hash = chained(self._others_hash, write)
         self.party.fold(write)
@@ -270,9 +270,8 @@ class Process:
     def begin_sync(self) -> Batch | None:
         """Append the writes of all submitted calls to the log.
 
-        `end_sync` must follow, or a sync of the store by the caller and `finish_sync`.
-
-        Return None if no call waits, or too many syncs run; see `sync`.
+        The caller must then call `end_sync`, or sync the store and call `finish_sync`. Return None
+        if no call waits, or too many syncs run; see `sync`.
         """
         with self._lock:
             if not self.has_waiting:
@@ -311,8 +310,8 @@ class Process:
         """Finish the calls of a batch whose sync has ended, and those of earlier batches.
 
         ``failed`` is the error of a sync that has failed, and ``seconds`` the time that it took.
-        After a failed sync, the calls of all batches fail that are not durable yet, because a later
-        sync could succeed although the disk lacks a part of the log.
+        After a failed sync, all calls fail whose batch is not durable yet, because a later sync
+        could succeed although the disk lacks a part of the log.
         """
         with self._lock:
             self._syncs -= 1
@@ -357,7 +356,10 @@ class Process:
                         self._changed.wait()
 
     def _resubmit(self) -> list[Call[Any]]:
-        """Submit the blocked calls again; return those that are done at once. Hold the lock."""
+        """Submit the blocked calls again; return those that are done at once.
+
+        The caller must hold the lock.
+        """
         blocked, self._blocked = self._blocked, []
         for call in blocked:
             self.submit(call)
@@ -529,7 +531,7 @@ class SiloProcess(Process):
         while erased := self._erase_some(keep):
             count += erased
         if count:
-            # Not during a sync, whose commit would fail.
+            # Wait until no sync runs: its commit would fail while the log is emptied.
             with self._claimed():
                 self.store.forget()
         return count

@@ -26,7 +26,7 @@ from fastfed.deployment.plans import DeployedPlan, compile_plan, tables_of
 from fastfed.deployment.process import Process, SiloProcess, settle
 from fastfed.deployment.replay import Replay, survey
 
-#: What a spec may leave out: number of periods, and seconds of each.
+#: Defaults of a spec: the number of periods, and the seconds of a period.
 PERIODS, PERIOD = 10, 86_400
 #: Name of the dataset that the ledgers charge.
 DATASET = "records"

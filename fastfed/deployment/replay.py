@@ -149,8 +149,8 @@ def survey(
         if period > releases or is_repeated:
             repeated += is_repeated
             continue
-        # Radii are valid for `end(period)` people so far. The silo learns from further people, up
-        # to `most_records`.
+        # Radii are valid for at most `end(period)` people up to this period: count those beyond.
+        # The silo learns from them nevertheless, up to `most_records` people.
         people = learned + too_late + no_outcome
         beyond_cap += people - beyond_cap >= plan.plan.end(period)
         if people >= plan.plan.most_records(releases):

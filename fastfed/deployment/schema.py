@@ -246,12 +246,12 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
             part = f"feature {j}" if self.features else self.names[j]
             lowest, highest = float(column.min()), float(column.max())
             for context_column in context_columns:
-                # Adding 0.0 turns -0.0 into 0.0, which has a different encoding in a plan file.
                 ends = [
                     a * b
                     for a in (lowest, highest)
                     for b in (context_column.low, context_column.high)
                 ]
+                # Adding 0.0 turns -0.0 into 0.0, which has a different encoding in a plan file.
                 columns.append(
                     Column(f"{part}: {context_column.name}", min(ends) + 0.0, max(ends) + 0.0)
                 )

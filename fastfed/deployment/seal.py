@@ -190,6 +190,7 @@ def uniform_below(count: int, entropy: Callable[[int], bytes]) -> int:
 
 # ---- noise ---------------------------------------------------------------------------------------
 
+#: Purposes of `keyed_digest`: keys for different uses are independent.
 _NOISE, _MORE, _PAD = b"fastfed noise", b"fastfed more", b"fastfed share"
 _ROUND, _SESSION = b"fastfed round", b"fastfed session"
 _REPORT = b"fastfed report"

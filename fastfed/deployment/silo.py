@@ -119,7 +119,7 @@ class SiloParty(SiloRecords):
         self._noise: NoiseSource = self._sealing.source if noise is None else noise
         #: The largest values that reports and broadcasts may have.
         self._range = self._limits()
-        #: Computes the statistic of a record.
+        #: Computes what a record adds to the sums.
         self._statistics = self._randomizer()
         # ---- State saved in the store: survives a restart.
         #: The model of the last broadcast that this silo uses.
@@ -137,7 +137,8 @@ class SiloParty(SiloRecords):
         #: Why the silo has left the federation; empty while it takes part.
         self.leave_reason = ""
         # ---- State of this process: empty after a restart.
-        #: Random bytes that this process sends to the hub. A receipt that repeats them is new.
+        #: Random bytes that this process sends to the hub. A receipt that repeats them answers this
+        #: process, and is no old message.
         self._nonce = entropy(16)
         #: True once the hub has answered with this process's nonce.
         self._hub_answered = False
@@ -160,13 +161,13 @@ class SiloParty(SiloRecords):
         self._last_randomizer: tuple[SumRandomizer, bytes] | None = None
 
     def _statistic(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute the statistic of one record, (s,)."""
+        """Compute the s = `Plan.statistic_size` numbers that one record adds to the sums, (s,)."""
         return self._statistics.point(x, y)
 
     def _randomizer(self) -> Any:
         """Create a new object that computes reports from leaf sums, or from records.
 
-        Its method ``point(x, y)`` computes the statistic of one record, (s,).
+        Its method ``point(x, y)`` computes what one record adds to the sums, (s,).
         """
         if self.plan.protocol.bits:
             return Counter(self.plan, self.index, self._noise)
@@ -198,9 +199,9 @@ class SiloParty(SiloRecords):
             Seconds since 1970.
         subject : str or int, optional
             Identifies the person; not empty. The number 7 and the text "7" are the same person. The
-            plan learns from each person once, or up to ``returning`` times with bits: later
-            decisions for the same person are made as usual, but nothing is learned from them. Only
-            a keyed digest of the subject is stored.
+            plan learns from each person once, or up to ``returning`` times if users send bits.
+            Later decisions for the same person are made as usual, but nothing is learned from them.
+            Only a keyed digest of the subject is stored.
         record : mapping, optional
             Values by column name, instead of ``actions``, if the plan has columns of records.
         among : sequence of str, optional
@@ -228,6 +229,7 @@ class SiloParty(SiloRecords):
         """
         schema = self.deployed.document.schema
         features, offered = schema.offer(actions, record, among)
+        # Stored, so that a repeated call with a different offer is refused.
         offer = digest(packed(features))[:16]
         subject_digest = b"" if subject is None else self.digest_of(subject)
         if id is not None and (earlier := self._repeated(id, offer, subject_digest)) is not None:
@@ -236,6 +238,7 @@ class SiloParty(SiloRecords):
         model_row, x_chosen = self.model.select(features)
         chosen_row, count = model_row, len(features)
         # Explore: with probability `explore` take a uniformly random row instead of the model's.
+        # The first 53 of 64 random bits give a uniform number in [0, 1).
         uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
         if uniform < explore:
             chosen_row = uniform_below(count, self._entropy)
@@ -263,15 +266,17 @@ class SiloParty(SiloRecords):
     ) -> tuple[Step, Decision]:
         """Return the step that stores a decision, and the decision; see `decide`.
 
-        ``earlier_count`` is the result of `_earlier_decisions`, 0 without a subject.
+        ``earlier_count`` is the result of `_earlier_decisions`, 0 without a subject. For
+        ``touches`` see `Step`.
         """
         name = self._entropy(ID_DIGITS // 2).hex() if id is None else id
         writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
         is_known = earlier_count == self.returning
         if stored.subject and (stored.learns or is_known):
-            # A new person who is not learned from now, such as before the calendar's start, stays
-            # unknown: a later decision may be learned from. For a known person, an earlier version
-            # may have stored a different digest.
+            # Store that a decision of this person counts. If nothing is learned from the decision,
+            # such as before the calendar's start, a new person is not stored, so that the silo can
+            # learn from a later decision. A known person is stored again, because an earlier
+            # version may have stored a different digest.
             key = subject_key(stored.subject, min(earlier_count + 1, self.returning))
             writes = (Write("subject", key, b""), *writes)
         return Step(writes, touches=touches), self._public(name, stored)
@@ -286,7 +291,10 @@ class SiloParty(SiloRecords):
         return self.deployed.document.schema.action(action)
 
     def _repeated(self, name: str, offer: bytes, subject: bytes) -> Decision | None:
-        """Return the decision with this id; None if the id, which the application chose, is new."""
+        """Return the decision with an id that the application chose; None if the id is new.
+
+        Raises InputError for an invalid id, or if the decision was for another person or offer.
+        """
         if (
             not isinstance(name, str)
             or len(name) != ID_DIGITS
@@ -345,7 +353,10 @@ class SiloParty(SiloRecords):
         return self._ended(name, private_reward("reward", reward), now)
 
     def _ended(self, name: str, y: float, now: float) -> Step:
-        """Return the step that stores a decision's reward, or its bit; see `reward`."""
+        """Return the step that stores a decision's reward, or its bit; see `reward`.
+
+        If the same reward is stored already, or the decision has expired, return an empty step.
+        """
         self.check_recovered()
         decided, previous = self._decision(name), self._end(name)
         if previous is not None:
@@ -366,7 +377,7 @@ class SiloParty(SiloRecords):
     def outcome(self, name: str, value: object, now: float) -> Step:
         """Convert an outcome to a reward, as the plan's schema declares, and record it."""
         if self.plan.flips:
-            # Refused before the outcome is looked at.
+            # `reward` raises InputError, since this plan takes bits. The outcome is not read.
             return self.reward(name, 0.0, now)
         action = self._decision(name).action
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
@@ -433,7 +444,7 @@ class SiloParty(SiloRecords):
     def leave(self) -> Step:
         """Leave the federation.
 
-        The next `tick` sends this to the hub, which then releases sums without this silo.
+        The next `tick` sends a `Leave` to the hub, which then releases sums without this silo.
         """
         return Step((Write("left", "", b"left"),))
 
@@ -450,7 +461,7 @@ class SiloParty(SiloRecords):
         return int(self.model.release)
 
     def _leaves_in(self, release: int) -> int:
-        """Return the number of this silo's leaves that a broadcast contains or leaves out."""
+        """Return the number of this silo's last leaf that a broadcast may contain."""
         return release
 
     @property
@@ -576,14 +587,15 @@ class SiloParty(SiloRecords):
     def tick(self, now: float) -> Step:
         """Seal the reports of periods that are over, and send what the hub has not confirmed.
 
-        So a hub that was restored from a backup receives the messages that it lost once more. No
-        report is sealed before the hub has answered this process, or while reports are `lost`.
+        So a hub that was restored from a backup receives its lost messages again. No report is
+        sealed before the hub has answered this process, or while reports are `lost`.
         """
         if self.leave_reason and not self.hub_refusal:
             return Step((), (self._to_hub(0, wire.Leave()),))
         if self.stopped:
             return Step()
         if not self._hub_answered or self.lost:
+            # `recover` needs the sessions of all silos: the hub sends them after this silo's own.
             without_sessions = sorted(k for k in self.lost if self.sessions.missing(k))
             steps = [self._send_session(k) for k in without_sessions]
             writes = tuple(write for step in steps for write in step.writes)
@@ -612,11 +624,12 @@ class SiloParty(SiloRecords):
             # A restored hub may have lost sessions that other silos are waiting for.
             if k > hub_released or self.sessions.missing(k):
                 messages += self._send_session(k).messages
+        # Nobody needs a report again that is in a broadcast which both hub and silo have.
         released_by_both = self._leaves_in(min(hub_released, self.released))
         for k in range(released_by_both + 1, max(self.sealed, default=0) + 1):
             if k in self.sealed and k not in self._hub_has:
                 messages += self._report_messages(k, self.sealed[k])
-        # A restored hub learns from its later broadcasts which sets it has opened.
+        # A hub whose log was restored sees in its lost broadcasts which sets it had opened.
         messages += [
             Message(hub, self.broadcasts[k]) for k in range(hub_released + 1, self.released + 1)
         ]
@@ -626,7 +639,8 @@ class SiloParty(SiloRecords):
         """Close a leaf whose period is over.
 
         If reports are masked, the masks depend on the sessions of all silos. The silo then first
-        sends its session, and closes the leaf when the hub has sent all sessions.
+        sends its session, and closes the leaf when the hub has sent all sessions. If the charge in
+        the ledger is for a report that cannot be made again, the report is added to `lost`.
         """
         if self.sessions.missing(release):
             return self._send_session(release)
@@ -647,7 +661,7 @@ class SiloParty(SiloRecords):
         data = b"" if already_opened else self.report(release)
         charges = self._missing_charge(release, digest(data) if data else b"")
         if not all(map(self.ledger.allows, charges)):
-            # Later releases wait too: a charge is the cost in addition to all earlier releases.
+            # Later releases must wait too: each charge is an addition to all earlier charges.
             if self.ledger.ceiling(self.dataset) is None:
                 return Step(
                     problem=f'no ceiling is set for dataset "{self.dataset}": stop this silo, and '
@@ -675,7 +689,7 @@ class SiloParty(SiloRecords):
         return seen_message, Message(self.deployed.document.hub.name, report)
 
     def _last_before(self, release: int) -> int:
-        """Return the last broadcast that this silo has, among those before a release."""
+        """Return the number of the last broadcast before a release that this silo has."""
         return min(self.released, release - 1)
 
     def _missing_charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
@@ -707,7 +721,10 @@ class SiloParty(SiloRecords):
         return charge.report if digest(self.report(release)) != charge.report else None
 
     def _lost_report_digests(self) -> dict[int, bytes]:
-        """Return the digests of lost reports, by release, that are known only from the ledger."""
+        """Return release -> digest of the lost reports that only the ledger shows.
+
+        They come after the last release in `lost`. If `lost` is empty, so is the result.
+        """
         last_lost = max(self.lost, default=self.leaves)
         later_releases = (
             k for k in range(last_lost + 1, self.leaves + 1) if not self.sessions.missing(k)
@@ -721,7 +738,7 @@ class SiloParty(SiloRecords):
         if isinstance(randomizer, SumRandomizer):
             values = self._randomized(release, randomizer)
             if hub_sees_reports(self.plan):
-                # The hub refuses values beyond the range. Clipping after the noise is free.
+                # The hub refuses values beyond the range. Clipping noisy values costs no privacy.
                 limit = self._range.report(release)
                 values = np.clip(values, -limit, limit)
             return self.encrypt_report(release, values)
@@ -905,10 +922,11 @@ class SiloParty(SiloRecords):
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
         if is_new:
             # Start a new list: a hub that was restored from a backup has fewer reports. `tick`
-            # sends the reports again that the receipt does not list.
+            # sends again all reports that the receipt does not list.
             self._hub_answered, self._hub_has, self._hub_released = True, set(), released
             self._hub_nonce = b""
         elif len(body.nonce) == len(self._nonce):
+            # The receipt asks this silo to repeat the hub's nonce.
             self._hub_nonce = body.nonce
         for release, hub_digest in body.reports:
             own_report = self.sealed.get(release)
@@ -974,11 +992,11 @@ class SiloParty(SiloRecords):
         return Step((Write("broadcast", str(release), data),))
 
     def _number_in(self, release: int, body: Broadcast, silo: int) -> int:
-        """Return the number of a silo's report in a broadcast."""
+        """Return the number of a silo's report in a broadcast: here the release."""
         return release
 
     def _set_problem(self, release: int, body: Broadcast) -> str:
-        """Return an alarm text if a broadcast is not of an allowed set of reports, else empty."""
+        """Return an alarm text if the set of reports in a broadcast is not allowed; else empty."""
         is_small = len(body.entries) < self.deployed.document.least
         return f"broadcast {release} is of too few silos" if is_small else ""
 

@@ -42,7 +42,7 @@ def subject_key(subject_digest: bytes, number: int) -> str:
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a snapshot that is not the sums of leaves; ``leaves`` holds their digests.
+    """A snapshot without the sums of leaves, whose digests are in ``leaves``.
 
     For the other fields see the attributes of `SiloRecords`. Snapshots of earlier versions have no
     ``more``.
@@ -131,7 +131,7 @@ class SiloRecords(Speaker):
         return int(self.plan.statistic_size)
 
     def _statistic(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute the statistic of one record, (s,)."""
+        """Compute what one record adds to the sums of its leaf, (s,)."""
         raise NotImplementedError
 
     # ---- persons ---------------------------------------------------------------------------------
@@ -149,7 +149,10 @@ class SiloRecords(Speaker):
         return keyed_digest(self._secret, _SUBJECT, text.encode())[:16]
 
     def _earlier_decisions(self, subject_digest: bytes, subject: str | int) -> int:
-        """Return for how many decisions this person is known, at most `returning`."""
+        """Return the number of stored decisions that count for a person, at most `returning`.
+
+        Decisions from which nothing is learned do not count.
+        """
         if self.returning == 1:
             # Earlier versions of fastfed stored the digest of the text without normalising spaces.
             old_digest = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
@@ -200,15 +203,17 @@ class SiloRecords(Speaker):
         return msgspec.msgpack.decode(value, type=Ended)
 
     def _fold_record_write(self, write: Write) -> None:
-        """Apply a durable write of one of the kinds `summarised` to the state."""
+        """Apply a durable write about a decision, its end or a person to the state."""
         kind, key, value = write
         if kind == "decision":
             decision = self._decode_decision(value)
             self.decisions.count += 1
             self._open[key] = decision
             if len(self._open) > MAX_OPEN_IN_MEMORY:
+                # Drop the oldest, which is read from the store if it is needed.
                 del self._open[next(iter(self._open))]
             self._learning_count += decision.learns
+            # A log of an earlier version lacks the writes of persons, which `upgrade` adds.
             if decision.subject and not self._has_subjects:
                 self._old_subjects.add(decision.subject)
         elif kind == "ended":
@@ -276,7 +281,7 @@ class SiloRecords(Speaker):
         return (*subjects, Write("subjects", "", b"written"))
 
     def snapshot(self, covers: Covered) -> dict[str, bytes]:
-        """Return the state, sealed by the silo's secret, and the leaf sums that have changed."""
+        """Return the state with its keyed digest, and the sums of leaves that have changed."""
         leaves = {k: digest(sums.tobytes()) for k, sums in enumerate(self._leaf_sums) if sums.any()}
         changed = [k for k in leaves if self._saved_leaves.get(k) != leaves[k]]
         saved = Saved(
@@ -347,8 +352,8 @@ class SiloRecords(Speaker):
         """
         released = min(self.released_leaves, self.closed_leaves)
         if self.plan.protocol.bits and (self.lost or released < self.plan.releases):
-            # A later release rounds the records of earlier leaves again. Its noise depends on the
-            # numbers of their decisions, so decisions that were not learned from are needed too.
+            # A later release rounds the records of earlier leaves again. The rounding depends on
+            # the numbers of their decisions among all decisions, so all of these must stay.
             return []
         ids = []
         for number, write in self._store.records("ended", self.erased_up_to["ended"], count):

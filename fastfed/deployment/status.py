@@ -220,7 +220,7 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
     live_status = _live_status(target) if facts["kind"] == "silo" else None
     runs = folders.in_use(target) if live_status is None else True
     if facts["kind"] == "silo":
-        # A silo that runs would have answered at its socket.
+        # None, for not known, becomes False: a silo that runs would have answered at its socket.
         runs = bool(runs)
     facts["waits"] = (live_status or facts)["waits"]
     is_over = facts["kind"] != "silo" and facts["waits"]["state"] in ("over", "ended", "alarm")

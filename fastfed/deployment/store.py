@@ -255,6 +255,7 @@ def damage_named(path: str | Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
+        # The lowest byte is the kind of the error, the others are details.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise OSError(errno.ENOSPC, f"{error}: make room on the disk", str(path)) from None
@@ -492,7 +493,7 @@ class SqliteStore(Store):
         self._reads.close()
         self._copier.close()
         self._db.close()
-        # SQLite has no locks on this file.
+        # SQLite has no locks on the write-ahead log, so these descriptors may be closed.
         while self._descriptors:
             os.close(self._descriptors.pop())
         # After SQLite: closing a descriptor of the file would drop SQLite's own locks.
@@ -543,6 +544,7 @@ class SqliteStore(Store):
         self._check_disk()
         number = self._position.number
         if self._lock is None:
+            # A store in memory has no file to sync.
             self._durable = number
             return None
         if self._descriptors:

@@ -196,8 +196,8 @@ class Sessions:
         Returns
         -------
         tuple of Write
-            The write that stores the list. Empty if it is stored already or has a different session
-            of this silo.
+            The write that stores the list. Empty if it is stored already. Empty as well if it has a
+            different session of this silo: the release is then added to `foreign`.
         str
             An error if the hub has sent two different lists; else empty.
 
@@ -260,6 +260,7 @@ class Helper(Speaker):
         #: Release -> the entries of the set that was answered: silos and digests of their reports.
         self.sets: dict[int, tuple[wire.Entry, ...]] = {}
         self.alarms: list[str] = []
+        #: The hub does not check the nonce of a helper.
         self._nonce = bytes(16)
 
     def _waits(self, now: float) -> dict[str, Any]:
@@ -331,7 +332,7 @@ class Helper(Speaker):
 
     def _total(self, envelope: Envelope, body: Opened) -> bytes:
         """Decrypt the helper's shares of a set, and return their sum modulo 2^64 as bytes."""
-        release, label = envelope.release, f"the hub for release {envelope.release}"
+        release, label = envelope.release, f"the hub's request for release {envelope.release}"
         wire.check_entries(body.entries, self.plan.silos, label)
         least = self.deployed.document.least
         if len(body.entries) < least or len(body.sealed) != len(body.entries) or body.total:
@@ -366,13 +367,16 @@ class Helper(Speaker):
 
 # ---- counts of bits ------------------------------------------------------------------------------
 
-#: Counts minus their mean are multiples of 1 / COUNT_UNITS: a noise bit is one with probability
-#: 1/4.
+#: A noise bit is one with probability 1/4, so counts minus their mean are multiples of
+#: 1 / COUNT_UNITS.
 COUNT_UNITS = 4
 
 
 class Record(NamedTuple):
-    """A record of one silo: its number from 1, the leaf that it entered, and its statistic (s,)."""
+    """A record of one silo: its number from 1, the leaf that it entered, and its statistic.
+
+    The statistic, (s,), is what the record adds to the sums of the leaf.
+    """
 
     number: int
     leaf: int
@@ -386,6 +390,7 @@ def hidden_of(plan: Plan, release: int, records: Sequence[Record]) -> bytes:
     records with the same sum give different counts. It does not depend on which leaf of the node
     a record is in.
     """
+    # Adding 0.0 turns -0.0 into 0.0: equal records must have equal bytes.
     records_of_node = sorted(
         (r.number, (r.point + 0.0).tobytes()) for r in _records_below(plan, release, records)
     )
@@ -408,7 +413,7 @@ def _records_below(plan: Plan, release: int, records: Sequence[Record]) -> list[
 class Counter:
     """Compute one silo's counts of bits that are one, minus their expectation without data.
 
-    The bits are randomly rounded records and noise bits.
+    The bits are those of randomly rounded records, and noise bits.
 
     Parameters
     ----------
@@ -430,7 +435,7 @@ class Counter:
         self.plan, self.silo, self.noise = plan, silo, noise
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute the statistic of one record, (s,)."""
+        """Compute what one record adds to the sums, (s,)."""
         statistic = np.zeros(self.plan.statistic_size)
         linalg.accumulate(statistic, x, y)
         return statistic

@@ -292,8 +292,9 @@ class Wire:
         self, plan: bytes, keys: Mapping[str, bytes], size: int, views: bool = False
     ) -> None:
         self.plan, self._keys, self.size, self._views = plan, dict(keys), size, views
-        # Maximum bytes of each kind of message. A share for the helper is an encrypted envelope,
-        # and a set holds one share of each silo.
+        # Maximum bytes of each kind of message, with a margin. A statistic has 8 * size bytes, an
+        # entry or a session less than 64. A share for the helper is an encrypted envelope, and a
+        # set holds one share of each silo.
         share = 8 * size + 2 * _ENVELOPE_BYTES
         self.limits = {
             "join": _ENVELOPE_BYTES,
@@ -401,7 +402,7 @@ def packed(values: np.ndarray) -> bytes:
 
 
 def check_entries(entries: tuple[Entry, ...], silos: int, label: str) -> None:
-    """Raise Refused unless the silos of a set are distinct and in increasing order."""
+    """Raise Refused unless a set's silos are distinct and in order, with digests of 32 bytes."""
     members = [entry.silo for entry in entries]
     if members != sorted(set(members)) or not all(0 <= i < silos for i in members):
         raise Refused(

@@ -283,7 +283,7 @@ def test_a_plan_file_with_another_start_or_other_parties_is_refused():
     with pytest.raises(InputError, match="no plan file"):
         reloaded(plan, extends=Extension(b"\x93", good.start))
     other = federation.deployed(silos=2, dimension=3)
-    with pytest.raises(InputError, match="must have its parties"):
+    with pytest.raises(InputError, match="must have the parties of that plan"):
         reloaded(plan, extends=Extension(plans.spelled(other.document), b"", "requested"))
     assert reloaded(plan).digest == plan.digest
 

@@ -149,7 +149,7 @@ def to_hub(protocol):
     yield plan.wire.signed(SILOS[0], "silo0", 2, bare), "encrypted to the hub"
     for release, last, head, message in (
         (5, 0, b"", "of a release of the plan"),
-        (2, 2, DIGEST, "after a broadcast before it"),
+        (2, 2, DIGEST, "name an earlier broadcast"),
         (2, 1, b"", "digests of 32 bytes"),
         (2, 0, DIGEST, "digests of 32 bytes"),
     ):
