@@ -81,7 +81,7 @@ def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
 
 
 def arms_observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
-    """As `observe`, for a unit vector x and a diagonal W."""
+    """As `observe`, for a basis vector x (one entry 1, the others 0) and a diagonal W."""
     return ff_arms_observe(&w[0, 0], &theta[0], &x[0], y, w.shape[0])
 
 

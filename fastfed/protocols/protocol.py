@@ -379,7 +379,7 @@ class Statistic:
 
     @property
     def nbytes(self) -> int:
-        """Return the number of bytes of ``values``, 8 s."""
+        """Return the number of bytes of ``values``: 8 for each of its s entries."""
         return self.values.nbytes
 
 

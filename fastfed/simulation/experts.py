@@ -717,8 +717,8 @@ class Scores:
     def _visit_leaves(self, walk: Walk, release: int, last: int, x: np.ndarray) -> int:
         """Visit the next leaves of the walk in one call, and update the decision x in place.
 
-        Each leaf is one exchange, from ``release`` to at most ``last``. Return the number of the
-        exchange after the last visited leaf.
+        Each leaf is one exchange. This call makes exchanges ``release`` to at most ``last``, and
+        returns the number of the exchange after the last visited leaf.
         """
         plan, phase = self.plan, walk.phase
         most_samples = rounds_of_call(self.losses)

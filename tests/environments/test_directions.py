@@ -58,7 +58,10 @@ def test_every_score_is_between_its_bounds(d, rank, spread, gamma):
 
 @needs_it
 def test_scores_whose_means_hide_their_bonuses_are_above_their_lower_bounds():
-    """||W x|| told from a score with a mean so much larger is 0; points have made it as small."""
+    """If the mean is far larger than the bonus, the bonus is lost when the score is rounded.
+
+    The points are so long that the bonus they leave is as small as the lower bound says.
+    """
     d = 18
     w = linalg.factor(np.eye(d)[np.tril_indices(d)], d)
     rows = np.asfortranarray(np.eye(d)[[0, 0]], dtype=np.float32)

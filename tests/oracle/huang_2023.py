@@ -840,9 +840,10 @@ def replay(
 
     `contexts(t, i)` gives the arms (K, d), `means(t, i)` their K expected rewards, `radius(t, i, I
     + V)` alpha. `initial_phases` is U; None never shares (local LinUCB, the other branch of Remark
-    4.6). Without `mechanism` the server averages without noise. `first_estimate` is "initial" or
-    "phase". The estimate sent after phase U is of all "initial" rounds, as no line resets V before
-    line 15. Or it is of "phase" U alone, as in Appendix C. `last` is as in `releasing_phases`.
+    4.6). Without `mechanism` the server averages without noise. `first_estimate` says which
+    rounds enter the estimate that is sent after phase U. "initial": all rounds up to then, since no
+    line resets V before line 15. "phase": those of phase U only, as in Appendix C. `last` is as in
+    `releasing_phases`.
     """
     if first_estimate not in FIRST_ESTIMATES:
         raise ValueError(f"first_estimate must be in {FIRST_ESTIMATES}, got {first_estimate!r}")

@@ -29,7 +29,7 @@ double ff_refresh(const double *restrict statistic, double lambda, int64_t d, do
 
 /* Return the smallest lambda = full j / 8 for which all eigenvalues of covariance + lambda I are
  * above `floor`, by bisection over j. Cholesky succeeds if (lambda - floor) I makes the covariance
- * positive definite. */
+ * positive definite. `full` itself is assumed to be large enough, and is returned if floor is 0. */
 double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
                              int64_t d, double *restrict w, double *restrict scratch)
 {
@@ -49,7 +49,7 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
     return full * (double)high / 8.0;
 }
 
-/* Return the confidence radius without determinant, from the number of rows in V (count). */
+/* Return the confidence radius by the bound that depends on the number of rows in V (count). */
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d)
 {
@@ -88,7 +88,7 @@ double ff_log_volume(const ff_radius *radius, const double *w, int64_t d)
     return -2.0 * ff_log(least);
 }
 
-/* Return the confidence radius with determinant, from ln det V (log_det). */
+/* Return the confidence radius by the bound that depends on ln det V (log_det). */
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d)
 {
