@@ -387,6 +387,7 @@ class World:
         self.truth = {}  # (silo, decision) -> leaf by the calendar
         self.open = {name: [] for name in plan.silos}
         self.reports, self.sets, self.broadcasts, self.stolen = {}, {}, {}, []
+        self.sent_sets = set()  # releases of which a party has sent a set, or the sum of one
         self.named = {}  # release -> sets that the hub asked the helper to open
         self.told = {}  # (silo, release) -> message with the silo's session
         self.parties, self.down = {}, {}
@@ -515,6 +516,8 @@ class World:
             broadcasts_before = len(self.parties["hub"].broadcasts)
             self.stores["hub"] = MemoryStore(self.random.choice(self.backups["hub"]))
             self.start("hub")
+            # A set that was only in the lost log has not been seen by anybody.
+            self.sets = {k: entries for k, entries in self.sets.items() if k in self.sent_sets}
             self.behind += broadcasts_before > len(self.parties["hub"].broadcasts)
         else:
             self.backups["hub"].append(list(self.stores["hub"].writes()))
@@ -565,6 +568,9 @@ class World:
             charged_releases = {charge.release for charge in self.ledgers[name].charges("records")}
             if int(write.key) not in charged_releases:
                 raise Violation(f"invariant 5: {name} sealed release {write.key} uncharged")
+        if write.kind == "answer":
+            # The helper keeps its log, whatever happens to the hub's.
+            self.sent_sets.add(int(write.key))
         if write.kind in ("set", "answer"):
             self.check_set(name, self.plan.wire.read(write.value), Opened)
         if write.kind == "ended" and name != "hub":
@@ -601,6 +607,7 @@ class World:
                 name, Message(message.to, self.plan.wire.body(envelope, News).broadcast)
             )
         elif envelope.kind in ("set", "broadcast"):
+            self.sent_sets.add(envelope.release)
             self.check_set(name, envelope, Opened if envelope.kind == "set" else Broadcast)
             if envelope.kind == "broadcast":
                 first_data = self.broadcasts.setdefault(envelope.release, message.data)
