@@ -295,9 +295,9 @@ class WorkerPool:
     ) -> None:
         """Remove a dead worker, and reassign its batches.
 
-        Its first batch was running, and has lost a worker. If it has lost ``tries`` workers, it is
-        ``unfinished``; otherwise it waits again, like the other batches. ``end`` is a text that
-        states how the worker ended.
+        Its first batch was running. If that batch has now lost ``tries`` workers, it is added to
+        ``unfinished``; otherwise it waits again, like the worker's other batches. ``end`` is a text
+        that states how the worker ended.
         """
         self.workers.remove(worker)
         queue = worker.queue
