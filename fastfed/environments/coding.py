@@ -117,7 +117,7 @@ def feature_columns(
 def _category_positions(cells: list[str], categories: list[str]) -> list[int]:
     """Return the position of each cell in the list ``categories``.
 
-    A cell that is no category gets len(known). See `_cells.matched` for the comparison.
+    A cell that is no category gets len(categories). See `_cells.matched` for the comparison.
     """
     positions = {}
     for cell in set(cells):

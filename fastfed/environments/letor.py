@@ -230,8 +230,8 @@ def _cached_pool(
 ) -> _Derived:
     """Return the pool that ``options`` describe, from the cache if it is there.
 
-    ``path`` names the source, for error messages. ``again()`` reads its rows again; it is called if
-    the rows in the cache are damaged.
+    ``path`` names the source, for error messages. ``read_again()`` reads its rows again; it is
+    called if the rows in the cache are damaged.
     """
     if letor.folder is None:
         return _compute_pool(letor, options, path, None)
@@ -405,7 +405,8 @@ def _fit_theta(
         penalty_used = lasso.alpha / row_ratio
         notes = (
             *notes,
-            f"the penalty of the lasso for theta* is {penalty_used:.3g}: 1 makes theta* = 0",
+            f"the penalty of the lasso for theta* is {penalty_used:.3g}, because the default "
+            "penalty 1 makes theta* = 0",
         )
     return np.asarray(lasso.coef_, dtype=np.float64), largest, notes
 

@@ -108,7 +108,7 @@ class GrowableArray:
         wide_path.replace(self.path)
 
     def _blocks(self) -> Iterator[np.ndarray]:
-        """Yield all rows in blocks (rows, width) of at most about PIECE bytes."""
+        """Yield all rows in blocks (rows, width) of at most about PIECE_BYTES."""
         with self.path.open("rb") as file:
             file.seek(self._header_bytes)
             for rows, width in self._runs:

@@ -258,7 +258,7 @@ def _request_crossings(
 ) -> np.ndarray:
     """Return how many edges requests have crossed by each checkpoint, (C,).
 
-    The silos ``requesters[k]`` sent requests in round ``when[k]``. ``edges`` (M, gamma + 1) counts
+    The silos ``requesters[k]`` sent requests in round ``rounds[k]``. ``edges`` (M, gamma + 1) counts
     the edges that each silo's message has crossed after 0, 1, ... hops.
     """
     gamma = edges.shape[1] - 1
