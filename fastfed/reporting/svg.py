@@ -86,7 +86,7 @@ def chart_svg(chart: Chart, label: str) -> Html:
     )  # fmt: skip
 
 
-#: Largest number of names in two lines beside the ends; the leaders of more would cross.
+#: Largest number of names that may take two lines; the thin lines to more of them would cross.
 MAX_WRAPPED = 4
 
 

@@ -258,8 +258,8 @@ def _request_crossings(
 ) -> np.ndarray:
     """Return how many edges requests have crossed by each checkpoint, (C,).
 
-    The silos ``requesters[k]`` sent requests in round ``rounds[k]``. ``edges`` (M, gamma + 1) counts
-    the edges that each silo's message has crossed after 0, 1, ... hops.
+    The silos ``requesters[k]`` sent requests in round ``rounds[k]``. ``edges`` (M, gamma + 1) has
+    the number of edges that each silo's message has crossed after 0, 1, ... hops.
     """
     gamma = edges.shape[1] - 1
     delivered = np.cumsum([0, *(edges[silos, gamma].sum() for silos in requesters)])
