@@ -147,7 +147,7 @@ def user_bit(plan: Plan, reward: float, words: np.ndarray) -> int:
     """Return the bit that a user's device sends in place of the reward (protocol "user-bit").
 
     The reward is rounded to a bit at random, then the bit is flipped at random. Each step compares
-    53 uniform bits with a threshold. The guarantee depends only on that of the flip, an integer.
+    53 uniform bits with a threshold. The guarantee depends only on the flip's, ``plan.flips``.
 
     Parameters
     ----------

@@ -569,7 +569,7 @@ class PeerPlan:
         return {clique: self.crossings[list(clique)].sum(axis=0) for clique in cliques}
 
     def rounds(self, estimator: int) -> np.ndarray:
-        """Return the rounds t with t mod gamma = estimator, which use it, ascending."""
+        """Return the rounds t that use an estimator, t mod gamma = estimator, ascending."""
         # Rounds are counted from 1, so estimator 0 is first used in round gamma.
         return np.arange(estimator or self.gamma, self.horizon + 1, self.gamma)
 
