@@ -279,7 +279,7 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
                 caveats=(PROTECTS_CHOICES if claims_messages else PROTECTS_MESSAGES,),
-                source="what is played comes of the messages, and tells less"
+                source="decisions are computed from the messages, so they reveal no more"
                 if claims_messages
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
             ),
@@ -330,17 +330,17 @@ def _learning_caveats(
     regret_caveats = []
     if not plan.phases:
         regret_caveats.append(
-            "nothing is learnt, x_1 is played to the end: "
+            "nothing is learned, and x_1 is used to the end: "
             + (
-                "no phase has losses enough for a tree"
+                "no phase has enough losses for a tree"
                 if config.epsilon is None
                 or theorem_tree_count(config, problem, problem.horizon) >= 1.0
-                else "for so small an epsilon or smoothness the rule for T1 asks for no tree"
+                else "for this small epsilon or smoothness the rule for T1 gives no tree"
             )
         )
     if not problem.iid:
         regret_caveats.append(
-            "these losses are not promised to be of one law, as the regret bound needs"
+            "the regret bound needs losses of one distribution, which these are not known to have"
         )
     return tuple(regret_caveats)
 

@@ -306,7 +306,7 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
     best = config.optimal_loss if config.optimal_loss is not None else problem.optimal_loss
     if best is None:
         raise InputError(
-            "optimal_loss (L*) is required: these losses do not promise what the best expert loses"
+            "optimal_loss (L*) is required: these losses do not bound the best expert's loss"
         )
     noise = calibrate_switching(
         config.budget, switches=switching_budget(config, problem), calibration=config.calibration
@@ -445,17 +445,17 @@ def _regret_caveats(
     regret_caveats = []
     if problem.optimal_loss is None:
         regret_caveats.append(
-            f"that the best expert loses at most {best:g} at any client is a key's word"
+            f"that the best expert loses at most {best:g} at any client is taken on trust"
         )
     elif best < problem.optimal_loss:
         regret_caveats.append(
             f"the best expert may lose {problem.optimal_loss:g}, more than optimal_loss = {best:g}:"
-            " privacy is not touched, the regret bound is"
+            " privacy does not depend on this, but the regret bound does"
         )
     if plan.threshold / problem.silos >= problem.horizon:
         regret_caveats.append(
             f"the threshold, {plan.threshold / problem.silos:.3g} a client, is beyond the horizon: "
-            "the first expert is hardly ever changed"
+            "the first expert is almost never changed"
         )
     return regret_caveats
 

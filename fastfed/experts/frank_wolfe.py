@@ -233,7 +233,7 @@ class Bounds(NamedTuple):
         return min(self.high - self.low, self.smoothness * float(np.abs(x - parent).sum()))
 
 
-#: Function (start, stop, x, parent, most) -> sums (r, d) of r clients' clipped gradients at x over
+#: Function (start, stop, x, parent, limit) -> sums (r, d) of r clients' clipped gradients at x over
 #: losses start..stop - 1. With a parent, the sums are of differences between the gradients at x and
 #: at the parent, each clipped to [-limit, limit].
 Gradients = Callable[[int, int, np.ndarray, np.ndarray | None, float], np.ndarray]

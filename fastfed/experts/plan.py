@@ -437,7 +437,7 @@ def choices_of(plan: ExpertPlan, noise: OneLoss, protocol: Protocol) -> tuple[Pr
 
 
 def check_protocol(plan: ExpertPlan, *supported: Protocol) -> None:
-    """Raise InputError unless the plan's protocol equals one of ``known`` in every field."""
+    """Raise InputError unless the plan's protocol equals one of ``supported`` in every field."""
     if plan.protocol not in supported:
         names = " or ".join(f'"{protocol.id}"' for protocol in supported)
         raise InputError(

@@ -371,7 +371,7 @@ def _regret_caveats(plan: DartboardPlan, problem: ProblemSpec) -> list[str]:
     if chance > 0.01:
         regret_caveats.append(
             f"draws may run out, with probability {chance:.2g} at most: the last expert is then "
-            "played to the end"
+            "used to the end"
         )
     if plan.exchanges:
         bound = regret_bound(plan.horizon, plan.exchanges + 1, plan, problem, chance)
@@ -391,7 +391,7 @@ def _certificate(plan: DartboardPlan, problem: ProblemSpec) -> Certificate:
 ALGORITHM = Algorithm(
     id="private-dartboard",
     paper="asi-2022",
-    summary="private hedge with one expert for all, kept by a coin and drawn anew seldom",
+    summary="private hedge with one expert for all, kept by a coin and rarely drawn again",
     config=DartboardConfig,
     build=build,
 )

@@ -197,7 +197,7 @@ def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
 def above(
     value: float, scale: float, noise: Laplaces, limit: float, offset: float, threshold: Laplaces
 ) -> bool:
-    """Return True if value + scale Z > limit + other Z', compared as real numbers.
+    """Return True if value + scale Z > limit + offset Z', compared as real numbers.
 
     Z is the first draw of ``noise`` and Z' the first draw of ``threshold``. ``offset`` is the scale
     of Z'.
