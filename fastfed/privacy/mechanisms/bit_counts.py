@@ -200,9 +200,10 @@ def _meets(budget: Budget, flips: int, users: int) -> bool:
 
 
 def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return P_1 and P_0 for each k of the grid, as two arrays of equal shape.
+    """Return the laws P_1 and P_0 of the proof above for each k of the grid, as two arrays.
 
-    Probabilities are left out, of at most ``_LEFT_OUT`` delta in all for each k.
+    The rows of both are for the values of k. In each row, probabilities that add up to at most
+    ``_LEFT_OUT`` delta are left out.
     """
     left_out = (users - 1) // _GRID
     others = users - 1 - left_out
@@ -236,7 +237,11 @@ def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
 
 
 def _delta(laws: tuple[np.ndarray, np.ndarray], epsilon: float, delta: float) -> float:
-    """Compute an upper bound of max_k H(k) at epsilon, from `_laws` for ``delta``."""
+    """Compute an upper bound of max_k H(k) at epsilon, from `_laws` for ``delta``.
+
+    H(k) is the delta of the number of ones if k of the other users have the bit 1, see the proof at
+    the top of this module.
+    """
     first, second = laws[0], math.exp(epsilon) * laws[1]
     difference = first - second
     is_larger = difference > 0.0

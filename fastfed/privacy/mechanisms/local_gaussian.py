@@ -650,5 +650,5 @@ def _source(calibration: str, shuffled: bool, count: int) -> str:
     if not shuffled:
         return f"{_PAPER}, Proposition F.1" + (at_batch_budget if count > 1 else "")
     if count > 1:
-        return f"{_PAPER}, Theorem E.3, its logarithm put right: Theorem B.1{at_batch_budget}"
+        return f"{_PAPER}, Theorem E.3, its logarithm corrected: Theorem B.1{at_batch_budget}"
     return f"{_PAPER}, Theorem B.1"

@@ -288,7 +288,8 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.centred is None:
             return min(self._norms)
-        # Theorem 4 of docs/centred.md: D >= f m / s_bias, and D >= f^2 / (sqrt(2) s_covariance).
+        # Let f bound ||z||, and m bound the centred rewards. Theorem 4 of docs/centred.md gives
+        # D >= f m / s_bias and D >= f^2 / (sqrt(2) s_covariance) for the sensitivity D over noise.
         bound, largest_reward = (
             self.centred.feature_bound,
             max(-self.centred.low, self.centred.high),

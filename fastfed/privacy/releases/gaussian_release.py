@@ -144,7 +144,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
 
     @property
     def sensitivity_squared(self) -> float:
-        """Return the squared sensitivity of all releases to one user, divided by one record's."""
+        """Return the squared sensitivity of all releases to one user, over that of one record."""
         return squared_of(self.release, self.releases, self.returning, self.factor)
 
     @property
@@ -227,7 +227,7 @@ def record_sensitivity(
 
 
 def squared_of(release: str, releases: int, returning: int, factor: Factor | None = None) -> float:
-    """Compute the squared sensitivity of all releases to one user, divided by one record's.
+    """Compute the squared sensitivity of all releases to one user, divided by that of one record.
 
     ``factor`` is the matrix factor of release "factorised". Arguments are not checked.
     """

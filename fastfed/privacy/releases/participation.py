@@ -80,7 +80,7 @@ from fastfed.privacy.sensitivity import Budget
 
 
 def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
-    """Compute the largest squared sensitivity of a release to one user, divided by one record's.
+    """Compute the largest squared sensitivity of a release to one user, over that of one record.
 
     Parameters
     ----------

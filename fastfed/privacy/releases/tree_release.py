@@ -140,7 +140,7 @@ class TreeRelease(Once):
         return math.sqrt(nodes_per_vector) * sum_sensitivity(self.relation) / self.noise_std
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the least epsilon that holds for all releases, at delta (default: its own)."""
+        """Compute the least epsilon of all releases, at ``delta``; default: the object's delta."""
         delta = self.delta if delta is None else delta
         if delta is None:
             raise InputError("delta must be given: this TreeRelease was made from noise_std alone")
