@@ -385,8 +385,8 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     return min(high, root * (1.0 + _MARGIN))
 
 
-#: Number of values that `group_epsilon` tries for the delta of one record, from delta / members
-#: down.
+#: Number of values that `group_epsilon` tries for the delta of one record; the largest is
+#: delta / members.
 _SHARES = 40
 
 
