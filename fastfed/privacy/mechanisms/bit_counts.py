@@ -167,7 +167,7 @@ def calibrate_counts(budget: Budget, users: int) -> BitCounts:
         For a different unit or relation, and if delta is 0 or epsilon too small.
     """
     number("delta", budget.delta, above=0.0, below=1.0)
-    # The numbers of flips `low` and `high` do not meet the budget, and meet it.
+    # In every step, `low` flips do not meet the budget and `high` flips do.
     low, high = 0, flips_of(budget.epsilon)
     while high - low > max(1, int(1e-6 * high)):
         # Halve the logarithm: the number of flips may be small.
@@ -222,7 +222,7 @@ def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
-    """Return the probabilities of Bin(count, chance), without those at the ends below a limit."""
+    """Return the probabilities of Bin(count, chance), without those < ``smallest`` at the ends."""
     mode = min(int((count + 1) * chance), count)
     # Ratios of neighbouring probabilities, upwards and downwards from the mode.
     above_mode = np.arange(mode, count)

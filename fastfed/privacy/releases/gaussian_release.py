@@ -435,8 +435,8 @@ def tree_for(
 
 
 # ---- less noise than the tree: Honaker's estimator and square-root Toeplitz noise ----------------
-# Not for shuffled protocols. There, users who share no noise add the parts of a node's noise, while
-# the noise of one step is used again in later steps here.
+# These releases use the noise of one step again in later steps. So they are not for shuffled
+# protocols, where each user adds a part of a node's noise once and stores nothing.
 
 
 #: Releases other than "tree": later prefixes use noise of earlier ones again.
