@@ -135,7 +135,10 @@ class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError('epsilon is required, or noise = "none"')
         number("epsilon", self.epsilon, at_least=1e-9, at_most=1e6)
         if self.protect == "messages" and self.noise != "local":
-            raise InputError('protect = "messages" needs noise = "local": a server sees the others')
+            raise InputError(
+                'protect = "messages" needs noise = "local": with "central" the server gets raw '
+                "messages"
+            )
 
 
 def build(config: OpeConfig, problem: ProblemSpec) -> System:
@@ -330,12 +333,12 @@ def _learning_caveats(
     regret_caveats = []
     if not plan.phases:
         regret_caveats.append(
-            "nothing is learned, and x_1 is used to the end: "
+            "nothing is learnt, x_1 is played to the end: "
             + (
-                "no phase has enough losses for a tree"
+                "no phase has losses enough for a tree"
                 if config.epsilon is None
                 or theorem_tree_count(config, problem, problem.horizon) >= 1.0
-                else "for this small epsilon or smoothness the rule for T1 gives no tree"
+                else "for so small an epsilon or smoothness the rule for T1 asks for no tree"
             )
         )
     if not problem.iid:

@@ -445,7 +445,7 @@ def _regret_caveats(
     regret_caveats = []
     if problem.optimal_loss is None:
         regret_caveats.append(
-            f"that the best expert loses at most {best:g} at any client is taken on trust"
+            f"that the best expert loses at most {best:g} at any client is a key's word"
         )
     elif best < problem.optimal_loss:
         regret_caveats.append(
@@ -455,7 +455,7 @@ def _regret_caveats(
     if plan.threshold / problem.silos >= problem.horizon:
         regret_caveats.append(
             f"the threshold, {plan.threshold / problem.silos:.3g} a client, is beyond the horizon: "
-            "the first expert is almost never changed"
+            "the first expert is hardly ever changed"
         )
     return regret_caveats
 

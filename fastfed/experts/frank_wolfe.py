@@ -464,7 +464,9 @@ def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
     claim = plan.privacy or Claim(source="none")
     local = plan.protocol.noise_by == "silos"
     if claim.protect == "messages" and not local:
-        raise InputError('protect "messages" needs noise of clients: a server sees the others')
+        raise InputError(
+            'protect "messages" needs noise of clients: without it the server gets raw messages'
+        )
     if plan.protocol.noise_by == "none" or not all(s > 0.0 for p in plan.phases for s in p.scales):
         return (RawData(claim.budget),) * (2 if local else 1)
     shapes = {(p.batch, p.scales) for p in plan.phases}

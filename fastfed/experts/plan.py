@@ -448,7 +448,7 @@ def check_protocol(plan: ExpertPlan, *supported: Protocol) -> None:
 
 # ---- Text that certificates of experts share -----------------------------------------------------
 
-#: Who is protected, and against the sight of which outputs.
+#: Who is protected, and the outputs that the guarantee is about.
 USER = "a user is one loss function of one client in one round"
 PROTECTS_CHOICES = f"{USER}; what is protected is what is played"
 PROTECTS_MESSAGES = f"{USER}; what is protected is what the client sends"

@@ -648,16 +648,16 @@ def test_a_budget_too_small_for_a_tree_releases_nothing():
     assert system.plan.phases == () and system.plan.exchanges == 0
     assert (expert_certificate.status, expert_certificate.exact.epsilon) == ("proven", 0.0)
     assert [a.exact.epsilon for a in expert_certificate.also] == [0.0]
-    assert any("x_1 is used to the end" in c for c in expert_certificate.caveats)
-    assert not any("x_1 is used" in c for c in certificate(OPE).caveats)
+    assert any("x_1 is played to the end" in c for c in expert_certificate.caveats)
+    assert not any("x_1 is played" in c for c in certificate(OPE).caveats)
 
 
 def test_certificate_has_caveats_about_regret():
     def has_caveat(word: str, *args: Any, **keys: Any) -> bool:
         return any(word in c for c in certificate(*args, **keys).caveats)
 
-    assert has_caveat("at any client is taken on trust", SVT, UNKNOWN_OPTIMUM, optimal_loss=1.0)
-    assert not has_caveat("at any client is taken on trust", SVT)
+    assert has_caveat("is a key's word", SVT, UNKNOWN_OPTIMUM, optimal_loss=1.0)
+    assert not has_caveat("is a key's word", SVT)
     loose = dataclasses.replace(LINEAR, optimal_loss=4.0)
     assert has_caveat("may lose 4, more than optimal_loss = 1", SVT, loose, optimal_loss=1.0)
     assert not has_caveat("more than optimal_loss", SVT, loose, optimal_loss=4.0)
