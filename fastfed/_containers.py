@@ -166,7 +166,7 @@ def _unzipped(data: bytes, name: str) -> bytes:
         ]
         endings = (
             *_TABLES,
-            *(table + member_info for table in (".csv", ".tsv") for member_info in COMPRESSED),
+            *(table + ending for table in (".csv", ".tsv") for ending in COMPRESSED),
         )
         tables = [
             member_info for member_info in files if member_info.filename.lower().endswith(endings)

@@ -67,7 +67,8 @@ def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> 
     delta = inner + (e^epsilon + 1) (1 + e^-epsilon0/2) n delta0, under the condition
     epsilon0 <= ln(n/(16 ln(2/inner))). inner_delta is a free parameter in (0, 1]. The randomizer
     must be (epsilon0, delta0)-private between any two data points (replacement), because the
-    messages of other users hide a user's message. A large exponent gives infinity, not an error.
+    messages of other users hide a user's message. Where e^epsilon0 / n would overflow, epsilon and
+    delta are infinite.
 
     Source: chowdhury-zhou-2022, Lemma B.4; Feldman, McMillan & Talwar 2021, Theorem 3.8.
     """
