@@ -190,7 +190,7 @@ def _lookup(codes: tuple[str, ...]) -> tuple[dict[str, int], dict[Decimal, int],
 def unified(cells: list[str]) -> list[str]:
     """Return the texts with "17.0" written as "17", if a column has some number in both forms."""
     short_forms = {cell: match[1] for cell in set(cells) if (match := _WHOLE.fullmatch(cell))}
-    # Otherwise nothing changes, so that categories keep their order.
+    # If no number occurs in both forms, keep the texts: rewriting could reorder categories.
     if not short_forms or len({short_forms.get(c, c) for c in set(cells)}) == len(set(cells)):
         return cells
     return [short_forms.get(cell, cell) for cell in cells]

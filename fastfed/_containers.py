@@ -26,9 +26,8 @@ from fastfed._validate import InputError
 DELIMITERS = ",;\t|"
 #: Number of records that must have as many cells as the header, if several delimiters are in it.
 _RECORDS_TRIED = 50
-_MAX_HEADER_CHARACTERS = (
-    1 << 20
-)  # largest number of characters in which the end of the header is looked for
+#: Largest number of characters in which the end of the header is looked for.
+_MAX_HEADER_CHARACTERS = 1 << 20
 
 
 def _zstd(data: bytes) -> bytes:
@@ -167,7 +166,7 @@ def _unzipped(data: bytes, name: str) -> bytes:
         ]
         endings = (
             *_TABLES,
-            *(table + member_info for table in (".csv", ".tsv") for member_info in COMPRESSED),
+            *(table + ending for table in (".csv", ".tsv") for ending in COMPRESSED),
         )
         tables = [
             member_info for member_info in files if member_info.filename.lower().endswith(endings)

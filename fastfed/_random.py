@@ -96,7 +96,8 @@ class NoiseSource(Protocol):
     ) -> np.ndarray:
         """Draw Bin(n, 1/2) - n/2, modulo 2^64, for the d + d (d + 1) / 2 entries of one node.
 
-        ``trials`` gives even n for bias, off-diagonal and diagonal entries. The result is uint64.
+        ``trials`` has the even n of the d bias entries, and of off-diagonal and diagonal covariance
+        entries. The result is uint64.
         """
         ...
 
@@ -319,7 +320,7 @@ class SummedNoise(SeededNoise):
     """Noise of the sum over silos, which a simulation draws once.
 
     It uses separate purposes, so it is independent of the noise of silos and of a trusted server.
-    ``silo`` is the number of silos.
+    The argument ``silo`` of its methods is the number of silos.
     """
 
     def _normals(self, silo: int, node: int, dimension: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from fastfed.privacy.certificate import Certificate, Condition, deployed
 
 #: A condition that fails for plans without a claim or of a kind that fastfed cannot account for.
 UNVERIFIED = Condition(
-    "fastfed recomputes the guarantee from the plan (here it is its package's own word)", False
+    "fastfed recomputes the guarantee from the plan (here only the plan's package states it)", False
 )
 
 

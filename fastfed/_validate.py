@@ -106,7 +106,7 @@ OTHER_WORDS = {
 
 
 def unknown_argument(word: str, options: Iterable[str]) -> str:
-    """Return the error message for an unknown argument, with the name that it may have here."""
+    """Return the error message for an unknown argument, with fastfed's name for it if known."""
     ours = OTHER_WORDS.get(word)
     names = list(options)
     hint = f"; here it is called {ours}" if ours in names else listed(word, names, "there are")

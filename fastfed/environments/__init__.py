@@ -131,7 +131,8 @@ def environment_from_spec(spec: Any) -> Environment:
         if field.default is missing and field.default_factory is missing and name not in keys:
             raise InputError(f'environment.{name} is required for kind = "{kind}"')
     factory: Any = fields["reward"].default_factory if "reward" in keys else dataclasses.MISSING
-    if factory is not dataclasses.MISSING:  # of a log, `reward` names a column
+    # A log has no factory: its `reward` is the name of a column.
+    if factory is not dataclasses.MISSING:
         default, reward = factory(), keys["reward"]
         # If the environment's default distribution is Gaussian, its std is the default std.
         same_kind = isinstance(reward, dict) and reward.get("kind", default.kind) == default.kind

@@ -117,7 +117,7 @@ def feature_columns(
 def _category_positions(cells: list[str], categories: list[str]) -> list[int]:
     """Return the position of each cell in the list ``categories``.
 
-    A cell that is no category gets len(known). See `_cells.matched` for the comparison.
+    A cell that is no category gets len(categories). See `_cells.matched` for the comparison.
     """
     positions = {}
     for cell in set(cells):
@@ -218,13 +218,14 @@ def features_of(
             missing = True
             parts.append(absent[:, None].astype(np.float64))
     if too_broad:
-        text_cells = {name: table.mixed(name) for name in too_broad}
-        column_features = [
+        # In a column of mostly numbers, the first cell that is no number.
+        first_texts = {name: table.mixed(name) for name in too_broad}
+        value_counts = [
             f"{len(set(table.column(name)) - MISSING)} in {show(name)}"
-            + (f" (no number: {text_cells[name]})" if text_cells[name] else "")
+            + (f" (no number: {first_texts[name]})" if first_texts[name] else "")
             for name in too_broad
         ]
-        listed = ", ".join(column_features[:10]) + (", ..." if too_broad[10:] else "")
+        listed = ", ".join(value_counts[:10]) + (", ..." if too_broad[10:] else "")
         raise InputError(
             f"{table.path}: text columns must have at most {MAX_CATEGORIES} distinct values, got "
             f"{listed}: correct them, or leave them out by listing the others in columns"
@@ -356,7 +357,7 @@ def _classes(table: Table, label: str) -> np.ndarray:
 #: A label with more classes than this, and fewer records of each class than the second number, is
 #: rather a number than a class.
 _MANY_CLASSES, _FEW_RECORDS = 20, 10
-#: The same for labels with numbers that are not whole.
+#: Labels with numbers that are not whole seem to be numbers if there are more classes than this.
 _MANY_FRACTION_CLASSES = 10
 #: Fewer whole numbers, or texts, in a feature column may all differ by chance.
 _MANY_NUMBERS, _MANY_TEXTS = 50, 20

@@ -230,8 +230,8 @@ def _cached_pool(
 ) -> _Derived:
     """Return the pool that ``options`` describe, from the cache if it is there.
 
-    ``path`` names the source, for error messages. ``again()`` reads its rows again; it is called if
-    the rows in the cache are damaged.
+    ``path`` names the source, for error messages. ``read_again()`` reads its rows again; it is
+    called if the rows in the cache are damaged.
     """
     if letor.folder is None:
         return _compute_pool(letor, options, path, None)
@@ -405,7 +405,8 @@ def _fit_theta(
         penalty_used = lasso.alpha / row_ratio
         notes = (
             *notes,
-            f"the penalty of the lasso for theta* is {penalty_used:.3g}: 1 makes theta* = 0",
+            f"the penalty of the lasso for theta* is {penalty_used:.3g}, because the default "
+            "penalty 1 makes theta* = 0",
         )
     return np.asarray(lasso.coef_, dtype=np.float64), largest, notes
 
@@ -428,7 +429,8 @@ def _store_scaled_by_column(
     scale = np.where(largest > 0, largest, 1.0)
     norm = max(float(_norms(raw / scale).max()) for _, _, raw in _chunks(letor, columns))
     scale *= norm / _norm_below_one(len(columns))
-    model = theta * scale
+    scaled_theta = theta * scale
+    # The least and largest value of each column.
     low = np.full(len(columns), np.inf, dtype=np.float32)
     high = -low
     for first, last, raw in _chunks(letor, columns):
@@ -436,7 +438,8 @@ def _store_scaled_by_column(
         np.minimum(low, rows.min(axis=0), out=low)
         np.maximum(high, rows.max(axis=0), out=high)
         # Means are computed from the rounded rows, which are what the learner sees.
-        storage.add(_flat_blocks(rows, letor, first, last), rows.astype(np.float64) @ model)
+        means = rows.astype(np.float64) @ scaled_theta
+        storage.add(_flat_blocks(rows, letor, first, last), means)
     min_mean, max_mean = storage.min_mean, storage.max_mean
     if not max_mean > min_mean:
         raise InputError(
@@ -447,27 +450,28 @@ def _store_scaled_by_column(
     slope = (span[1] - span[0]) / (max_mean - min_mean)
     shift = span[0] - slope * min_mean
     storage.change_means(lambda means: np.clip(slope * means + shift, span[0], span[1]))
-    model *= slope
+    scaled_theta *= slope
+    # The value of each constant column, and 0 for the other columns.
     constant = np.where(low == high, low, np.float32(0)).astype(np.float64)
     absorbed = bool(constant.any())
     if absorbed:
         # Among all theta that absorb the shift, this one has the least norm.
-        model += shift * constant / (constant @ constant)
-    where = (
+        scaled_theta += shift * constant / (constant @ constant)
+    shift_note = (
         "absorbed by theta* at a constant column"
         if absorbed
         else "no column is constant, so the shift is outside the linear model"
     )
-    norm_note = f"||theta*|| = {np.linalg.norm(model):.4g} after scaling"
-    if np.linalg.norm(model) > 1:
+    norm_note = f"||theta*|| = {np.linalg.norm(scaled_theta):.4g} after scaling"
+    if np.linalg.norm(scaled_theta) > 1:
         norm_note += ", the radius assumes at most 1"
     notes = (
         "feature scaling and theta* were computed from the data and are taken as public",
         f"mean rewards are {slope:.4g} <raw row, lasso coefficients> {shift:+.4g}, "
-        f"in [{span[0]:g}, {span[1]:g}]; {where}",
+        f"in [{span[0]:g}, {span[1]:g}]; {shift_note}",
         norm_note,
     )
-    return _Model(model, notes, absorbed or shift == 0.0)
+    return _Model(scaled_theta, notes, absorbed or shift == 0.0)
 
 
 def _store_scaled_by_row(

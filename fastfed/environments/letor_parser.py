@@ -301,7 +301,7 @@ def _error_of_separated_query(source: Path, qid: int) -> InputError:
     """
     judged = re.compile(rb"\s*\+?[0-9.]+\s+qid:([+-]?[0-9]+)")
     last: int | None = None
-    ended = False
+    ended = False  # True after the first rows of the qid, once another qid has followed
     where = f"{source}"
     for block, first in _blocks(source, hashlib.sha256()):
         for number, line in enumerate(block.split(b"\n"), first):

@@ -54,8 +54,8 @@ _TABLE_KEYS = (
 _VISITOR_PREFIX = "user_feature_"
 #: Number of rounds whose actions are scored at once, which bounds memory.
 _ROUNDS_AT_ONCE = 4096
-#: The mean of 1 / propensity is the number of actions. A warning says if it differs by more
-#: standard errors than this.
+#: The expected value of 1 / propensity is the number of actions. A warning says if the mean differs
+#: from it by more than this number of standard errors.
 _MAX_STANDARD_ERRORS = 6.0
 
 #: Caveats of every log, for certificates.
@@ -379,7 +379,8 @@ class Log:
 
     def _read_tables(self, silos: int | None) -> Rounds:
         """Read the table of a log, or one table for each silo, and return its rows for M silos."""
-        by_format = self.format == "open-bandit"  # affinities of items are no features
+        # Tables of Open Bandit may differ in the columns of item affinities, which are no features.
+        by_format = self.format == "open-bandit"
         table = read_table(self.data, self.columns is not None or by_format, self.sheet, self.table)
         conditions = declared_columns(table, self.where, "where")
         ranges = declared_columns(table, self.ranges)

@@ -183,7 +183,8 @@ def square_minimum(means: np.ndarray) -> float:
     inverse = 1.0 / variances[:usable]
     ones, firsts, squares = (np.cumsum(order[:usable] ** p * inverse) for p in (0, 1, 2))
     for k in range(1, usable + 1):
-        # sum x = lambda A - s B = 1; <mu, x> = lambda B - s C = s.
+        # A, B, C are the sums of mu^p / (mu (1 - mu)) over the support, for p = 0, 1, 2. The
+        # equations are sum x = lambda A - s B = 1 and <mu, x> = lambda B - s C = s.
         a, b, c = ones[k - 1], firsts[k - 1], squares[k - 1]
         lam = (1.0 + c) / (a * (1.0 + c) - b * b)
         s = lam * b / (1.0 + c)

@@ -174,14 +174,14 @@ class Pool:
         # The share of the second moments that the first 1, 2, ... directions leave out.
         share_left = 1.0 - np.cumsum(sizes[::-1]) / max(sizes.sum(), np.finfo(float).tiny)
         # Multiples of 6, which src/ff_directions.h requires.
-        counts = [
+        direction_counts = [
             r
             for r in range(6, min(61, self.dimension // 2), 6)
             if share_left[r - 1] <= MAX_SHARE_LEFT_OUT
         ]
-        if not counts:
+        if not direction_counts:
             return None
-        return environments.Directions(directions[:, ::-1][:, : counts[0]].T)
+        return environments.Directions(directions[:, ::-1][:, : direction_counts[0]].T)
 
     def rows(self, query: int) -> np.ndarray:
         """Return the rows of a query, a view (n_q, d)."""

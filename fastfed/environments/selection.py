@@ -129,7 +129,7 @@ def selected(table: Table, where: Declared) -> Table:
     reasons: list[str] = []
     for name, declared in where.items():
         cells = table.column(name)
-        # A text that the spec declares is a value, also if it may mean missing elsewhere.
+        # A text that the spec lists, such as "NA", counts as a value here, not as missing.
         listed = isinstance(declared, list)
         fits = np.array([_fits(table, name, row, declared) for row in range(len(cells))])
         absent = np.array([c in MISSING and not (listed and fits[i]) for i, c in enumerate(cells)])

@@ -201,11 +201,11 @@ class Gap:
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         # Without MIN_MEAN, rounding could make an expected reward negative at the largest gap.
-        inferior = max(BEST_MEAN - MEAN_WIDTH - self.gap, MIN_MEAN)
+        least_other_mean = max(BEST_MEAN - MEAN_WIDTH - self.gap, MIN_MEAN)
         theta = self.theta(seed, replicate)
         reward = self.reward.c
         return environments.Gap(
-            seed, replicate, theta, self.actions, inferior, BEST_MEAN, MEAN_WIDTH, reward
+            seed, replicate, theta, self.actions, least_other_mean, BEST_MEAN, MEAN_WIDTH, reward
         )
 
     def describe(self) -> dict[str, Any]:

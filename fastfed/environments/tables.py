@@ -76,7 +76,8 @@ class Table:
     notes : tuple of str
         Sentences for the certificate, if the table has an unusual separator or decimal commas.
     partial : dict of str to str
-        In a table of several files or frames: column that only some of them have -> one without it.
+        For a table of several files or frames: maps a column that only some of them have to one
+        file or frame without it.
     """
 
     path: str
@@ -255,7 +256,7 @@ def check_mapping(data: Mapping[Any, Any]) -> None:
 def digest_of(data: Any, sheet: str | None = None, table: str | None = None) -> str:
     """Return the SHA-256 of the bytes of a file, or of the names and cells of any other table.
 
-    An SQLite file counts as any other table, since its log may have rows that the file lacks.
+    Of an SQLite file the cells count, since its write-ahead log may have rows that the file lacks.
 
     Bytes that earlier versions read in a different way have a different digest.
     """

@@ -277,8 +277,10 @@ class Hedge:
         before = lost - rounds.latest
         self._total = before.astype(np.float64)
         weights = np.empty((1, plan.experts))
-        nothing, asks = np.zeros((1, plan.experts), np.int64), np.ones(1, np.uint8)
-        kernels.hedge(nothing, asks, before, 1.0, plan.silos, -plan.learning_rate, weights)
+        no_losses, has_exchange = np.zeros((1, plan.experts), np.int64), np.ones(1, np.uint8)
+        kernels.hedge(
+            no_losses, has_exchange, before, 1.0, plan.silos, -plan.learning_rate, weights
+        )
         kernels.to_weights(np.exp(weights, out=weights))
         return weights[0]
 

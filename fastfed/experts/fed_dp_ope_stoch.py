@@ -135,7 +135,10 @@ class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError('epsilon is required, or noise = "none"')
         number("epsilon", self.epsilon, at_least=1e-9, at_most=1e6)
         if self.protect == "messages" and self.noise != "local":
-            raise InputError('protect = "messages" needs noise = "local": a server sees the others')
+            raise InputError(
+                'protect = "messages" needs noise = "local": with "central" the server gets raw '
+                "messages"
+            )
 
 
 def build(config: OpeConfig, problem: ProblemSpec) -> System:
@@ -279,7 +282,7 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
                 caveats=(PROTECTS_CHOICES if claims_messages else PROTECTS_MESSAGES,),
-                source="what is played comes of the messages, and tells less"
+                source="decisions are computed from the messages, so they reveal no more"
                 if claims_messages
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
             ),
@@ -340,7 +343,7 @@ def _learning_caveats(
         )
     if not problem.iid:
         regret_caveats.append(
-            "these losses are not promised to be of one law, as the regret bound needs"
+            "the regret bound needs losses of one distribution, which these are not known to have"
         )
     return tuple(regret_caveats)
 

@@ -43,25 +43,26 @@ class PhaseNoise(NamedTuple):
 
 # ---- Theorem 2.2 as proven -----------------------------------------------------------------------
 #
-# L is the expected loss, x* its minimizer, e = grad L(x_k) - v the error of the averaged gradient
-# at leaf k, xi the noise in the averaged scores, w = c_n* the vertex of the least noisy score.
+# L is the expected loss, x* its minimizer, v the gradient estimate at leaf k averaged over clients,
+# e = grad L(x_k) - v its error, xi the noise in the averaged scores, and w = c_n* the vertex of the
+# least noisy score.
 # Smoothness and convexity give, as in the paper,
 #   L(x_{k+1}) - L(x*) <= (1 - eta)(L(x_k) - L(x*)) + eta <e + v, w - x*> + (beta/2) eta^2 |w-x_k|^2
 # with |w - x_k|_1 <= 2 (the paper has 1 in its place: its last term is a quarter of this one).
 # By the choice of w, <v, w - x*> <= <xi, x*> - xi_n*. Now e and xi have mean zero, e as a sum of
 # martingale differences (fresh samples at each vertex), and x* is fixed, so that in expectation
 # <e, w - x*> + <xi, x*> - xi_n* is E(e_n* - xi_n*) <= E max_n (e_n - xi_n): one maximum, where the
-# paper has |e|_inf (short of a 2 from Hoelder) and 2 max |xi|. With eta_k = 2/(k + 1) leaf k has
-# weight 2k/(K(K + 1)) after K leaves, and the weights sum to 1.
+# paper has |e|_inf (without the factor 2 of Hoelder's inequality) and 2 max |xi|. With
+# eta_k = 2/(k + 1) leaf k has weight 2k/(K(K + 1)) after K leaves, and the weights sum to 1.
 
 
 def _squared_errors(tree: int, smoothness: float, spread: float) -> np.ndarray:
     """Bound the error of the gradient estimate at each leaf of tree j, shape (2^j,).
 
-    Returned is b m times the sub-Gaussian variance proxy of this error, where b m is the number of
-    losses of a batch over all clients and j = ``tree``. The estimate at a leaf is the average of
+    The result is b m times the sub-Gaussian variance proxy of this error, where b m is the number
+    of losses of a batch over all clients and j = ``tree``. The estimate at a leaf is the average of
     the root plus one correction for each right child on the path from the root to the leaf, so
-    their variance proxies add up.
+    the variance proxies of these terms add up.
 
     The root averages b m gradients in an interval of length ``spread`` (Hoeffding). A right child
     at depth i averages b m 2^-i differences of gradients, each at most h = min(spread,
@@ -109,24 +110,27 @@ def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
     if d == 1:
         return 0.0
     log_d = math.log(d)
-    plain = math.sqrt(2.0 * log_d * variance)
+    bound_without_noise = math.sqrt(2.0 * log_d * variance)
     if scale == 0.0:
-        return plain
+        return bound_without_noise
     from scipy.optimize import minimize_scalar
 
-    # In units of 1/scale, the minimiser is below the one for Gaussian noise of equal variance.
-    unit = variance / scale / scale
-    top = min(math.sqrt(2.0 * log_d / (unit + 2.0 * draws)), 1.0 - 1e-9)
+    # From here on u is in units of 1/scale. The best u is below that of Gaussian noise of equal
+    # variance. Every u gives a valid bound, so the search need not be exact.
+    scaled_variance = variance / scale / scale
+    largest_u = min(math.sqrt(2.0 * log_d / (scaled_variance + 2.0 * draws)), 1.0 - 1e-9)
 
-    def value(log_u: float) -> float:
-        """Return the bound at u = exp(log_u)."""
+    def scaled_bound(log_u: float) -> float:
+        """Return the bound at u = exp(log_u), divided by ``scale``."""
         u = math.exp(log_u)
-        return (log_d + u * u * unit / 2.0 - draws * math.log1p(-u * u)) / u
+        return (log_d + u * u * scaled_variance / 2.0 - draws * math.log1p(-u * u)) / u
 
-    high = math.log(top)
-    least = minimize_scalar(value, bounds=(high - 12.0, high), method="bounded")
-    bound = scale * min(float(least.fun), value(high))
-    return min(bound, plain + scale * _largest_laplace(d)) if draws == 1 else bound
+    high = math.log(largest_u)
+    least = minimize_scalar(scaled_bound, bounds=(high - 12.0, high), method="bounded")
+    bound = scale * min(float(least.fun), scaled_bound(high))
+    if draws == 1:
+        return min(bound, bound_without_noise + scale * _largest_laplace(d))
+    return bound
 
 
 def _checked_phase(phase: PhaseNoise) -> PhaseNoise:
@@ -281,11 +285,13 @@ def stoch_regret(
                 spread=spread,
                 loss_range=loss_range,
             )
-            trees, losses_used = phase.trees, phase.batch * phase.trees * (phase.trees + 5)
-            if losses_used > 2**p:
+            # 4 b (T_1 + T_1 (T_1 + 1)/4), which is an integer.
+            trees = phase.trees
+            four_times_used = phase.batch * trees * (trees + 5)
+            if four_times_used > 2**p:
                 raise InputError(
                     f"phases[{p - 1}] must use at most {2 ** (p - 2)} losses a client, got "
-                    f"{losses_used / 4:g} for {trees} trees and batch {phase.batch}"
+                    f"{four_times_used / 4:g} for {trees} trees and batch {phase.batch}"
                 )
         total += (min(2**p, t + 1) - 2 ** (p - 1)) * bound
     return total

@@ -306,7 +306,7 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
     best = config.optimal_loss if config.optimal_loss is not None else problem.optimal_loss
     if best is None:
         raise InputError(
-            "optimal_loss (L*) is required: these losses do not promise what the best expert loses"
+            "optimal_loss (L*) is required: these losses do not bound the best expert's loss"
         )
     noise = calibrate_switching(
         config.budget, switches=switching_budget(config, problem), calibration=config.calibration
@@ -450,7 +450,7 @@ def _regret_caveats(
     elif best < problem.optimal_loss:
         regret_caveats.append(
             f"the best expert may lose {problem.optimal_loss:g}, more than optimal_loss = {best:g}:"
-            " privacy is not touched, the regret bound is"
+            " privacy does not depend on this, but the regret bound does"
         )
     if plan.threshold / problem.silos >= problem.horizon:
         regret_caveats.append(

@@ -44,7 +44,7 @@ _GRID_CELLS = 512  # grid cells of the distribution of X
 
 
 def _checked_gap(gap: float) -> float:
-    """Check the gap between the losses of switches, and return it."""
+    """Return ``gap`` after checking it: eta (L - W - m L*), see the comment above."""
     return number("gap", gap, at_least=1, at_most=32)
 
 
@@ -116,15 +116,16 @@ def switching_budget_printed(experts: int, failure_probability: float) -> int:
 
 # ---- The noise -----------------------------------------------------------------------------------
 #
-# Decision t keeps x iff q_t + gamma_t <= L + r. Each gamma_t ~ Lap(b) is fresh, and r ~ Lap(a) is
-# drawn after each switch. Given the start of a stretch, its expert x and all queries q_t are fixed,
-# and the q_t are nondecreasing. A switch is early if q <= L - W. The k decisions with q <= L - W
-# come first in a stretch, and all k of them are made unless a switch is early. So P(no early switch
-# in the stretch) >= E F(W + r)^k, where F is the cdf of gamma. The k of all stretches sum to at
-# most n. E F^k is log-convex in k, so equal k are the worst case: P(early) <= 1 - (E F(W +
-# r)^(n/(kappa+1)))^(kappa+1). A switch is late if x is kept with q > L + W'. Then x was kept at the
-# first such decision of its stretch, which is determined when the stretch begins: P(late) <= 1 - (1
-# - P(r - gamma > W'))^(kappa+1).
+# The query q_t is the sum of all clients' losses of the expert x since the last switch. Decision t
+# keeps x iff q_t + gamma_t <= L + r. Each gamma_t ~ Lap(b) is fresh, and r ~ Lap(a) is drawn after
+# each switch. Given the start of a stretch, its expert x and all queries q_t are fixed, and the q_t
+# are nondecreasing. A switch is early if q <= L - W. The k decisions with q <= L - W come first in
+# a stretch, and all k of them are made unless a switch is early. So
+#   P(no early switch in the stretch) >= E F(W + r)^k, where F is the cdf of gamma.
+# The k of all stretches sum to at most n, the number of decisions. E F^k is log-convex in k, so
+# equal k are the worst case: P(early) <= 1 - (E F(W + r)^(n/(kappa+1)))^(kappa+1). A switch is late
+# if x is kept with q > L + W'. Then x was kept at the first such decision of its stretch, which is
+# determined when the stretch begins: P(late) <= 1 - (1 - P(r - gamma > W'))^(kappa+1).
 
 
 def _checked_scales(threshold_scale: float, query_scale: float) -> tuple[float, float]:
@@ -373,10 +374,10 @@ def theorem_2_6(
     log_rho = -math.log(check_failure(failure_probability))
     best = number("optimal_loss", optimal_loss, at_least=0)
     log_d = math.log(d)
-    draws = log_d**2
+    choices_term = log_d**2
     if delta is not None:
-        draws = log_d**1.5 * math.sqrt(-math.log(number("delta", delta, above=0, below=1)))
-    noise = draws + (2.0 * math.log(t / n) + log_rho) * (log_d + log_rho)
+        choices_term = log_d**1.5 * math.sqrt(-math.log(number("delta", delta, above=0, below=1)))
+    noise_terms = choices_term + (2.0 * math.log(t / n) + log_rho) * (log_d + log_rho)
     return check_constant(constant) * (
-        noise / m / check_epsilon(epsilon) + (n + best) * (log_d + log_rho)
+        noise_terms / m / check_epsilon(epsilon) + (n + best) * (log_d + log_rho)
     )

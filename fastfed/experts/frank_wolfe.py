@@ -225,7 +225,7 @@ class Bounds(NamedTuple):
         """Length of the interval that holds all coordinates of gradients."""
         return self.high - self.low
 
-    def most(self, x: np.ndarray, parent: np.ndarray) -> float:
+    def difference_limit(self, x: np.ndarray, parent: np.ndarray) -> float:
         """Return the bound on each coordinate of the difference between two gradients of one loss.
 
         The gradients are at x (d,) and at ``parent`` (d,).
@@ -233,7 +233,7 @@ class Bounds(NamedTuple):
         return min(self.high - self.low, self.smoothness * float(np.abs(x - parent).sum()))
 
 
-#: Function (start, stop, x, parent, most) -> sums (r, d) of r clients' clipped gradients at x over
+#: Function (start, stop, x, parent, limit) -> sums (r, d) of r clients' clipped gradients at x over
 #: losses start..stop - 1. With a parent, the sums are of differences between the gradients at x and
 #: at the parent, each clipped to [-limit, limit].
 Gradients = Callable[[int, int, np.ndarray, np.ndarray | None, float], np.ndarray]
@@ -281,11 +281,12 @@ class Walk:
             v = self.estimates[0]
         else:
             parent = self.points[h - 1]
-            limit = self._bounds.most(x, parent)
+            limit = self._bounds.difference_limit(x, parent)
             v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, limit) / (
                 stop - start
             )
-        # The vertices below it are left children, with the same point and the same estimate.
+        # The vertices below depth h on the path are left children: each has its parent's point and
+        # estimate.
         self.estimates[h : tree + 1] = v
         self.points[h : tree + 1] = x
         self.done += 1
@@ -376,7 +377,8 @@ class FrankWolfePlan(ExpertPlan):
 
         At a leaf with n losses, rounding two gradients changes a score by at most unit / n, in
         addition to the change from replacing one loss. Steps of x are rounded too, each by a
-        relative 2^-52, which increases the distance between x and its parent.
+        relative 2^-52, which increases the distance between x and its parent: the last term covers
+        this.
         """
         unit = self.unit(phase)
         width = self.bounds.high - self.bounds.low
@@ -406,7 +408,7 @@ class FrankWolfePlan(ExpertPlan):
         return 8 * self.silos * ((depths + 3) * self.experts + rounds)
 
     def sends_weights(self, release: int) -> bool:
-        """Return True for the start only."""
+        """Return True for the start (release 0) only; later answers name one expert."""
         return release == 0
 
     def bits_down(self, exchanges: np.ndarray) -> np.ndarray:
@@ -462,7 +464,9 @@ def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
     claim = plan.privacy or Claim(source="none")
     local = plan.protocol.noise_by == "silos"
     if claim.protect == "messages" and not local:
-        raise InputError('protect "messages" needs noise of clients: a server sees the others')
+        raise InputError(
+            'protect "messages" needs noise of clients: without it the server gets raw messages'
+        )
     if plan.protocol.noise_by == "none" or not all(s > 0.0 for p in plan.phases for s in p.scales):
         return (RawData(claim.budget),) * (2 if local else 1)
     shapes = {(p.batch, p.scales) for p in plan.phases}

@@ -215,8 +215,8 @@ def _regret_caveats(problem: ProblemSpec) -> list[str]:
     if problem.iid:
         return []
     return [
-        "nothing is promised of the regret: these losses are not of one distribution, and what an "
-        "expert lost before the last exchange is forgotten"
+        "there is no bound on the regret: these losses are not of one distribution, and losses "
+        "before the last exchange are not used"
     ]
 
 

@@ -78,15 +78,15 @@ def theorem_2_4(horizon: int, experts: int) -> float:
         half_rounds + 1, math.ceil(math.sqrt(t) * (math.sqrt(20.0 + math.log(d) / 2.0) + 1.0))
     )
     k = np.arange(half_rounds - reach, min(half_rounds + reach, t) + 1)
-    step = 2**20
+    chunk = 2**20  # values of k that are computed together
     total = 0.0
-    for i in range(0, len(k), step):
+    for i in range(0, len(k), chunk):
         # P(Bin(t, 1/2) > k) for 0 <= k <= t; betainc has no zero second argument.
-        counts = np.clip(k[i : i + step], 0, t)
+        counts = np.clip(k[i : i + chunk], 0, t)
         tail_probability = np.where(
             counts < t, betainc(counts + 1.0, np.maximum(t - counts, 1.0), 0.5), 0.0
         )
-        tail_probability = np.where(k[i : i + step] < 0, 1.0, tail_probability)
+        tail_probability = np.where(k[i : i + chunk] < 0, 1.0, tail_probability)
         total += float(
             np.sum(-np.expm1(d * np.log1p(-np.minimum(tail_probability, 1.0 - 2.0**-53))))
         )
@@ -146,22 +146,25 @@ def hidden_expert(
     # p_0 of all j sum to at most 1, and the lesser of the two bounds on p is concave in p_0: the
     # mean p is at most the bound at p_0 = 1/d. Sum 1 - p over rounds and average over clients.
     t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)
-    x = m * check_epsilon(epsilon)
+    group_epsilon = m * check_epsilon(epsilon)  # of all records of one round
     c = number("delta", delta, at_least=0, below=1)
     c = c / math.expm1(epsilon) if epsilon < 700 else 0.0
     if d == 1:
         return HiddenExpert(t, 0.0)
-    # The first term is the larger for q up to A/(1/d + c); the second is positive for q up to A/c.
+    # Of the two terms in the maximum, the first is the larger for q up to a/(1/d + c), and the
+    # second is positive for q up to a/c.
     a = 1.0 - 1.0 / d + c
-    n1 = min(t, math.floor(math.log(max(a / (1.0 / d + c), 1.0)) / x) + 1)
+    n1 = min(t, math.floor(math.log(max(a / (1.0 / d + c), 1.0)) / group_epsilon) + 1)
     n2 = t
     if c > 0.0:
-        n2 = min(t, math.ceil(max(math.log(a) - math.log(c), 0.0) / x))
+        n2 = min(t, math.ceil(max(math.log(a) - math.log(c), 0.0) / group_epsilon))
     n1 = min(n1, n2)
-    # Sum the first term over the first n1 rounds, and the second over rounds n1 + 1 to n2.
-    powers = math.expm1(n1 * x) / math.expm1(x) if n1 > 1 else float(n1)  # sum of q^i, i < n1
+    # Sum the first term over the first n1 rounds, and the second over rounds n1 + 1 to n2. The sum
+    # of q over the first, and of 1/q over the second rounds:
+    powers = math.expm1(n1 * group_epsilon) / math.expm1(group_epsilon) if n1 > 1 else float(n1)
     total = (1.0 + c) * n1 - (1.0 / d + c) * powers
-    tail = math.exp(-n1 * x) * math.expm1(-(n2 - n1) * x) / math.expm1(-x)
+    tail = math.exp(-n1 * group_epsilon) * math.expm1(-(n2 - n1) * group_epsilon)
+    tail /= math.expm1(-group_epsilon)
     return HiddenExpert(n2, max(0.0, total + a * tail - c * (n2 - n1)))
 
 

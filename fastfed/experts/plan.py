@@ -437,7 +437,7 @@ def choices_of(plan: ExpertPlan, noise: OneLoss, protocol: Protocol) -> tuple[Pr
 
 
 def check_protocol(plan: ExpertPlan, *supported: Protocol) -> None:
-    """Raise InputError unless the plan's protocol equals one of ``known`` in every field."""
+    """Raise InputError unless the plan's protocol equals one of ``supported`` in every field."""
     if plan.protocol not in supported:
         names = " or ".join(f'"{protocol.id}"' for protocol in supported)
         raise InputError(
@@ -448,7 +448,7 @@ def check_protocol(plan: ExpertPlan, *supported: Protocol) -> None:
 
 # ---- Text that certificates of experts share -----------------------------------------------------
 
-#: Who is protected, and against the sight of which outputs.
+#: Who is protected, and the outputs that the guarantee is about.
 USER = "a user is one loss function of one client in one round"
 PROTECTS_CHOICES = f"{USER}; what is protected is what is played"
 PROTECTS_MESSAGES = f"{USER}; what is protected is what the client sends"

@@ -133,13 +133,16 @@ class ExactDart(ExactChooser, Dart):
 
 
 # ---- Regret bound, and the p and K that minimise it ----------------------------------------------
-# Suppose that losses are fixed in advance and that draws never run out. Then the expert of a block
-# (the rounds between two exchanges) has hedge's distribution P_n(x) ~ exp(-r S_n(x)). Proof by
-# induction: if a block has losses s, P(x at n + 1) = (1 - p) P_n(x) e^(-r s(x)) + P_(n+1)(x) (1 -
-# (1 - p) w) with w = sum_y P_n(y) e^(-r s(y)), and P_n(x) e^(-r s(x)) = w P_(n+1)(x). So the
-# expected loss of all clients equals hedge's: at most the best expert's loss plus ln d / r + r
-# sum_n R_n^2 / 8, where R_n, the range of the losses of block n, is at most m times its rounds
-# (Cesa-Bianchi & Lugosi 2006, Theorem 2.2). Given the past, a coin causes a draw with probability
+# Suppose that losses are fixed in advance and that draws never run out. Then the expert of block n
+# (the rounds between two exchanges) has hedge's distribution P_n(x), proportional to
+# exp(-r S_n(x)), where S_n(x) is the loss of x before the block. Proof by induction: let s be the
+# losses of block n, and w = sum_y P_n(y) e^(-r s(y)). The expert of block n + 1 is x with
+# probability
+#     (1 - p) P_n(x) e^(-r s(x)) + P_(n+1)(x) (1 - (1 - p) w) = P_(n+1)(x),
+# because P_n(x) e^(-r s(x)) = w P_(n+1)(x). So the expected loss of all clients equals hedge's: at
+# most the best expert's loss plus ln d / r + r sum_n R_n^2 / 8, where R_n, the range of the losses
+# of block n, is at most m times its rounds (Cesa-Bianchi & Lugosi 2006, Theorem 2.2). Given the
+# past, a coin causes a draw with probability
 # at most q = 1 - (1 - p) e^(-r m N). So the probability that more than K of E coins cause draws is
 # at most P(Bin(E, q) > K). Until draws run out, the run equals one without a limit on draws;
 # afterwards it loses at most m in each round.
@@ -220,43 +223,45 @@ def least_bound(
     grid = 2.0 ** np.arange(-80.0, 0.25, 0.25) if chance is None else np.array([chance])
     grid = grid[grid >= MIN_CHANCE]
     m, largest_loss = problem.silos, float(problem.silos * length)
-    tail = min(1.0, 1.0 / (m * problem.horizon))
-    largest = best_hedge_rate(problem, coins + 1, length)
-    low, high = np.full(len(grid), 1e-12), np.full(len(grid), largest)
+    # With this probability of running out of draws, the expected cost is one loss of one client.
+    max_probability = min(1.0, 1.0 / (m * problem.horizon))
+    largest_rate = best_hedge_rate(problem, coins + 1, length)
+    low, high = np.full(len(grid), 1e-12), np.full(len(grid), largest_rate)
 
-    def draws(rate: np.ndarray) -> np.ndarray:
+    def draw_limits(rate: np.ndarray) -> np.ndarray:
         """Return K for each rate and p of the grid."""
         if switches is not None:
             return np.full(len(rate), float(switches))
         return np.maximum(
-            _least_draw_limit(draw_probability(grid, rate, largest_loss), coins, tail), 1.0
+            _least_draw_limit(draw_probability(grid, rate, largest_loss), coins, max_probability),
+            1.0,
         )
 
-    def costs(rate: np.ndarray) -> np.ndarray:
+    def epsilons(rate: np.ndarray) -> np.ndarray:
         """Return the closed-form epsilon for each rate and p of the grid."""
         return np.array(
             [
                 simple_epsilon(float(r), float(p), int(k), budget.delta)
-                for r, p, k in zip(rate, grid, draws(rate), strict=True)
+                for r, p, k in zip(rate, grid, draw_limits(rate), strict=True)
             ]
         )
 
     # Bisect the logarithm of the rate, for all p at the same time.
-    rate_fits_budget = costs(high) <= budget.epsilon
+    largest_rate_fits = epsilons(high) <= budget.epsilon
     for _ in range(30):
         middle = np.sqrt(low * high)
-        within_budget = costs(middle) <= budget.epsilon
+        within_budget = epsilons(middle) <= budget.epsilon
         low, high = np.where(within_budget, middle, low), np.where(within_budget, high, middle)
-    rate = np.where(rate_fits_budget, largest, low)
-    count = draws(rate)
+    rate = np.where(largest_rate_fits, largest_rate, low)
+    limits = draw_limits(rate)
     group_regret = np.log(problem.experts) / rate + rate * (coins + 1) * largest_loss**2 / 8.0
     group_regret += (
         m
         * problem.horizon
-        * probability_of_more_draws(count, coins, draw_probability(grid, rate, largest_loss))
+        * probability_of_more_draws(limits, coins, draw_probability(grid, rate, largest_loss))
     )
-    best = int(np.where(group_regret <= group_regret.min() + 1.0, costs(rate), np.inf).argmin())
-    return float(grid[best]), int(count[best])
+    best = int(np.where(group_regret <= group_regret.min() + 1.0, epsilons(rate), np.inf).argmin())
+    return float(grid[best]), int(limits[best])
 
 
 # ---- Config and system ---------------------------------------------------------------------------
@@ -371,7 +376,7 @@ def _regret_caveats(plan: DartboardPlan, problem: ProblemSpec) -> list[str]:
     if chance > 0.01:
         regret_caveats.append(
             f"draws may run out, with probability {chance:.2g} at most: the last expert is then "
-            "played to the end"
+            "used to the end"
         )
     if plan.exchanges:
         bound = regret_bound(plan.horizon, plan.exchanges + 1, plan, problem, chance)
@@ -391,7 +396,7 @@ def _certificate(plan: DartboardPlan, problem: ProblemSpec) -> Certificate:
 ALGORITHM = Algorithm(
     id="private-dartboard",
     paper="asi-2022",
-    summary="private hedge with one expert for all, kept by a coin and drawn anew seldom",
+    summary="private hedge with one expert for all, kept by a coin and rarely drawn again",
     config=DartboardConfig,
     build=build,
 )

@@ -297,7 +297,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def squares(self) -> float:
-        """Return the squared sensitivity of all releases to one user, divided by one record's."""
+        """Return the squared sensitivity of all releases to one user, over that of one record."""
         if self.release == "flat":
             return float(min(self.max_participations, self.releases))
         return squared_of(self.release, self.releases, self.max_participations, self.factor)
@@ -417,7 +417,7 @@ class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Noisy scores of the leaves of DP-FW trees, in phases that use disjoint losses.
+    """Noisy scores at the leaves of trees of private Frank-Wolfe, in phases with disjoint losses.
 
     ``noises`` holds one entry for each distinct phase. ``protect`` says what is accounted for:
     "experts" for the chosen experts, "messages" for the messages that one client sends.

@@ -37,9 +37,11 @@ def quantum(points: int, bound: float = 1.0) -> float:
     Entries are in [-bound, bound]. The unit is 2^(b - 52), if ``points`` has b binary digits, times
     the smallest power of two >= bound. The sum is then below 2^53 units, so float64 holds it.
     """
-    part, exponent = math.frexp(bound)
-    above = exponent - (part == 0.5)
-    return math.ldexp(1.0, integer("points", points, at_least=1).bit_length() - 52 + above)
+    mantissa, exponent = math.frexp(bound)
+    # 2^bound_exponent is the smallest power of two >= bound.
+    bound_exponent = exponent - (mantissa == 0.5)
+    digits = integer("points", points, at_least=1).bit_length()
+    return math.ldexp(1.0, digits - 52 + bound_exponent)
 
 
 def quantise(values: np.ndarray, unit: float) -> np.ndarray:
@@ -197,7 +199,7 @@ def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
 def above(
     value: float, scale: float, noise: Laplaces, limit: float, offset: float, threshold: Laplaces
 ) -> bool:
-    """Return True if value + scale Z > limit + other Z', compared as real numbers.
+    """Return True if value + scale Z > limit + offset Z', compared as real numbers.
 
     Z is the first draw of ``noise`` and Z' the first draw of ``threshold``. ``offset`` is the scale
     of Z'.

@@ -410,9 +410,9 @@ def fewer_reports(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def _events_of_fewer_reports(plan: Plan, worst: PrivacyEvent) -> list[PrivacyEvent]:
-    """Return an event for each group of silos in `fewer_reports`, given that of the other silos.
+    """Return an event for each group of silos in `fewer_reports`.
 
-    A group's event is ``worst`` with the group's number of releases.
+    It is ``worst``, the event of silos with all reports, with the group's number of releases.
     """
     if not isinstance(worst, GaussianSums):
         return []

@@ -90,8 +90,9 @@ class Radius(OwnArrays):
     gamma = 0, where k is the number of releases so far and rows_t the number of feature vectors in
     V by round t. If ``determinant`` is true, ln det V - d ln anchor replaces d ln(...). The direct
     radius (``direct``) uses a smaller lambda and gamma = multiplier (tau lambda + error_bound_k),
-    see fastfed/bandits/radius.py. Arrays have one entry for each k = 0, 1, ...; the last entry
-    also applies to all later releases.
+    see fastfed/bandits/radius.py. ``log_lambda`` holds ln lambda_k, and ``floor`` the least
+    eigenvalue that V must have. Arrays have one entry for each k = 0, 1, ...; the last entry also
+    applies to all later releases.
     """
 
     multiplier: float

@@ -57,7 +57,7 @@ class PrefixNoise(Protocol):
         ...
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k in units of one draw's, correctly rounded.
+        """Return the noise variance of prefix k, divided by that of one draw, correctly rounded.
 
         It is the sum of the squared `terms`, which each class computes without listing them.
         """
@@ -88,7 +88,7 @@ class HonakerNoise:
     """Noise of release "honaker": Honaker's estimates (privacy/releases/prefix_sums)."""
 
     def __init__(self, levels: int, size: int) -> None:
-        """Start without draws; ``levels`` are those of the tree, ``size`` is s."""
+        """Start without draws; the tree has ``levels`` levels, each draw ``size`` entries."""
         self._estimates = np.zeros((max(1, levels), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
@@ -127,7 +127,7 @@ class HonakerNoise:
         return 2 * k, total * (1.0 + 2.0**-40)
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k in units of one node's, correctly rounded."""
+        """Return the noise variance of prefix k over that of one node, correctly rounded."""
         # The squared coefficients of a block of level h add up to v_h, see `terms`.
         tops = (top for top in range(k.bit_length()) if k >> top & 1)
         return float(sum(Fraction(1 << top, (2 << top) - 1) for top in tops))
@@ -147,7 +147,7 @@ class ToeplitzNoise:
         return aggregation.toeplitz(self._history, self._coefficients, k)
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """Return the coefficient of each draw in prefix k."""
+        """Return the coefficient of each numbered draw in the noise of prefix k."""
         return {k - j: Fraction(math.comb(2 * j, j), 1 << (2 * j)) for j in range(k)}
 
     def size(self, k: int) -> tuple[int, float]:
@@ -155,7 +155,7 @@ class ToeplitzNoise:
         return k, float(self._sums[k - 1]) * (1.0 + (k + 2) * 2.0**-40)
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k in units of one draw's, correctly rounded."""
+        """Return the noise variance of prefix k over that of one draw, correctly rounded."""
         # The numerators of `terms` are binomials b_j; the variance is the sum of b_j^2 / 16^j.
         binomial, total = 1, 1
         for j in range(1, k):
@@ -184,7 +184,7 @@ class BufferedNoise:
         return noise
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """Return the coefficient of each draw in prefix k."""
+        """Return the coefficient of each numbered draw in the noise of prefix k."""
         coefficients = buffered_coefficients(self._releases)
         return {k - j: Fraction(float(coefficients[j])) for j in range(k)}
 
@@ -194,7 +194,7 @@ class BufferedNoise:
         return k, float(coefficients[:k].sum()) * (1.0 + (k + 2) * 2.0**-40)
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k in units of one draw's, correctly rounded."""
+        """Return the noise variance of prefix k over that of one draw, correctly rounded."""
         return _buffered_variances(self._releases)[k - 1]
 
 
@@ -212,7 +212,7 @@ class FactorisedNoise:
         return aggregation.weighted_sum(self._history, self._matrix[k - 1, :k])
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """Return the coefficient of each draw in prefix k."""
+        """Return the coefficient of each numbered draw in the noise of prefix k."""
         return {n: Fraction(float(c)) for n, c in enumerate(self._matrix[k - 1, :k], start=1)}
 
     def size(self, k: int) -> tuple[int, float]:
@@ -220,7 +220,7 @@ class FactorisedNoise:
         return k, float(np.abs(self._matrix[k - 1, :k]).sum()) * (1.0 + (k + 2) * 2.0**-40)
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k in units of one draw's, correctly rounded."""
+        """Return the noise variance of prefix k over that of one draw, correctly rounded."""
         return _square_sums(self._matrix[k - 1, :k])[-1]
 
 
@@ -250,7 +250,7 @@ class NestedNoise:
         return 1 + int(linalg.log(k + 1))
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """Return the coefficient of each draw in prefix k."""
+        """Return the coefficient of each numbered draw in the noise of prefix k."""
         return dict.fromkeys(range(1, self._count(k) + 1), Fraction(1))
 
     def size(self, k: int) -> tuple[int, float]:
@@ -258,7 +258,7 @@ class NestedNoise:
         return self._count(k), float(self._count(k))
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k in units of one draw's."""
+        """Return the noise variance of prefix k over that of one draw."""
         return float(self._count(k))
 
 

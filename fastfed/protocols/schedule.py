@@ -294,8 +294,8 @@ class Clock:
     def _log_det_growth(self, v: np.ndarray) -> tuple[float, np.ndarray | None]:
         """Return the growth of ln det since the synchronisation, and the factor of the new matrix.
 
-        The matrix is that of the statistic v (s,) plus ridge I, added in place. If it is not
-        positive definite, return (-inf, None).
+        The new matrix is the covariance part of v (s,) plus ridge I, which is added in place. If
+        the matrix is not positive definite, return (-inf, None).
         """
         d = self.dimension
         v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge  # the diagonal entries

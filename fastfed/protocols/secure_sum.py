@@ -164,7 +164,9 @@ class Masks:
                 f"{sorted(other_sessions)}"
             )
         if sessions.get(self.silo, self.session) != self.session:
-            raise InputError(f"sessions must hold the session of silo {self.silo} as it is")
+            raise InputError(
+                f"the session of silo {self.silo} in sessions must be its own, got different bytes"
+            )
         for other_silo, session in other_sessions.items():
             if not isinstance(session, bytes) or len(session) != SESSION_BYTES:
                 raise InputError(f"the session of silo {other_silo} must be {SESSION_BYTES} bytes")

@@ -393,7 +393,7 @@ class _Flight(Generic[M]):
     message: M
     nbytes: int
     hops_left: int
-    heard: set[int]  # silos that have the message, including the sender
+    reached: set[int]  # silos that have the message, including the sender
     arriving: list[int] = field(default_factory=list)  # receivers in the next round, one per copy
 
 
@@ -445,8 +445,8 @@ class Network(Generic[M]):
         flights, self._flights = self._flights, []
         delivered = []
         for flight in flights:
-            receivers = [i for i in dict.fromkeys(flight.arriving) if i not in flight.heard]
-            flight.heard.update(receivers)
+            receivers = [i for i in dict.fromkeys(flight.arriving) if i not in flight.reached]
+            flight.reached.update(receivers)
             delivered += [(i, flight.message) for i in receivers]
             if flight.hops_left:
                 self._forward(flight, receivers)
@@ -457,7 +457,7 @@ class Network(Generic[M]):
         flight.arriving = [j for i in silos for j in self.graph.neighbours[i]]
         flight.hops_left -= 1
         self.bytes_sent += flight.nbytes * len(flight.arriving)
-        if len(flight.heard) < self.graph.silos:
+        if len(flight.reached) < self.graph.silos:
             self._flights.append(flight)
 
 
@@ -569,7 +569,7 @@ class PeerPlan:
         return {clique: self.crossings[list(clique)].sum(axis=0) for clique in cliques}
 
     def rounds(self, estimator: int) -> np.ndarray:
-        """Return the rounds t with t mod gamma = estimator, which use it, ascending."""
+        """Return the rounds t that use an estimator, t mod gamma = estimator, ascending."""
         # Rounds are counted from 1, so estimator 0 is first used in round gamma.
         return np.arange(estimator or self.gamma, self.horizon + 1, self.gamma)
 

@@ -302,13 +302,14 @@ def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
             by_look.setdefault((look, str(style)), []).append((curve, panel.title))
     texts = {}
     for (look, _), members in by_look.items():
-        titles: dict[str, list[str]] = {}
+        titles_by_privacy: dict[str, list[str]] = {}
         for curve, title in members:
-            titles.setdefault(privacy_text(curve.certificate).short, []).append(title)
-        parts = list(titles)
+            privacy = privacy_text(curve.certificate).short
+            titles_by_privacy.setdefault(privacy, []).append(title)
+        parts = list(titles_by_privacy)
         if len(parts) > 1:  # privacy differs between panels, so name the panels
             parts = [
-                f"{', '.join(colours)} {short_title}" for short_title, colours in titles.items()
+                f"{', '.join(titles)} {privacy}" for privacy, titles in titles_by_privacy.items()
             ]
         text = f"{look}:  {' | '.join(parts)}"
         texts.update({legend_entry(curve): text for curve, _ in members})

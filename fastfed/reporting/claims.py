@@ -423,13 +423,13 @@ def _spreads(results: Results, first: Sequence[str], second: Sequence[str]) -> D
     shared = _shared(results, [*first, *second])
     if not shared:
         return Difference(*names, math.nan, math.nan, of=SPREAD)
-    logs = []
+    log_spreads = []  # of each group, one value per replicate
     for labels in (first, second):
         regret = np.array([_finals(results, label, shared) for label in labels])
         with np.errstate(divide="ignore", invalid="ignore"):
-            logs.append(np.log(regret.max(axis=0) / regret.min(axis=0)))
-    a, b = (float(np.exp(logs_of_curve.mean())) for logs_of_curve in logs)
-    mean, stderr = mean_and_error(logs[0] - logs[1])
+            log_spreads.append(np.log(regret.max(axis=0) / regret.min(axis=0)))
+    a, b = (float(np.exp(values.mean())) for values in log_spreads)
+    mean, stderr = mean_and_error(log_spreads[0] - log_spreads[1])
     return Difference(*names, mean, stderr, a, b, len(shared), SPREAD)
 
 

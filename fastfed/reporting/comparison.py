@@ -36,7 +36,7 @@ LOWER, HIGHER, NONE, UNKNOWN = (
 
 @dataclass(frozen=True)
 class CurvePair:
-    """A curve that A and B have; mean and standard error are of B - A in final group regret."""
+    """A curve of both experiments A and B, with B - A in final group regret: mean and its error."""
 
     a: CurveResult
     b: CurveResult
@@ -50,7 +50,7 @@ class CurvePair:
 
     @property
     def verdict(self) -> str:
-        """Return LOWER or HIGHER if the regret of B is by more than two standard errors.
+        """Return LOWER or HIGHER if B has that regret by more than two standard errors.
 
         Otherwise return NONE, or UNKNOWN without a standard error.
         """
@@ -79,7 +79,7 @@ class CurvePair:
 
 @dataclass(frozen=True)
 class SpecDifference:
-    """A key with different values ``a`` in A and ``b`` in B; None if the key is missing."""
+    """A key of the specs of A and B with different values ``a`` and ``b``; None if missing."""
 
     key: str
     a: Any

@@ -267,7 +267,7 @@ def draw_chart(axes: Axes, chart: Chart) -> list[Entry]:
             _name_rows(axes, settings.rows)
             continue
         if settings.log:
-            log_axis(axis, whole_decades=settings.whole)
+            log_axis(axis, whole=settings.whole)
         axis.set_major_formatter(FuncFormatter(partial(_tick, settings.text)))
     if not chart.x.log:
         axes.locator_params(axis="x", nbins=5, integer=chart.x.whole)
@@ -320,17 +320,17 @@ def _draw_dot(axes: Axes, dot: Dot) -> None:
     )
 
 
-def log_axis(axis: Axis, *, whole_decades: bool = False) -> None:
+def log_axis(axis: Axis, *, whole: bool = False) -> None:
     """Set the ticks of a logarithmic axis, after everything is drawn.
 
-    ``whole_decades`` allows ticks only at whole numbers.
+    If ``whole``, ticks are only at whole numbers.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
     if decades < 1.0:
-        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=whole_decades))
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=whole))
     else:
         subs = (1.0, 2.0, 5.0) if decades < SHORT else (1.0,)
         axis.set_major_locator(LogLocator(10, subs=subs))

@@ -131,10 +131,10 @@ def notes_on_curves(results: Results) -> list[str]:
 
 
 def _not_better_than_random(results: Results) -> tuple[list[str], bool]:
-    """Return labels of curves not shown to be better than random actions, and an estimate's use.
+    """Return labels of curves not shown to be better than random actions, and a bool.
 
     Curves are compared with the curve of random actions of the same size. If there is none, they
-    are compared with an estimate of its regret, and the second value is True.
+    are compared with an estimate of its regret, and the bool is True.
     """
     random = [curve for curve in results.curves if curve.algorithm == CHANCE]
     estimated = False
@@ -157,8 +157,8 @@ def _not_better_than_random(results: Results) -> tuple[list[str], bool]:
 def _difference_to_random(curve: CurveResult) -> Difference | None:
     """Return the final regret of a curve minus the estimated regret of random actions.
 
-    Return None if the estimate is unknown, or is 0 because all actions are equally good. The same
-    if silos skip rounds by their clocks, since the estimate counts all rounds.
+    Return None if the estimate is unknown, or is 0 because all actions are equally good. Also
+    return None if silos skip rounds by their clocks, since the estimate counts all rounds.
     """
     if curve.random_regret is None or "clock" in curve.parameters or not curve.random_regret[0]:
         return None

@@ -86,7 +86,7 @@ def chart_svg(chart: Chart, label: str) -> Html:
     )  # fmt: skip
 
 
-#: Largest number of names in two lines beside the ends; the leaders of more would cross.
+#: Largest number of names that may take two lines; the thin lines to more of them would cross.
 MAX_WRAPPED = 4
 
 
@@ -277,19 +277,19 @@ def _axes(chart: Chart, x: _Scale, y: _Scale, y_ticks: Sequence[tuple[float, str
         marks.append(f"M{_length(tick_x)},{_length(bottom)}v3.5")
         texts.append(_text(text, tick_x, bottom + 1.05 * FONT_SIZE, "middle"))
     for value, text in y_ticks:
-        tick_x = float(y(value))
+        tick_y = float(y(value))
         if not chart.y.rows:
-            grid.append(f"M{_length(left)},{_length(tick_x)}H{_length(right)}")
-        marks.append(f"M{_length(left)},{_length(tick_x)}h-3.5")
-        texts.append(_text(text, left - 6.0, tick_x, "end"))
+            grid.append(f"M{_length(left)},{_length(tick_y)}H{_length(right)}")
+        marks.append(f"M{_length(left)},{_length(tick_y)}h-3.5")
+        texts.append(_text(text, left - 6.0, tick_y, "end"))
     frame = f"M{_length(left)},{_length(top)}V{_length(bottom)}H{_length(right)}"
     half_label = _width(chart.x.label, FONT_SIZE) / 2.0
     middle = max(min((left + right) / 2.0, WIDTH - 2.0 - half_label), half_label + 2.0)
     texts.append(_text(chart.x.label, middle, bottom + 2.4 * FONT_SIZE, "middle"))
     if chart.y.label:
-        tick_x, middle = 0.9 * FONT_SIZE, (bottom + top) / 2.0
-        rotation = f"rotate(-90 {_length(tick_x)} {_length(middle)})"
-        texts.append(_text(chart.y.label, tick_x, middle, "middle", transform=rotation))
+        label_x, middle = 0.9 * FONT_SIZE, (bottom + top) / 2.0
+        rotation = f"rotate(-90 {_length(label_x)} {_length(middle)})"
+        texts.append(_text(chart.y.label, label_x, middle, "middle", transform=rotation))
     return join(
         _path("".join(grid), "var(--grid)", 0.6),
         _path(frame + "".join(marks), "var(--text)", 0.8),

@@ -126,18 +126,19 @@ def _heat_map(
         if (row, column) not in best:
             return element("td", "–")
         value, curve = best[row, column]
-        place = ordered.index(value) / max(1, len(ordered) - 1)
+        # 0 for the least regret, 1 for the largest.
+        relative_rank = ordered.index(value) / max(1, len(ordered) - 1)
         text = f"{value:.4g}"
         return element(
             "td",
             element("strong", text) if curve.label in better else text,
-            style=f"--share: {round(MAX_COLOUR * (1.0 - place))}%",
+            style=f"--share: {round(MAX_COLOUR * (1.0 - relative_rank))}%",
             title=curve.label,
         )
 
-    first = " \\ ".join(SYMBOLS.get(key, key) for key in keys[:2])
+    corner = " \\ ".join(SYMBOLS.get(key, key) for key in keys[:2])
     names = [number_text(column) for column in columns] if column_key else [what]
-    head = element("tr", [element("th", name, scope="col") for name in (first, *names)])
+    head = element("tr", [element("th", name, scope="col") for name in (corner, *names)])
     body = [
         element(
             "tr",

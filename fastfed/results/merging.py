@@ -30,7 +30,7 @@ from fastfed.results.store import (
 if TYPE_CHECKING:
     from fastfed.results.results import Results
 
-#: What a replicate of a curve is, but not how long it took.
+#: Columns of the table ``cells`` that hold the results of a replicate.
 CELL = ("group_regret", "synchronisations", "bits_up", "bits_down", "events")
 
 
@@ -54,8 +54,8 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Results:
     ------
     InputError
         If a folder holds no results or damaged ones, the experiments differ, two folders have
-        different results for the same replicate, or ``folder`` cannot be written. The replicates of
-        the folders before are then in ``folder``.
+        different results for the same replicate, or ``folder`` cannot be written. If this happens
+        while parts are copied, the parts before the failing one have been copied.
     """
     if isinstance(parts, (str, bytes, os.PathLike)):
         raise InputError(
@@ -67,12 +67,12 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Results:
     for source in sources:
         with Store.open_existing(source):  # checks that it is one, and its digests
             pass
-    holders = [*([target] if (target / FILE).is_file() else []), *sources]
-    identities = [msgspec.json.decode(read_meta(each / FILE)["identity"]) for each in holders]
-    for holder, identity in zip(holders[1:], identities[1:], strict=True):
+    folders = [*([target] if (target / FILE).is_file() else []), *sources]
+    identities = [msgspec.json.decode(read_meta(each / FILE)["identity"]) for each in folders]
+    for other_folder, identity in zip(folders[1:], identities[1:], strict=True):
         if identity != identities[0]:
             raise InputError(
-                f"{holders[0]} and {holder} hold different experiments (different "
+                f"{folders[0]} and {other_folder} hold different experiments (different "
                 f"{difference(identities[0], identity) or 'curves'})"
             )
     private = _is_private(sources[0])
@@ -99,7 +99,7 @@ def missing_replicates(results: Results) -> str:
         return ""
     numbers = missing[incomplete[0]]
     which = f"{numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} from {numbers[0]} on"
-    others_text = f" and other {len(incomplete) - 1}" if len(incomplete) > 1 else ""
+    others_text = f" and {len(incomplete) - 1} more" if len(incomplete) > 1 else ""
     return (
         f"replicates below {end} are missing ({which}, of {show(incomplete[0])}{others_text}): "
         "merge the parts that have them, or run `fastfed run` into this folder with "

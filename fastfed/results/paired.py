@@ -134,8 +134,8 @@ def baseline_of(results: Results, curve: CurveResult) -> CurveResult | None:
     """Return the curve that a curve is compared with; None if there is none.
 
     This is the curve that ``figure.baseline`` names. By default it is the curve of silos alone
-    (``local-linucb``) with the same number of silos and features, and of several the one of least
-    regret.
+    (``local-linucb``) with the same number of silos and features. If there are several such curves,
+    it is the one of least regret.
     """
     if is_baseline(results, curve):
         return None

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 REPLICATES = 8
 #: Most and fewest rounds drawn in each of these replicates.
 ROUNDS, FEWEST = 64, 8
-#: Between the two, the rounds of a replicate have this number of features, to bound the time.
+#: Within these limits, the drawn rounds of a replicate have at most this number of features.
 FEATURES = 125_000
 #: Of a run's agent-rounds, at most this share is drawn in each of these replicates, so that the
 #: estimate takes less time than a small run.
 SHARE = 0.01
 #: Environments whose rounds call a function of the user, which may be slow.
 SLOW = ("python",)
-#: Environments whose features are (u, 1) / sqrt(2) with u on a sphere: 1 / sqrt(2) in dimension 1.
+#: Environments with features (u, 1) / sqrt(2), u on a sphere; in dimension 1 all are 1 / sqrt(2).
 SPHERES = ("sphere", "fixed-set", "rotated")
 
 

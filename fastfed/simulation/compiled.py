@@ -33,7 +33,8 @@ Shapes = dict[str, tuple[tuple[int, ...], Any]]
 def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     """Return the shape and type of each array of a curve's state, by its name in ff_curve.
 
-    ``checkpoints`` is their number; ``record`` adds arrays of actions and rewards.
+    src/ff_run.h describes the arrays. ``checkpoints`` is the number of checkpoints; ``record`` adds
+    arrays of actions and rewards.
     """
     m, d, s = plan.silos, plan.dimension, plan.statistic_size
     slots = 1 if plan.lazy else m
@@ -245,7 +246,11 @@ def local_round_fields(plan: Plan) -> dict[str, Any]:
 
 
 def clock_fields(plan: Plan) -> dict[str, Any]:
-    """Return the fields of ff_curve (src/ff_run.h) about silos with their own clocks."""
+    """Return the fields of ff_curve (src/ff_run.h) about silos with their own clocks.
+
+    ``serves`` is 1 where a silo serves a user in a tick, and ``sends`` where a silo sends a report
+    in an exchange; ``ends`` are the ticks of exchanges.
+    """
     if not isinstance(plan, ClockedPlan):
         return {"serves": None, "sends": None}
     clocks = plan.clocks
@@ -406,7 +411,7 @@ def run_rounds(
 def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
     """Return the memory terms of a curve in the compiled driver.
 
-    ``checkpoints`` is their number; ``record`` adds the memory of actions and rewards.
+    ``checkpoints`` is the number of checkpoints; ``record`` adds the memory of actions and rewards.
     """
     plan = plan.simulated
     sizes = {name: array_bytes(*shape) for name, shape in shapes(plan, checkpoints, record).items()}

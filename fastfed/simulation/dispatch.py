@@ -153,8 +153,8 @@ def missing_batches(
 ) -> list[RunBatch]:
     """Return the batches of runs that an experiment still needs, each of at most ``max_curves``.
 
-    ``done_pairs`` holds a pair (curve position, replicate) for every finished run. Only curves of
-    one problem are run together, and only if computing its contexts takes time.
+    ``done_pairs`` holds a pair (curve position, replicate) for every finished run. Curves of one
+    problem are run together if computing its contexts, which they share, takes time.
     """
     problems: list[tuple[Problem, list[int]]] = []
     for position, curve in enumerate(experiment.curves):
@@ -265,6 +265,7 @@ def predict_seconds(
     if timed is None:
         timed = {kind: seconds_of(experiment, kind) for kind in kinds}
     one_thread = sum(timed.get(kind, math.inf) * times for kind, times in kinds.items())
+    # Threads can divide the batches, or the silos of a batch, but no more than these.
     silos = experiment.curves[batches[0].positions[0]].problem.silos
     return one_thread / min(threads, max(len(batches), silos))
 
@@ -278,7 +279,7 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
     def timed(rounds: int) -> float:
         """Return the seconds that rounds 1..``rounds`` take."""
         best = math.inf
-        # The best of two short runs: a delay by other processes would be multiplied to hours.
+        # Take the faster of two short runs: the prediction multiplies delays by other processes.
         for _ in range(2):
             start = time.perf_counter()
             run(environment, plans, experiment.checkpoints, last=rounds)
@@ -289,7 +290,7 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
 
     while timed(rounds) < TIMED_SECONDS and rounds < horizon:
         rounds = min(8 * rounds, horizon)
-    # The first batch is slower, because all its actions tie, so time later rounds too.
+    # The first rounds are slower, because all their actions tie, so time later rounds too.
     rounds = min(3 * rounds, horizon)
     return timed(rounds) * horizon / rounds
 
@@ -415,8 +416,9 @@ def estimate(
     if done >= cells or resources.scheduler is not None:
         return Layout(1, together, merged_terms(terms))
     threads = check_threads(resources.threads)
+    # All replicates have the same batches, so list those of one replicate.
     kinds = Counter(
-        p.positions for p in missing_batches(experiment.with_options(1), set(), together)
+        b.positions for b in missing_batches(experiment.with_options(1), set(), together)
     )
     batches = replicates * sum(kinds.values())
     most_at_once = 1 if steps else max(1, min(threads, batches))
@@ -527,6 +529,7 @@ def largest_layout(
         smaller = layout(at_once, together)
         if smaller.bytes <= limit:
             return replace(smaller, reduced=_reduced(unlimited, smaller, limit))
+    # The loop has set `smaller` unless the unlimited layout already runs one curve at a time.
     raise InputError(memory_refusal(
         smaller if unlimited.at_once + unlimited.together > 2 else unlimited,
         limit, requested_limit is None,

@@ -58,7 +58,7 @@ MAX_HISTORY = 4 * 2**30
 #: Most curves of one experiment. Each is planned before the first is run, in about 10 ms.
 MAX_CURVES = 1000
 
-#: Keys whose value may be a list that is not a sweep: always, or if it is a list of lists.
+#: Keys with a list as their value, which is not a sweep; in the second tuple a list of lists.
 LISTS = ("silo_epsilon", "silo_delta", "release_rounds", "base_rates")
 LISTS_OF_LISTS = ("graph",)
 
@@ -124,9 +124,10 @@ class Curve:
     def revision(self) -> int:
         """Version of the curve's results: 2 if a change of fastfed has changed them, else 1.
 
-        These changes have changed results: a smaller direct radius with noise; a smaller slack for
-        silos that never synchronise and have a sieve and fewer fixed actions than features (both
-        docs/radius.md); other draws of losses that are 0 or 1 at random (ff_coins.h).
+        Three changes have changed results. The direct radius became smaller for plans with noise.
+        The slack became smaller for silos that never synchronise, and have a sieve and fewer fixed
+        actions than features (both docs/radius.md). And losses that are 0 or 1 at random are drawn
+        in a different way (ff_coins.h).
         """
         plan, environment = self.system.plan, self.problem.environment
         if isinstance(environment, StochasticLosses | RealizableLosses):

@@ -17,7 +17,7 @@ from fastfed.simulation.driver import Progress
 from fastfed.simulation.snapshots import Snapshot, fields_of, into_fields, report_progress
 
 #: Seconds between two reports of progress if stretches are run one by one.
-SECONDS_HEARD = 0.25
+REPORT_SECONDS = 0.25
 
 
 class Course:
@@ -103,8 +103,8 @@ class Course:
         report_progress(self._snapshot, write_snapshot, rounds, self._progress)
 
     def passed(self, round: int) -> None:
-        """Call `reached` unless its last call is less than ``SECONDS_HEARD`` ago."""
-        if time.monotonic() - self._report_time >= SECONDS_HEARD:
+        """Call `reached` unless its last call is less than ``REPORT_SECONDS`` ago."""
+        if time.monotonic() - self._report_time >= REPORT_SECONDS:
             self.reached(round)
 
     def _objects(self) -> dict[str, Any]:

@@ -380,8 +380,8 @@ class CoinRounds:
 def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bool:
     """Return whether `run_coins` can run the rounds up to ``last``.
 
-    It needs losses that are coins, few enough of them, and an exchange before each round but the
-    first.
+    It needs losses that are coin flips (`losses.Coins`), few enough of them in a round, and an
+    exchange before each round but the first.
     """
     losses = ledger.adversary.losses
     return (
@@ -580,8 +580,8 @@ def stretches_of(
 ) -> np.ndarray:
     """Divide rounds 1..last into n ranges, and return their edges, (n + 1,).
 
-    Range i has the rounds edges[i] + 1 to edges[i + 1], at most ``most_rounds``. Exchanges and
-    checkpoints lie only at the ends of ranges.
+    Range i has the rounds edges[i] + 1 to edges[i + 1], at most ``most_rounds``. A range ends at
+    each checkpoint, and at the round before each exchange.
     """
     exchange_rounds = plan.asking_rounds(last)
     if is_every_round(exchange_rounds, last):
@@ -675,10 +675,10 @@ class Scores:
 
     def _begin(self, phase: Phase) -> Walk:
         """Draw the clients' samples of a phase, and return a new walk through its trees."""
-        count, leaves_used = len(phase.samples), phase.used
+        count, samples_used = len(phase.samples), phase.used
         # Copies, because a view would keep every client's whole permutation in memory.
         orders = [
-            self.noise.sample(i, phase.number, count)[:leaves_used].copy() for i in self._silos
+            self.noise.sample(i, phase.number, count)[:samples_used].copy() for i in self._silos
         ]
         self._rounds = phase.samples.start + np.array(orders)
         return self.plan.walk(phase, self.plan.silos, self._sum)

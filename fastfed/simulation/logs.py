@@ -37,8 +37,8 @@ class LogValue(msgspec.Struct, frozen=True):
         The curve that learned the policy, or the name of a baseline.
     value : PolicyValue or None
         Estimate by inverse propensity weighting: unbiased if propensities are right and the logging
-        policy can take every action. Of several replicates it is the value of the policy that
-        draws a replicate first. None if the policy takes no logged action.
+        policy can take every action. With several replicates, it is the value of the policy that
+        first draws one of them at random. None if the policy takes no logged action.
     normalised : PolicyValue or None
         The self-normalised estimate.
     noise_std : float or None
@@ -241,7 +241,8 @@ def _estimates(
     """Estimate the value of a policy by inverse propensities, and self-normalised.
 
     ``policy`` (n,) are its probabilities of the logged actions, and ``propensities`` (n,) those of
-    the logging policy. Return (None, None) if the policy never takes a logged action.
+    the logging policy. ``largest_weight`` bounds the ratios of the two, and ``largest_reward`` the
+    rewards (None: no bound). Return (None, None) if the policy never takes a logged action.
     """
     if not policy.any():
         return None, None

@@ -106,8 +106,10 @@ class _StepCounts:
 
     def __init__(self, plan: PeerPlan, checkpoints: np.ndarray) -> None:
         self.checkpoints = checkpoints
+        # Cumulative regret by silo and estimator: now, and at each checkpoint.
         self.regret = np.zeros((plan.silos, plan.gamma))
         self.curves = np.zeros((len(checkpoints), plan.silos, plan.gamma))
+        # Synchronisations: now, and up to each checkpoint; bytes sent up to each checkpoint.
         self.synchronisations = 0
         self.counts = np.zeros(len(checkpoints), np.int64)
         self.sent = np.zeros(len(checkpoints))
@@ -258,8 +260,8 @@ def _request_crossings(
 ) -> np.ndarray:
     """Return how many edges requests have crossed by each checkpoint, (C,).
 
-    The silos ``requesters[k]`` sent requests in round ``when[k]``. ``edges`` (M, gamma + 1) counts
-    the edges that each silo's message has crossed after 0, 1, ... hops.
+    The silos ``requesters[k]`` sent requests in round ``rounds[k]``. ``edges`` (M, gamma + 1) has
+    the number of edges that each silo's message has crossed after 0, 1, ... hops.
     """
     gamma = edges.shape[1] - 1
     delivered = np.cumsum([0, *(edges[silos, gamma].sum() for silos in requesters)])
@@ -370,6 +372,7 @@ def memory(
     for part in {(len(p.clique), p.plan.horizon): p for p in plan.parts}.values():
         kind = step_terms if steps else lambda p, c: compiled.state_terms(p, c, record)
         parts.append(kind(part.plan, checkpoints))
+        # The arrays of rounds with a synchronisation, and with a request of each silo.
         request_bytes.append(part.plan.horizon * (1 + len(part.clique)))
     hops = 8 * plan.silos * (plan.gamma + 1)
     totals = 8 * len(plan.parts) * plan.parts[0].plan.statistic_size
@@ -379,11 +382,8 @@ def memory(
     common_terms = [graph, Term("totals of all parts", 2 * totals), outcome_term(checkpoints, 0)]
     rounds = Term("rounds of requests", max(request_bytes) + 8 * plan.horizon, less="rounds")
     if steps:
-        all_terms = [
-            t for part, part_terms in zip(plan.parts, _terms_by_part(plan, parts), strict=True)
-            for t in part_terms if part
-        ]  # fmt: skip
-        return [*all_terms, *common_terms]
+        terms_of_parts = _terms_by_part(plan, parts)
+        return [*(term for terms in terms_of_parts for term in terms), *common_terms]
     recorded = 12 * plan.silos * plan.horizon if record else 0
     return [*max(parts, key=bytes_of), rounds, Term("actions and rewards", recorded), *common_terms]
 

@@ -227,7 +227,7 @@ def build(config: PolicyConfig, problem: ProblemSpec) -> System:
 @account.register
 def _(plan: PolicyPlan, problem: ProblemSpec) -> Certificate:
     """Return a certificate without privacy: fastfed cannot know what a policy reveals."""
-    text = "what this policy keeps and tells is its own: fastfed knows nothing about it"
+    text = "this policy may store and reveal anything: fastfed knows nothing about it"
     return no_privacy(plan.policy, caveats=(text,))
 
 

@@ -186,6 +186,7 @@ class Federation:
             The messages that the server received.
         """
         if self.plan.trigger is not None:
+            # One silo's trigger has fired, and requests the reports of all silos.
             for silo in self.silos:
                 silo.ask()
         silos = [silo for silo in self.silos if silo.due]

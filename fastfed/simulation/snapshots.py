@@ -96,9 +96,8 @@ class Snapshot:
     path: Path
     of: str  # the experiment, the batch of runs and the version, as text
     begun: float = field(default_factory=time.monotonic)  # time of the last snapshot
-    wait: float = field(
-        default_factory=lambda: SNAPSHOT_SECONDS
-    )  # seconds until the next one is due
+    #: Seconds from the last snapshot until the next one is due.
+    wait: float = field(default_factory=lambda: SNAPSHOT_SECONDS)
     started: float = field(default_factory=time.monotonic)  # time at which this run started
     earlier: float = 0.0  # seconds of simulation before this run started
     at: tuple[int, int] = (0, 0)  # stage and round of the snapshot in the file

@@ -663,7 +663,7 @@ def test_certificate_has_caveats_about_regret():
     assert not has_caveat("more than optimal_loss", SVT, loose, optimal_loss=4.0)
     assert has_caveat("beyond the horizon", SVT, epsilon=0.001)
     assert not has_caveat("beyond the horizon", SVT, epsilon=10.0)
-    caveat_text = "not promised to be of one law"
+    caveat_text = "needs losses of one distribution"
     assert has_caveat(caveat_text, OPE, dataclasses.replace(LINEAR, iid=False)) and not has_caveat(
         caveat_text, OPE
     )

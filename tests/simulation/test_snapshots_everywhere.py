@@ -32,7 +32,7 @@ def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "TIMES_OF_WRITING", 0.0)
     monkeypatch.setattr(compiled, "CALL_SECONDS", 1e-9)
-    monkeypatch.setattr(expert_course, "SECONDS_HEARD", 0.0)
+    monkeypatch.setattr(expert_course, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(experts, "MAX_SUMS_TOGETHER", 40)
     monkeypatch.setattr(experts, "MAX_LOSSES", 60)
     monkeypatch.setattr(

@@ -50,6 +50,7 @@ def masses(trials: int, p: float = ONES) -> tuple[int, np.ndarray, np.ndarray]:
         log_ratio[i] = ln(P(X = first + i) / P(X = mode)).
     """
     mode = min(int((trials + 1) * p), trials)
+    # Farther from the mode than this, all probabilities underflow.
     half_width = math.ceil(39.0 * math.sqrt(trials * p * (1.0 - p)) + 800.0)
     first, last = max(mode - half_width, 0), min(mode + half_width, trials)
     counts_above = np.arange(mode + 1, last + 1, dtype=np.float64)
@@ -281,10 +282,11 @@ class Probits:
 
 # ---- a proven bound for vector sums, in closed form ----------------------------------------------
 # Setting. Node j of the release adds independent noise X ~ Bin(N_j, 1/4) to every coordinate i of
-# an integer vector. One record is encoded in fixed point: w = g x is rounded at random to one of
-# the two neighbouring integers, with mean w, independently in each coordinate and node. Replacing
-# the record changes w by a real vector D_j with ||D_j||_2 <= S_j. Everything else is equal in both
-# worlds, and later nodes may depend on what earlier nodes released.
+# an integer vector of s coordinates. One record x is encoded in fixed point, g levels per unit:
+# w = g x is rounded at random to one of the two neighbouring integers, with mean w, independently
+# in each coordinate and node. Replacing the record changes w by a real vector D_j with
+# ||D_j||_2 <= S_j. Everything else is equal in both worlds (before and after the replacement), and
+# later nodes may depend on what earlier nodes released.
 #
 # Claim. Let B > 0 and tail = 1 - (1 - B)^(1/C), where C is the number of pairs (node, coordinate)
 # that may change. With mu_j from `node_mu` and mu^2 = sum_j mu_j^2, all releases together are
@@ -326,11 +328,12 @@ class Probits:
 #     mu_j = min(slope S_j, mean S_j + bend sqrt(s)),   with V = ceil(S_j).
 # So rounding costs nothing but bend, which decreases like 1/N: rounding is noise too. (Coupling the
 # rounding of both worlds instead would add sqrt(s) to S_j.)
-# 6. Nodes compose adaptively (Theorem 4 there). The disclosures of probability `tail` add up to one
-# of probability 1 - (1 - tail)^C = B, and the Gaussian parts to G_mu. This pair is
-# (epsilon, delta)-private for the delta of the claim. What the bound conditions on (other records
-# and their rounding) is independent of the changed record, so an observer who does not know it has
-# no more information, and the bound covers this case.
+# 6. Nodes compose adaptively (Dong, Roth & Su 2022, Theorem 4). The disclosures of probability
+# `tail` add up to one of probability 1 - (1 - tail)^C = B, and the Gaussian parts to G_mu. A
+# disclosure of probability B together with G_mu is (epsilon, delta)-private for the delta of the
+# claim. The bound conditions on other records and their rounding. They are independent of the
+# changed record, so an observer who does not know them has no more information, and the bound
+# covers this observer too.
 # 7. One user with several records: consider nodes of equal noise, where node i holds c_i of the
 # records, and changes by at most c_i S <= V. Then mu_i <= c_i mu(S), with mu(S) of step 5 for the
 # window V, since for c >= 1 both slope c S and mean c S + bend sqrt(s) are at most c times their

@@ -149,7 +149,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     mu = number("mu", mu, at_least=0)
     delta = number("delta", delta, at_least=0, below=1)
     if 0 < mu < delta:
-        # The total variation distance is below 0.4 mu, so this is no error.
+        # The total variation distance is below 0.4 mu < delta, so epsilon 0 is correct: only warn.
         warnings.warn(
             f"epsilon is 0, because delta = {delta:g} is above mu = {mu:g}: the order of the "
             "arguments is epsilon_of(mu, delta)",
@@ -385,8 +385,8 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     return min(high, root * (1.0 + _MARGIN))
 
 
-#: Number of values that `group_epsilon` tries for the delta of one record, from delta / members
-#: down.
+#: Number of values that `group_epsilon` tries for the delta of one record; the largest is
+#: delta / members.
 _SHARES = 40
 
 

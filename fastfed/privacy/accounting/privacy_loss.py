@@ -459,7 +459,7 @@ def _cached_largest_share(
         low = max(
             epsilon_each, epsilon / math.sqrt(count * (2.0 * epsilon - 8.0 * math.log(delta)))
         )
-        while total(low) > epsilon:  # the given mechanisms use more than this bound assumes
+        while total(low) > epsilon:  # the starting value ignores `given`, so it may be too large
             low /= 2.0
         high = 1.5 * low
         while total(high) <= epsilon:

@@ -192,10 +192,13 @@ def float_noise_test(channel: Channel) -> Test:
         return channel.explained
 
     def test(released: np.ndarray) -> np.ndarray:
-        """Return for each possible record whether it can lead to the released doubles."""
-        n, candidate_count, entries = channel.contributions.shape
-        rows = channel.contributions.reshape(n * candidate_count, entries)
-        remaining = np.arange(n * candidate_count)
+        """Return for each candidate record whether it can lead to the released doubles.
+
+        A record is possible if one of its variants is.
+        """
+        n, variants, entries = channel.contributions.shape
+        rows = channel.contributions.reshape(n * variants, entries)
+        remaining = np.arange(n * variants)
         for start in range(0, entries, _ENTRIES_AT_ONCE):
             columns = slice(start, start + _ENTRIES_AT_ONCE)
             possible_entries = channel.image(
@@ -203,7 +206,7 @@ def float_noise_test(channel: Channel) -> Test:
             )
             remaining = remaining[possible_entries.all(axis=1)]
         possible = np.zeros(n, dtype=bool)
-        possible[remaining // candidate_count] = True
+        possible[remaining // variants] = True
         return possible
 
     return test

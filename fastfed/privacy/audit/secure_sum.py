@@ -1,7 +1,7 @@
 """Audits of secure sums: whole transcripts of integers, their low bits, and planted faults.
 
-An audit looks at what the server and t silos see: for every release, the sum of the honest silos'
-integers modulo 2^64, computed by the mechanism's encoding, factor and noise shares. There are two
+An audit looks at what the server and the colluding silos see: for every release, the honest silos'
+sum modulo 2^64, computed by the mechanism's encoding, factor and noise shares. There are two
 statistics. One is the log likelihood ratio of a worst pair of records. The other is the number of
 low bits in which a release agrees with the noiseless result of either of two ordinary records.
 """

@@ -44,6 +44,7 @@ _RETURNING = (
 # The inner delta of Lemma F.2 is chosen on a grid of this many points, then on finer grids around
 # the best point.
 _GRID_POINTS, _REFINEMENTS = 32, 3
+# Shares of delta that are tried as the limit of the inner delta's part of it.
 _INNER_SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -63,11 +64,12 @@ def amplified(
     The local mechanism is Gaussian and (epsilon0, delta0)-private. With N silos and n points,
     epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^{n epsilon0} ln(4/inner)/N) + 8 e^{n epsilon0}/N)),
     delta = tanh(epsilon0/2) inner + N (e^epsilon + 1) (1 + e^{-epsilon0}/2) delta0,
-    under the conditions epsilon0 <= ln(N / (16 ln(2/inner))) / n and epsilon0 < 1. The lemma uses
-    the same delta0 between any two datasets of n points, at n epsilon0. Classical noise
-    D sqrt(2 ln(1.25/delta0)) / epsilon0 has this property for n epsilon0 <= 1; tighter noise does
-    not. n >= 1 is the distance of two datasets in units of D, and need not be an integer.
-    inner_delta is a free parameter in (0, 1]. A large exponent gives infinity, not an error.
+    under the conditions epsilon0 <= ln(N / (16 ln(2/inner))) / n and epsilon0 < 1. The lemma needs
+    (n epsilon0, delta0), with the same delta0, between any two datasets of n points. Let one record
+    change the sum by at most D. Classical noise of std D sqrt(2 ln(1.25/delta0)) / epsilon0 meets
+    this need for n epsilon0 <= 1; tighter noise does not. n >= 1 is the distance of two datasets in
+    units of D, and need not be an integer. inner_delta is a free parameter in (0, 1]. Where
+    e^{n epsilon0} would overflow, epsilon and delta are infinite.
     """
     epsilon0 = number("epsilon0", epsilon0, above=0)
     delta0 = number("delta0", delta0, at_least=0, below=1)
@@ -103,10 +105,10 @@ def amplified_std(
 ) -> float | None:
     """Compute the least noise with which Lemma F.2 proves (epsilon, delta) for a shuffled p-sum.
 
-    ``sensitivity`` is the largest change of the p-sum by one record. Any two datasets of a silo are
-    at most n times this apart, n = points >= 1. For each inner delta, the lemma is solved for
-    epsilon0 and then for delta0; the best inner delta is used. The result is
-    noise_std = sensitivity sqrt(2 ln(1.25/delta0)) / epsilon0, subject to n epsilon0 <= 1 (see
+    ``sensitivity`` is the largest change of the p-sum by one record. The p-sums of any two datasets
+    of a silo differ by at most n ``sensitivity``, with n = ``points`` >= 1. For each inner delta,
+    the lemma is solved for epsilon0 and then for delta0; the best inner delta is used. The result
+    is noise_std = sensitivity sqrt(2 ln(1.25/delta0)) / epsilon0, subject to n epsilon0 <= 1 (see
     `amplified`). It is None if there are too few silos: the lemma needs
     silos > 16 ln(2/inner delta), so at least 12.
     """
@@ -117,10 +119,6 @@ def amplified_std(
     sensitivity = number("sensitivity", sensitivity, above=0)
     if _epsilon0_limit(silos, 1.0) <= 0.0:
         return None
-
-    def std(log_inner: float) -> float:
-        """Return the noise at this ln(inner delta)."""
-        return sensitivity * _unit_std(epsilon, delta, n, silos, math.exp(min(log_inner, 0.0)))
 
     # The lemma's condition needs ln(2/inner) < silos/16. An inner delta below 1e-300 is not useful.
     low, high = max(math.log(2.0) - silos / 16.0, -690.0), 0.0

@@ -226,8 +226,8 @@ class BinomialTree(msgspec.Struct, frozen=True):
     def account(self, relation: str | None = None) -> VectorSumAccount:
         """Return the proven account of the whole release.
 
-        It has one node per level, or with returning > 1 all nodes of a level that one user can
-        change (see `_level_nodes`).
+        It has one `Node` per level. With returning > 1, this `Node` describes all nodes of the
+        level that one user can change (see `_level_nodes`).
         """
         record_sensitivity = self._sensitivity(relation)
         nodes = [

@@ -167,7 +167,7 @@ def calibrate_counts(budget: Budget, users: int) -> BitCounts:
         For a different unit or relation, and if delta is 0 or epsilon too small.
     """
     number("delta", budget.delta, above=0.0, below=1.0)
-    # The numbers of flips `low` and `high` do not meet the budget, and meet it.
+    # In every step, `low` flips do not meet the budget and `high` flips do.
     low, high = 0, flips_of(budget.epsilon)
     while high - low > max(1, int(1e-6 * high)):
         # Halve the logarithm: the number of flips may be small.
@@ -200,9 +200,10 @@ def _meets(budget: Budget, flips: int, users: int) -> bool:
 
 
 def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return P_1 and P_0 for each k of the grid, as two arrays of equal shape.
+    """Return the laws P_1 and P_0 of the proof above for each k of the grid, as two arrays.
 
-    Probabilities are left out, of at most ``_LEFT_OUT`` delta in all for each k.
+    The rows of both are for the values of k. In each row, probabilities that add up to at most
+    ``_LEFT_OUT`` delta are left out.
     """
     left_out = (users - 1) // _GRID
     others = users - 1 - left_out
@@ -221,7 +222,7 @@ def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
-    """Return the probabilities of Bin(count, chance), without those at the ends below a limit."""
+    """Return the probabilities of Bin(count, chance), without those < ``smallest`` at the ends."""
     mode = min(int((count + 1) * chance), count)
     # Ratios of neighbouring probabilities, upwards and downwards from the mode.
     above_mode = np.arange(mode, count)
@@ -236,7 +237,11 @@ def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
 
 
 def _delta(laws: tuple[np.ndarray, np.ndarray], epsilon: float, delta: float) -> float:
-    """Compute an upper bound of max_k H(k) at epsilon, from `_laws` for ``delta``."""
+    """Compute an upper bound of max_k H(k) at epsilon, from `_laws` for ``delta``.
+
+    H(k) is the delta of the number of ones if k of the other users have the bit 1, see the proof at
+    the top of this module.
+    """
     first, second = laws[0], math.exp(epsilon) * laws[1]
     difference = first - second
     is_larger = difference > 0.0

@@ -217,8 +217,8 @@ class Exponential(msgspec.Struct, frozen=True):
     def choose_gumbel(self, costs: object, uniforms: object) -> int:
         """Sample by the Gumbel-max trick, from n uniforms in (0, 1), and return the index.
 
-        It has the same distribution as `choose`. Probabilities are never computed, so candidates
-        whose probability underflows keep their order.
+        The index has the same distribution as that of `choose`. Probabilities are never computed,
+        so candidates whose probability underflows keep their order.
         """
         logs = self.log_probabilities(costs)
         u = array("uniforms", uniforms, shape=logs.shape)
@@ -462,23 +462,23 @@ def seeded_mean(
 
 
 def exact_means(
-    columns: np.ndarray,
+    samples: np.ndarray,
     epsilon: float,
     radius: float,
     bound: float,
     ranges: Uniforms,
     noises: Laplaces,
 ) -> np.ndarray:
-    """Compute `winsorized_mean_1d` of each row (n,) of ``columns`` (k, n) by exact sampling.
+    """Compute `winsorized_mean_1d` of each row (n,) of ``samples`` (k, n) by exact sampling.
 
     Differences to the middle of a row's range are rounded to multiples of a unit, so that their
     sums are exact. The rounding increases the sensitivity, which is 4 radius without it, so the
     noise is increased, too.
     """
-    k, n = columns.shape
+    k, n = samples.shape
     unit = 2.0 ** math.ceil(math.log2(2.0 * radius)) * exact.quantum(n)
     middles, totals = np.empty(k), np.empty(k)
-    for i, x in enumerate(columns):
+    for i, x in enumerate(samples):
         middles[i] = _exact_middle(x, epsilon / 2.0, radius, bound, ranges, i)
         centred = np.clip(x - middles[i], -2.0 * radius, 2.0 * radius)
         totals[i] = exact.quantise(centred, unit).sum()

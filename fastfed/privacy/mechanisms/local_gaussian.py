@@ -67,7 +67,8 @@ def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> 
     delta = inner + (e^epsilon + 1) (1 + e^-epsilon0/2) n delta0, under the condition
     epsilon0 <= ln(n/(16 ln(2/inner))). inner_delta is a free parameter in (0, 1]. The randomizer
     must be (epsilon0, delta0)-private between any two data points (replacement), because the
-    messages of other users hide a user's message. A large exponent gives infinity, not an error.
+    messages of other users hide a user's message. Where e^epsilon0 / n would overflow, epsilon and
+    delta are infinite.
 
     Source: chowdhury-zhou-2022, Lemma B.4; Feldman, McMillan & Talwar 2021, Theorem 3.8.
     """
@@ -650,5 +651,5 @@ def _source(calibration: str, shuffled: bool, count: int) -> str:
     if not shuffled:
         return f"{_PAPER}, Proposition F.1" + (at_batch_budget if count > 1 else "")
     if count > 1:
-        return f"{_PAPER}, Theorem E.3, its logarithm put right: Theorem B.1{at_batch_budget}"
+        return f"{_PAPER}, Theorem E.3, its logarithm corrected: Theorem B.1{at_batch_budget}"
     return f"{_PAPER}, Theorem B.1"

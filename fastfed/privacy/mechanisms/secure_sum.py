@@ -281,14 +281,15 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _smallest_norm(self) -> float:
-        """Return l such that the sensitivity is at least l / (sqrt(2) smallest noise std).
+        """Return l: the sensitivity over the noise std is at least l / (sqrt(2) smallest std).
 
-        Here the sensitivity is divided by the noise std. `exact.inflation` compares the rounding
-        error of a record with l.
+        `exact.inflation` compares the rounding error of a record with l.
         """
         if self.centred is None:
             return min(self._norms)
-        # Theorem 4 of docs/centred.md: D >= f m / s_bias, and D >= f^2 / (sqrt(2) s_covariance).
+        # Let f bound the norm of features without the constant, m the absolute centred rewards, and
+        # s_bias and s_covariance be the noise stds. Theorem 4 of docs/centred.md gives
+        # D >= f m / s_bias and D >= f^2 / (sqrt(2) s_covariance) for the sensitivity D over noise.
         bound, largest_reward = (
             self.centred.feature_bound,
             max(-self.centred.low, self.centred.high),
@@ -629,8 +630,8 @@ def calibrate_secure_sum(
     column = math.ldexp(
         math.sqrt(_squared_sensitivity(rows, min(participations, len(rows)))), -factor_bits
     )
-    unit_account = _Account(budget.relation, 1.01 * column, 0, 1, dimension, norms, 1.0, centred)
-    gaussian_mu_ratio = unit_account.mu(*relative_stds)
+    guess = _Account(budget.relation, 1.01 * column, 0, 1, dimension, norms, 1.0, centred)
+    gaussian_mu_ratio = guess.mu(*relative_stds)
     gaussian_mu_ratio /= gaussian_mu(budget.epsilon, budget.delta)
     if unit is None:
         total_std = gaussian_mu_ratio * max(relative_stds) * math.sqrt(silos / (silos - colluders))
@@ -661,7 +662,7 @@ def calibrate_secure_sum(
         for tail_probability in (delta * share for share in TAIL_SHARES)
     ]
 
-    def excess(pairs: int) -> float:
+    def relative_mu(pairs: int) -> float:
         """Return the proven mu divided by the allowed mu, for the best tail probability.
 
         A result of at most 1 means that the noise meets the budget.
@@ -673,7 +674,9 @@ def calibrate_secure_sum(
         )
 
     pairs = smallest_bits(
-        2.0 * (gaussian_mu_ratio * relative_stds[0] / noiseless.step) ** 2 / honest, 1.0, excess
+        2.0 * (gaussian_mu_ratio * relative_stds[0] / noiseless.step) ** 2 / honest,
+        1.0,
+        relative_mu,
     )
     return msgspec.structs.replace(noiseless, trials=_coins_per_share(pairs, relative_stds))
 

@@ -176,7 +176,8 @@ def calibrate_dartboard(
     chance : float
         p in [1e-9, 1].
     at_most : float
-        Upper limit of the rate. It must be finite for K = 0.
+        Upper limit of the rate. For K = 0 the budget sets no limit: the rate is ``at_most``, or 1
+        if that is infinite.
 
     Returns
     -------
@@ -190,12 +191,12 @@ def calibrate_dartboard(
     """
     choice("unit", budget.unit, ("user",))
     choice("relation", budget.relation, ("replace", "zero-out"))
-    largest_rate = 1.0 if at_most == math.inf else number("at_most", at_most, above=0)
+    first_rate = 1.0 if at_most == math.inf else number("at_most", at_most, above=0)
     dartboard = Dartboard(
         budget=budget,
         switches=switches,
         chance=chance,
-        rate=largest_rate,
+        rate=first_rate,
         source="asi-2022, private shrinking dartboard, with the largest rate whose proven account "
         "(one coin, and draws of bounded range, composed) gives the budget",
     )

@@ -76,13 +76,14 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     sensitivity: float = 1.0
     common_shift: bool = False
 
-    # Proof for common_shift. Let every query from time t0 on be larger by c in (0, sensitivity]
-    # under D', and let k >= t0 be the first crossing; earlier ones have equal probability.
+    # Proof for common_shift. Of two neighbouring datasets D and D', let D' have the larger queries:
+    # by c in (0, sensitivity] from time t0 on. Let k >= t0 be the first crossing; a first crossing
+    # before t0 has equal probability under both.
     #   P_D(k) <= e^{c/a} P_D'(k): increase the threshold's noise by c under D'. Comparisons from t0
     #     on are then those of D, earlier queries are below more easily, and the density changes by
     #     at most e^{c/a}.
-    #   P_D'(k) <= e^{c/b} P_D(k): leave the threshold. Under D earlier queries are below more
-    #     easily, and query k crosses if its own noise is increased by c.
+    #   P_D'(k) <= e^{c/b} P_D(k): keep the threshold's noise. Under D earlier queries are below
+    #     more easily, and query k crosses if its noise is increased by c.
     # The same two arguments without a crossing query cover the outcome "none".
 
     def __post_init__(self) -> None:
@@ -315,22 +316,22 @@ def _log_tail(g: float) -> float:
 # threshold gets fresh noise. After kappa switches the expert is never changed.
 #
 # Let one loss function, of one client in round t0, be replaced.
-# 1. Until the first comparison after t0, all outputs have the same distribution. Condition on the
-# last switch before it. Up to the next switch, or the end, the comparisons are an AboveThreshold.
-# Its queries up to t0 are equal, and all later ones change by the same l'(x) - l(x) in [-1, 1], for
-# the expert x of round t0, which earlier outputs fix. This costs max(1/a, 1/b) (`AboveThreshold`,
-# common_shift).
-# 2. After that switch the threshold has fresh noise, and queries start after t0: given earlier
+# 1. Until the first comparison after t0, all outputs have the same distribution with the old and
+# the new loss. Condition on the last switch before this comparison. Up to the next switch, or the
+# end, the comparisons are an AboveThreshold. Its queries up to t0 are equal, and all later ones
+# change by the same l'(x) - l(x) in [-1, 1], for the expert x of round t0, which earlier outputs
+# fix. So these comparisons cost max(1/a, 1/b) (`AboveThreshold`, common_shift).
+# 2. After that next switch the threshold has fresh noise, and queries start after t0: given earlier
 # outputs, later comparisons have the same distribution. So comparisons cost max(1/a, 1/b) once, for
 # any number of switches. (With the old noise, later comparisons would depend on the loss even given
 # the outputs, because the outputs give information about that noise.)
 # 3. Each later choice of an expert, at most kappa, depends on the loss by its scores. A maximum
 # with a constant is 1-Lipschitz, so each score changes by at most 1, up or down: bounded range eta.
-# In sequence these are adaptive, so they compose as in `privacy_loss`; fewer than kappa choices are
-# kappa choices of which some release nothing. For many choices, the worst-case pair of
-# distributions used there is worse than kappa eta^2/8-zCDP of all choices together. So two accounts
-# hold, and the smaller epsilon is used: all parts by their privacy losses, or epsilon of the
-# comparisons plus epsilon of the choices by zCDP.
+# The choices are adaptive and compose as in `privacy_loss`; fewer than kappa choices are kappa
+# choices of which some release nothing. For many choices, the worst-case pair of distributions in
+# `privacy_loss` is worse than kappa eta^2/8-zCDP of all choices together. So two accounts hold, and
+# the smaller epsilon is used: all parts by their privacy losses, or epsilon of the comparisons plus
+# epsilon of the choices by zCDP.
 
 
 CALIBRATIONS = ("exact", "printed", "zcdp")

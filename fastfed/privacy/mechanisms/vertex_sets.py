@@ -12,9 +12,8 @@ phase, counted over all trees.
 Sets are disjoint and chosen without looking at the losses. So each loss is in one set, of one phase
 and one client: sets, trees, phases and clients compose in parallel, and a total is a maximum.
 
-1. How much a leaf's scores change if one loss of a set is replaced, given all earlier experts
-(which
-   fix every x). All coordinates of all gradients are in one interval of length `spread`, and
+1. How much a leaf's scores change if one loss of a set is replaced, given all earlier experts,
+   which fix every x. All coordinates of all gradients are in one interval of length `spread`, and
    gradients are beta-Lipschitz from L1 to L-infinity.
    Root: the mean of b gradients at one x changes by at most spread/b in each coordinate.
    Right child: let D = ||x_s - x_parent||_1. Each coordinate of grad l(x_s) - grad l(x_parent) is
@@ -205,9 +204,10 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         return self._largest_epsilon(self.experts, "experts", delta)
 
     def exact_messages(self, experts: int | None = None, *, delta: float | None = None) -> float:
-        """Compute the proven epsilon of one client's messages: d noisy scores for every leaf.
+        """Compute the proven epsilon of one client's messages: noisy scores for every leaf.
 
-        d is ``experts``, by default the number of experts. ``delta`` is the budget's by default.
+        A leaf has ``experts`` scores, by default the number of experts. ``delta`` is the budget's
+        by default.
         """
         score_count = self.experts if experts is None else integer("experts", experts, at_least=1)
         return self._largest_epsilon(score_count, "messages", delta)

@@ -250,8 +250,8 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         rotated = self._rotate(x, sign_array)
         radius, bound = self.rotated_radius, self.rotated_bound
         means = [
-            seeded_mean(column, self.epsilon_coordinate, radius, bound, float(u), float(noise))
-            for column, u, noise in zip(rotated, *uniforms, strict=True)
+            seeded_mean(sample, self.epsilon_coordinate, radius, bound, float(u), float(noise))
+            for sample, u, noise in zip(rotated, *uniforms, strict=True)
         ]
         return self._rotate_back(np.array(means), sign_array)
 
@@ -349,8 +349,8 @@ def calibrate_winsorized(
     else:
         delta = number("delta", budget.delta, above=0, below=1)
         eps0 = budget.epsilon / math.sqrt(6.0 * phases * (math.log(2.0) - math.log(delta)))
-        log0 = math.log(2.0 * phases) - math.log(delta)
-        epsilon_coordinate = eps0 / math.sqrt(6.0 * d2 * log0)
+        log_inverse_delta0 = math.log(2.0 * phases) - math.log(delta)
+        epsilon_coordinate = eps0 / math.sqrt(6.0 * d2 * log_inverse_delta0)
         remark = _printed_remark(budget, eps0, phases)
     return WinsorizedMean(
         dimension=dimension,

@@ -144,7 +144,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
 
     @property
     def sensitivity_squared(self) -> float:
-        """Return the squared sensitivity of all releases to one user, divided by one record's."""
+        """Return the squared sensitivity of all releases to one user, over that of one record."""
         return squared_of(self.release, self.releases, self.returning, self.factor)
 
     @property
@@ -227,7 +227,7 @@ def record_sensitivity(
 
 
 def squared_of(release: str, releases: int, returning: int, factor: Factor | None = None) -> float:
-    """Compute the squared sensitivity of all releases to one user, divided by one record's.
+    """Compute the squared sensitivity of all releases to one user, divided by that of one record.
 
     ``factor`` is the matrix factor of release "factorised". Arguments are not checked.
     """
@@ -435,8 +435,8 @@ def tree_for(
 
 
 # ---- less noise than the tree: Honaker's estimator and square-root Toeplitz noise ----------------
-# Not for shuffled protocols. There, users who share no noise add the parts of a node's noise, while
-# the noise of one step is used again in later steps here.
+# These releases use the noise of one step again in later steps. So they are not for shuffled
+# protocols, where each user adds a part of a node's noise once and stores nothing.
 
 
 #: Releases other than "tree": later prefixes use noise of earlier ones again.

@@ -103,9 +103,9 @@ def optimal_gram(weights: np.ndarray) -> np.ndarray:
         earlier, later = _conductances(between, v[:, None] * poles)
         diagonal = (1.0 / (earlier + later)) @ shares
         trace = float(v @ diagonal)
-        lower = 2.0 * trace - float(v.sum())
+        lower_bound = 2.0 * trace - float(v.sum())
         # X / max diag X is feasible and costs max diag X times tr(W X^-1) = the trace.
-        if float(diagonal.max()) * trace - lower <= GAP * lower:
+        if float(diagonal.max()) * trace - lower_bound <= GAP * lower_bound:
             break
         v *= diagonal
     # Entry (j, i < j) of an inverse is its entry (j, j) times the ratios of voltages from i to j.

@@ -80,7 +80,7 @@ from fastfed.privacy.sensitivity import Budget
 
 
 def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
-    """Compute the largest squared sensitivity of a release to one user, divided by one record's.
+    """Compute the largest squared sensitivity of a release to one user, over that of one record.
 
     Parameters
     ----------
@@ -157,8 +157,9 @@ def participation_conditions(returning: int, silos_met: int = 1) -> list[Conditi
 def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
     """Split a budget among the batches of one user: return (epsilon, delta) of one batch.
 
-    The whole budget for one batch, else epsilon/(2 sqrt(2 M0 ln(2/delta))) and delta/(2 M0):
-    chowdhury-zhou-2022, Theorem E.2 and the proof of Theorem E.3, with M0 batches instead of M.
+    With M0 = ``returning`` = 1, the batch gets the whole budget. With more batches, each gets
+    epsilon/(2 sqrt(2 M0 ln(2/delta))) and delta/(2 M0). Source: chowdhury-zhou-2022, Theorem E.2
+    and the proof of Theorem E.3, with M0 batches instead of M.
     """
     count = integer("returning", returning, at_least=1)
     epsilon, delta = budget.epsilon, number("delta", budget.delta, above=0, below=1)

@@ -94,7 +94,7 @@ def max_prefix_nodes(releases: int) -> int:
 
 
 def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> int:
-    """Compute the squared sensitivity of the tree to a group of records, divided by one record's.
+    """Compute the squared sensitivity of the tree to a group of records, over that of one record.
 
     It is the sum over released nodes of (number of the group's records in the node)^2, by the
     triangle inequality in each node. This is at most len(leaves)^2 depth(releases). ``leaves`` has
@@ -242,7 +242,7 @@ def honaker_worst_leaf(releases: int) -> int:
 def honaker_group_sensitivity_squared(leaves: Iterable[int], releases: int) -> float:
     """Compute the squared sensitivity of all prefixes to a group of records.
 
-    It is in units of the squared sensitivity of a batch to one record. ``leaves`` has the leaf of
+    It is divided by the squared sensitivity of a batch to one record. ``leaves`` has the leaf of
     each record. The result is exact: the sum over released blocks of the squared sum of s/sqrt(u)
     over the records; see "Honaker's estimator" above.
     """
@@ -502,7 +502,7 @@ class Factor:
         return products[:, ::-1]
 
     def squared_sensitivity(self, returning: int = 1) -> float:
-        """Compute the squared sensitivity of the release to one user, divided by one record's.
+        """Compute the squared sensitivity of the release to one user, over that of one record.
 
         For a user of one leaf it is the largest ||C_j||^2, where C_j is a column of `encoder`. For
         a user of the leaves S it is at most sum_{i, j in S} |C_i' C_j|. That sum is at most |S|

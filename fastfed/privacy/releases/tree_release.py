@@ -42,8 +42,8 @@ class TreeRelease(Once):
     dimension : int
         d.
     releases : int
-        The largest number of vectors that can be added. Noise grows with the square root of the
-        number of its binary digits.
+        K, the largest number of vectors that can be added. The noise std grows with the square
+        root of the number of binary digits of K.
     epsilon, delta : float, optional
         The budget. The noise is the least that meets it.
     noise_std : float, optional
@@ -57,6 +57,7 @@ class TreeRelease(Once):
     seed : int, optional
         Seed of the noise, for simulations: whoever knows it can remove the noise. By default noise
         comes from the operating system.
+
     Raises
     ------
     InputError
@@ -140,7 +141,7 @@ class TreeRelease(Once):
         return math.sqrt(nodes_per_vector) * sum_sensitivity(self.relation) / self.noise_std
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the least epsilon that holds for all releases, at delta (default: its own)."""
+        """Compute the least epsilon of all releases, at ``delta``; default: the object's delta."""
         delta = self.delta if delta is None else delta
         if delta is None:
             raise InputError("delta must be given: this TreeRelease was made from noise_std alone")

@@ -55,7 +55,7 @@ SCHEDULE_AUDITS: dict[str, dict[str, Any]] = {
     "feducb-schedule-fixed": {"schedule": "fixed", "batch_size": 1},
     "feducb-schedule-private": {"schedule": "private-determinant"},
 }
-CLAIM = (1.0, 0.01)
+CLAIM = (1.0, 0.01)  # epsilon and delta
 SILOS, HORIZON, SCHEDULE_DIMENSION = 2, 8, 2
 #: Features of the first user of silo 0 in the two worlds.
 VICTIM = (np.array([1.0, 0.0]), np.array([0.05, 0.0]))
@@ -128,14 +128,17 @@ def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
 
 Audit = Callable[[int, int], AuditResult]
 
-RELEASES = 7  # kappa = 3, and few enough rounds to run them many times
-CLAIM = (1.0, 0.01)
+RELEASES = 7  # the tree has kappa = 3 levels, and few enough rounds to run them many times
+CLAIM = (1.0, 0.01)  # epsilon and delta
 DIMENSION = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """A system to audit; ``layout`` names its worst pair of records."""
+    """A system to audit.
+
+    ``layout`` is the layout of its noise; `WORST_PAIR` has the worst pair of records for it.
+    """
 
     algorithm: str
     keys: dict[str, Any]
@@ -175,10 +178,11 @@ OTHER = np.full((1, DIMENSION), np.sqrt(0.5))
 
 
 def released_sums(plan: Plan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray:
-    """Run a federation, and return the sum of the server's messages in each release, (K, s).
+    """Run a federation, and return the sum of all silos' messages in each release, (K, s).
 
-    ``x_first_user`` are the features of the first user of silo 0. For protocols without a tree the
-    sum is computed from the server's broadcasts.
+    K is the number of releases, and s the length of a statistic. ``x_first_user`` (d,) are the
+    features of the first user of silo 0. Protocols without a tree (``flat``) may have messages
+    without values, so their sum is the increase of the server's total.
     """
     federation, release_sums = Federation(plan, noise), []
     for round in range(plan.horizon):
@@ -197,7 +201,8 @@ def released_sums(plan: Plan, noise: SeededNoise, x_first_user: np.ndarray) -> n
 def received_reports(plan: PeerPlan, noise: SeededNoise, x_first_user: np.ndarray) -> np.ndarray:
     """Run a decentralised federation; return the reports of silo 0 that silo 1 receives, (K, s).
 
-    ``x_first_user`` (d,) are the features of the first user of silo 0.
+    K is the number of releases, and s the length of a statistic. ``x_first_user`` (d,) are the
+    features of the first user of silo 0.
     """
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
@@ -219,7 +224,8 @@ def received_reports(plan: PeerPlan, noise: SeededNoise, x_first_user: np.ndarra
 def nodes_of(plan: Plan, views: np.ndarray) -> np.ndarray:
     """Return the tree nodes (K, s) that the messages ``views`` (K, s) contain.
 
-    Messages of a protocol that replaces them are prefix sums, and are converted to nodes.
+    If the server replaces each message of a silo by the next, messages are prefix sums; they are
+    converted to nodes.
     """
     if plan.protocol.analyzer != REPLACE:
         return views
@@ -248,7 +254,7 @@ def log_ratios_of_runs(case: Case, trials: int, seed: int, world: int) -> np.nda
         change += sign * point
     if plan.encoding is not None:
         # A node of level j is a count in steps of 1 / g_j; without a tree the sum is in the units
-        # of the records. The variance comes from the noise bits.
+        # of the records. Each noise bit is 1 with probability 1/4, so its variance is 3/16.
         levels = range(len(nodes))
         g = np.array([plan.encoding.each(j, DIMENSION) for j in levels])
         points = np.array([plan.silos * plan.points(j) for j in levels])

@@ -206,7 +206,7 @@ class Board:
     horizon: int
     #: Losses of the first round in the two worlds.
     first: tuple[tuple[float, ...], tuple[float, ...]]
-    #: Planted fault: the coin of probability p is not tossed, unknown to the certificate.
+    #: Planted fault: the coin that ignores the loss is not tossed, unknown to the certificate.
     bare: bool = False
 
     def plan(self) -> DartboardPlan:
@@ -249,7 +249,7 @@ class Bare(Dart):
     """The server of `BarePlan`."""
 
     def _keeps(self, expert_loss: float, release: int) -> bool:
-        """Return whether the current expert stays, without the coin of probability p."""
+        """Return whether the current expert stays, without the coin that ignores the loss."""
         rate = self.plan.noise.rate
         return bool(self._draw(QUERY, release) < np.exp(-rate * expert_loss))
 

@@ -39,7 +39,7 @@ Audit = Callable[[int, int], AuditResult]
 
 EPSILON, DELTA = 1.0, 0.01
 DIMENSION = 2
-RELEASES = 7  # kappa = 3
+RELEASES = 7  # so the tree has kappa = 3 levels
 #: Number of noisy views of one node, from restarts of a process or copies of an object.
 VIEWS = 48
 
@@ -403,7 +403,7 @@ def audit_score(name: str, memory_outside: bool, trials: int, seed: int) -> Audi
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
-    # With a sieve the score would not be called.
+    # The value 1 means no sieve. With a sieve the score would not be called.
     keys = {"protocol": "silo-ldp", "release": "tree", "batch_size": 2, "lazy": True, "sieve": 1.0}
     plan = _plan("private-fedlinucb", **keys)
     actions = np.eye(DIMENSION)

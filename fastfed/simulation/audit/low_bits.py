@@ -255,7 +255,7 @@ def _rotated_mean_channel(
     signs = np.array(list(product((-1.0, 1.0), repeat=MEAN_DIMENSION)))
     root = np.sqrt(MEAN_DIMENSION)
     vectors = np.array([_vectors_of_mean(records, i) for i in range(len(records))])
-    rotated = hadamard(vectors[:, None] * signs[None, :, None]) / root  # (n, v, users, d)
+    rotated = hadamard(vectors[:, None] * signs[None, :, None]) / root  # (records, signs, n, d)
     means = np.cumsum(rotated, axis=2)[:, :, -1] / VECTORS
     scale = mechanism.noise_stds["mean"] / np.sqrt(2.0)
     return Channel(

@@ -193,7 +193,8 @@ def log_ratios_of_runs(
     local_plan = plan.own
     assert local_plan is not None and plan.factor is not None
     victim = 1 if local_plan.secret else int(np.flatnonzero(local_plan.rule)[0]) + 1
-    # Messages are B (C leaves + z) with B C = A, so B^-1 messages have independent noise.
+    # Messages are B (C leaves + z), where B C is the matrix A of prefix sums. So B^-1 messages have
+    # independent noise.
     count = plan.releases
     column = np.linalg.solve(plan.factor.matrix, np.tril(np.ones((count, count))))[:, victim - 1]
     precision = 1.0 / spread(plan.noise_std, DIMENSION) ** 2

@@ -32,12 +32,12 @@ from fastfed.simulation.snapshots import Snapshots
 #: Called with the agent-rounds run since the last call; negative if a batch of runs starts again.
 Progress = Callable[[int], None]
 
-#: The usual reason why workers of a script do not start: each worker runs the script again.
+#: Advice if no worker starts. The usual reason is that each worker runs the user's script again.
 GUARD = 'in a script, put the call under `if __name__ == "__main__":`'
 
 
 class EngineError(RuntimeError):
-    """Raised if workers fail, so that an experiment cannot be finished; one sentence."""
+    """Raised if workers fail, so that an experiment cannot be finished."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Tally:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Block SIGINT in processes and threads that are started in the block, and delay it here."""
+    """Block SIGINT in processes and threads started in the ``with`` body; delay it in this one."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -258,6 +258,7 @@ def run_all_rounds(
     unfinished = yield from run_round(batches, False)
     waiting = deque([*_single_curves(s.work for s in unfinished.poisoned), *unfinished.untried])
     poison_batches: list[PoisonBatch] = []
+    # Batches stay untried only if many died and none was finished.
     any_finished = not unfinished.untried
     while waiting and (any_finished or len(poison_batches) < HOPELESS):
         died = (yield from run_round([waiting.popleft()], True)).poisoned

@@ -328,8 +328,8 @@ def _with_loop(make: Callable[[], T]) -> T:
 def _client(address: str) -> Client:
     """Return a client of the scheduler at an address.
 
-    A client that fails is closed at once. The destructor of an unclosed client waits for a lock
-    that a starting client holds: a deadlock, if the garbage is collected in the latter's thread.
+    A client that fails is closed at once. Otherwise its destructor would wait for a lock that a
+    starting client holds, a deadlock if garbage is collected in the starting client's thread.
     """
     client = Client.__new__(Client)
     try:

@@ -45,7 +45,7 @@ from fastfed.simulation.snapshots import Snapshots
 
 
 #: Kinds of messages to the main process.
-HELLO, HEARD, ENDED, FAILED, EXHAUSTED = "hello", "heard", "ended", "failed", "exhausted"
+HELLO, ADVANCED, ENDED, FAILED, EXHAUSTED = "hello", "advanced", "ended", "failed", "exhausted"
 TIMED = "timed"
 
 #: Seconds between two reports of progress.
@@ -107,7 +107,7 @@ def _progress_sender(connection: Connection) -> Callable[[int], None]:
         if (now := time.perf_counter()) - last_report >= PROGRESS_SECONDS:
             last_report = now
             try:
-                connection.send((HEARD, agent_rounds_done))
+                connection.send((ADVANCED, agent_rounds_done))
             except OSError:
                 raise Interrupted from None
 
@@ -244,7 +244,7 @@ class WorkerPool:
                     worker.ready, self.never_ready = True, 0
                     for message in (self.packed, *worker.queue):
                         worker.send(message)
-                elif kind == HEARD:
+                elif kind == ADVANCED:
                     self.tally.record(worker.queue[0], value)
                 elif kind == FAILED:
                     raise value
@@ -295,9 +295,9 @@ class WorkerPool:
     ) -> None:
         """Remove a dead worker, and reassign its batches.
 
-        Its first batch was running, and has lost a worker. If it has lost ``tries`` workers, it is
-        ``unfinished``; otherwise it waits again, like the other batches. ``end`` is a text that
-        states how the worker ended.
+        Its first batch was running. If that batch has now lost ``tries`` workers, it is added to
+        ``unfinished``; otherwise it waits again, like the worker's other batches. ``end`` is a text
+        that states how the worker ended.
         """
         self.workers.remove(worker)
         queue = worker.queue
