@@ -83,7 +83,7 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
 /* Return sum a_i b_i of n terms. */
 double ff_dot(const double *a, const double *b, int64_t n) { return dot(a, b, n); }
 
-/* y (n) += f x (n). */
+/* y (n) += f x (n); the name is that of BLAS. */
 FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int64_t n)
 {
     int64_t i = 0;

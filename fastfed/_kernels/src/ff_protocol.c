@@ -57,7 +57,8 @@ static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, in
         ff_node_normals(run->seed, run->replicate, owner, key, run->dimension, normals);
 }
 
-/* Number of prefixes for which the contributions of earlier draws are summed in one pass. */
+/* Number of prefixes (a lot) to which the contributions of all earlier draws are summed in one
+ * pass. */
 #define LOT 8
 
 /* Compute the noise of prefix k for FF_TOEPLITZ and FF_FACTORISED, a weighted sum of draws 1..k,

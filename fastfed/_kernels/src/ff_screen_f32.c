@@ -160,7 +160,8 @@ FF_INLINE double largest_of(const float *restrict lane)
 /* Number of features of one action that are copied together. */
 #define SIDE_BY_SIDE 8
 
-/* Copy n actions into a panel; entry (a, j) is x[a as + j fs]. */
+/* Copy n actions into a panel. Feature j of action a is x[a as + j fs]: `as` is the action stride
+ * and `fs` the feature stride. */
 #define PACK(x)                                                                                    \
     {                                                                                              \
         int64_t j = 0;                                                                             \
