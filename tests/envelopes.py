@@ -48,14 +48,14 @@ class Target:
     def __init__(self, protocol: str) -> None:
         self.protocol, self.plan = protocol, plan_of(protocol)
         self.others = federation_with_messages(plan_of(protocol, batch=6))[1]
-        self.made, self.sent = federation_with_messages(self.plan)
+        self.deployment, self.sent = federation_with_messages(self.plan)
         self.known = set(self.sent)
         self.keys = {p.name: Identity(secret(p.name)) for p in self.plan.parties}
-        self.names = [name for name in self.made.processes if name != "silo0"]
+        self.names = [name for name in self.deployment.processes if name != "silo0"]
         self.before = {name: self.state(name) for name in self.names}
 
     def party(self, name: str) -> Any:
-        return self.made.processes[name].party
+        return self.deployment.processes[name].party
 
     def state(self, name: str) -> dict[str, str]:
         """Return all that a party knows, as text."""
@@ -289,7 +289,7 @@ def send(t: Target, name: str, data: bytes, watched: bool) -> str:
         tracemalloc.start()
     started = time.thread_time()
     try:
-        step = party.handle(data, t.made.now)
+        step = party.handle(data, t.deployment.now)
     except InputError as error:
         message = str(error)
         step = None

@@ -234,7 +234,7 @@ def gone_on(federation_before, system, **keys):
     return plan, new_federation
 
 
-def check_together(made, plan, new, condition):
+def check_together(deployment, plan, new, condition):
     """Check that certificate, status and ledger agree on the epsilon of the two plans together.
 
     It is larger than the epsilon of each single plan.
@@ -244,15 +244,15 @@ def check_together(made, plan, new, condition):
     assert entry.status == "proven" and entry.conditions == (condition,)
     status = new.processes["silo0"].party.status()["extends"]
     assert (
-        status["plans"] == [made.plan.digest.hex()]
+        status["plans"] == [deployment.plan.digest.hex()]
         and status["epsilon_together"] == epsilon_together
     )
     assert epsilon_together > max(status["epsilon"]) and status["start"] == len(
-        made.processes["hub"].party.broadcasts
+        deployment.processes["hub"].party.broadcasts
     )
-    ledger = made.ledgers["silo0"]
+    ledger = deployment.ledgers["silo0"]
     charged_plans = {charge.plan for charge in ledger.charges("records")}
-    assert charged_plans == {made.plan.digest, plan.digest}
+    assert charged_plans == {deployment.plan.digest, plan.digest}
     assert ledger.epsilon("records", plan.certificate.exact.delta) <= epsilon_together * (
         1.0 + 1e-9
     )

@@ -179,9 +179,9 @@ class Watched(Silo):
         return self.key
 
 
-def bounds_of(made: Any) -> oracle.Bounds:
+def bounds_of(deployment: Any) -> oracle.Bounds:
     """Return the numbers that the oracle's bounds follow from."""
-    plan, theory = made.plan, made.theory
+    plan, theory = deployment.plan, deployment.theory
     arms = plan.dimension
     union = 1 if plan.lazy or plan.batch_size == 1 else plan.silos
     alpha = 0.01 if not plan.noise_std.bias else 0.005
@@ -195,9 +195,9 @@ def bounds_of(made: Any) -> oracle.Bounds:
     )
 
 
-def replay(made: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarray]:
+def replay(deployment: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarray]:
     """Run a plan by its parties, compare every choice with the oracle's, and return releases."""
-    plan, bounds = made.plan, bounds_of(made)
+    plan, bounds = deployment.plan, bounds_of(deployment)
     arms, noise = plan.dimension, SeededNoise(seed, replicate)
     world = Arms(means=MEANS).open(seed, replicate, plan.silos)
     silos, server = [Watched(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
@@ -215,7 +215,7 @@ def replay(made: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarray]:
             means, bonus = bounds.at(release, counts, sums, total[diagonal])
             rows, expected = world.round(i, t)
             chosen = silo.select(np.asfortranarray(rows))
-            if made.algorithm == "thompson":
+            if deployment.algorithm == "thompson":
                 # Without noise the sums are whole numbers.
                 values = oracle.thompson(silo.key, sums, counts - sums)
             elif plan.ranking == 1.0:

@@ -100,10 +100,10 @@ def reads_old_scores(state, key, round, actions, dimension, x, w, theta, beta, g
 def _memory(typing, number):
     pointer = numba.types.CPointer(numba.types.float64)
 
-    def made(context, builder, signature, given):
+    def generate(context, builder, signature, given):
         return builder.inttoptr(given[0], context.get_value_type(pointer))
 
-    return pointer(numba.types.int64), made
+    return pointer(numba.types.int64), generate
 
 
 GLOBAL_STATE = np.zeros(2)

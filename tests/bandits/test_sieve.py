@@ -836,21 +836,21 @@ def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
 ) -> None:
     """First batch 10 d sd / M, sd of an entry of N theta - h of a single release; ratio 1.5."""
 
-    def made(**further: Any) -> Any:
+    def system_of(**further: Any) -> Any:
         keys_of_curve = {"protocol": "shuffle-vector", **keys, **further}
         return made_of("private-fedlinucb", keys_of_curve, **sizes)
 
-    noise = made(release="flat", release_rounds=(sizes["horizon"],)).certificate.noise_std
+    noise = system_of(release="flat", release_rounds=(sizes["horizon"],)).certificate.noise_std
     std = math.hypot(noise["bias"], noise["covariance"])
     first = math.ceil(10.0 * sizes["dimension"] * std / sizes["silos"])
     first = max(1, min(first, sizes["horizon"] // 50))
     for choosing in ({}, {"bonus": 0.5}, {"sieve": 0.1}):
-        explicit = made(batch_first=first, batch_ratio=1.5, **choosing).plan.release_rounds
-        assert made(**choosing).plan.release_rounds == explicit
-    largest_bound = made(batch_first=3, batch_ratio=1.2, sieve=1.0).plan.release_rounds
-    assert made(sieve=1.0).plan.release_rounds == largest_bound
-    assert made(tie_bonus=0.5).plan.release_rounds == largest_bound
-    assert made(batch_first=2).plan.release_rounds[0] == 2
+        explicit = system_of(batch_first=first, batch_ratio=1.5, **choosing).plan.release_rounds
+        assert system_of(**choosing).plan.release_rounds == explicit
+    largest_bound = system_of(batch_first=3, batch_ratio=1.2, sieve=1.0).plan.release_rounds
+    assert system_of(sieve=1.0).plan.release_rounds == largest_bound
+    assert system_of(tie_bonus=0.5).plan.release_rounds == largest_bound
+    assert system_of(batch_first=2).plan.release_rounds[0] == 2
 
 
 def identity(**keys: Any) -> dict[str, Any]:

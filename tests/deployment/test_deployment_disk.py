@@ -92,15 +92,15 @@ class OnDisk(federation.Federation):
         (self.place / "filler").unlink()
 
 
-def period(made, release, full=False):
-    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
-    for name in made.plan.silos:
-        process = made.processes[name]
+def period(deployment, release, full=False):
+    deployment.now = deployment.plan.document.calendar.closes[release - 1] - 10.0
+    for name in deployment.plan.silos:
+        process = deployment.processes[name]
         process.reward(process.decide(ROWS).id, 0.25 * release)
     if full:
-        made.fill()
-    made.now += 10.0
-    made.settle()
+        deployment.fill()
+    deployment.now += 10.0
+    deployment.settle()
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def calm():
     return deployment
 
 
-def thetas(made):
-    return [made.processes[name].party.model.theta.tolist() for name in made.plan.silos]
+def thetas(deployment):
+    return [deployment.processes[name].party.model.theta.tolist() for name in deployment.plan.silos]
 
 
 def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, calm):

@@ -70,4 +70,4 @@ def test_a_leave_with_something_in_it_is_refused(fresh):
     signature = fresh.keys["silo2"].sign(plain.signed_part())
     data = msgspec.structs.replace(plain, signature=signature).as_bytes()
     with pytest.raises(InputError, match="the leave of silo2 is malformed"):
-        fresh.party("hub").handle(data, fresh.made.now)
+        fresh.party("hub").handle(data, fresh.deployment.now)

@@ -110,7 +110,7 @@ def test_the_last_weights_are_played_until_the_next_plan_has_some():
     assert old.tolist() != experts.even_start(plan.executed).tolist()
     decision = new.processes["silo0"].decide()
     assert decision.propensity == old[decision.action]
-    all_releases(plan, made=new)
+    all_releases(plan, deployment=new)
     assert silo.model.release == plan.plan.releases
     exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
 
@@ -190,28 +190,28 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
     assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
 
 
-def all_releases(plan, late=None, last=LOSSES, made=None):
+def all_releases(plan, late=None, last=LOSSES, deployment=None):
     """Make all releases; the losses of silo1's first decision come in period ``late``."""
-    made = federation.Federation(plan) if made is None else made
-    made.settle()
+    deployment = federation.Federation(plan) if deployment is None else deployment
+    deployment.settle()
     closes = plan.document.calendar.closes
     waiting = None
     for k, close in enumerate(closes):
-        made.now = close - 10.0
+        deployment.now = close - 10.0
         for name in plan.silos:
             for n in range(plan.executed.phases[k].used):
-                decision = made.processes[name].decide()
+                decision = deployment.processes[name].decide()
                 if (name, k, n) == ("silo1", 0, 0):
                     waiting = decision.id
                     if late is None:
-                        made.processes[name].losses(decision.id, last)
+                        deployment.processes[name].losses(decision.id, last)
                 else:
-                    made.processes[name].losses(decision.id, LOSSES)
+                    deployment.processes[name].losses(decision.id, LOSSES)
             if late == k and name == "silo1":
-                made.processes[name].losses(waiting, last)
-        made.now = float(close)
-        made.settle()
-    return made
+                deployment.processes[name].losses(waiting, last)
+        deployment.now = float(close)
+        deployment.settle()
+    return deployment
 
 
 def test_a_loss_enters_its_own_place_or_none():

@@ -28,17 +28,17 @@ SYSTEM = {"horizon": 10, "batch_size": 5, "epsilon": 0.5, "delta": 1e-6}
 SPEC = {"system": SYSTEM, "calendar": CALENDAR}
 
 
-def add_records(made, releases, rows=None, reward=0.5):
+def add_records(deployment, releases, rows=None, reward=0.5):
     """Add one record at each silo in each period."""
-    made.settle()
-    for close in made.plan.document.calendar.closes[:releases]:
-        made.now = close - 1.0
-        for name in made.plan.silos:
-            silo = made.processes[name]
+    deployment.settle()
+    for close in deployment.plan.document.calendar.closes[:releases]:
+        deployment.now = close - 1.0
+        for name in deployment.plan.silos:
+            silo = deployment.processes[name]
             silo.reward(silo.decide(rows or [[0.5, 0.1, 0.0], [-0.3, 0.8, 0.2]]).id, reward)
-        made.now += 1.0
-        made.settle()
-    return made
+        deployment.now += 1.0
+        deployment.settle()
+    return deployment
 
 
 def first_deployment(protocol="silo-ldp", releases=2, **keys):
@@ -47,18 +47,18 @@ def first_deployment(protocol="silo-ldp", releases=2, **keys):
     return add_records(federation.Federation(federation.deployed(protocol, **keys)), releases)
 
 
-def newest_broadcast(made):
-    broadcasts = made.processes["hub"].party.broadcasts
+def newest_broadcast(deployment):
+    broadcasts = deployment.processes["hub"].party.broadcasts
     return broadcasts[max(broadcasts)]
 
 
-def later_parties(made, plan, ceiling=None):
+def later_parties(deployment, plan, ceiling=None):
     """Return the parties of a later plan, which use the ledgers of the first plan."""
     new = federation.Federation(plan)
     new.now = float(plan.document.calendar.start)
     for name in plan.silos:
         process = new.processes[name]
-        process.ledger = process.party.ledger = ledger = made.ledgers[name]
+        process.ledger = process.party.ledger = ledger = deployment.ledgers[name]
         if ceiling:
             ledger.set_ceiling("records", *ceiling)
     return new

@@ -46,24 +46,24 @@ class Nodes:
     """A federation behind Flower nodes, with lost and repeated messages and killed parties."""
 
     def __init__(self, plan, seed=0, faults=0.0):
-        self.made = federation.Federation(plan)
+        self.deployment = federation.Federation(plan)
         self.plan, self.random, self.faults = plan, random.Random(seed), faults
-        self.at = {n: i for i, n in enumerate(self.made.processes, 1) if n != "hub"}
+        self.at = {n: i for i, n in enumerate(self.deployment.processes, 1) if n != "hub"}
         self.now, self.kills, self.told, self.late = 0.0, 0, [], []
         self.mail = self.opened()
 
     def opened(self):
-        return flower.Mail(self.made.processes["hub"], 1.0, 5.0, self.told.append)
+        return flower.Mail(self.deployment.processes["hub"], 1.0, 5.0, self.told.append)
 
     def kill(self, name):
         """A new process on what is durable: SIGKILL, as far as a party can tell."""
-        old, plan, key = self.made.processes[name], self.plan, federation.secret(name)
-        store, clock = MemoryStore(list(old.store.writes())), lambda: self.made.now
+        old, plan, key = self.deployment.processes[name], self.plan, federation.secret(name)
+        store, clock = MemoryStore(list(old.store.writes())), lambda: self.deployment.now
         if name in plan.silos:
             process = SiloProcess(SiloParty(plan, name, key, old.ledger), store, old.ledger, clock)
         else:
             process = Process((Hub if name == "hub" else Helper)(plan, key), store, None, clock)
-        self.made.processes[name] = process
+        self.deployment.processes[name] = process
         self.kills += 1
         if name == "hub":
             self.mail = self.opened()
@@ -76,8 +76,8 @@ class Nodes:
         if self.chance():
             return None
         if self.chance():
-            flower.pass_to_party(self.made.processes[name], letters, silence)
-        answers = flower.pass_to_party(self.made.processes[name], letters, silence)
+            flower.pass_to_party(self.deployment.processes[name], letters, silence)
+        answers = flower.pass_to_party(self.deployment.processes[name], letters, silence)
         if self.chance():
             self.kill(name)
         return None if self.chance() else answers
@@ -100,13 +100,13 @@ class Nodes:
             self.kill("hub")
 
 
-def learn(made, plan, release):
+def learn(deployment, plan, release):
     """Make one decision and its reward at each silo, just before the period of a release ends."""
-    made.now = plan.document.calendar.closes[release - 1] - 1.0
+    deployment.now = plan.document.calendar.closes[release - 1] - 1.0
     for name in plan.silos:
-        silo = made.processes[name]
+        silo = deployment.processes[name]
         silo.reward(silo.decide(ROWS).id, 0.5)
-    made.now += 1.0
+    deployment.now += 1.0
 
 
 @pytest.mark.parametrize("faults", [0.0, 0.15])
@@ -115,19 +115,19 @@ def test_whatever_happens_to_mail_and_processes_the_model_is_that_of_a_calm_run(
     plan = federation.deployed(protocol)
     nodes, undisturbed = Nodes(plan, 7, faults), federation.Federation(plan)
     for release in (1, 2, 3):
-        for each in (nodes.made, undisturbed):
+        for each in (nodes.deployment, undisturbed):
             learn(each, plan, release)
         undisturbed.settle()
         wanted = undisturbed.processes["silo0"].party.model
         assert wanted.release == release
         for _ in range(1000):
             nodes.turn()
-            models = [nodes.made.processes[name].party.model for name in plan.silos]
+            models = [nodes.deployment.processes[name].party.model for name in plan.silos]
             if all(model.release == release for model in models):
                 break
         assert all(model.release == release for model in models)
         assert all(model.theta.tolist() == wanted.theta.tolist() for model in models)
-    hub, other = (each.processes["hub"].party for each in (nodes.made, undisturbed))
+    hub, other = (each.processes["hub"].party for each in (nodes.deployment, undisturbed))
     assert hub.broadcasts == other.broadcasts and not hub.alarms
     assert not any("digest" in text for text in nodes.told)
     assert nodes.kills > 10 if faults else nodes.kills == 0
@@ -138,30 +138,30 @@ def test_a_calm_release_takes_two_messages_to_each_node():
     nodes = Nodes(plan)
     for _ in range(4):
         nodes.turn()
-    learn(nodes.made, plan, 1)
+    learn(nodes.deployment, plan, 1)
     nodes.turn()
-    assert len(nodes.made.processes["hub"].party.broadcasts) == 1
+    assert len(nodes.deployment.processes["hub"].party.broadcasts) == 1
     nodes.turn()
-    assert all(nodes.made.processes[name].party.model.release == 1 for name in plan.silos)
+    assert all(nodes.deployment.processes[name].party.model.release == 1 for name in plan.silos)
 
 
 def test_a_silo_that_is_started_for_each_message_would_seal_nothing():
     """After each start a silo must first get an answer of the hub, so a ClientApp is a courier."""
     plan = federation.deployed()
     nodes = Nodes(plan)
-    learn(nodes.made, plan, 1)
+    learn(nodes.deployment, plan, 1)
     for _ in range(20):
         nodes.turn()
         for name in plan.silos:
             nodes.kill(name)
-    silo = nodes.made.processes["silo0"].party
-    assert not silo.sealed and len(nodes.made.processes["hub"].party.joined) == 3
+    silo = nodes.deployment.processes["silo0"].party
+    assert not silo.sealed and len(nodes.deployment.processes["hub"].party.joined) == 3
 
 
 def test_a_broadcast_goes_at_once_and_receipts_with_the_next_question():
     plan = federation.deployed()
     nodes = Nodes(plan)
-    nodes.mail = flower.Mail(nodes.made.processes["hub"], 100.0, 500.0, silence)
+    nodes.mail = flower.Mail(nodes.deployment.processes["hub"], 100.0, 500.0, silence)
     nodes.turn()
     assert nodes.mail.outgoing(nodes.at.values(), nodes.now) == {}
     assert sorted(nodes.mail.outgoing(nodes.at.values(), nodes.now + 100.0)) == [1, 2, 3]
@@ -184,7 +184,7 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
         seen.extend(letters)
         # First: so that the thief is known by the name before the silo is.
         take(thief, [b"rubbish", b"", *letters, *(d[:-1] + b"0" for d in letters)])
-        take(thief, flower.pass_to_party(other.made.processes["silo0"], [], silence))
+        take(thief, flower.pass_to_party(other.deployment.processes["silo0"], [], silence))
         take(node, letters)
 
     nodes.mail.incoming = incoming
@@ -192,16 +192,18 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
     answered = nodes.answered
     nodes.answered = lambda name, letters: [] if name == "thief" else answered(name, letters)
     for release in (1, 2):
-        for each in (nodes.made, undisturbed):
+        for each in (nodes.deployment, undisturbed):
             learn(each, plan, release)
         undisturbed.settle()
         for _ in range(6):
             nodes.turn()
     for name in plan.silos:
-        models, wanted = (each.processes[name].party.model for each in (nodes.made, undisturbed))
+        models, wanted = (
+            each.processes[name].party.model for each in (nodes.deployment, undisturbed)
+        )
         assert models.release == wanted.release == 2
         assert models.theta.tolist() == wanted.theta.tolist()
-    hub = nodes.made.processes["hub"].party
+    hub = nodes.deployment.processes["hub"].party
     assert hub.broadcasts == undisturbed.processes["hub"].party.broadcasts and not hub.alarms
     assert seen and any(text.startswith("node 99") for text in messages)
     assert not any(re.search(r"\d\.\d", text) for text in messages)
@@ -210,15 +212,15 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
 def test_a_full_disk_ends_no_run():
     plan, messages = federation.deployed(), []
     nodes = Nodes(plan)
-    nodes.mail = flower.Mail(nodes.made.processes["hub"], 1.0, 5.0, messages.append)
-    store = nodes.made.processes["hub"].store
+    nodes.mail = flower.Mail(nodes.deployment.processes["hub"], 1.0, 5.0, messages.append)
+    store = nodes.deployment.processes["hub"].store
     write, store.write = store.write, raise_full_disk
     nodes.turn()
     assert set(messages) == {f"node {i}: database or disk is full" for i in (1, 2, 3)}
-    assert not nodes.made.processes["hub"].party.joined
+    assert not nodes.deployment.processes["hub"].party.joined
     store.write = write
     nodes.turn()
-    assert set(nodes.made.processes["hub"].party.joined) == set(plan.silos)
+    assert set(nodes.deployment.processes["hub"].party.joined) == set(plan.silos)
 
 
 def raise_full_disk(_):
@@ -477,9 +479,9 @@ class Network:
 
     def environment(self, name):
         """Return the folder of Flower of one machine."""
-        made = self.home / "flwr" / name.replace(" ", "-")
-        made.mkdir(parents=True, exist_ok=True)
-        return made
+        folder = self.home / "flwr" / name.replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def variables(self, name):
         return os.environ | {

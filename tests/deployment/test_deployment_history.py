@@ -54,11 +54,11 @@ class Slow(MemoryStore):
         time.sleep(self.seconds)
 
 
-def silo_of(made, store, name="silo0"):
+def silo_of(deployment, store, name="silo0"):
     ledger = Ledger(":memory:")
     ledger.set_ceiling("records", 20.0, 1e-5)
-    party = party_of(made.plan, name, federation.secret(name), ledger)
-    return SiloProcess(party, store, ledger, lambda: made.now)
+    party = party_of(deployment.plan, name, federation.secret(name), ledger)
+    return SiloProcess(party, store, ledger, lambda: deployment.now)
 
 
 def use(silo, rows, value, subject=None, ends=True):
@@ -493,7 +493,7 @@ def lived(folder, erases, kind="silo-ldp"):
 
 
 def test_the_file_uses_the_room_of_erased_records_again(tmp_path):
-    erased = lived(tmp_path / "a", lambda made: made.processes["silo0"].erase(-1.0))
+    erased = lived(tmp_path / "a", lambda deployment: deployment.processes["silo0"].erase(-1.0))
     assert erased < 0.7 * lived(tmp_path / "b", None)
 
 
@@ -536,8 +536,8 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
 
     steps = [0]
 
-    def erases(made):
-        silo = made.processes["silo0"]
+    def erases(deployment):
+        silo = deployment.processes["silo0"]
         before, names = state_of(silo), set(silo.party.decisions)
         for stop in range(20):
             left = [stop]
@@ -568,9 +568,9 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
                 steps[0] += 1
                 silo.store._db = db
                 silo.store.close()
-                made.ledgers["silo0"].close()
-                made.reopen()
-                silo = made.processes["silo0"]
+                deployment.ledgers["silo0"].close()
+                deployment.reopen()
+                silo = deployment.processes["silo0"]
                 assert state_of(silo) == before
                 # What is there is whole: each decision has its end, and no end lacks its decision.
                 assert set(silo.party.ended) == set(silo.party.decisions)
@@ -580,9 +580,9 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
         assert len(list(silo.party.ended)) <= 1 and state_of(silo) == before
         # What a killed process had erased is in no file either.
         erased = names - set(silo.party.decisions)
-        content = b"".join(file.read_bytes() for file in made.folder.iterdir())
+        content = b"".join(file.read_bytes() for file in deployment.folder.iterdir())
         assert len(erased) >= 79 and not any(name.encode() in content for name in erased)
-        made.settle()
+        deployment.settle()
 
     lived(tmp_path / "a", erases, kind)
     assert steps[0] > 12

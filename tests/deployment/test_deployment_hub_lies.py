@@ -26,8 +26,8 @@ def running(protocol="silo-ldp", **keys):
     return deployment
 
 
-def signed(made, release, body):
-    return made.plan.wire.signed(HUB, "hub", release, body)
+def signed(deployment, release, body):
+    return deployment.plan.wire.signed(HUB, "hub", release, body)
 
 
 # ---- open periods --------------------------------------------------------------------------------
@@ -153,11 +153,14 @@ def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
 # ---- a helper that is restored -------------------------------------------------------------------
 
 
-def restored(made, writes):
+def restored(deployment, writes):
     helper = Process(
-        Helper(made.plan, federation.secret("helper")), MemoryStore(writes), None, lambda: made.now
+        Helper(deployment.plan, federation.secret("helper")),
+        MemoryStore(writes),
+        None,
+        lambda: deployment.now,
     )
-    made.add(helper)
+    deployment.add(helper)
     return helper
 
 

@@ -86,10 +86,10 @@ def test_a_hub_that_does_not_listen_is_caught():
 # ---- one by one ----------------------------------------------------------------------------------
 
 
-def put_back(made, writes):
-    hub = Hub(made.plan, federation.secret("hub"))
-    process = Process(hub, MemoryStore(writes), None, lambda: made.now)
-    made.add(process)
+def put_back(deployment, writes):
+    hub = Hub(deployment.plan, federation.secret("hub"))
+    process = Process(hub, MemoryStore(writes), None, lambda: deployment.now)
+    deployment.add(process)
     return process
 
 

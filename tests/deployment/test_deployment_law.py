@@ -48,11 +48,11 @@ def plan_of(case):
     return deployed(protocol, batches=2, batch=2, **tables)
 
 
-def with_secrets(made, run):
+def with_secrets(deployment, run):
     """Give all parties secrets that depend on the number of the run."""
-    plan = made.plan
+    plan = deployment.plan
     for name in (*plan.silos, "hub"):
-        party = made.processes[name].party
+        party = deployment.processes[name].party
         secret_of_run = keyed_digest(
             b"law" + bytes(29), b"tests", name.encode(), run.to_bytes(4, "big")
         )

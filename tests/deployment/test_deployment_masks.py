@@ -175,25 +175,25 @@ def test_invariants_hold_over_many_schedules():
     schedules(range(1000, 1300))
 
 
-def reborn(made):
+def reborn(deployment):
     """Return silo 0 without state and ledger; the hub has received none of its reports."""
-    plan, ledger = made.plan, Ledger(":memory:")
+    plan, ledger = deployment.plan, Ledger(":memory:")
     ledger.set_ceiling("records", 5.0, 1e-5)
     party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)
-    process = SiloProcess(party, MemoryStore(), ledger, lambda: made.now)
+    process = SiloProcess(party, MemoryStore(), ledger, lambda: deployment.now)
     nonce = plan.wire.body(plan.wire.read(process.tick()[0].data), wire.Join).nonce
     hub = Identity(federation.secret("hub"))
 
     def say(body):
         return process.handle(plan.wire.signed(hub, "hub", 1, body))[1]
 
-    made.now = plan.document.calendar.closes[0] - 10.0
+    deployment.now = plan.document.calendar.closes[0] - 10.0
     process.reward(process.decide(ROWS).id, 0.0)
-    made.now += 10.0
+    deployment.now += 10.0
     say(wire.Receipt(0, (), nonce))
     asked = process.tick()[0]
     (session,) = plan.wire.body(plan.wire.read(asked.data), wire.Sessions).values
-    heard = made.processes["hub"].party.sessions
+    heard = deployment.processes["hub"].party.sessions
     old = tuple(heard[1, i] for i in range(3))
     assert session != old[0]
     # The old list does not hold this silo's session. With a new list, the silo reports again.

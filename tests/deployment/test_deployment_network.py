@@ -95,7 +95,7 @@ def certificates(folder, address="127.0.0.1", days=(-1, 1)):
     day = datetime.timedelta(days=1)
     pem = serialization.Encoding.PEM
 
-    def made(name, issuer, key, signer, ca):
+    def certificate(name, issuer, key, signer, ca):
         names = [
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, issuer)
         ]
@@ -121,8 +121,8 @@ def certificates(folder, address="127.0.0.1", days=(-1, 1)):
         return builder.sign(signer, hashes.SHA256()).public_bytes(pem)
 
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in "ab")
-    (folder / "ca.pem").write_bytes(made("ca", "ca", authority, authority, True))
-    (folder / "cert.pem").write_bytes(made("hub", "ca", key, authority, False))
+    (folder / "ca.pem").write_bytes(certificate("ca", "ca", authority, authority, True))
+    (folder / "cert.pem").write_bytes(certificate("hub", "ca", key, authority, False))
     plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     (folder / "key.pem").write_bytes(key.private_bytes(pem, *plain))
     return [str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem")]
@@ -464,9 +464,9 @@ import sys, time
 from fastfed.deployment import folder
 silo = folder.opened(sys.argv[1])
 while True:
-    made = silo.decide([[0.5, 0.1], [-0.3, 0.8]])
-    silo.reward(made.id, 0.5)
-    print(made.id, flush=True)
+    decision = silo.decide([[0.5, 0.1], [-0.3, 0.8]])
+    silo.reward(decision.id, 0.5)
+    print(decision.id, flush=True)
 """
 
 

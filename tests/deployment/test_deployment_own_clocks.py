@@ -50,24 +50,26 @@ def view_of(plan, data):
     return plan.wire.body(plan.wire.read(data), Broadcast)
 
 
-def hub_of(made):
-    return made.processes["hub"].party
+def hub_of(deployment):
+    return deployment.processes["hub"].party
 
 
-def serve(made, tick, names=None, reward=0.5):
+def serve(deployment, tick, names=None, reward=0.5):
     """Add a record at each silo in a tick, close the tick and deliver all messages."""
-    made.now = START + TICK * tick - 10.0
-    for name in names or made.plan.silos:
-        if name in made.processes:
-            made.processes[name].reward(made.processes[name].decide(federation.ROWS).id, reward)
-    made.now += 10.0
-    made.settle()
+    deployment.now = START + TICK * tick - 10.0
+    for name in names or deployment.plan.silos:
+        if name in deployment.processes:
+            deployment.processes[name].reward(
+                deployment.processes[name].decide(federation.ROWS).id, reward
+            )
+    deployment.now += 10.0
+    deployment.settle()
 
 
 def started(clock, protocol="silo-ldp", **more):
-    made = federation.Federation(clocked(clock, protocol, **more))
-    made.settle()
-    return made
+    deployment = federation.Federation(clocked(clock, protocol, **more))
+    deployment.settle()
+    return deployment
 
 
 # ---- the simulator -------------------------------------------------------------------------------
@@ -148,10 +150,10 @@ def test_with_equal_clocks_the_sums_are_those_of_a_plan_without():
 def test_the_same_records_give_the_same_bytes():
     logs = []
     for _ in range(2):
-        made = started({"rates": [0.5]})
+        deployment = started({"rates": [0.5]})
         for tick in range(1, 9):
-            serve(made, tick)
-        logs.append((hub_of(made).reports, hub_of(made).broadcasts))
+            serve(deployment, tick)
+        logs.append((hub_of(deployment).reports, hub_of(deployment).broadcasts))
     assert logs[0] == logs[1] and len(logs[0][1]) == 4
 
 
@@ -617,10 +619,10 @@ def test_plans_without_clocks_are_as_before():
 
 
 def made_broadcast(plan):
-    made = federation.Federation(plan)
-    made.settle()
-    federation.period(made, 1)
-    return hub_of(made).broadcasts[1]
+    deployment = federation.Federation(plan)
+    deployment.settle()
+    federation.period(deployment, 1)
+    return hub_of(deployment).broadcasts[1]
 
 
 def test_a_plan_file_whose_clock_was_changed_is_refused():
@@ -648,10 +650,10 @@ def test_a_clock_whose_keys_are_numbers_is_refused():
 
 
 def first_view(plan):
-    made = federation.Federation(plan)
-    made.settle()
-    serve(made, 2)
-    return hub_of(made).broadcasts[1]
+    deployment = federation.Federation(plan)
+    deployment.settle()
+    serve(deployment, 2)
+    return hub_of(deployment).broadcasts[1]
 
 
 def test_the_certificate_states_the_condition_and_the_silos_with_fewer_reports():

@@ -297,11 +297,11 @@ def test_later_sets_are_without_a_silo_that_left_and_the_plan_ends_below_the_lea
 # ---- backups and copies --------------------------------------------------------------------------
 
 
-def restored(made, name, writes, ledger=None):
-    ledger = ledger or made.ledgers[name]
-    party = SiloParty(made.plan, name, federation.secret(name), ledger)
-    process = SiloProcess(party, MemoryStore(writes), ledger, lambda: made.now)
-    made.add(process)
+def restored(deployment, name, writes, ledger=None):
+    ledger = ledger or deployment.ledgers[name]
+    party = SiloParty(deployment.plan, name, federation.secret(name), ledger)
+    process = SiloProcess(party, MemoryStore(writes), ledger, lambda: deployment.now)
+    deployment.add(process)
     return process
 
 
@@ -419,9 +419,9 @@ def test_a_silo_that_is_put_back_to_one_backup_twice_pays_for_each_time_that_rep
 # ---- a hub that lies -----------------------------------------------------------------------------
 
 
-def broadcast_by(made, release, values, entries, before):
+def broadcast_by(deployment, release, values, entries, before):
     body = Broadcast(wire.packed(np.array(values)), entries, before)
-    return made.plan.wire.signed(HUB, "hub", release, body)
+    return deployment.plan.wire.signed(HUB, "hub", release, body)
 
 
 def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_model():

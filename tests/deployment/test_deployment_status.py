@@ -76,8 +76,8 @@ class Page(HTMLParser):
         return " ".join("".join(self.parts).replace(CSS, "").split())
 
 
-def status_text(made, name, **more):
-    return Page(html_of(facts_of(made.processes[name]) | {"per_minute": None} | more)).text
+def status_text(deployment, name, **more):
+    return Page(html_of(facts_of(deployment.processes[name]) | {"per_minute": None} | more)).text
 
 
 def running(protocol="silo-ldp", **keys):

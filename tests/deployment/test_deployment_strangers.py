@@ -211,21 +211,21 @@ class False_:
         with ExitStack() as stack:
             while not self.stop.is_set():
                 with suppress(TimeoutError):
-                    made, _ = self.listener.accept()
+                    connection, _ = self.listener.accept()
                     self.dialled += 1
-                    stack.enter_context(made)
-                    threading.Thread(target=self._answer, args=(made,), daemon=True).start()
+                    stack.enter_context(connection)
+                    threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
-    def _answer(self, made):
+    def _answer(self, connection):
         with suppress(OSError):
-            made.settimeout(1.0)
-            made.recv(1 << 16)
-            made.sendall(self.first)
+            connection.settimeout(1.0)
+            connection.recv(1 << 16)
+            connection.sendall(self.first)
             while self.again is not None and not self.stop.is_set():
                 if self.again:
-                    made.sendall(self.again)
+                    connection.sendall(self.again)
                 time.sleep(0.05)
-            made.shutdown(socket.SHUT_WR)
+            connection.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.parametrize("kind", ANSWERS)

@@ -118,7 +118,7 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
     assert silo.model.theta.tolist() == old.tolist()
     # Hub and silos agree on the first expert, even if nobody would have chosen it.
     assert hub._server._expert == int(np.argmax(old)) == new.processes["silo0"].decide().action
-    all_releases(0, plan=plan, made=new)
+    all_releases(0, plan=plan, deployment=new)
     assert silo.model.release == plan.plan.releases
     exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
     fresh, alone = exchanges.gone_on(deployment, system, fresh=True)
@@ -126,24 +126,24 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
     assert alone.processes["hub"].party._server._expert == first
 
 
-def all_releases(late, last=LOSSES, plan=None, made=None):
+def all_releases(late, last=LOSSES, plan=None, deployment=None):
     """Return all releases; losses of silo1's first decision arrive in period ``late`` (from 0)."""
     plan = plan_of() if plan is None else plan
-    made = federation.Federation(plan) if made is None else made
-    made.settle()
+    deployment = federation.Federation(plan) if deployment is None else deployment
+    deployment.settle()
     for k, close in enumerate(plan.document.calendar.closes):
-        made.now = close - 10.0
+        deployment.now = close - 10.0
         for name in plan.silos:
-            ids = [made.processes[name].decide().id for _ in range(5)]
+            ids = [deployment.processes[name].decide().id for _ in range(5)]
             if (name, k) == ("silo1", 0):
                 waiting, *ids = ids
             if (name, k) == ("silo1", late):
-                made.processes[name].losses(waiting, last)
+                deployment.processes[name].losses(waiting, last)
             for each in ids:
-                made.processes[name].losses(each, LOSSES)
-        made.now = float(close)
-        made.settle()
-    return made
+                deployment.processes[name].losses(each, LOSSES)
+        deployment.now = float(close)
+        deployment.settle()
+    return deployment
 
 
 def test_a_loss_enters_the_exchange_of_its_own_round_or_none():

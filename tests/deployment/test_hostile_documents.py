@@ -112,11 +112,11 @@ def test_every_field_of_a_document_is_attacked():
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def messages(made):
+def messages(deployment):
     """Return a true message of each kind, and who takes it."""
-    plan, hub = made.plan, made.processes["hub"].party
+    plan, hub = deployment.plan, deployment.processes["hub"].party
     collected = {}
-    for name, process in made.processes.items():
+    for name, process in deployment.processes.items():
         honest = process.handle
 
         def handle(data, name=name, honest=honest):
@@ -125,7 +125,7 @@ def messages(made):
 
         process.handle = handle
     for release in (1, 2):
-        federation_of_all.period(made, release)
+        federation_of_all.period(deployment, release)
     assert hub.broadcasts
     return collected
 

@@ -137,9 +137,9 @@ def ope_problem(environment: Any, horizon: int, silos: int, **keys: Any) -> Prob
 
 OPE |= {
     f"{calibration}, {noise}, {name}": ope_problem(
-        made, 130, 4, calibration=calibration, noise=noise, **more
+        losses, 130, 4, calibration=calibration, noise=noise, **more
     )
-    for calibration, noise, (name, made, more) in product(
+    for calibration, noise, (name, losses, more) in product(
         ("exact", "corrected", "printed"),
         ("local", "central"),
         (
@@ -192,8 +192,8 @@ def svt_problem(environment: Any, horizon: int, silos: int, **keys: Any) -> Prob
 
 
 SVT: dict[str, Problem] = {
-    f"N = {N}, {name}": svt_problem(made, 157, m, phase_length=N, threshold=L, switches=6, **more)
-    for N, (name, made, m, L, more) in product(
+    f"N = {N}, {name}": svt_problem(losses, 157, m, phase_length=N, threshold=L, switches=6, **more)
+    for N, (name, losses, m, L, more) in product(
         (1, 3, 30),
         (
             ("one client", RealizableLosses(experts=5), 1, 9.0, {}),
@@ -239,8 +239,8 @@ SVT |= {
 SVT["N = 1, nearly"] = replace(SVT["N = 1, nearly"], seed=7)
 
 BASELINES: dict[str, Problem] = {
-    f"{algorithm}, N = {N}, {name}": Problem(made, algorithm, T, m, {"phase_length": N} | more)
-    for (algorithm, more), N, (name, made, T, m) in product(
+    f"{algorithm}, N = {N}, {name}": Problem(losses, algorithm, T, m, {"phase_length": N} | more)
+    for (algorithm, more), N, (name, losses, T, m) in product(
         (("follow-the-leader", {}), ("hedge", {}), ("hedge", {"learning_rate": 0.3})),
         (1, 3, 30),
         (

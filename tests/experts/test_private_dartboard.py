@@ -56,8 +56,8 @@ def random_table(m: int, T: int, d: int) -> ObliviousLosses:
 
 #: Name -> (environment, silos, horizon, keys).
 PROBLEMS: dict[str, tuple[Any, int, int, dict[str, Any]]] = {
-    f"{name}, N = {N}": (made, m, T, {"epsilon": 8.0, "phase_length": N, **more})
-    for N, (name, made, m, T, more) in product(
+    f"{name}, N = {N}": (losses, m, T, {"epsilon": 8.0, "phase_length": N, **more})
+    for N, (name, losses, m, T, more) in product(
         (1, 7),
         (
             ("one client", StochasticLosses(experts=3), 1, 90, {}),

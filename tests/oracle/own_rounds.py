@@ -624,23 +624,23 @@ def tables(angle: float | None, centred: bool, replicates: int = 3) -> None:
     if angle is not None:
         kind = f"rotation {angle}, {'centred' if centred else 'uncentred'}"
         for name, (trust, mu, first) in budgets.items():
-            made = release_for(trust, mu, 100, centred=centred)
+            mechanism = release_for(trust, mu, 100, centred=centred)
             setting = replace(base, rotation=angle, first=first)
             ldp = name == "silo-ldp (1, 1e-3)"
             if ldp:
-                show(f"{kind}, alone, gls", replace(setting, until=0), made, replicates)
+                show(f"{kind}, alone, gls", replace(setting, until=0), mechanism, replicates)
             for rule, keys in rules.items() if ldp and centred else (("gls", {}),):
-                show(f"{kind}, {name}, {rule}", replace(setting, **keys), made, replicates)
+                show(f"{kind}, {name}, {rule}", replace(setting, **keys), mechanism, replicates)
             if ldp:
                 always = replace(setting, until=base.horizon, first=25)
-                show(f"{kind}, {name}, always shared", always, made, replicates)
+                show(f"{kind}, {name}, always shared", always, mechanism, replicates)
         return
-    made = release_for("silo-ldp", gaussian_mu(1.0, 1e-3), 10, centred=centred)
+    mechanism = release_for("silo-ldp", gaussian_mu(1.0, 1e-3), 10, centred=centred)
     for horizon, until in ((1000, 0), (1000, 50), (1000, 100), (1000, 1000), (10_000, 0),
                            (10_000, 100), (10_000, 300), (10_000, 10_000)):  # fmt: skip
         setting = replace(base, silos=10, horizon=horizon, until=until)
         kind = "centred" if centred else "uncentred"
-        show(f"M 10, T {horizon}, {kind}, until {until}", setting, made, 30)
+        show(f"M 10, T {horizon}, {kind}, until {until}", setting, mechanism, 30)
 
 
 if __name__ == "__main__":

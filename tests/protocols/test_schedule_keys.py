@@ -207,11 +207,11 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
     curve = plain.identity()["curves"][0]
     assert not set(curve) & set(LATER)
     settled = [
-        {**keys, **msgspec.structs.asdict(made)} if isinstance(made, Config) else keys
+        {**keys, **msgspec.structs.asdict(config)} if isinstance(config, Config) else keys
         for name in ALGORITHMS
         if issubclass(ALGORITHMS[name].config, Config) and name in OLD | AGENTS
         for keys in [{"sieve": 1.0, **(OLD | AGENTS)[name]}]
-        for made in [_settled(name, keys)]
+        for config in [_settled(name, keys)]
     ]
     assert len(settled) == len(OLD) + len(AGENTS)
     for keys in settled:
@@ -268,12 +268,12 @@ def random_curve(rng: np.random.Generator) -> dict[str, Any]:
         "returning": [1, 3],
         "calibration": ["exact", "theorem"],
     }
-    made = dict(base[rng.integers(len(base))])
-    known = ALGORITHMS.choose(made["algorithm"]).config.__struct_fields__
+    curve = dict(base[rng.integers(len(base))])
+    known = ALGORITHMS.choose(curve["algorithm"]).config.__struct_fields__
     for key, values in keys.items():
         if key in known and rng.random() < (0.6 if key == "batch_size" else 0.1):
-            made[key] = values[rng.integers(len(values))]
-    return made
+            curve[key] = values[rng.integers(len(values))]
+    return curve
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -200,19 +200,19 @@ def test_regret_that_never_grows_has_axes_all_the_same() -> None:
         texts_are_inside(root)
 
 
-def with_regret(made: CurveResult, values) -> CurveResult:
+def with_regret(curve: CurveResult, values) -> CurveResult:
     """Return a curve with this regret at its last checkpoints, in both replicates."""
     regret = np.tile(np.array(values, np.float64), (2, 1))
     few = len(values)
     counts = {
-        name: getattr(made, name)[:, -few:]
+        name: getattr(curve, name)[:, -few:]
         for name in ("synchronisation_counts", "bits_up_counts", "bits_down_counts")
     }
-    return replace(made, rounds=made.rounds[-few:], group_regret=regret, **counts)
+    return replace(curve, rounds=curve.rounds[-few:], group_regret=regret, **counts)
 
 
-def sending(made: CurveResult, bits) -> CurveResult:
-    return replace(made, bits_up_counts=np.tile(np.array(bits, np.float64), (2, 1)))
+def sending(curve: CurveResult, bits) -> CurveResult:
+    return replace(curve, bits_up_counts=np.tile(np.array(bits, np.float64), (2, 1)))
 
 
 @cache

@@ -36,7 +36,7 @@ DRAWN: dict[tuple[str, tuple[str, ...]], dict[str, bytes]] = {}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of one experiment with its report, shared by all tests."""
     folder = tmp_path_factory.mktemp("made")
     run(folder / "small")
@@ -45,9 +45,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def out(made: Path, tmp_path: Path) -> Path:
+def out(reported: Path, tmp_path: Path) -> Path:
     """Return a copy of the folder that a test may change."""
-    return Path(shutil.copytree(made, tmp_path / "small"))
+    return Path(shutil.copytree(reported, tmp_path / "small"))
 
 
 @pytest.fixture

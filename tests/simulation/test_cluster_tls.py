@@ -31,7 +31,7 @@ def certificates(folder):
     folder.mkdir()
     now = datetime.datetime.now(datetime.UTC)
 
-    def made(name, issuer=None):
+    def key_and_certificate(name, issuer=None):
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         builder = (
@@ -47,8 +47,8 @@ def certificates(folder):
         certificate = builder.sign(key if issuer is None else issuer[0], hashes.SHA256())
         return key, certificate
 
-    authority = made("authority")
-    key, certificate = made("cluster", authority)
+    authority = key_and_certificate("authority")
+    key, certificate = key_and_certificate("cluster", authority)
     pem = serialization.Encoding.PEM
     (folder / "ca.pem").write_bytes(authority[1].public_bytes(pem))
     (folder / "cluster.pem").write_bytes(certificate.public_bytes(pem))
