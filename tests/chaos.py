@@ -713,13 +713,13 @@ class Plan:
         overdue = late > 0 and self.released < (self.releases or 1) and any(now.values())
         if overdue and not self.named(now):
             self.silent = self.silent or clock
-            message = {n: e and {k: e[k] for k in e if k != "theta"} for n, e in now.items()}
+            without_theta = {n: e and {k: e[k] for k in e if k != "theta"} for n, e in now.items()}
             self.silence = {
                 "release": self.released + 1,
                 "overdue": round(late, 1),
                 "faults": {p.name: p.fault for p in self.parties if p.fault},
                 "healed": {p.name: round(clock - p.healed, 1) for p in self.parties if p.healed},
-                "said": message,
+                "said": without_theta,
             }
         elif self.silent:
             span, self.silent = clock - self.silent, 0.0

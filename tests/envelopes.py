@@ -82,11 +82,11 @@ def federation_with_messages(plan) -> tuple[Federation, list[bytes]]:
     """Return a federation and its messages after release 1 and one silo's report of release 2."""
     deployment, sent = Federation(plan), []
     for process in deployment.processes.values():
-        heard = process.handle
+        original_handle = process.handle
 
-        def handle(data, heard=heard):
+        def handle(data, original_handle=original_handle):
             sent.append(data)
-            return heard(data)
+            return original_handle(data)
 
         process.handle = handle
     deployment.settle()

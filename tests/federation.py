@@ -727,7 +727,7 @@ class World:
             self.moment()
         return self.heal()
 
-    def calm(self, rounds):
+    def run_without_faults(self, rounds):
         """Give every party some turns without faults of the network: all messages arrive."""
         for _ in range(rounds):
             self.now += 5.0
@@ -747,7 +747,7 @@ class World:
             for _ in range(moments):
                 self.moment()
             self.backups["hub"].append(list(self.stores["hub"].writes()))
-            self.calm(rounds)
+            self.run_without_faults(rounds)
             self.restore_hub()
         return self.heal()
 

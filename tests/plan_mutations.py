@@ -999,12 +999,14 @@ def check_sentences(plan: plans.DeployedPlan, fields: list[Any]) -> bool:
     other = compiled(encoded(choices_of(fields)))
     if other is None:
         return False
-    mine, theirs = texts_of(certificate), texts_of(other.certificate)
-    for one, two in zip(mine, theirs, strict=False):
+    sentences, other_sentences = texts_of(certificate), texts_of(other.certificate)
+    for one, two in zip(sentences, other_sentences, strict=False):
         if not nearly_equal(one, two):
             raise Broken(f"the certificate says {one!r}, of the same choices {two!r}")
-    if len(mine) != len(theirs):
-        raise Broken(f"there are {len(mine)} sentences, of the same choices {len(theirs)}")
+    if len(sentences) != len(other_sentences):
+        raise Broken(
+            f"there are {len(sentences)} sentences, of the same choices {len(other_sentences)}"
+        )
     # A later plan begins with another model, and has the same noise.
     numbers, derived = fields[AT["numbers"]], document(other)[AT["numbers"]]
     if sorted(numbers) != sorted(derived):

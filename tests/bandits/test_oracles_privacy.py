@@ -136,8 +136,10 @@ def test_tree_by_hand() -> None:
     for n in (1, 2, 9, 32):
         prefixes = [dubey.tree_nodes(k) for k in range(1, n + 1)]
         used = {node for prefix in prefixes for node in prefix}
-        over = [sum(leaf in dubey.leaves_under(node) for node in used) for leaf in range(1, n + 1)]
-        assert dubey.charged_nodes(n) == max(over)
+        counts = [
+            sum(leaf in dubey.leaves_under(node) for node in used) for leaf in range(1, n + 1)
+        ]
+        assert dubey.charged_nodes(n) == max(counts)
         assert dubey.prefix_nodes(n) == max(map(len, prefixes))
         assert dubey.levels(n) == 1 + int(np.ceil(np.log2(n)))
 

@@ -565,7 +565,7 @@ class TestKeyed:
         """KS at 10^5 draws over keys and over places, false alarm 1e-4 each."""
 
         @numba.njit
-        def many(n, along):
+        def draws_along(n, along):
             u, z = np.empty(n), np.empty(n)
             for i in range(n):
                 key = counter_rng.key_of(3, 0, 0 if along else i, 1)
@@ -576,7 +576,7 @@ class TestKeyed:
             return u, z
 
         for along in (True, False):
-            u, z = many(100_000, along)
+            u, z = draws_along(100_000, along)
             assert stats.kstest(u, "uniform").pvalue > 1e-4
             assert stats.kstest(z, "norm").pvalue > 1e-4
             assert abs(np.corrcoef(z[1:], z[:-1])[0, 1]) < 0.0125

@@ -909,11 +909,11 @@ def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "expected"),
     [("KeyError('no such user')", "KeyError: 'no such user'"), ("SystemExit(0)", "SystemExit: 0")],
 )
 def test_a_failing_environment_is_one_sentence_with_the_round(
-    raised: str, told: str, tmp_path: Path
+    raised: str, expected: str, tmp_path: Path
 ) -> None:
     module = f"faulty{len(raised)}"  # modules of one name are imported once
     (tmp_path / f"{module}.py").write_text(
@@ -932,4 +932,4 @@ def test_a_failing_environment_is_one_sentence_with_the_round(
     assert "Traceback" not in result.stderr
     last = result.stderr.splitlines()[-1]
     where = "in the environment's function (replicate 0, silo 0, round 3)"
-    assert f"{where}: {told}" in last
+    assert f"{where}: {expected}" in last

@@ -45,6 +45,7 @@ class Clock:
 
 
 def open_agent(folder: Path, clock: Clock, **settings: Any) -> PrivateLinUCB:
+    """Open an agent whose silo and hub read the time from a clock of the test."""
     agent = PrivateLinUCB(folder, **settings)
     for process in (agent._silo, agent._hub):
         process.clock = clock
@@ -53,15 +54,18 @@ def open_agent(folder: Path, clock: Clock, **settings: Any) -> PrivateLinUCB:
 
 @pytest.fixture
 def clock() -> Clock:
+    """Return a clock that stands still until the test moves it."""
     return Clock()
 
 
 def rounds_of(count: int, seed: int = 0) -> list[tuple[np.ndarray, float]]:
+    """Return rounds: four actions of three features, and a uniform number that draws the reward."""
     rng = np.random.default_rng(seed)
     return [(rng.uniform(-0.5, 0.5, (4, 3)), rng.random()) for _ in range(count)]
 
 
 def serve(agent: PrivateLinUCB, rounds: list[tuple[np.ndarray, float]], first: int = 0) -> None:
+    """Play rounds: reward 1 with probability 0.5 plus the first feature of the chosen action."""
     for i, (rows, noise) in enumerate(rounds, first):
         decision = agent.select(rows, subject=i)
         agent.observe(decision, float(noise < 0.5 + rows[decision.action][0]))

@@ -111,11 +111,11 @@ def test_a_process_has_a_steady_clock_by_default():
 # ---- the clocks of others ------------------------------------------------------------------------
 
 
-def hear(clock, hands, off=0.0, name="hub", took=0.0):
+def hear(clock, hands, off=0.0, name="hub", seconds_to_answer=0.0):
     """Let a party answer whose clock is off by ``off`` seconds."""
     asked_at = clock() + max(clock.ahead, 0.0)
     message = ClockReading(name, hands.wall + off, asked_at)
-    hands.wait(took)
+    hands.wait(seconds_to_answer)
     clock.add_reading(message)
 
 
@@ -150,7 +150,7 @@ def test_a_glitch_within_wide_bounds_is_not_believed():
     """The answer took an hour, so the wide bounds on the other clock cannot confirm the glitch."""
     hands = Hands()
     clock = hands.clock()
-    hear(clock, hands, took=3600.0)
+    hear(clock, hands, seconds_to_answer=3600.0)
     hands.off = 3000.0
     assert clock() == hands.wall and clock.off == 3000.0
     hands.off = 0.0
@@ -191,11 +191,11 @@ def test_how_long_a_message_takes_does_not_count():
     hands = Hands()
     clock = hands.clock()
     for _ in range(3):
-        hear(clock, hands, took=3600.0)
+        hear(clock, hands, seconds_to_answer=3600.0)
         assert clock() == hands.wall and clock.off == 0.0
     hands.off = YEARS
     late = hands.clock()
-    hear(late, hands, took=3600.0)
+    hear(late, hands, seconds_to_answer=3600.0)
     # The hub's clock shows an hour more at most.
     assert late() == pytest.approx(hands.wall, abs=3600.0) and late.off >= YEARS - 3600.0
 
@@ -216,10 +216,10 @@ def test_an_old_message_that_comes_again_changes_nothing():
 def test_another_clock_that_is_set_right_counts_with_its_next_answer(off):
     hands = Hands()
     clock = hands.clock()
-    for took in (0.0, 3600.0):
-        hear(clock, hands, off, took=took)
+    for seconds_to_answer in (0.0, 3600.0):
+        hear(clock, hands, off, seconds_to_answer=seconds_to_answer)
         clock()
-    hear(clock, hands, took=5.0)
+    hear(clock, hands, seconds_to_answer=5.0)
     assert clock() == hands.wall and clock.off == 0.0
 
 
@@ -343,13 +343,13 @@ def test_one_silo_whose_clock_is_behind_holds_nobody_up():
 def test_a_time_that_no_clock_can_show_is_refused(time):
     deployment = clocked()
     plan, hub = deployment.plan, deployment.processes["hub"]
-    silo, mine = Identity(secret("silo0")), Identity(secret("hub"))
+    silo, hub_identity = Identity(secret("silo0")), Identity(secret("hub"))
     join = wire.Join(hub.party._nonce, plan.countersignature(silo), time, 1.0)
     with pytest.raises(Refused, match="the time of silo0 must be in seconds since 1970"):
         hub.handle(plan.wire.signed(silo, "silo0", 0, join))
     receipt = wire.Receipt(0, (), deployment.processes["silo0"].party._nonce, "", time)
     with pytest.raises(Refused, match="the time of hub must be in seconds since 1970"):
-        deployment.processes["silo0"].handle(plan.wire.signed(mine, "hub", 0, receipt))
+        deployment.processes["silo0"].handle(plan.wire.signed(hub_identity, "hub", 0, receipt))
 
 
 def test_a_message_that_is_refused_because_clocks_differ_says_so():

@@ -46,6 +46,7 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 @contextmanager
 def serving(server):
+    """Serve in a thread until the end of the block."""
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server
@@ -76,12 +77,14 @@ class Answering(BaseHTTPRequestHandler):
 
 
 def answering(code, to=""):
+    """Serve requests with this code and, for redirects, the address `to`; keep what was asked."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     server.code, server.to, server.asked = code, to, []
     return serving(server)
 
 
 def url(server):
+    """Return the address of a server of this machine."""
     return f"http://127.0.0.1:{server.server_port}"
 
 
@@ -159,6 +162,7 @@ REQUESTS = {
 
 
 def posted(path, body, length=None):
+    """Post a body to a silo's socket; `length` is the length that the header claims."""
     connection = http.client.HTTPConnection("silo", timeout=30)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.sock.connect(str(path))
@@ -314,6 +318,7 @@ def test_a_dataset_is_a_name(tmp_path):
 
 
 def database(path):
+    """Write a database with one record, and return the keys that name it in a source."""
     with closing(sqlite3.connect(path)) as base:
         base.execute("CREATE TABLE p (age, pain, sex, num)")
         base.execute("INSERT INTO p VALUES (63, 1, 'm', 0)")

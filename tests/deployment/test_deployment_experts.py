@@ -35,11 +35,13 @@ KINDS = {"silo": ExpertSilo, "hub": ExpertHub}
 
 
 def spec(silos=3, dimension=3, federation_=None, **system):
+    """Return the spec of a deployment of fed-dp-ope-stoch."""
     return exchanges.spec_of_experts(exchanges.TREES | system, silos, dimension, federation_)
 
 
 @lru_cache
 def plan_of(**keys):
+    """Return the compiled plan of a spec with these keys."""
     return plans.compile_plan(spec(**keys))
 
 
@@ -223,10 +225,12 @@ def test_a_loss_enters_its_own_place_or_none():
     assert [e.why for e in silo.ended.values()].count("late") == 1
     # In its place, a loss changes only the report of its period, by at most one loss.
     here = all_releases(plan).processes["hub"].party.reports
-    gone = never.processes["hub"].party.reports
-    moved = {key for key in here if here[key] != gone[key]}
+    reports_without = never.processes["hub"].party.reports
+    moved = {key for key in here if here[key] != reports_without[key]}
     assert moved <= {(1, 1)}
-    change = np.abs(exchanges.values(plan, here[1, 1]) - exchanges.values(plan, gone[1, 1])).max()
+    change = np.abs(
+        exchanges.values(plan, here[1, 1]) - exchanges.values(plan, reports_without[1, 1])
+    ).max()
     assert change <= 1.0 / plan.executed.phases[0].batch
 
 
@@ -316,6 +320,7 @@ def test_calls_of_an_application():
 
 
 def schedules(seeds, kinds=KINDS, **chances):
+    """Run schedules of faults, one for each seed, and return them."""
     return exchanges.schedules(plan_of(), seeds, kinds, ExpertWorld, **chances)
 
 

@@ -176,6 +176,7 @@ def test_a_prefix_of_tree_nodes_has_the_noise_of_all_of_them():
 
 
 def full_matrix(packed, d=3):
+    """Return the full symmetric matrix (d, d) of a packed lower triangle."""
     gram = np.zeros((d, d))
     gram[np.tril_indices(d)] = packed
     return gram + np.tril(gram, -1).T

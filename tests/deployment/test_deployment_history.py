@@ -55,6 +55,7 @@ class Slow(MemoryStore):
 
 
 def silo_of(deployment, store, name="silo0"):
+    """Return a process of a silo that keeps its state in a store."""
     ledger = Ledger(":memory:")
     ledger.set_ceiling("records", 20.0, 1e-5)
     party = party_of(deployment.plan, name, federation.secret(name), ledger)
@@ -114,15 +115,15 @@ def test_two_rewards_of_a_decision_at_once_are_one_and_a_refusal():
     silo = silo_of(deployment, Slow())
     decision = silo.decide(ROWS)
 
-    def told(reward):
+    def error_of(reward):
         try:
             silo.reward(decision.id, reward)
         except InputError as error:
             return str(error)
 
     with ThreadPoolExecutor(4) as pool:
-        message = list(pool.map(told, [0.25, 0.75, 0.25, 0.75]))
-    assert sum(one is None for one in message) == 2 and silo.party.ended.count == 1
+        errors = list(pool.map(error_of, [0.25, 0.75, 0.25, 0.75]))
+    assert sum(one is None for one in errors) == 2 and silo.party.ended.count == 1
     assert silo.party.ended[decision.id].reward in (0.25, 0.75)
 
 
@@ -211,8 +212,8 @@ def test_many_are_answered_one_by_one():
     rewards = [{"id": one["id"], "reward": 0.5} for one in decisions if "id" in one]
     rewards[0] = {"id": "none", "reward": 0.5}
     rewards[1]["reward"] = "high"
-    told = answers(silo, "/reward_many", {"rewards": rewards})["rewards"]
-    assert [k for k, one in enumerate(told) if one] == [0, 1] and len(store.syncs) == 2
+    errors = answers(silo, "/reward_many", {"rewards": rewards})["rewards"]
+    assert [k for k, one in enumerate(errors) if one] == [0, 1] and len(store.syncs) == 2
     for wrong in ({}, {"decisions": {}}, {"decisions": [{}] * 10_001}, {"others": []}):
         with pytest.raises(InputError, match="decisions"):
             answers(silo, "/decide_many", wrong)
@@ -305,6 +306,7 @@ def test_a_call_after_the_files_are_closed_is_answered_by_the_next_process(tmp_p
 
 
 def plan_of(kind):
+    """Return the plan of a kind."""
     from test_deployment_membership import plan_of
 
     return small_plan(kind) if kind in OTHERS else plan_of(kind)
@@ -411,6 +413,7 @@ def test_a_log_of_an_earlier_version_knows_the_places_of_its_decisions(kind):
 
 
 def files_with(folder, what):
+    """Return the names of the files of a folder that contain some bytes."""
     return [file.name for file in folder.iterdir() if what in file.read_bytes()]
 
 

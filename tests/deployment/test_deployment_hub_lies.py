@@ -21,12 +21,14 @@ HUB = Identity(federation.secret("hub"))
 
 
 def running(protocol="silo-ldp", **keys):
+    """Return a federation that all parties have joined."""
     deployment = federation.Federation(deployed(protocol, **keys))
     deployment.settle()
     return deployment
 
 
 def signed(deployment, release, body):
+    """Return a body as a message that the hub signed."""
     return deployment.plan.wire.signed(HUB, "hub", release, body)
 
 
@@ -154,6 +156,7 @@ def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
 
 
 def restored(deployment, writes):
+    """Put a helper with earlier writes in place of the present one, and return it."""
     helper = Process(
         Helper(deployment.plan, federation.secret("helper")),
         MemoryStore(writes),

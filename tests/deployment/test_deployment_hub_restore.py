@@ -87,6 +87,7 @@ def test_a_hub_that_does_not_listen_is_caught():
 
 
 def put_back(deployment, writes):
+    """Put a hub with earlier writes, a backup, in place of the present one, and return it."""
     hub = Hub(deployment.plan, federation.secret("hub"))
     process = Process(hub, MemoryStore(writes), None, lambda: deployment.now)
     deployment.add(process)
@@ -94,6 +95,7 @@ def put_back(deployment, writes):
 
 
 def started(protocol="silo-ldp"):
+    """Return a federation that all parties have joined."""
     deployment = federation.Federation(federation.deployed(protocol))
     deployment.settle()
     return deployment
@@ -213,6 +215,7 @@ def test_only_the_hubs_own_broadcasts_remind_it():
 
 
 def wire_step():
+    """Return a step without writes and messages."""
     from fastfed.deployment.party import Step
 
     return Step()

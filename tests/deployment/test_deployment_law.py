@@ -44,6 +44,7 @@ ROW, REWARDS = [[0.6, -0.3]], (0.25, 1.0)
 
 
 def plan_of(case):
+    """Return the plan of a case: two releases of two rounds each."""
     protocol, tables = CASES[case]
     return deployed(protocol, batches=2, batch=2, **tables)
 

@@ -40,6 +40,7 @@ KINDS = {
 
 
 def plan_of(kind):
+    """Return a plan of two silos of which silo 0 reports in every period."""
     protocol = kind if kind == federation.MASKS else kind.split()[0]
     batches = {"batches": PERIODS, "batch": 3, "system": {"batch_size": 3, **KINDS[kind]}}
     if kind == "silo-ldp clocks":

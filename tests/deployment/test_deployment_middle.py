@@ -27,6 +27,7 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def made_files(folder, **keys):
+    """Write certificates into a new folder, and return their paths."""
     folder.mkdir()
     return certificates(folder, **keys)
 

@@ -369,7 +369,7 @@ def test_a_calendar_that_is_over_is_said(tmp_path):
 def test_a_dialer_says_when_the_hub_is_back():
     trouble = ["the hub cannot be reached (refused)"] * 3 + ["the hub answered 400: x", "", ""]
     trouble += ["the hub cannot be reached (timed out)", "", ""]
-    dialer, message, stop = object.__new__(Dialer), [], threading.Event()
+    dialer, printed, stop = object.__new__(Dialer), [], threading.Event()
     dialer.process = None
 
     def one():
@@ -379,8 +379,8 @@ def test_a_dialer_says_when_the_hub_is_back():
         return failure
 
     dialer.round = one
-    dialer.run(stop, 0.0, message.append)
-    assert message == [
+    dialer.run(stop, 0.0, printed.append)
+    assert printed == [
         "the hub cannot be reached (refused)", "the hub answered 400: x",
         "the hub cannot be reached (timed out)", "the hub is reached again",
     ]  # fmt: skip
@@ -475,7 +475,7 @@ def test_what_was_answered_survives_kill_9(tmp_path):
     spec, plan = toml(tmp_path), tmp_path / "plan"
     compile_plan(Path(spec).read_text()).save(plan)
     folders.countersign(tmp_path / "a", plan)
-    message = []
+    decision_ids = []
     for _ in range(3):
         command = [sys.executable, "-c", CHILD, str(tmp_path / "a")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -483,10 +483,12 @@ def test_what_was_answered_survives_kill_9(tmp_path):
             child.send_signal(signal.SIGKILL)
             lines += child.stdout.readlines()
         # The last line may have been cut off.
-        message += [line.strip() for line in lines if line.endswith("\n")]
+        decision_ids += [line.strip() for line in lines if line.endswith("\n")]
     silo = folders.opened(tmp_path / "a")
-    assert len(message) >= 60 and all(silo.party.ended[name].reward == 0.5 for name in message)
-    assert len(silo.party.decisions) - len(message) <= 3
+    assert len(decision_ids) >= 60 and all(
+        silo.party.ended[name].reward == 0.5 for name in decision_ids
+    )
+    assert len(silo.party.decisions) - len(decision_ids) <= 3
 
 
 def test_hub_and_silo_run_as_commands(tmp_path):

@@ -48,6 +48,7 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def federation_after_releases(releases=1):
+    """Return a federation after some releases, with two rewards at each silo in each period."""
     deployment = federation.Federation(federation.deployed())
     deployment.settle()
     for close in deployment.plan.document.calendar.closes[:releases]:
@@ -147,6 +148,7 @@ def test_metrics_are_served_to_this_machine_alone():
 
 
 def lines(stream):
+    """Return the lines of a JSON log."""
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -266,6 +268,7 @@ class Authority:
 
 @pytest.fixture(scope="module")
 def authorities(tmp_path_factory):
+    """Return two authorities: one that the hub trusts, and one that it does not know."""
     home = tmp_path_factory.mktemp("tls")
     return Authority(home, "consortium"), Authority(home, "stranger")
 
@@ -361,9 +364,9 @@ def test_processes_log_lines_of_json_and_serve_metrics(tmp_path):
     finally:
         for each in running:
             each.terminate()
-        message = [each.communicate()[1] for each in running]
+        outputs = [each.communicate()[1] for each in running]
     assert numbers["fastfed_silo_released"] == 4 and numbers["fastfed_silo_epsilon_spent"] > 0.9
-    log_lines = [[json.loads(line) for line in each.splitlines()] for each in message]
+    log_lines = [[json.loads(line) for line in each.splitlines()] for each in outputs]
     assert {"sealed", "released"} <= {line["event"] for line in log_lines[0]}
     assert {"released"} <= {line["event"] for line in log_lines[1]}
     assert {line["party"] for line in log_lines[0]} == {"silo0"}

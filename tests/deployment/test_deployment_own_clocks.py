@@ -51,6 +51,7 @@ def view_of(plan, data):
 
 
 def hub_of(deployment):
+    """Return the hub of a deployment."""
     return deployment.processes["hub"].party
 
 
@@ -67,6 +68,7 @@ def serve(deployment, tick, names=None, reward=0.5):
 
 
 def started(clock, protocol="silo-ldp", **more):
+    """Return a federation with clocks that all parties have joined."""
     deployment = federation.Federation(clocked(clock, protocol, **more))
     deployment.settle()
     return deployment
@@ -619,6 +621,7 @@ def test_plans_without_clocks_are_as_before():
 
 
 def made_broadcast(plan):
+    """Return the first broadcast of a plan without clocks, after one period."""
     deployment = federation.Federation(plan)
     deployment.settle()
     federation.period(deployment, 1)
@@ -650,6 +653,7 @@ def test_a_clock_whose_keys_are_numbers_is_refused():
 
 
 def first_view(plan):
+    """Return the first broadcast of a plan with clocks, after two ticks."""
     deployment = federation.Federation(plan)
     deployment.settle()
     serve(deployment, 2)

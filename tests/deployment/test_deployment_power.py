@@ -64,6 +64,7 @@ class Held:
 
 @pytest.fixture
 def silo(tmp_path):
+    """Return a silo whose state is in a file."""
     deployment = federation.Federation(federation.deployed())
     silo = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
     yield silo
@@ -415,6 +416,7 @@ def recorded_load(tmp_path, fault, seconds):
 
 
 def applied(content, kind, offset, data):
+    """Apply a change of a file to its content: a write at an offset, or (kind 2) a truncation."""
     if kind == 2:
         del content[offset:]
         content.extend(bytes(offset - len(content)))
@@ -461,7 +463,7 @@ def cut_power(tmp_path, before, events, moments):
     rng, disk, answered = random.Random(3), Disk(before), {}
     answers = [k for k, event in enumerate(events) if event[0] == 5]
     cuts = set(rng.sample(answers, min(moments, len(answers))))
-    gone, tries, place = [], 0, tmp_path / "cut"
+    lost, tries, place = [], 0, tmp_path / "cut"
     place.mkdir(exist_ok=True)
     for number, event in enumerate(events):
         if event[0] != 5:
@@ -485,10 +487,10 @@ def cut_power(tmp_path, before, events, moments):
                 decisions = {w.key for w in store.writes() if w.kind == "decision"}
                 store.close()
             except (InputError, OSError) as error:
-                gone.append(str(error))
+                lost.append(str(error))
                 continue
-            gone += [one for one in answered if one not in decisions]
-    return gone, len(answered), tries
+            lost += [one for one in answered if one not in decisions]
+    return lost, len(answered), tries
 
 
 @pytest.mark.skipif(
@@ -500,16 +502,16 @@ def test_a_power_cut_loses_nothing_that_was_answered(fault, tmp_path):
     """Unsynced writes are lost, kept or torn, also while the log restarts at its beginning."""
     _, before, events = recorded_load(tmp_path, fault, 1.0)
     # A call that joins a sync is lost only if the power is cut before the next sync.
-    gone, answered, tries = cut_power(tmp_path, before, events, 150 if fault == "joined" else 25)
+    lost, answered, tries = cut_power(tmp_path, before, events, 150 if fault == "joined" else 25)
     kinds = [(kind, file) for kind, file, *_ in events]
     headers = sum(e[:3] == (1, 2, 0) for e in events)
-    print(f"{answered} decisions answered, {len(gone)} lost in {tries} power cuts; "
+    print(f"{answered} decisions answered, {len(lost)} lost in {tries} power cuts; "
           f"{kinds.count((4, 2))} syncs of the log, {headers} starts of it")  # fmt: skip
     assert answered > 20 and tries > 60
     if fault:
-        assert gone
+        assert lost
     else:
-        assert not gone, gone[:3]
+        assert not lost, lost[:3]
         # Syncs did overlap, and the log was started again.
         running, most = 0, 0
         for kind, file, *_ in events:

@@ -93,10 +93,12 @@ MADE = {
 
 
 def words(size=5):
+    """Return encoded zeros, the entries of a sum of shares."""
     return wire.packed(np.zeros(size, dtype=np.uint64))
 
 
 def floats(*values):
+    """Return five encoded numbers: these values, then zeros."""
     return wire.packed(np.array([*values, *[0.0] * (5 - len(values))]))
 
 
@@ -126,6 +128,7 @@ def to_everybody(plan):
 
 
 def to_hub(protocol):
+    """Yield (message to the hub, words of its refusal)."""
     plan = MADE[protocol].plan
     shared = plan.shared
     sealed = b"sealed" if shared else b""
@@ -175,6 +178,7 @@ def to_hub(protocol):
 
 
 def to_silo(protocol):
+    """Yield (message to silo 0, words of its refusal)."""
     plan, entries = MADE[protocol].plan, tuple(Entry(i, DIGEST) for i in range(3))
     last = MADE[protocol].processes["silo0"].party.broadcasts[1]
     before = wire.digest(last)
@@ -183,7 +187,7 @@ def to_silo(protocol):
         body = msgspec.structs.replace(Broadcast(floats(), entries, before), **changes)
         return federation.news(plan, plan.wire.signed(HUB, "hub", 2, body), last)
 
-    def told(release=2, sender="silo0", identity=SILOS[0]):
+    def seen(release=2, sender="silo0", identity=SILOS[0]):
         return plan.wire.signed(identity, sender, release, wire.Seen(DIGEST, 1, before))
 
     def receipt(**changes):
@@ -197,8 +201,8 @@ def to_silo(protocol):
     yield plan.wire.signed(HUB, "hub", 2, wire.News(foreign, ())), "must hold the hub's broadcast"
     yield plan.wire.signed(HUB, "hub", 2, wire.News(last, ())), "must hold the hub's broadcast"
     yield plan.wire.signed(HUB, "hub", 3, wire.News(honest, ())), "still open here"
-    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (told(1),))), "is about release 1"
-    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (told(),))), "no silo signed"
+    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (seen(1),))), "is about release 1"
+    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (seen(),))), "no silo signed"
     yield receipt(reports=((3, DIGEST),)), "still open here"
     yield receipt(silo=1), "for silo 1, not 0"
     yield receipt(reports=((5, DIGEST),)), "releases 1..4"
@@ -210,13 +214,14 @@ def to_silo(protocol):
         opened = plan.wire.signed(HELPER, "helper", 2, Opened(entries[:2], (), words()))
         yield broadcast(helper=opened), "not of the set that the helper opened"
         return
-    mine = (Entry(1, DIGEST), Entry(2, DIGEST))
-    yield broadcast(entries=mine, values=floats(1e9)), "beyond what"
-    yield broadcast(entries=mine, values=floats(float("inf"))), "finite"
-    yield broadcast(entries=mine, values=floats()[:-1]), "must have 40 bytes"
+    others = (Entry(1, DIGEST), Entry(2, DIGEST))
+    yield broadcast(entries=others, values=floats(1e9)), "beyond what"
+    yield broadcast(entries=others, values=floats(float("inf"))), "finite"
+    yield broadcast(entries=others, values=floats()[:-1]), "must have 40 bytes"
 
 
 def to_helper():
+    """Yield (message to the helper, words of its refusal)."""
     deployment = MADE["secure-sum"]
     plan, hub_party = deployment.plan, deployment.processes["hub"].party
     # Reports of the second release, which the helper has not been asked for.
@@ -254,6 +259,7 @@ def to_helper():
 
 
 def cases():
+    """Yield (receiver, protocol, message, words of the refusal)."""
     for protocol in MADE:
         yield from (("hub", protocol, *case) for case in to_hub(protocol))
         yield from (("silo0", protocol, *case) for case in to_silo(protocol))

@@ -37,6 +37,8 @@ OPEN = deployed(columns=[AGE | {"fill": 50}, PAIN, SEX])
 
 
 def written(path, delimiter=",", decimal=".", bom=False, rows=PATIENTS):
+    """Write rows as a table in this format, and return the keys that name it in a source."""
+
     def cell(value):
         text = "" if value is None else str(value)
         return text.replace(".", ",") if decimal == "," and isinstance(value, float) else text
@@ -48,10 +50,12 @@ def written(path, delimiter=",", decimal=".", bom=False, rows=PATIENTS):
 
 
 def read(table, folder, plan=OPEN):
+    """Return the cases of a table by the schema of a plan."""
     return cases(source_of(table, folder), plan.document.schema)
 
 
 def features(found, plan=OPEN):
+    """Return the context of each case."""
     return [plan.document.schema.records.context(case.record) for case in found]
 
 
@@ -160,6 +164,7 @@ def test_a_table_that_does_not_fit_is_refused_with_file_line_column_and_range(
 
 
 def table_of(tmp_path, count, **more):
+    """Return the source of a table of random records with dates."""
     rng = np.random.default_rng(count)
     rows = [
         {

@@ -21,6 +21,7 @@ PROTOCOLS = ("silo-ldp", "feducb", "central", "secure-sum")
 
 
 def schedules(protocol, seeds, **keys):
+    """Run schedules of faults, one for each seed, and return them."""
     worlds = []
     for seed in seeds:
         world = World(deployed(protocol), seed, **keys)

@@ -77,10 +77,12 @@ class Page(HTMLParser):
 
 
 def status_text(deployment, name, **more):
+    """Return the text of a party's status page."""
     return Page(html_of(facts_of(deployment.processes[name]) | {"per_minute": None} | more)).text
 
 
 def running(protocol="silo-ldp", **keys):
+    """Return a federation that all parties have joined."""
     deployment = federation.Federation(deployed(protocol, **keys))
     deployment.settle()
     return deployment
@@ -228,6 +230,7 @@ FEATURES, REWARD, SUBJECT = [[0.12347, 0.56789], [-0.34567, 0.45671]], 0.87653, 
 
 
 def clean(text, ids):
+    """Check that a text holds no value of a record and no id of a decision."""
     for value in (*(abs(x) for row in FEATURES for x in row), REWARD):
         for digits in (3, 4, 5):
             assert f"{value:.{digits}f}" not in text, value
@@ -284,6 +287,7 @@ def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
 
 @contextmanager
 def serving(process):
+    """Serve the status page of a process until the end of the block."""
     server = StatusPage(process, 0)
     server.start()
     try:
@@ -294,6 +298,7 @@ def serving(process):
 
 
 def request_page(server, path="/", method="GET", host=None, body=None):
+    """Return (code, headers, body) of a request to a status page."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     connection.request(method, path, body, {"host": host} if host else {})
     answer = connection.getresponse()
@@ -432,6 +437,7 @@ def site(home, protocol="secure-sum", start="2020-01-01T00:00:00Z"):
 
 
 def files(folder):
+    """Return the content and the time of change of every file of a folder."""
     return {
         path.name: (path.read_bytes(), path.stat().st_mtime_ns)
         for path in folder.iterdir()
@@ -440,6 +446,7 @@ def files(folder):
 
 
 def status(folder, *options, code=0):
+    """Run `deploy status` on a folder; check that it changes no file and cuts no line."""
     before = files(Path(folder)) if Path(folder).is_dir() else {}
     result = CliRunner().invoke(cli, ["deploy", "status", str(folder), *options])
     assert result.exit_code == code, (result.output, result.exception)
@@ -690,17 +697,17 @@ def test_commands_serve_pages_and_say_where(tmp_path):
     finally:
         for each in running:
             each.terminate()
-        message = [each.communicate()[1].splitlines() for each in running]
+        outputs = [each.communicate()[1].splitlines() for each in running]
     assert all("All releases are out" in pages[port] for port in ports[1:])
-    assert message[0][:3] == [
+    assert outputs[0][:3] == [
         f'hub of "wound care"; plan {facts["plan"]}, release 0 of 4',
         f"the status page is http://127.0.0.1:{ports[1]}/",
         f"listening on http://127.0.0.1:{ports[0]}",
     ]
-    assert message[0][-1] == "release 4 is out"
-    assert f"the socket of the application is {tmp_path / 'silo0' / 'silo.sock'}" in message[1]
-    assert all("release 4 is out" in lines for lines in message[1:])
-    assert not any("Traceback" in line for lines in message for line in lines)
+    assert outputs[0][-1] == "release 4 is out"
+    assert f"the socket of the application is {tmp_path / 'silo0' / 'silo.sock'}" in outputs[1]
+    assert all("release 4 is out" in lines for lines in outputs[1:])
+    assert not any("Traceback" in line for lines in outputs for line in lines)
     # A hub has nothing to do after the last release; a silo can still be asked for decisions.
     text = status(tmp_path / "hub")
     assert "runs       no\n" in text and f"waits for  {WAITS['hub']['over'].what}\n" in text

@@ -80,6 +80,7 @@ def wait_until(what, seconds=30):
 
 
 def listens(port):
+    """Return True if something listens on a port; otherwise an OSError is raised."""
     socket.create_connection(("127.0.0.1", port), 5).close()
     return True
 
@@ -92,9 +93,9 @@ def ends(child, number):
         code = child.wait(8)
     except subprocess.TimeoutExpired:
         code = "no end"
-    took = time.monotonic() - begin
+    seconds = time.monotonic() - begin
     message = child.errors.read_text()
-    assert code == 0 and took < 5.0, (code, took, message[-2000:])
+    assert code == 0 and seconds < 5.0, (code, seconds, message[-2000:])
     assert "Traceback" not in message and len(message.splitlines()) <= 6, message[-3000:]
 
 
@@ -124,6 +125,7 @@ def crowd(stack, port, count, context=None):
 
 
 def unchecked():
+    """Return a TLS context that accepts every certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
@@ -268,6 +270,7 @@ def test_no_answer_of_a_socket_ends_or_blocks_its_client(kind, monkeypatch, tmp_
 
 
 def broken(*_, **__):
+    """Raise an error whose text must not be shown."""
     raise UnicodeError("secret value")
 
 
@@ -315,6 +318,7 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
 
 
 def dial(stack, path):
+    """Return a connection to a silo's socket, closed at the end of the stack."""
     connection = stack.enter_context(socket.socket(socket.AF_UNIX))
     connection.connect(str(path))
     connection.settimeout(10)

@@ -28,11 +28,13 @@ KINDS = {"silo": SparseSilo, "hub": SparseHub}
 
 
 def spec(silos=3, **system):
+    """Return the spec of a deployment of fed-svt."""
     return exchanges.spec_of_experts(exchanges.SWITCHES | system, silos)
 
 
 @lru_cache
 def plan_of(**keys):
+    """Return the compiled plan of a spec with these keys."""
     return plans.compile_plan(spec(**keys))
 
 
@@ -216,6 +218,7 @@ def test_sums_that_no_losses_have_are_refused(bad_value):
 
 
 def schedules(seeds, kinds=KINDS, **chances):
+    """Run schedules of faults, one for each seed, and return them."""
     return exchanges.schedules(plan_of(), seeds, kinds, ExpertWorld, **chances)
 
 

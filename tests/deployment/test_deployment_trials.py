@@ -151,6 +151,7 @@ class Site:
 
 @contextmanager
 def site(tmp_path, monkeypatch, **keys):
+    """Run the processes of a site until the end of the block."""
     deployment = Site(tmp_path, monkeypatch, **keys)
     try:
         yield deployment
@@ -159,14 +160,17 @@ def site(tmp_path, monkeypatch, **keys):
 
 
 def released(at_least):
+    """Return a condition on the status: at least this many releases."""
     return lambda status: status["released"] >= at_least
 
 
 def acts_on(release):
+    """Return a condition on the status: the silo uses a model of at least this release."""
     return lambda status: status["model"] >= release
 
 
 def verified(home):
+    """Return whether `ledger verify` accepts the ledger of a folder."""
     command = [sys.executable, "-P", "-m", "fastfed", "ledger", "verify", str(home)]
     return subprocess.run(command, capture_output=True, text=True, check=False).returncode == 0
 

@@ -51,10 +51,12 @@ def changed(value, path, new):
 
 
 def encoded(value):
+    """Return the canonical encoding of a value."""
     return msgspec.msgpack.Encoder(order="deterministic").encode(value)
 
 
 def attacks(kind):
+    """Yield (path, number of the hostile value, changed bytes) for every field of a plan."""
     plan = federation_of_all.plan(kind)
     plain = msgspec.msgpack.decode(plans.spelled(plan.document))
     for path in leaves(plain):
@@ -178,6 +180,7 @@ def resigned(plain, identity):
 
 
 def finite(value):
+    """Return whether all numbers in nested dicts and lists are finite."""
     if isinstance(value, dict):
         return all(map(finite, value.values()))
     if isinstance(value, list | tuple):

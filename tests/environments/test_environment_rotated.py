@@ -97,19 +97,19 @@ def test_without_rotation_it_is_the_sphere_bit_for_bit(dimension):
     one, other = turned.open(3, 1, SILOS), sphere.open(3, 1, SILOS)
     for silo in range(SILOS):
         for t in (1, 8):
-            for mine, theirs in zip(one.round(silo, t), other.round(silo, t), strict=True):
-                assert mine.tobytes() == theirs.tobytes()
+            for expected, actual in zip(one.round(silo, t), other.round(silo, t), strict=True):
+                assert expected.tobytes() == actual.tobytes()
     curves = [
         {"label": "alone", "algorithm": "local-linucb"},
         {"label": "together", "algorithm": "fedlinucb", "batch_size": 5},
     ]
     keys = {"curves": curves, "silos": SILOS, "horizon": 60, "replicates": 2}
-    for mine, theirs in zip(
+    for expected, actual in zip(
         fastfed.simulate(turned, **keys).curves,
         fastfed.simulate(sphere, **keys).curves,
         strict=True,
     ):
-        assert mine.group_regret.tobytes() == theirs.group_regret.tobytes()
+        assert expected.group_regret.tobytes() == actual.group_regret.tobytes()
 
 
 @pytest.mark.parametrize("reward", ["bernoulli", "gaussian", "none"])

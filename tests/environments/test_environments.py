@@ -101,11 +101,11 @@ class TestReplay:
 
     def test_without_replacement_meets_every_round_once_in_another_order(self, recorded):
         opened_environment = Replay.from_arrays(*recorded).open(0, 0, 3)
-        met = [opened_environment.query(1, t) for t in range(1, 25)]
-        assert sorted(met) == list(range(24, 48))
-        assert met != sorted(met)
+        queries = [opened_environment.query(1, t) for t in range(1, 25)]
+        assert sorted(queries) == list(range(24, 48))
+        assert queries != sorted(queries)
         again = Replay.from_arrays(*recorded).open(0, 1, 3)
-        assert met != [again.query(1, t) for t in range(1, 25)]
+        assert queries != [again.query(1, t) for t in range(1, 25)]
 
     def test_a_horizon_beyond_the_data_names_the_largest(self, recorded):
         with pytest.raises(fastfed.InputError, match="horizon must be <= 24"):

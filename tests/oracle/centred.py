@@ -65,14 +65,14 @@ def random_records(release: Release, count: int, k: int, rng: np.random.Generato
 
 def largest_of_random(release: Release, count: int, k: int, rng: np.random.Generator):
     """Return the largest distance of random pairs, and of random records from no record."""
-    replaced = gone = 0.0
+    replaced = removed = 0.0
     while count > 0:
         n = min(count, 250_000)
         one, other = random_records(release, n, k, rng), random_records(release, n, k, rng)
         replaced = max(replaced, float(moved(release, *one, *other).max()))
-        gone = max(gone, float(np.linalg.norm(entries(release, *one), axis=1).max()))
+        removed = max(removed, float(np.linalg.norm(entries(release, *one), axis=1).max()))
         count -= n
-    return replaced, gone
+    return replaced, removed
 
 
 def largest_found(

@@ -197,6 +197,6 @@ def delta_of_count(q: float, users: int, epsilon: float) -> float:
     worst = 0.0
     for ones in range(users):
         others = [1.0] * ones + [0.0] * (users - 1 - ones)
-        laws = [law_of_count(q, [*others, mine]) for mine in (0.0, 1.0)]
+        laws = [law_of_count(q, [*others, value]) for value in (0.0, 1.0)]
         worst = max(worst, hockey_stick(*laws, epsilon), hockey_stick(*laws[::-1], epsilon))
     return worst

@@ -216,7 +216,7 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
     assert len(settled) == len(OLD) + len(AGENTS)
     for keys in settled:
         assert all(keys[key] == value for key, value in LATER.items() if key in keys)
-    message = [
+    experiments = [
         experiment({**PUBLIC, "batch_size": 5, **keys}, 1.0)
         for keys in ({"bonus": 0.5}, {"bonus": 0.5, "ledger": 2.0}, {"reward_centre": 0.5},
                      {"tie_bonus": 0.5}, {"sieve": 0.3}, {"sieve": 0.5},
@@ -226,8 +226,8 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
         for keys in (GROWING, {**GROWING, "batch_first": 2}, {**GROWING, "batch_ratio": 1.5},
                      {"release_rounds": [3, 9]}, {"release_rounds": [3, 10]})
     ] + [experiment({**PUBLIC, "batch_size": 5, "sieve": 1.0}, 2.0)]  # fmt: skip
-    digests = {e.digest() for e in message}
-    assert len(digests) == len(message) and plain.digest() not in digests
+    digests = {e.digest() for e in experiments}
+    assert len(digests) == len(experiments) and plain.digest() not in digests
     assert experiment({**PUBLIC, "batch_size": 5, "bonus": 1.0}).digest() == plain.digest()
     default = experiment({**PUBLIC, "batch_size": 5})
     assert default.digest() == experiment({**PUBLIC, "batch_size": 5, "sieve": 0.3}).digest()
