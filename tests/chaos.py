@@ -195,6 +195,7 @@ class Proxy:
         self.listener.close()
 
     def _listen(self) -> None:
+        """Accept connections until the listener is closed."""
         while True:
             try:
                 client, _ = self.listener.accept()
@@ -203,6 +204,7 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
+        """Pass a connection on to the hub, with the present fault of the network."""
         mode = self.mode if self.rng.random() < 0.7 else ""
         limit = self.rng.randrange(900) if mode == "cut" else 1 << 40
         with client, suppress(OSError):
@@ -221,6 +223,7 @@ class Proxy:
     def _pump(
         self, source: socket.socket, to: socket.socket, limit: int, up: bool, mode: str
     ) -> None:
+        """Pass bytes on in one direction, until the fault of this connection."""
         held, source_ended = b"", False
         source.settimeout(125 if not mode else 8)
         with suppress(OSError):

@@ -129,6 +129,7 @@ class ExpertWorld(World):
     """A world whose applications report losses; it checks that each loss enters its phase."""
 
     def act(self, name):
+        """Let a silo decide, or give losses to one of its open decisions."""
         silo, rng = self.parties[name], self.random
         if self.now < self.down.get(name, 0):
             return

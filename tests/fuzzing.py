@@ -269,6 +269,7 @@ KEYS_OF_WORLDS = (
 
 
 def change_spec(rng: Random, spec: dict[str, Any]) -> None:
+    """Damage a spec in place: a key, a value, or a place at random."""
     kind = rng.randrange(10)
     curves = [c for c in spec["curve"] if isinstance(c, dict)] if _listed(spec) else []
     known = [c for c in curves if str(c.get("algorithm")) in ALGORITHMS.builtin]
@@ -305,6 +306,7 @@ def change_spec(rng: Random, spec: dict[str, Any]) -> None:
 
 
 def _listed(spec: dict[str, Any]) -> bool:
+    """Return whether the curves of a spec are a list."""
     return isinstance(spec.get("curve"), list)
 
 
@@ -314,10 +316,12 @@ def toml(spec: dict[str, Any]) -> str:
 
 
 def _key(key: str) -> str:
+    """Return a key as TOML."""
     return _value(str(key))
 
 
 def _value(value: Any) -> str:
+    """Return a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

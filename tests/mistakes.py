@@ -99,6 +99,7 @@ def answer(mistake: Mistake) -> Answer:
 
 
 def _said(mistake: Mistake, folder: Path) -> tuple[str, list[str]]:
+    """Make a mistake in a folder; return its message and what is wrong with the message."""
     try:
         mistake.make(folder)
     except mistake.error as error:

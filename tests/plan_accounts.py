@@ -226,6 +226,7 @@ def worst_mu(stds: tuple, bounds: tuple, pairs: tuple, relation: str) -> float:
 
 
 def _bounds(plan: Any) -> tuple:
+    """Return (feature norm, least, largest reward, constant, centre, free features) of a plan."""
     clip = plan.clip
     if clip is None:
         return (1.0, -1.0, 1.0, 0.0, 0.0, plan.dimension)

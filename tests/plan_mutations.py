@@ -195,10 +195,12 @@ class Place:
         self.box, self.key, self.offset = box, key, offset
 
     def get(self) -> Any:
+        """Return the value here: an entry of the box, or a number at an offset of its bytes."""
         value = self.box[self.key]
         return value if self.offset < 0 else struct.unpack_from("<d", value, self.offset)[0]
 
     def put(self, value: Any) -> None:
+        """Store a value here."""
         if self.offset < 0:
             self.box[self.key] = value
             return
@@ -300,6 +302,7 @@ GROUPS = (
 
 
 def _grouped(numbers: dict[str, Any], group: tuple[str, ...]) -> list[Place]:
+    """Return the places of all floats among the numbers whose keys begin with `group`."""
     box = {key: value for key, value in numbers.items() if key.startswith(group)}
     actual = places(box, arrays=True)
     for place in actual:
@@ -1175,6 +1178,7 @@ def attempt(seed: int, kinds: tuple[str, ...] = KINDS, sizes: bool = False) -> t
 
 
 def _hangs(number: int, frame: Any) -> None:
+    """End a load that takes two minutes (a signal handler)."""
     raise Broken("no end after two minutes")
 
 

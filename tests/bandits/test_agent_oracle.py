@@ -61,22 +61,27 @@ class OracleDraws:
         return z[:d] * bias, covariance
 
     def uniforms(self, t):
+        """Return the uniform numbers that round the data point of user t."""
         return self.source.random_u32(0, t, self.size) * 2.0**-32
 
     def ones_of_batch(self, m):
+        """Return the ones among a batch's noise bits, in each entry."""
         trials = self.plan.batch_size * self.plan.encoding.noise_bits[0]
         return self.whole(self.source.binomials(0, m, self.size, trials) + trials / 4)
 
     def ones_of_user(self, t):
+        """Return the ones among the noise bits of user t, in each entry."""
         b = self.plan.encoding.noise_bits[0]
         return self.whole(self.source.point_binomials(0, t, 0, self.size, b) + b / 4)
 
     @staticmethod
     def whole(ones):
+        """Return numbers that must be whole, as integers."""
         assert (ones == np.rint(ones)).all()
         return np.rint(ones).astype(np.int64)
 
     def order(self, m):
+        """Return the two permutations of a batch's users that the shuffler draws."""
         users = self.plan.batch_size
         return self.source.permutation(m, users), self.source.permutation(m, users, 1)
 

@@ -175,6 +175,7 @@ class Watched(Silo):
     key = 0
 
     def _score_key(self) -> int:
+        """Draw the key of the score function, and keep it for the test."""
         self.key = super()._score_key()
         return self.key
 

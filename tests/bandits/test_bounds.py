@@ -35,6 +35,7 @@ SETTING = BoundSetting(
 
 
 def setting_of(**changed: Any) -> BoundSetting:
+    """Return the default setting with some fields changed."""
     return msgspec.structs.replace(SETTING, **changed)
 
 

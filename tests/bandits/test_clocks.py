@@ -608,6 +608,7 @@ class Seen:
 
     @property
     def events(self):
+        """Return whether all three events of the direct radius hold."""
         return self.noise and self.error and self.rewards
 
 

@@ -37,6 +37,7 @@ FULL_SIZE = {"T": 10**7, "M": 100, "d": 10}
 
 
 def trees(d: int, M: int, n: int, alpha: float, L: float = 1.0, gamma: int = 1) -> Trees:
+    """Return trees of d features, M silos and n releases."""
     return Trees(
         dimension=d, silos=M, releases=n, failure_probability=alpha, feature_bound=L, gamma=gamma
     )
@@ -45,6 +46,7 @@ def trees(d: int, M: int, n: int, alpha: float, L: float = 1.0, gamma: int = 1) 
 def sizes_of(
     T: int, M: int, d: int, rho_min: float, rho_max: float, L: float = 1.0, gamma: int = 1
 ) -> Sizes:
+    """Return the sizes of a problem."""
     return Sizes(
         horizon=T, silos=M, dimension=d, rho_min=rho_min, rho_max=rho_max, feature_bound=L,
         gamma=gamma,
@@ -52,6 +54,7 @@ def sizes_of(
 
 
 def check_equal(actual: float, expected: float, rel: float = 1e-12) -> None:
+    """Check that two numbers are equal up to rounding."""
     assert math.isclose(actual, expected, rel_tol=rel), (actual, expected)
 
 

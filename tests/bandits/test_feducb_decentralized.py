@@ -1305,6 +1305,7 @@ class CountingNetwork(Network[Message]):
     byte_count = 0
 
     def _forward(self, flight, silos):
+        """Forward a message, and count the bytes on all links."""
         type(self).byte_count += sum(
             flight.message.nbytes * len(self.graph.neighbours[i]) for i in silos
         )

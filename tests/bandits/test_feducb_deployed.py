@@ -236,6 +236,7 @@ class FailsInRoundThree(SeededNoise):
     failed = False
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+        """Draw the noise of the trigger; fail once, in round 3."""
         if round == 3 and not self.failed:
             self.failed = True
             raise OSError("no entropy")

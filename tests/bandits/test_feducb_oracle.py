@@ -171,6 +171,7 @@ UNEVEN_KEYS: dict[str, dict[str, Any]] = {
 
 
 def uneven_experiment(name: str) -> Experiment:
+    """Return an experiment of four silos whose last batch is shorter."""
     return experiment(uneven_environment(), silos=4, horizon=34, **UNEVEN_KEYS[name])
 
 

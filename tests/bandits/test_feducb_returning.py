@@ -21,6 +21,7 @@ BUDGET = {"epsilon": 1.0, "delta": 1e-6}
 
 
 def make_system(**keys):
+    """Return a system of feducb with these keys."""
     return fastfed.make_system("feducb", **{**SIZES, **BUDGET, **keys})
 
 

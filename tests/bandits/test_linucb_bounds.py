@@ -67,10 +67,12 @@ ALPHAS = (1.0, 1e-3)
 
 
 def batch_sizes(horizon: int) -> list[int]:
+    """Return the smallest batch, that of the root of the horizon, and the largest."""
     return sorted({1, math.ceil(math.sqrt(horizon)), horizon})
 
 
 def check_equal(actual: float, expected: float) -> None:
+    """Check that two numbers are equal up to rounding."""
     assert math.isclose(actual, expected, rel_tol=1e-12), (actual, expected)
 
 

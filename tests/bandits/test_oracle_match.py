@@ -74,6 +74,8 @@ def debiased_bits(plan, seed, rewards):
 
 
 def oracle_replay(experiment, outcome, change=lambda direct: direct):
+    """Replay a recorded run by the paper's pseudocode, on the same draws; `change` may alter the
+    direct radius."""
     plan = experiment.curves[0].system.plan
     environment = experiment.environment.open(experiment.seed, 0, experiment.silos)
     noise = oracle_noise(plan, experiment.seed)
@@ -134,6 +136,7 @@ def oracle_replay(experiment, outcome, change=lambda direct: direct):
 
 
 def check_against_oracle(environment, sizes, **changes):
+    """Run a curve and replay it; check that regret, choices and totals agree."""
     # The papers' algorithms choose the largest bound.
     changes = {"sieve": 1.0, **changes}
     table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **changes)

@@ -22,6 +22,7 @@ RELEASES = (
 
 
 def make_plan(**keys):
+    """Return a plan with these keys changed."""
     sizes = {"silos": 3, "horizon": 40, "dimension": 3, "batch_size": 5}
     budget = {"epsilon": 1.0, "delta": 1e-6, "protocol": "central"}
     return fastfed.make_system("private-fedlinucb", **(sizes | budget | keys)).plan

@@ -264,6 +264,7 @@ class RecordedCoins(SeededNoise):
         self.tossed = {}
 
     def participation(self, silo, round):
+        """Toss the coin of a round, which must not have been tossed before."""
         assert (silo, round) not in self.tossed
         self.tossed[silo, round] = super().participation(silo, round)
         return self.tossed[silo, round]

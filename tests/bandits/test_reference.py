@@ -19,6 +19,7 @@ from reference_agent import BitSums, NoisySums, PlainSums, TreeSums, linucb_fixe
 
 
 def small_sphere(**changes: Any) -> dict[str, Any]:
+    """Return the arguments of a small run on the sphere."""
     arguments: dict[str, Any] = {
         "silos": 3,
         "horizon": 60,
@@ -33,6 +34,7 @@ def small_sphere(**changes: Any) -> dict[str, Any]:
 
 
 def small_vector(**changes: Any) -> dict[str, Any]:
+    """Return the arguments of a small run with shuffled bits."""
     arguments = small_sphere(epsilon=1.0, delta=0.1, **changes)
     del arguments["noise_std"]
     return arguments
@@ -62,6 +64,7 @@ def small_pool(**changes: Any) -> dict[str, Any]:
 
 
 def check_regret(result: reference.Result, horizon: int) -> None:
+    """Check the shape and the order of the regret and of the times."""
     regret = result["group_regret"]
     assert regret.shape == (horizon,)
     assert np.isfinite(regret).all()
@@ -165,6 +168,7 @@ def test_noise_too_large_for_the_regularizer_raises_an_error() -> None:
 
 
 def make_vector_tree(points_per_batch: int, d: int, levels: int = 1, **changes: Any) -> Any:
+    """Return a tree of sums of bits."""
     arguments: dict[str, Any] = {
         "epsilon": 1.0,
         "delta": 0.1,
@@ -379,6 +383,7 @@ def make_fixed_set(actions: int, d: int, seed: int) -> tuple[np.ndarray, np.ndar
 
 
 def make_agent_sums(system: str, d: int, releases: int, mechanism: np.random.Generator) -> Any:
+    """Return the sums that an agent of this system keeps."""
     if system == "linucb":
         return PlainSums(d)
     if system == "linucb-jdp":

@@ -95,6 +95,7 @@ def cached_experiment(environment: Any, key_items: tuple[tuple[str, Any], ...]) 
 
 
 def plan_of(e: Experiment) -> PhasePlan:
+    """Return the plan in phases of the only curve."""
     plan = e.curves[0].system.plan
     assert isinstance(plan, PhasePlan)
     return plan
@@ -827,6 +828,7 @@ class FailsOnce(SeededNoise):
         self.requested: set[tuple[int, int]] = set()
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        """Draw uniform numbers; fail at the first request of each purpose and release."""
         if (purpose, release) not in self.requested:
             self.requested.add((purpose, release))
             raise OSError("no entropy")

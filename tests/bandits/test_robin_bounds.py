@@ -64,10 +64,12 @@ LOWER_BOUNDS: dict[str, tuple[Callable[..., float], Callable[..., float]]] = {
 
 
 def check_equal(actual: float, expected: float) -> None:
+    """Check that two numbers are equal up to rounding."""
     assert math.isclose(actual, expected, rel_tol=1e-12), (actual, expected)
 
 
 def problem(T: int, M: int, d: int) -> ProblemSpec:
+    """Return a problem of T rounds, M silos and d features."""
     return ProblemSpec(silos=M, horizon=T, dimension=d)
 
 

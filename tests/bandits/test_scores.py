@@ -546,6 +546,7 @@ class TestKeyed:
 
     @staticmethod
     def mixed(z):
+        """Return the output of the finaliser of splitmix64 for z."""
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return z ^ (z >> 31)

@@ -257,6 +257,7 @@ CURVES: dict[str, dict[str, Any]] = {
 
 
 def world_of(curve: dict[str, Any], horizon: int = 150) -> Any:
+    """Return an experiment with one curve on the sphere."""
     alone = curve["algorithm"].startswith("linucb")
     return make_experiment(
         name="sieve", environment=Sphere(4, 15, intercept=2.0), curves=[{"label": "a", **curve}],
@@ -398,6 +399,7 @@ def test_the_slack_of_a_silo_alone_is_that_of_the_definition_in_each_round(
 
 
 def system_of(algorithm: str = "fedlinucb", **keys: Any) -> Any:
+    """Return a system for given sizes; `keys` may contain silos, horizon and dimension."""
     sizes = {k: keys.pop(k, v) for k, v in {"silos": 2, "horizon": 500, "dimension": 2}.items()}
     if algorithm == "private-fedlinucb":
         keys = {"epsilon": 50.0, "delta": 1e-2, **keys}
@@ -785,6 +787,7 @@ DEFAULTS: list[tuple[str, dict[str, Any], tuple[float, float]]] = [
 
 
 def made_of(algorithm: str, keys: dict[str, Any], **sizes: Any) -> Any:
+    """Return a system of an algorithm, with a budget if it is private."""
     private = algorithm.startswith(("private", "feducb")) or algorithm.startswith("linucb-")
     budget = {"epsilon": 1.0, "delta": 1e-3} if private else {}
     silos = 1 if algorithm.startswith("linucb") else 4
@@ -854,6 +857,7 @@ def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
 
 
 def identity(**keys: Any) -> dict[str, Any]:
+    """Return what the identity of an experiment says about its only curve."""
     experiment = make_experiment(
         name="a", environment=Sphere(3, 5), horizon=40, silos=2, seed=1,
         curves=[{"label": "a", "algorithm": "fedlinucb", "batch_size": 5, **keys}],

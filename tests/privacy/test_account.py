@@ -772,14 +772,17 @@ def test_accounts_of_planted_faults_give_a_larger_epsilon(fault: str, name: str)
 
 
 def _eager(plan: Plan) -> Plan:
+    """Return the plan of silos that learn between releases."""
     return replace(plan, lazy=False)
 
 
 def _unclipped(plan: Plan) -> Plan:
+    """Return the plan without clipping."""
     return replace(plan, clip=None)
 
 
 def _by_raw_data(plan: Plan) -> Plan:
+    """Return the plan that synchronises by a trigger on raw data."""
     return replace(plan, batch_size=1, trigger=Trigger(DETERMINANT, 1.0))
 
 

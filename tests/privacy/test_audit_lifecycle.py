@@ -43,6 +43,7 @@ def test_audit_of_a_single_report_passes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def raise_type_error(*_: object) -> object:
+    """Refuse a copy."""
     raise TypeError("cannot be copied")
 
 

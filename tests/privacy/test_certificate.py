@@ -31,6 +31,7 @@ MISSED = ClaimCondition("the claim is met", False)
 
 
 def fields(**changed: Any) -> dict[str, Any]:
+    """Return the fields of a valid certificate, some of them changed."""
     return {
         "unit": "user",
         "relation": "replace",

@@ -22,6 +22,7 @@ MANY_COINS = 2**73
 
 
 def seeded_bytes(seed: int):
+    """Return a function that draws bytes from a seeded generator."""
     return np.random.default_rng(seed).bytes
 
 

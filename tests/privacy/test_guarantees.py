@@ -28,6 +28,7 @@ SYSTEMS = {
 
 
 def system(algorithm, **keys):
+    """Return a system of an algorithm with these keys."""
     sizes = {"silos": 5, "horizon": 400, "dimension": 6, "epsilon": 1.0, "delta": 1e-6}
     return fastfed.make_system(algorithm, **(sizes | keys))
 

@@ -18,6 +18,8 @@ DATA, NEIGHBOUR = np.zeros(3), np.array([1.0, 0.0, 0.0])
 
 
 def gaussian_mechanism(std: float):
+    """Return a mechanism that adds normal noise to three numbers."""
+
     def noisy(data, rng):
         return np.asarray(data) + std * rng.normal(size=3)
 

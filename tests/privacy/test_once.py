@@ -97,6 +97,7 @@ PROTOCOLS = [
 
 
 def make_plan(protocol: str, **changes: Any) -> Any:
+    """Return a plan of a protocol with batches of one round."""
     keys = {**KEYS, "batch_size": 1, "protocol": protocol, **changes}
     return fastfed.make_system("private-fedlinucb", **keys).plan
 
@@ -115,15 +116,18 @@ class SmallFederation:
             self.pass_on([silo.report() for silo in self.silos])
 
     def play(self) -> None:
+        """Play one round at every silo."""
         for i, silo in enumerate(self.silos):
             silo.select(np.eye(D) * (0.9 - 0.1 * i))
             silo.observe(0.3 + 0.4 * i)
 
     def combined(self, reports: list[Any]) -> Any:
+        """Return the broadcast of these reports."""
         sent = self.shuffler.shuffle(reports) if self.plan.protocol.shuffled else reports
         return self.server.combine(sent)
 
     def pass_on(self, reports: list[Any]) -> None:
+        """Combine the reports, and let all silos receive the broadcast."""
         answer = self.combined(reports)
         for silo in self.silos:
             silo.receive(answer)
@@ -222,6 +226,7 @@ def test_reports_that_overflow_change_nothing():
 
 
 def make_objects() -> list[Any]:
+    """Return one object of every class that acts once."""
     users = fastfed.make_system("linucb-ldp", **{**KEYS, "silos": 1}).plan
     peers = fastfed.make_system("feducb-decentralized", **KEYS, schedule="fixed", batch_size=2)
     experts = fastfed.make_system(

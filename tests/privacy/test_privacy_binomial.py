@@ -64,6 +64,7 @@ def divergences(
 
 
 def deltas(account: VectorSumAccount, epsilons: Iterable[float]) -> np.ndarray:
+    """Return delta at each epsilon."""
     return np.array([account.delta(epsilon) for epsilon in epsilons])
 
 

@@ -127,6 +127,7 @@ def test_noise_is_calibrated_to_the_buffered_coefficients():
 
 
 def make_experiment(release="buffered", **keys):
+    """Return an experiment with this release, and its system."""
     sizes = {"silos": 2, "horizon": 22, "batch_size": 3, "lazy": False, "protocol": "silo-ldp"}
     built_experiment = experiment(
         Sphere(dimension=3, actions=4), {**sizes, "release": release, **keys}

@@ -246,6 +246,7 @@ def test_squares_of_levels_equal_brute_force(releases: int) -> None:
 def calibrated(
     name: str, budget: Budget, releases: int, layout: str, returning: int
 ) -> GaussianRelease:
+    """Return a release of this name, calibrated to the budget for users who return."""
     if name == "tree":
         return calibrate_tree(budget, releases, layout=layout, returning=returning)
     return calibrate_release(name, budget, releases, layout=layout, returning=returning)

@@ -11,6 +11,7 @@ from fastfed._roots import brentq
 
 
 def functions():
+    """Yield functions of one variable: smooth, steep, flat and with jumps."""
     draw = random.Random(1)
     for _ in range(300):
         a, b, c = draw.uniform(-3, 3), math.exp(draw.uniform(-8, 8)), draw.uniform(-2, 2)

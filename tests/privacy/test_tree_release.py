@@ -103,6 +103,7 @@ def test_vectors_are_clipped_and_counted():
 
 
 def release_all(**keywords):
+    """Return the noise of six releases of zeros."""
     tree = TreeRelease(4, 6, noise_std=1.0, **keywords)
     return np.array([tree.add(np.zeros(4)) for _ in range(6)])
 

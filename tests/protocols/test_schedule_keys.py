@@ -30,6 +30,7 @@ CENTRED = {"batch_size": 5, "reward_centre": 0.5}
 
 
 def experiment(curve: dict[str, Any], intercept: float = 1.0) -> Experiment:
+    """Return an experiment with one curve."""
     algorithm = curve["algorithm"]
     silos = 1 if algorithm.startswith("linucb") else 30 if algorithm == "robin" else 2
     return make_experiment(
@@ -174,6 +175,7 @@ AGENTS: dict[str, dict[str, Any]] = {
 
 
 def earlier_keys(curves: dict[str, dict[str, Any]], silos: int, environment: Any) -> Experiment:
+    """Return an experiment with the keys that an earlier version stored."""
     tables = [
         # The rule of then, which is no longer the default: the largest bound is chosen.
         {"label": name, "algorithm": name, **({} if name == "random" else {"sieve": 1.0}), **keys}

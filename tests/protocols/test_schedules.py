@@ -29,6 +29,7 @@ SEED = 3
 
 
 def experiment_of(sizes: dict[str, Any], **more: Any) -> Any:
+    """Return the experiment of a case."""
     table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **more)
     centred = "reward_centre" in table
     sphere = Sphere(sizes["dimension"], sizes["actions"], intercept=3.0 if centred else 1.0)
@@ -150,6 +151,7 @@ def test_equal_batches_by_name_and_by_rounds_are_one_run() -> None:
 
 
 def direct_of(plan: Plan) -> oracle.Direct:
+    """Return the direct radius of a plan, for the oracle."""
     r = plan.radius
     return oracle.Direct(
         full=lambda k: plan.regularizer[plan.entry(k)],
@@ -160,6 +162,7 @@ def direct_of(plan: Plan) -> oracle.Direct:
 
 
 def sieve_of(plan: Plan) -> oracle.Sieve | None:
+    """Return the sieve of a plan, for the oracle; None if the largest bound is chosen."""
     if plan.ranking == 1.0:
         return None
     return oracle.Sieve(plan.ranking, plan.reward_limit, plan.sieve_growth)
@@ -210,6 +213,7 @@ def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
 
 
 def oracle_replay(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
+    """Replay a recorded run by the oracle, with some of its arguments changed."""
     plan = e.curves[0].system.plan
     opened_environment = e.environment.open(e.seed, 0, e.silos)
     clip = plan.clip
@@ -233,6 +237,7 @@ def oracle_replay(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
 def checked(
     sizes: dict[str, Any], limit: float | None = None, **more: Any
 ) -> tuple[Any, Any, oracle.Replay]:
+    """Run a case, check that a replay agrees, and return (experiment, outcome, replay)."""
     e = experiment_of(sizes, **more)
     if limit is not None:
         e = with_limit(e, limit)
@@ -274,6 +279,7 @@ def test_every_case_plays_what_its_definition_says(name: str) -> None:
 
 
 def noticed(wrong: dict[str, Any], names: list[str]) -> float:
+    """Return how much a replay with a planted fault differs, at most, over these cases."""
     worst = 0.0
     for name in names:
         e, outcome, truth = checked(CASES[name])

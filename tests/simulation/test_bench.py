@@ -41,6 +41,7 @@ PEAKS = Peaks(
 
 
 def small_set() -> FixedSet:
+    """Return an environment with one fixed set of eight actions."""
     return FixedSet(dimension=3, actions=8)
 
 
@@ -163,6 +164,7 @@ def test_cases_are_found_by_the_start_of_their_name():
 
 
 def agent_experiment(system: str, horizon: int, **keys: Any) -> Experiment:
+    """Return an experiment with one agent."""
     batch_size = AGENTS[system].batch_size
     curve = {"label": system, **bench.CURVES[system], "batch_size": batch_size, **keys}
     return make_experiment(

@@ -75,6 +75,7 @@ def settings(folder):
 
 @contextmanager
 def cluster(folder):
+    """Run a cluster with the certificates of a folder; yield the address of its scheduler."""
     import dask
     from distributed import LocalCluster
     from distributed.security import Security

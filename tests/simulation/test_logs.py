@@ -34,12 +34,14 @@ def random_log(seed, rows=400):
 
 
 def written(folder, log, name="log.csv"):
+    """Write a log of (action, reward, propensity), and return its path."""
     path = folder / name
     path.write_text("action,reward,propensity\n" + "".join(f"{a},{r},{p}\n" for a, r, p in log))
     return path
 
 
 def values_of(path, horizon, curves=({},), silos=1, replicates=1, **keys):
+    """Return the estimated values of curves on a log."""
     spec = {
         "name": "log",
         "horizon": horizon,

@@ -64,10 +64,12 @@ class WithoutObserve:
 
 
 def make_uniform(seed):
+    """Return a policy that chooses uniformly."""
     return Uniform(seed)
 
 
 def simulate(policy, world=WORLD, **keys):
+    """Simulate a policy in a small world."""
     arguments = {"silos": 2, "horizon": 30, "replicates": 2, "seed": 5} | keys
     return fastfed.simulate(world, "policy", policy=policy, **arguments)
 
