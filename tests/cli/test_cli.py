@@ -60,11 +60,13 @@ LONG = SPEC.replace("horizon = 60", "horizon = 2_000_000").replace("silos = 4", 
 
 
 def fastfed(*args: object) -> Result:
+    """Run the command line in this process."""
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
+    """Write a small spec, and return its path."""
     path = tmp_path / "small.toml"
     path.write_text(SPEC)
     return path
@@ -89,6 +91,7 @@ def cells_of_store(folder: Path) -> dict[tuple[int, int], bytes]:
 
 
 def timings(folder: Path) -> dict[tuple[int, int], float]:
+    """Return the stored seconds of every (curve, replicate)."""
     with sqlite3.connect(folder / "results.sqlite") as db:
         return {
             (p, r): s for p, r, s in db.execute("SELECT position, replicate, seconds FROM timings")
@@ -703,6 +706,7 @@ def test_reproduce_all_lists_what_it_skips(tmp_path: Path, monkeypatch: pytest.M
 
 
 def write_letor(path: Path, queries: int, features: int = 2) -> None:
+    """Write a LETOR file of queries with three rows each."""
     rows = []
     for q in range(queries):
         for row in range(3):

@@ -35,6 +35,7 @@ SPEC = {
 
 
 def repeat(examples):
+    """Return settings of hypothesis: always the same examples, without a deadline."""
     quiet = list(HealthCheck)
     return settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=quiet
@@ -52,6 +53,7 @@ def small(experiment: Experiment) -> bool:
 
 
 def check(text: bytes, folder: Path) -> None:
+    """Check that a spec is refused in one sentence, or planned, certified and (if small) run."""
     path = folder / "spec.toml"
     path.write_bytes(text)
     with fuzzing.within(60):
@@ -84,17 +86,20 @@ def check(text: bytes, folder: Path) -> None:
 
 
 def case(rng, make):
+    """Check one random spec in a new folder."""
     with tempfile.TemporaryDirectory() as folder:
         check(make(rng), Path(folder))
 
 
 def damaged(rng) -> bytes:
+    """Return a damaged spec."""
     if rng.random() < 0.15:
         return fuzzing.damaged_text(rng, fuzzing.toml(fuzzing.valid_spec(rng)).encode())
     return fuzzing.toml(fuzzing.damaged_spec(rng)).encode()
 
 
 def extreme(rng) -> bytes:
+    """Return a spec with extreme values."""
     return fuzzing.toml(fuzzing.extreme_spec(rng)).encode()
 
 
@@ -135,6 +140,7 @@ def test_random_bytes_are_no_spec(data):
 
 
 def curve(**keys):
+    """Return the spec with some keys of its curve changed."""
     return {**SPEC, "curve": [{**SPEC["curve"][0], **keys}]}
 
 

@@ -47,6 +47,7 @@ SMALL: dict[str, Any] = {
 
 
 def question(**changes: Any) -> Question:
+    """Return a question to the planner with these changes."""
     sizes = {**SMALL, **changes}
     facts = Sphere(dimension=sizes["dimension"], actions=5).facts(sizes["silos"], sizes["horizon"])
     setting: Any = problem_spec(facts, sizes["silos"], sizes["horizon"])
@@ -58,6 +59,7 @@ def question(**changes: Any) -> Question:
 
 @pytest.fixture(scope="module")
 def advice() -> fastfed.advice.Advice:
+    """Return the advice for the small question."""
     return plan(**SMALL)
 
 
@@ -220,6 +222,7 @@ def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_pat
 
 
 def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.ndarray:
+    """Return the final regret for each silo of each replicate."""
     marks = np.array([plan.horizon])
     return np.array(
         [
@@ -406,6 +409,7 @@ ARGS = [
 
 
 def command(*args: object) -> Result:
+    """Run `plan` with these arguments."""
     return CliRunner().invoke(cli, ["plan", *map(str, args)])
 
 

@@ -62,6 +62,7 @@ STEPS = Growing(5, 1.4)
 
 
 def question(silos: int = 8, horizon: int = 300, **changes: Any) -> Question:
+    """Return a question to the planner with these changes."""
     kappa = changes.pop("intercept", 1.0)
     facts = Sphere(dimension=3, actions=5, intercept=kappa).facts(silos, horizon)
     problem: Any = problem_spec(facts, silos, horizon)
@@ -72,6 +73,7 @@ def question(silos: int = 8, horizon: int = 300, **changes: Any) -> Question:
 
 
 def kinds(found: list[Recipe]) -> set[tuple[str, str, bool]]:
+    """Return (protocol, release, whether batches grow) of each candidate."""
     return {(protocol, release, isinstance(b, Growing)) for protocol, release, b, _ in found}
 
 
@@ -205,6 +207,7 @@ def test_all_rankings_of_the_best_are_played() -> None:
 
 
 def regrets(plan: Any, environment: Any, replicates: int) -> np.ndarray:
+    """Return the final regret for each silo of each replicate."""
     marks = np.array([plan.horizon])
     opened_environment = (environment.open(7, r, plan.silos) for r in range(replicates))
     actual = [
@@ -449,6 +452,7 @@ def test_more_colluders_need_more_noise() -> None:
 
 @pytest.fixture(scope="module")
 def unlike() -> fastfed.advice.Advice:
+    """Return the advice for silos whose theta differ."""
     return plan(
         environment=ROTATED, silos=20, horizon=600, epsilon=8.0, delta=1e-5, seconds=2.0,
         trust=["shuffle", "central"],

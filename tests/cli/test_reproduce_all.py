@@ -56,6 +56,7 @@ FREE = '[[figure.statement]]\nsays = "Privacy is free."\nnear = ["LDP", "open"]\
 
 
 def text(name: str, keys: str, paper: str = "a-2020", lazy: str = "true", horizon: int = 80) -> str:
+    """Return the spec of a figure."""
     return FIGURE.format(name=name, keys=keys, paper=paper, lazy=lazy, horizon=horizon)
 
 
@@ -81,10 +82,12 @@ def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fastfed(*args: object) -> Result:
+    """Run the command line in this process."""
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 
 def rows(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the stored statements by figure and sentence."""
     stored = json.loads((out / "statements.json").read_text())
     actual = {(s["figure"], s["says"]): s for s in stored["statements"]}
     assert len(actual) == len(stored["statements"])
@@ -284,6 +287,7 @@ def test_several_names(figures: Path) -> None:
 
 
 def plan(*seconds: float) -> list[PlannedFigure]:
+    """Return figures whose runs are expected to take these seconds."""
     return [PlannedFigure(None, None, 1, 1, s) for s in seconds]  # type: ignore[arg-type]
 
 

@@ -48,12 +48,14 @@ LDP = (
 
 
 def spec_of(folder: Path, *curves: str, head: str = HEAD) -> Path:
+    """Write a spec with these curves, and return its path."""
     path = folder / "spec.toml"
     path.write_text(head + "".join(curves))
     return path
 
 
 def run(*args: object) -> Any:
+    """Run the command line in this process."""
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 

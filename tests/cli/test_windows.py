@@ -40,6 +40,7 @@ algorithm = "local-linucb"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """Run the spec, and return the folder of its results."""
     path = tmp_path_factory.mktemp("windows")
     (path / "windows.toml").write_text(SPEC)
     done = CliRunner().invoke(cli, ["run", str(path / "windows.toml"), "-o", str(path / "out")])

@@ -25,16 +25,19 @@ CSV = """age,colour,weight,kind,ward
 
 @pytest.fixture
 def file(tmp_path):
+    """Write a small CSV file, and return its path."""
     path = tmp_path / "pets.csv"
     path.write_text(CSV)
     return path
 
 
 def pool_of(data, silos, dimension, **keys):
+    """Return the pool of classification data for this number of silos."""
     return Classification(data=data, dimension=dimension, **keys).load(silos)
 
 
 def features(path, label="kind", silo="ward", columns=None):
+    """Return (features, classes, silos of the rows, notes) of a table."""
     return from_table(read_table(path), label, silo, columns)
 
 

@@ -24,6 +24,7 @@ def hanging_together(draw, count: int, d: int, spread: float = 0.05) -> np.ndarr
 
 
 def directions(rows: np.ndarray, rank: int) -> np.ndarray:
+    """Return the first `rank` principal directions of rows, as rows."""
     moments = rows.astype(float).T @ rows.astype(float)
     return np.ascontiguousarray(np.linalg.eigh(moments)[1][:, ::-1][:, :rank].T)
 
@@ -140,6 +141,7 @@ def test_few_products_are_close_along_a_pool_s_directions(d, rank, along, spread
 
 
 def actions_of_run(environment, keys, monkeypatch, **constants):
+    """Run a curve with some constants of the package replaced; return all that a test compares."""
     for name, value in constants.items():
         monkeypatch.setattr(pools, name, value)
     e = experiment(environment, keys)

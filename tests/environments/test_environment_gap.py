@@ -30,6 +30,7 @@ def ball(gap, x, mean, seed=0, replicate=0):
 
 
 def uniform_p(values):
+    """Return the p-value of the Kolmogorov-Smirnov test for uniform values."""
     return stats.kstest(values, "uniform").pvalue
 
 

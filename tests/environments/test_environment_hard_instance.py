@@ -37,6 +37,7 @@ def radial_p(z):
 
 
 def angular_p(z):
+    """Return the p-value of the Kolmogorov-Smirnov test for uniform angles."""
     return stats.kstest(np.arctan2(z[:, 1], z[:, 0]), "uniform", (-np.pi, 2 * np.pi)).pvalue
 
 

@@ -34,6 +34,8 @@ class Silent(Holder):
 
 
 def closing_over(value):
+    """Return a function whose closure holds a value."""
+
     def function(seed, replicate, silo, round):
         return value
 
@@ -78,6 +80,7 @@ def test_what_holds_itself():
 
 
 def everything():
+    """Return digests of functions that hold objects of many kinds."""
     held = [
         np.random.default_rng(1),
         numba.njit(lambda x: x),

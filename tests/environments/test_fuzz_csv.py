@@ -24,6 +24,7 @@ RANDOM = st.randoms(use_true_random=False)
 
 
 def repeat(examples):
+    """Return settings of hypothesis: always the same examples, without a deadline."""
     quiet = list(HealthCheck)
     return settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=quiet
@@ -52,6 +53,7 @@ def check(data: bytes, name: str, silo: str | None) -> None:
 
 
 def case(rng):
+    """Check one damaged CSV file."""
     data, name = fuzzing.damaged_csv(rng), "a.csv"
     if rng.random() < 0.1:
         name, data = "a.csv.gz", fuzzing.packed(rng, data)
@@ -129,6 +131,7 @@ def damaged_arrays(rng) -> bytes:
 
 
 def check_arrays(data: bytes, name: str) -> None:
+    """Check that damaged arrays are refused in one sentence, or hold finite numbers."""
     with tempfile.TemporaryDirectory() as folder, fuzzing.within(20):
         path = Path(folder) / name
         path.write_bytes(data)

@@ -23,6 +23,7 @@ RANDOM = st.randoms(use_true_random=False)
 
 
 def repeat(examples):
+    """Return settings of hypothesis: always the same examples, without a deadline."""
     # A shrunk example runs in the same folder as the one before.
     quiet = list(HealthCheck)
     return settings(
@@ -32,11 +33,13 @@ def repeat(examples):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """Keep parsed files in a new folder, and return it."""
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def assert_same(read: LetorRows, data: bytes, name: str) -> None:
+    """Check that the rows are those of the plain reader."""
     expected = oracle(data, name)
     assert expected is not None, (read.relevance, read.features)
     relevance, qids, features = expected
@@ -65,6 +68,7 @@ def check(data: bytes, name: str, cache: Path) -> None:
 
 
 def case(rng, cache, monkeypatch):
+    """Check one damaged LETOR file, read in blocks of random size."""
     data, name = fuzzing.damaged_letor(rng), "a.txt"
     if rng.random() < 0.2:
         name, data = rng.choice(("a.txt.gz", "a.gz", "a.txt")), fuzzing.packed(rng, data)

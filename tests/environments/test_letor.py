@@ -28,12 +28,14 @@ PLAIN = "2 qid:7 1:3 2:0.25 3:-1.5 \r\n0 qid:7 1:12345678 2:0 3:22.076928 \r\n"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
+    """Keep parsed files in a new folder, and return it."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FASTFED_CACHE", str(folder))
     return folder
 
 
 def write(path: Path, text: str) -> Path:
+    """Write a text, and return the path."""
     path.write_bytes(text.encode())
     return path
 
@@ -52,6 +54,7 @@ def letor_text(rng, queries=6, features=136, first_qid=1, actions=(3, 9)) -> str
 
 @pytest.fixture
 def file(tmp_path):
+    """Write a random LETOR file, and return its path."""
     return write(tmp_path / "train.txt", letor_text(np.random.default_rng(0)))
 
 
@@ -68,6 +71,7 @@ def test_plain_block_takes_the_compiled_path_and_has_the_right_numbers():
 
 
 def random_value(rng) -> str:
+    """Return a random spelling of a decimal number."""
     kind = rng.integers(0, 7)
     digits = "".join(map(str, rng.integers(0, 10, rng.integers(1, 10))))
     more = "".join(map(str, rng.integers(0, 10, rng.integers(1, 12))))
@@ -309,6 +313,7 @@ def test_a_path_with_nothing_to_read_is_refused(tmp_path):
 
 
 def refuse(*args, **kwargs):
+    """Fail, because a file that is in the cache was parsed again."""
     raise AssertionError("parsed again")
 
 
@@ -516,6 +521,7 @@ def test_feature_sets_have_the_columns_of_the_experiment():
 
 
 def raw_columns(path, columns):
+    """Return columns of the features of a file; column 0 is the constant 0.01."""
     features = read_letor(path).features.astype(np.float64)
     padded = np.hstack([np.full((len(features), 1), 0.01), features])
     return padded[:, list(columns)]
@@ -523,6 +529,7 @@ def raw_columns(path, columns):
 
 @pytest.fixture(scope="module")
 def forty_queries(tmp_path_factory):
+    """Write a LETOR file of 40 queries, and return its path."""
     text = letor_text(np.random.default_rng(4), queries=40, actions=(4, 12))
     return write(tmp_path_factory.mktemp("letor") / "train.txt", text)
 
@@ -551,6 +558,7 @@ def test_the_lasso_agrees_when_there_are_fewer_rows_than_columns(file):
 
 
 def all_rows(pool):
+    """Return the rows of all queries of a pool."""
     return np.vstack([pool.rows(q) for q in range(pool.queries)])
 
 
@@ -663,6 +671,7 @@ def test_importing_the_pools_loads_no_heavy_library():
 
 
 def shared(name: str) -> Path:
+    """Return the path of a data set; skip the test if it is not here."""
     path = SHARED / name
     if not path.exists():
         pytest.skip(f"needs the data set {name}, which is not part of the project")

@@ -31,6 +31,7 @@ def rows(adversary: Adversary, silos: int, horizon: int) -> np.ndarray:
 
 
 def served(environment: Any, silos: int, horizon: int, replicate: int = 0, seed: int = 0) -> Any:
+    """Return the losses (silos, rounds, experts) that an environment serves."""
     return rows(environment.open(seed, replicate, silos), silos, horizon)
 
 

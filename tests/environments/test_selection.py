@@ -29,17 +29,20 @@ WARFARIN = Path(__file__).resolve().parents[3] / "shared" / "data" / "warfarin.c
 
 
 def written(folder, text=TEXT):
+    """Write a CSV file, and return its path."""
     path = folder / "t.csv"
     path.write_text(text)
     return path
 
 
 def classified(path, **keys):
+    """Return the environment of a table with these keys changed."""
     keys = {"label": "dose", "bins": [21, 49], "coding": "blocks", **keys}
     return Classification(data=str(path), **keys)
 
 
 def classes_of(pool):
+    """Return the class with the largest reward in each query."""
     return pool.means.reshape(pool.queries, -1).argmax(axis=1).tolist()
 
 

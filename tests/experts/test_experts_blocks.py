@@ -19,6 +19,7 @@ from fastfed.simulation.experiment import make_experiment
 
 
 def equal(one: Any, other: Any) -> None:
+    """Check that two outcomes have the same bits."""
     for name in FIELDS:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     np.testing.assert_array_equal(one.total, other.total)

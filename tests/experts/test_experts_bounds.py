@@ -22,6 +22,7 @@ NOISE_SCALES = [(1.0, 1.0), (4.0, 8.0), (5.0, 0.3), (0.0, 2.0), (2.0, 0.0), (3.0
 
 
 def check_equal(actual: float, expected: float, rel: float = 1e-9) -> None:
+    """Check that two numbers are equal up to rounding."""
     assert math.isclose(actual, expected, rel_tol=rel), (actual, expected)
 
 
@@ -377,6 +378,7 @@ def test_simulated_switches_nearly_attain_the_budget_failure() -> None:
 
 
 def laplace_cdf(x: float) -> float:
+    """Return the distribution function of the standard Laplace distribution."""
     return 0.5 * math.exp(x) if x < 0 else 1 - 0.5 * math.exp(-x)
 
 

@@ -688,6 +688,7 @@ class FailsAtDraw(SeededNoise):
         self.remaining = at
 
     def _draw(self) -> None:
+        """Count down; the last draw fails."""
         self.remaining -= 1
         if self.remaining == 0:
             raise OSError("no entropy")

@@ -99,6 +99,7 @@ def compiled_gradient() -> Any:
 
 
 def gradient_environment(function: Any) -> GradientLosses:
+    """Return losses whose gradients a function gives."""
     return GradientLosses(function=function, experts=4, optimum=np.full(4, 0.25), spread=2.0)
 
 
@@ -106,10 +107,12 @@ TABLE = np.random.default_rng(8).random((3, 150, 6))
 
 
 def linear_losses(d: int = 5) -> StochasticLosses:
+    """Return linear stochastic losses of d experts."""
     return StochasticLosses(experts=d)
 
 
 def quadratic_losses(d: int = 5) -> StochasticLosses:
+    """Return quadratic stochastic losses of d experts."""
     return StochasticLosses(experts=d, mean=0.7, gap=0.3, loss="quadratic")
 
 
@@ -813,6 +816,7 @@ class RecordedScores(np.ndarray):
     log: list[np.ndarray]
 
     def argmin(self, *args: Any, **keys: Any) -> Any:
+        """Record the scores, and return the index of the smallest."""
         RecordedScores.log.append(np.array(self))
         return np.asarray(self).argmin(*args, **keys)
 

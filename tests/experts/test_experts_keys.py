@@ -910,6 +910,7 @@ def invoke(*args: Any) -> str:
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
+    """Write the spec, and return its path."""
     path = tmp_path / "experts.toml"
     path.write_text(TOML)
     return path

@@ -300,6 +300,7 @@ class RecordedScores(np.ndarray):
     log: list[np.ndarray]
 
     def argmin(self, *args: Any, **keys: Any) -> Any:
+        """Record the scores, and return the index of the smallest."""
         RecordedScores.log.append(np.array(self))
         return np.asarray(self).argmin(*args, **keys)
 

@@ -27,12 +27,14 @@ def implementation(request, monkeypatch):
 
 
 def make_rows(d, n):
+    """Return rows (n, d), rewards (n) and V = I + X'X of these rows."""
     rng = np.random.default_rng(d * 1000 + n)
     x = rng.normal(size=(n, d)) / np.sqrt(d)
     return x, rng.uniform(size=n), np.eye(d) + x.T @ x
 
 
 def check_equal(actual, expected):
+    """Check that two arrays have the same type, shape and bits."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
     assert actual.tobytes() == expected.tobytes()

@@ -27,6 +27,8 @@ def at_odd_address(value):
 
 
 def recording(function, alignments):
+    """Return the function, which from now on appends whether its arrays are aligned."""
+
     def recorded_call(*arguments, **keys):
         for argument in (*arguments, *keys.values()):
             if isinstance(argument, np.ndarray):

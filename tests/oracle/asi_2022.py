@@ -40,6 +40,7 @@ def since(losses: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def drawn(run: Run, law: np.ndarray, u: float, t: int) -> int:
+    """Return the expert that u selects by a law, and record the draw."""
     run.draws.append(t)
     run.laws.append(law)
     run.margin = min([run.margin, *np.abs(np.cumsum(law)[:-1] - u).tolist()])

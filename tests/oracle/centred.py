@@ -29,6 +29,7 @@ class Release:
 
     @property
     def constant(self) -> float:
+        """The constant feature c."""
         return 1.0 / math.sqrt(2.0 * self.kappa)
 
 

@@ -174,10 +174,12 @@ class Release:
 
     @property
     def constant(self) -> float:
+        """The constant feature."""
         return math.sqrt(0.5 / self.kappa) if self.centred else math.sqrt(0.5)
 
     @property
     def centre(self) -> float:
+        """The number subtracted from every reward."""
         return 0.5 if self.centred else 0.0
 
 
@@ -284,10 +286,12 @@ class Belief:
 
     @classmethod
     def of(cls, precision: np.ndarray, r: np.ndarray) -> Belief:
+        """Return the belief with this precision and precision times mean."""
         return cls(np.linalg.inv(precision), r.copy())
 
     @property
     def mean(self) -> np.ndarray:
+        """The mean of theta."""
         return (self.c @ self.r[..., None])[..., 0]
 
     def observe(self, x: np.ndarray, y: np.ndarray, scale: float) -> None:
@@ -310,6 +314,7 @@ class Bound:
     gamma: np.ndarray
 
     def mean_and_width(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean and the bonus of every action."""
         x64 = x.astype(np.float64)
         vx = x64 @ self.inverse
         width = self.beta[:, None] * np.sqrt(np.einsum("nkd,nkd->nk", x64, vx))

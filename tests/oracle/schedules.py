@@ -32,6 +32,7 @@ Draw = Callable[[int, int], Pair]  # (giver, number of the draw)
 
 
 def _added(pairs: Sequence[tuple[float, Pair]]) -> Pair:
+    """Return the weighted sum of (bias, covariance) pairs."""
     biases, covariances = zip(*((w * u, w * c) for w, (u, c) in pairs), strict=True)
     return np.sum(biases, axis=0), np.sum(covariances, axis=0)
 

@@ -25,11 +25,13 @@ def example(monkeypatch):
 
 @pytest.fixture
 def coba():
+    """Return coba, or skip the test."""
     return pytest.importorskip("coba", reason="coba is not installed (extra: examples)")
 
 
 @pytest.fixture
 def mabwiser():
+    """Return mabwiser, or skip the test."""
     return pytest.importorskip("mabwiser.mab", reason="mabwiser is not installed (extra: examples)")
 
 

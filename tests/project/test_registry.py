@@ -33,6 +33,7 @@ def values(*given):
 
 
 def check(name, entry):
+    """Refuse an entry that is not a whole number."""
     if not isinstance(entry, int):
         raise must_be("a whole number", entry)
     return entry

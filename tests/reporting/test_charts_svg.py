@@ -38,6 +38,7 @@ def read(chart: Chart) -> ElementTree.Element:
 
 
 def line_chart(y, *, x=None, spread=None, log="", low=0.0, high=100.0, ends=()) -> Chart:
+    """Return a chart with one line."""
     y = np.array(y, np.float64)
     x = np.arange(1.0, len(y) + 1.0) if x is None else np.array(x, np.float64)
     return Chart(
@@ -58,6 +59,7 @@ def frame(root: ElementTree.Element) -> tuple[float, float, float, float]:
 
 
 def points(element: ElementTree.Element) -> np.ndarray:
+    """Return the points (n, 2) of an SVG element."""
     return np.array([[float(v) for v in p.split(",")] for p in element.get("points").split()])
 
 
@@ -212,6 +214,7 @@ def with_regret(curve: CurveResult, values) -> CurveResult:
 
 
 def sending(curve: CurveResult, bits) -> CurveResult:
+    """Return the curve with these bits sent, in both replicates."""
     return replace(curve, bits_up_counts=np.tile(np.array(bits, np.float64), (2, 1)))
 
 

@@ -51,6 +51,7 @@ def results() -> Results:
 
 @pytest.fixture
 def pyplot() -> Any:
+    """Return pyplot without a display, and close all figures afterwards."""
     pytest.importorskip("matplotlib").use("Agg")
     from matplotlib import pyplot
 
@@ -67,6 +68,7 @@ def bounded(results: Results, height: float = 1.5, **figure: Any) -> Results:
 
 
 def one_replicate(curve: CurveResult) -> CurveResult:
+    """Return the curve with its first replicate only."""
     names = ("synchronisation_counts", "bits_up_counts", "bits_down_counts", "group_regret")
     return replace(curve, replicates=(0,), **{name: getattr(curve, name)[:1] for name in names})
 
@@ -426,6 +428,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def read(value: Any) -> Reader:
+    """Return the HTML of a value, read and checked."""
     page = Reader(value._repr_html_())
     assert not page.open
     return page

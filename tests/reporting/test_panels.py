@@ -44,6 +44,7 @@ OPEN = {"claimed": None, "exact": None, "status": "none", "also": []}
 
 
 def curve(label: str, last: float = 10.0, *, private: bool = True, silos: int = 2) -> CurveResult:
+    """Return a curve that ends at a regret of `last` (and 1.1 times that)."""
     rounds = np.arange(1, 6)
     regret = np.outer([1.0, 1.1], last * rounds / 5.0)
     return CurveResult(
@@ -65,6 +66,7 @@ def curve(label: str, last: float = 10.0, *, private: bool = True, silos: int = 
 
 
 def source(*curves: CurveResult, **figure: Any) -> Source:
+    """Return curves as the source of a report."""
     return in_memory(Results("x", 5, 2, curves, figure))
 
 
@@ -80,6 +82,7 @@ def draw_plot(
 
 
 def shown_panels(found: Source) -> list[tuple[str, list[str]]]:
+    """Return (title, names of the curves) of every panel."""
     return [(panel.title, list(panel.names)) for panel in panels(found)]
 
 

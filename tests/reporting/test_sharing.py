@@ -36,6 +36,7 @@ WORLD = {"kind": "sphere", "dimension": 3, "actions": 5}
 
 @pytest.fixture(scope="module")
 def played():
+    """Return the results of the curves with three replicates."""
     return fastfed.simulate(WORLD, curves=CURVES, silos=4, horizon=80, replicates=3)
 
 

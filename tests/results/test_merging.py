@@ -36,12 +36,14 @@ algorithm = "local-linucb"
 
 @pytest.fixture
 def spec(tmp_path):
+    """Write the spec, and return its path."""
     path = tmp_path / "parts.toml"
     path.write_text(SPEC)
     return path
 
 
 def assert_same(a, b):
+    """Check that two results have the same curves."""
     assert [c.label for c in a] == [c.label for c in b]
     for one, other in zip(a, b, strict=True):
         assert one.replicates == other.replicates

@@ -39,6 +39,7 @@ delay = { kind = "geometric", mean = 2.0, deadline = 6 }
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """Run the spec, and return the folder of its results."""
     path = tmp_path_factory.mktemp("results")
     (path / "sweep.toml").write_text(SPEC)
     done = CliRunner().invoke(cli, ["run", str(path / "sweep.toml"), "-o", str(path / "out")])
@@ -48,6 +49,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(folder):
+    """Return the results of the run."""
     return fastfed.load(folder)
 
 

@@ -62,6 +62,7 @@ delta = 1e-5
 
 
 def start(*args: object, **keys: object) -> subprocess.Popen[str]:
+    """Start the command line in a process group that a test can signal."""
     return subprocess.Popen(
         [sys.executable, "-m", "fastfed", *map(str, args)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **keys,
@@ -70,6 +71,7 @@ def start(*args: object, **keys: object) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    """Write the spec, and return its path."""
     actual = tmp_path / "s.toml"
     actual.write_text(SPEC.format(horizon=400))
     return actual
@@ -176,6 +178,7 @@ def test_what_a_killed_process_leaves_behind_is_used_up(path, tmp_path):
 
 
 def open_store(e, folder):
+    """Create or resume the store of an experiment."""
     meta = {"identity": e.identity(), "rounds": e.checkpoints.tolist(), "figure": {}}
     return Store.create_or_resume(folder, meta, curve_rows(e))
 
@@ -201,6 +204,7 @@ def test_a_second_process_is_refused_with_folder_and_process(path, tmp_path):
 
 
 def fastfed_spec(path: Path):
+    """Return the spec in a file."""
     from fastfed.simulation.experiment import read_toml
 
     return read_toml(path)
@@ -361,6 +365,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def broken(descriptor: int) -> None:
+    """Fail as a full disk does."""
     import errno
 
     raise OSError(errno.ENOSPC, "No space left on device")

@@ -44,6 +44,7 @@ _STIRLING = [
 
 
 def _stirling(k: int) -> float:
+    """Return the error of Stirling's formula for ln k!."""
     if k < 16:
         return _STIRLING[k]
     x = 1.0 / k
