@@ -107,6 +107,7 @@ def prefix_noise(plan, draws):
     """
 
     def prefix(m):
+        """Return the noise (bias, covariance) of the sum of the first m batches."""
         no_noise = np.zeros(plan.dimension), np.zeros((plan.dimension, plan.dimension))
         if m == 0:
             return no_noise
@@ -133,6 +134,7 @@ def noise_of_two_encodings(plan, draws, points, units=(1.0, 1.0)):
     g, L = (np.repeat(part, sizes) for part in (plan.encoding.steps(0), units))
 
     def noise(m):
+        """Return how much the decoded sum of batch m differs from the exact sum."""
         users = range((m - 1) * plan.batch_size + 1, m * plan.batch_size + 1)
         data = [
             np.append(x * y, lower_triangle(np.outer(x, x))) for x, y in (points(t) for t in users)
@@ -217,6 +219,7 @@ def regularizer_and_width(e, sizes):
     share = alpha / len(set(lam_min)) if lam_max[-1] > lam_min[-1] else 2.0 * alpha
 
     def proven(t, m):
+        """Return the proven radius in round t after m releases."""
         k = min(m, len(lam_min) - 1)
         return beta_proven(
             observed_rounds(t, m),
@@ -272,6 +275,7 @@ def replay_run(e, outcome, sizes, change=lambda direct: direct, rule=None):
         return environment.round(0, t)[0].astype(float)
 
     def points(t):
+        """Return the data point (x, y) of user t, clipped."""
         x, y = contexts(t)[actions[t - 1]], rewards[t - 1]
         if clip is None:
             return x, y
@@ -609,6 +613,7 @@ def test_runs_equal_the_published_code_in_its_features(name):
         return PUBLISHED_NORM * environment.round(0, t)[0].astype(float)
 
     def points(t):
+        """Return the data point (x, y) of user t, clipped to the published norm."""
         x = contexts(t)[actions[t - 1]]
         return x * min(1.0, PUBLISHED_NORM / np.linalg.norm(x)), rewards[t - 1]
 

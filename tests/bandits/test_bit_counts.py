@@ -93,6 +93,7 @@ def test_no_number_of_ones_is_the_worst_one_for_all_epsilons() -> None:
     """This is the example at the top of the module: three users, q = 0.1."""
 
     def worst(epsilon: float) -> int:
+        """Return the number of ones among the others' means for which delta is the largest."""
         deltas = []
         for ones in range(3):
             others = [1.0] * ones + [0.0] * (2 - ones)

@@ -224,6 +224,7 @@ def test_table_of_the_documentation_is_correct() -> None:
     assert len(lines) == 4
 
     def noise_of(kappa: float, tau: float, ratio: float) -> float:
+        """Return mu times the error hypot(1, ratio tau), which the table compares."""
         mu = centred_sensitivity("replace", kappa=kappa, covariance_std=ratio)
         return math.hypot(1.0, ratio * tau) * mu
 
@@ -482,6 +483,7 @@ def test_bound_for_bits_holds_with_another_tau() -> None:
     )
 
     def matrices(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (covariances (count, d, d), biases (count, d)) of packed statistics."""
         rows, columns = np.tril_indices(d)
         lower = np.zeros((count, d, d))
         lower[:, rows, columns] = entries[:, d:]

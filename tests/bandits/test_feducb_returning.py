@@ -54,6 +54,7 @@ def epsilon_of(mu, delta):
     """Solve Theorem 8 of Balle and Wang (2018) for epsilon."""
 
     def excess_delta(epsilon):
+        """Return delta at epsilon of Gaussian DP with mu, minus the allowed delta."""
         first_term = stats.norm.cdf(-epsilon / mu + mu / 2)
         return first_term - math.exp(epsilon) * stats.norm.cdf(-epsilon / mu - mu / 2) - delta
 

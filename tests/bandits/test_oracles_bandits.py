@@ -172,6 +172,7 @@ def test_zhou_replays_equal_the_second_player(
     protocol: str, release: str, noise_silos: Any, lazy: bool
 ) -> None:
     def total(k: int) -> np.ndarray:
+        """Return the released total after k batches."""
         if release == "tree":
             noises = [noise(i, node) for i in noise_silos for node in dubey.tree_nodes(k)]
         else:
@@ -211,6 +212,7 @@ def test_zhou_vector_sums_equal_sums_of_single_bits() -> None:
         return np.sum(noise_bits(i, k) - encoding_of_node[k][1] / 4, axis=0)
 
     def node_matrix(k: int) -> np.ndarray:
+        """Return the released sum of node k as a matrix."""
         (g, b), rounds = encoding_of_node[k], rounds_of[k]
         points = np.array([packed_point(t, i) for i in range(M) for t in rounds])
         uniforms = np.array([keyed_rng(8, i, t, k).random(9) for i in range(M) for t in rounds])
@@ -278,6 +280,7 @@ def test_dubey_replays_with_fixed_batches_equal_the_second_player(lazy: bool, no
     arguments |= {"schedule": "fixed", "radius": lambda t, i, V: width(t, (t - 1) // B)}
 
     def total(k: int) -> np.ndarray:
+        """Return the released total after k batches."""
         noises = [noise(i, n) for i in range(M) for n in dubey.tree_nodes(k)] if noisy else []
         return sum(noises, sum_of_points(M, range(1, k * B + 1))) + 48.0 * np.diag([1, 1, 1, 0])
 
@@ -351,6 +354,7 @@ def test_dubey_private_determinant_tests_the_noisy_batch() -> None:
     drawn_nodes: list[tuple[int, int]] = []
 
     def local_noise(i: int, k: int, n: int) -> np.ndarray:
+        """Return constant noise, and note the node."""
         drawn_nodes.append((k, n))
         return np.full((1, 1), 1.5)
 
@@ -488,6 +492,7 @@ def test_chowdhury_vector_sums_equal_sums_of_single_bits(noise_source: str) -> N
         ]
 
     def total(m: int) -> np.ndarray:
+        """Return the released total after m batches."""
         batches = []
         for batch in range(1, m + 1):
             points = np.array([packed_point(t, 0) for t in users_of_batch(batch)])

@@ -49,6 +49,7 @@ def test_sensitivities_are_attained(layout: str) -> None:
     below, on = {"iid": (1, 1), "goe1": (2, 1), "goe2": (1, 0.5)}[layout]
 
     def change(x: np.ndarray, y: float, z: np.ndarray, w: float) -> float:
+        """Return the squared change of the weighted statistic from (x, y) to (z, w)."""
         dS = np.outer(x, x) - np.outer(z, z)
         matrix = below * np.sum(np.tril(dS, -1) ** 2) + on * np.sum(np.diag(dS) ** 2)
         return float(np.sum((x * y - z * w) ** 2) + matrix)

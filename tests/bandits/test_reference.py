@@ -248,6 +248,7 @@ def test_vector_nodes_contain_the_points_of_their_batches() -> None:
     counts: list[int] = []
 
     def exact_sum(points: list[np.ndarray]) -> np.ndarray:
+        """Add points without noise, and note their number."""
         counts.append(len(points))
         return np.sum(points, axis=0)
 
@@ -274,6 +275,7 @@ def test_number_of_encodings_in_a_run(
     encode = reference._VectorTree.encode
 
     def counted(*arguments: Any) -> np.ndarray:
+        """Encode, and note the call."""
         calls.append(arguments)
         return encode(*arguments)
 
@@ -296,6 +298,7 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
     rounds = [0] * silos
 
     def draw(silo: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the actions and means of the next round of a silo."""
         rounds[silo] += 1
         return tables[rounds[silo] - 1, silo], means[silo]
 
@@ -316,6 +319,7 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
         vector_sum = tree.vector_sum
 
         def recording_sum(points: list[np.ndarray]) -> np.ndarray:
+            """Add points with noise, and note the noise for the oracle."""
             noisy: np.ndarray = vector_sum(points)
             noise = noisy - np.sum(points, axis=0)
             square = np.zeros((d, d))
@@ -345,6 +349,7 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
     assert len(np.unique(actions_of_silos)) > 10
 
     def radius(t: int, k: int) -> float:
+        """Return the radius in round t."""
         growth = d * np.log(1 + t * silos / (d * regularizer)) + np.log(1 / alpha)
         return multiplier * float(np.sqrt(regularizer) * np.sqrt(d) + 0.5 * np.sqrt(growth))
 
@@ -397,6 +402,7 @@ def make_agent_noise(system: str, d: int, T: int, B: int, mechanism: np.random.G
     """Return the same draws again, in the form that the oracle needs."""
 
     def gaussian(count: int) -> list[Noise]:
+        """Return `count` pairs of noise (bias, symmetric covariance)."""
         pairs = []
         for _ in range(count):
             square = mechanism.normal(0.0, 0.8, size=(d, d))

@@ -391,11 +391,13 @@ def replay(e: Experiment, outcome: Any, **changes: Any) -> oracle.Replay:
     assert set(plan.local.regularizer) == {1.0} and plan.local.rows_per_round == 1
 
     def radius(t: int, i: int, v: np.ndarray) -> float:
+        """Return the radius in round t."""
         growth = 1.0 + t / (plan.dimension * r.log_lambda[0])
         width = r.scale * np.sqrt(r.base + plan.dimension * np.log(growth))
         return r.multiplier * (r.offset[0] + width)
 
     def contexts(t: int, i: int) -> np.ndarray:
+        """Return the actions of silo i in round t, clipped."""
         x = environment.round(i, t)[0].astype(float)
         # Rounding to float32 can raise a norm slightly above 1.
         return x if clip is None else x / np.maximum(1.0, np.linalg.norm(x, axis=1))[:, None]

@@ -478,6 +478,7 @@ def test_an_algorithm_that_sets_a_score_has_no_regret_bound():
     fedlinucb = ALGORITHMS["fedlinucb"]
 
     def build(config, problem):
+        """Build fedlinucb with a score."""
         system = fedlinucb.build(config, problem)
         return replace(system, plan=replace(system.plan, score=Score(greedy)))
 

@@ -277,6 +277,7 @@ def test_both_drivers_play_the_same(name: str) -> None:
         assert_same_bits(fast, readable)
 
     def played(**changes: Any) -> np.ndarray:
+        """Return the actions of a run with changes of the plan."""
         opened_environment = e.environment.open(e.seed, 0, e.silos)
         (actual,) = compiled.run(
             opened_environment, [replace(plan, **changes)], e.checkpoints, record=True
@@ -458,6 +459,7 @@ def equal_batches(plan: Plan, full: np.ndarray) -> float:
     seen = rows * (starts // batch) / d
 
     def beta(f: float) -> np.ndarray:
+        """Return the radius for a matrix that is inflated by f."""
         width: np.ndarray = radius.scale * np.sqrt(
             f * (radius.base + d * np.log(f * (2.0 * n + c + seen) / c))
         )
@@ -739,6 +741,7 @@ def test_an_error_bound_that_is_too_small_is_noticed(keys: dict[str, Any]) -> No
     """Use an error bound so small that the events of the proof rarely hold."""
 
     def fault(plan: Plan) -> Plan:
+        """Return the plan with 0.3 times its error bound."""
         small = replace(plan.radius, error_bound=0.3 * plan.radius.error_bound)
         return replace(plan, radius=small)
 
@@ -840,6 +843,7 @@ def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
     """First batch 10 d sd / M, sd of an entry of N theta - h of a single release; ratio 1.5."""
 
     def system_of(**further: Any) -> Any:
+        """Return the system with further keys."""
         keys_of_curve = {"protocol": "shuffle-vector", **keys, **further}
         return made_of("private-fedlinucb", keys_of_curve, **sizes)
 
@@ -955,6 +959,7 @@ def test_the_factor_is_the_best_for_weights_that_saturate(
     lower_ones = np.tril(np.ones((len(n), len(n))))
 
     def loss(encoder: np.ndarray) -> float:
+        """Return the weighted error of the releases with an encoder, scaled to sensitivity 1."""
         scaled = encoder / np.linalg.norm(encoder, axis=0).max()
         decoder = lower_ones @ np.linalg.inv(scaled)
         return float(weights @ (decoder**2).sum(axis=1))

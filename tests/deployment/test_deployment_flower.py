@@ -181,6 +181,7 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
     take = nodes.mail.incoming
 
     def incoming(node, letters):
+        """Deliver spoiled copies of the letters in the thief's name, then the letters."""
         seen.extend(letters)
         # First: so that the thief is known by the name before the silo is.
         take(thief, [b"rubbish", b"", *letters, *(d[:-1] + b"0" for d in letters)])
@@ -568,6 +569,7 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
     network = Network(tmp_path, plan, 5.0)
 
     def waits(wanted):
+        """Wait until the status of every silo is as wanted; return all statuses."""
         while True:
             actual = [demo.repeat_until(lambda c=c: c.call("status"), until) for c in clients]
             if all(map(wanted, actual)):

@@ -116,6 +116,7 @@ def test_two_rewards_of_a_decision_at_once_are_one_and_a_refusal():
     decision = silo.decide(ROWS)
 
     def error_of(reward):
+        """Reward the decision; return the message of the error, or None."""
         try:
             silo.reward(decision.id, reward)
         except InputError as error:
@@ -506,6 +507,7 @@ def test_calls_go_on_while_records_are_erased(tmp_path):
     silo, stop, failed = deployment.processes["silo0"], threading.Event(), []
 
     def calls():
+        """Decide and reward until the test stops this thread; note an error."""
         while not stop.is_set():
             try:
                 silo.reward(silo.decide(ROWS).id, 0.375)
@@ -540,15 +542,17 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
     steps = [0]
 
     def erases(deployment):
+        """Erase records, killed before each statement of SQL in turn."""
         silo = deployment.processes["silo0"]
         before, names = state_of(silo), set(silo.party.decisions)
         for stop in range(20):
-            left = [stop]
+            statements_left = [stop]
 
-            def traced(statement, left=left):
-                if left[0] == 0:
+            def traced(statement, statements_left=statements_left):
+                """Count down the statements of SQL, and raise Killed at the last."""
+                if statements_left[0] == 0:
                     raise Killed
-                left[0] -= 1
+                statements_left[0] -= 1
 
             db = silo.store._db
 
@@ -642,6 +646,7 @@ def test_kills_under_load_lose_and_double_nothing(tmp_path):
     stop = threading.Event()
 
     def client(number):
+        """Decide and reward until the test stops; note what was answered."""
         rng = np.random.default_rng(number)
         with Client(folder / "silo.sock", wait=60.0) as silo:
             k = 0

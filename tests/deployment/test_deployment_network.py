@@ -96,6 +96,7 @@ def certificates(folder, address="127.0.0.1", days=(-1, 1)):
     pem = serialization.Encoding.PEM
 
     def certificate(name, issuer, key, signer, ca):
+        """Return a certificate as PEM; `ca`: of an authority."""
         names = [
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, issuer)
         ]
@@ -291,10 +292,11 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
     old, hub = deployment.processes["silo0"], deployment.processes["hub"]
     store = SqliteStore(str(tmp_path / "state.sqlite"))
     silo = SiloProcess(old.party, store, old.ledger, lambda: deployment.now)
-    dialer, message, stop = Dialer(silo, "http://127.0.0.1:9"), [], threading.Event()
+    dialer, problems, stop = Dialer(silo, "http://127.0.0.1:9"), [], threading.Event()
     dialer._post = lambda data: [m.data for m in hub.handle(data)[1] if m.to == "silo0"]
 
     def limit(pages):
+        """Limit the file to this number of pages."""
         store._db.execute(f"PRAGMA max_page_count = {pages}")
 
     with Application(silo, tmp_path / "silo.sock") as application:
@@ -306,8 +308,9 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
                 client.call("decide", actions=ROWS, subject="x" * 100)
         deployment.now = deployment.plan.document.calendar.closes[0] + 0.0
 
-        def hears(text):
-            message.append(text)
+        def note_problem(text):
+            """Note a problem that the dialer reports, and let the file grow again."""
+            problems.append(text)
             limit(100000)
 
         class UntilSealed:
@@ -318,8 +321,8 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
                 if silo.party.sealed:
                     stop.set()
 
-        dialer.run(UntilSealed, 0.0, hears)
-        assert message == ["database or disk is full"] and list(silo.party.sealed) == [1]
+        dialer.run(UntilSealed, 0.0, note_problem)
+        assert problems == ["database or disk is full"] and list(silo.party.sealed) == [1]
         assert (1, 0) in hub.party.reports
         assert client.call("decide", actions=ROWS)["model"] == 0
         application.shutdown()
@@ -372,13 +375,14 @@ def test_a_dialer_says_when_the_hub_is_back():
     dialer, printed, stop = object.__new__(Dialer), [], threading.Event()
     dialer.process = None
 
-    def one():
+    def failing_round():
+        """Return the next failure of a round, or None; stop after the last."""
         failure = trouble.pop(0)
         if not trouble:
             stop.set()
         return failure
 
-    dialer.round = one
+    dialer.round = failing_round
     dialer.run(stop, 0.0, printed.append)
     assert printed == [
         "the hub cannot be reached (refused)", "the hub answered 400: x",

@@ -124,18 +124,19 @@ def test_metrics_are_served_to_this_machine_alone():
     server.start()
     assert server.server_address[0] == "127.0.0.1"
 
-    def got(path="/metrics", host=None, method="GET"):
+    def response_of(path="/metrics", host=None, method="GET"):
+        """Return (code, body) of a request."""
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
         connection.request(method, path, headers={"host": host} if host else {})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
-    status, text = got()
+    status, text = response_of()
     assert status == 200 and read(text)["fastfed_silo_released"] == 1
-    assert got("/status")[0] == got("/")[0] == 404
+    assert response_of("/status")[0] == response_of("/")[0] == 404
     # DNS rebinding: a web page whose host name points to this machine.
-    assert got(host="evil.example.org")[0] == 404
-    assert got(method="POST")[0] == 405
+    assert response_of(host="evil.example.org")[0] == 404
+    assert response_of(method="POST")[0] == 405
     server.shutdown()
     server.server_close()
     with pytest.raises(InputError, match="the metrics of a silo"):

@@ -163,6 +163,7 @@ def test_what_the_application_was_told_is_there_after_a_restart(tmp_path):
     ledger = Ledger(str(tmp_path / "ledger"))
 
     def started():
+        """Return the process of the silo, started from its file."""
         party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)
         return SiloProcess(party, SqliteStore(path), ledger, lambda: now)
 

@@ -86,6 +86,7 @@ def test_a_call_waits_for_a_sync_that_began_after_its_commit(silo, tmp_path, mon
         held = Held(monkeypatch)
 
         def decide(k):
+            """Ask for decision k in a thread."""
             request = {"actions": ROWS, "subject": f"p{k}", "id": ids[k]}
             return pool.submit(Client(path).call, "decide", **request)
 
@@ -186,6 +187,7 @@ def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, m
         held.errors[failing] = OSError(errno.EIO, "Input/output error")
 
         def decide(k):
+            """Ask for decision k in a thread."""
             request = {"actions": ROWS, "subject": f"p{k}", "id": ids[k]}
             return pool.submit(Client(path, wait=0.0).call, "decide", **request)
 
@@ -196,6 +198,8 @@ def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, m
         held.release(failing)
 
         def fails(call):
+            """Check that a call fails by the sync, and that it does not say that nothing was
+            stored."""
             with pytest.raises(OSError, match=r"a sync to disk failed .*restart") as raised:
                 call.result(10)
             assert "nothing was stored" not in str(raised.value)

@@ -134,6 +134,7 @@ def to_hub(protocol):
     sealed = b"sealed" if shared else b""
 
     def report(release=2, values=None, more=sealed, who=0):
+        """Return a report to the hub; `more` is the share for the helper."""
         values = (words() if shared else floats()) if values is None else values
         return federation.sealed_report(plan, who, release, values, more)
 
@@ -184,13 +185,16 @@ def to_silo(protocol):
     before = wire.digest(last)
 
     def broadcast(**changes):
+        """Return news with the hub's second broadcast, some fields changed."""
         body = msgspec.structs.replace(Broadcast(floats(), entries, before), **changes)
         return federation.news(plan, plan.wire.signed(HUB, "hub", 2, body), last)
 
     def seen(release=2, sender="silo0", identity=SILOS[0]):
+        """Return the statement of a silo which broadcast it has seen last."""
         return plan.wire.signed(identity, sender, release, wire.Seen(DIGEST, 1, before))
 
     def receipt(**changes):
+        """Return a receipt of the hub, some fields changed."""
         body = msgspec.structs.replace(Receipt(0, ()), **changes)
         return plan.wire.signed(HUB, "hub", 1, body)
 
@@ -233,11 +237,13 @@ def to_helper():
         plan.wire.body(plan.wire.read(hub_party.reports[1, i]), Report).sealed for i in range(3)
     )
 
-    def asked(identity=HUB, name="hub", release=2, **changes):
+    def request(identity=HUB, name="hub", release=2, **changes):
+        """Return a request to open a set of shares, some fields changed."""
         body = msgspec.structs.replace(Opened(entries, shares), **changes)
         return plan.wire.signed(identity, name, release, body)
 
     def sealed(body, sender="silo0", identity=SILOS[0], release=2):
+        """Return the shares of a set; that of silo 0 is this message, encrypted."""
         from fastfed.deployment.seal import encrypted_to
 
         inner = plan.wire.signed(identity, sender, release, body)
@@ -245,17 +251,17 @@ def to_helper():
         return (encrypted_to(plan.document.helper.open, inner, context, b"s" * 32), *shares[1:])
 
     yield from to_everybody(plan)
-    yield asked(SILOS[0], "silo0"), "come from the hub"
-    yield asked(release=3), "next set must be of release 2"
-    yield asked(entries=entries[:2], sealed=shares[:2]), "3 silos at least"
-    yield asked(sealed=shares[:2]), "with their shares"
-    yield asked(total=words()), "with their shares"
-    yield asked(sealed=old), "cannot be opened"
-    yield asked(entries=entries[::-1]), "different silos in order"
-    yield asked(sealed=sealed(Report(words()), "silo1", SILOS[1])), "is of silo1"
-    yield asked(sealed=sealed(Report(words()), release=1)), "release 1"
-    yield asked(sealed=sealed(Report(words(), b"x"))), "is a report"
-    yield asked(sealed=sealed(Report(words(4)))), "must have 40 bytes"
+    yield request(SILOS[0], "silo0"), "come from the hub"
+    yield request(release=3), "next set must be of release 2"
+    yield request(entries=entries[:2], sealed=shares[:2]), "3 silos at least"
+    yield request(sealed=shares[:2]), "with their shares"
+    yield request(total=words()), "with their shares"
+    yield request(sealed=old), "cannot be opened"
+    yield request(entries=entries[::-1]), "different silos in order"
+    yield request(sealed=sealed(Report(words()), "silo1", SILOS[1])), "is of silo1"
+    yield request(sealed=sealed(Report(words()), release=1)), "release 1"
+    yield request(sealed=sealed(Report(words(), b"x"))), "is a report"
+    yield request(sealed=sealed(Report(words(4)))), "must have 40 bytes"
 
 
 def cases():

@@ -135,6 +135,7 @@ def test_the_command_prints_a_table_or_json(tables, tmp_path):
 
 def test_what_does_not_fit_is_a_sentence(tables, tmp_path):
     def refused(match, text=None, files=None, home="new"):
+        """Check that a rehearsal is refused with this message, and writes nothing."""
         with pytest.raises(InputError, match=match):
             rehearse(text or spec(), files or tables, tmp_path / home, lambda line: None)
         assert not (tmp_path / "new").exists()

@@ -40,6 +40,7 @@ def written(path, delimiter=",", decimal=".", bom=False, rows=PATIENTS):
     """Write rows as a table in this format, and return the keys that name it in a source."""
 
     def cell(value):
+        """Return a cell as text, with this decimal mark."""
         text = "" if value is None else str(value)
         return text.replace(".", ",") if decimal == "," and isinstance(value, float) else text
 
@@ -280,6 +281,7 @@ def test_a_replay_waits_for_a_silo_that_refuses_and_says_so_once(tmp_path, monke
     refusals, check = [], process.party.check_recovered
 
     def refusing():
+        """Check as before; before the third check, the silo recovers."""
         refusals.append(None)
         if len(refusals) == 3:
             process.party.lost.clear()
@@ -320,6 +322,7 @@ def test_an_outcome_of_another_action_is_not_learned_from(tmp_path):
         read({"file": "a.csv"}, tmp_path, plan)
 
     def rewards(**more):
+        """Replay two rows; return the actions and the rewards that the silo learned."""
         source = source_of({"file": "a.csv", "delay": 1.0} | more, tmp_path)
         process = silo(plan)
         replay = Replay(process, source, cases(source, plan.document.schema))

@@ -171,10 +171,12 @@ def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, failure)
     normal = NormalDist()
 
     def gaussian(epsilon, mu):
+        """Return delta at epsilon of Gaussian DP with mu, plus the failure."""
         high, low = normal.cdf(mu / 2 - epsilon / mu), normal.cdf(-mu / 2 - epsilon / mu)
         return failure + (1.0 - failure) * (high - math.exp(epsilon) * low)
 
     def responses(epsilon):
+        """Return delta at epsilon of `count` randomised responses, exactly."""
         masses = (
             math.comb(count, j)
             * (true**j * (1 - true) ** (count - j)

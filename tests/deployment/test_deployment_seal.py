@@ -160,6 +160,7 @@ def test_a_record_that_comes_late_costs_no_more_than_the_certificate_says(releas
     total = math.sqrt(sum(charge_of(plan, DIGEST, "d", k).mu2 for k in range(1, size + 1)))
 
     def record(angle, y):
+        """Return what a record adds to the sums, in standard deviations."""
         x = np.array([math.cos(angle), math.sin(angle)])
         return np.array([*(x * y), x[0] ** 2, x[0] * x[1], x[1] ** 2]) / stds
 

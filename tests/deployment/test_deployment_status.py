@@ -246,6 +246,7 @@ def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
     states = set()
 
     def look():
+        """Check the page, the text and the log of every party."""
         for name, process in deployment.processes.items():
             facts = facts_of(process)
             states.add((facts["kind"], facts["waits"]["state"]))
@@ -566,6 +567,7 @@ def test_a_plain_log_has_a_line_for_each_event():
     log.look(hub)
 
     def lines():
+        """Return the lines since the last call."""
         text = stream.getvalue()
         stream.seek(0)
         stream.truncate()

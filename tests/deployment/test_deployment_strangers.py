@@ -49,6 +49,7 @@ def command(*arguments, files=None):
     """Yield a party as a process; its standard error is in the file ``errors``."""
 
     def limited():
+        """Limit the number of open files of the child process."""
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
@@ -294,11 +295,12 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
     dialer = Dialer(silo, "http://127.0.0.1:9")
     monkeypatch.setattr(dialer, "_post", broken)
 
-    def hears(text):
+    def note_problem(text):
+        """Note a problem, and stop."""
         said.append(text)
         stop.set()
 
-    dialer.run(stop, 0.01, hears)
+    dialer.run(stop, 0.01, note_problem)
     assert said == ["program error, please report it: UnicodeError in test_deployment_strangers.py"
                     ", broken"]  # fmt: skip
     with monkeypatch.context() as change, ExitStack() as stack:

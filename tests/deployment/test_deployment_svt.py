@@ -167,9 +167,10 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
             original = self._sealing.key
 
             def key(purpose, silo, node):
-                deployment = original(purpose, silo, node)
-                draws.append((silo, node, deployment))
-                return deployment
+                """Derive a key as before, and note it."""
+                drawn_key = original(purpose, silo, node)
+                draws.append((silo, node, drawn_key))
+                return drawn_key
 
             self._sealing.key = key
             keys.append(draws)

@@ -122,6 +122,7 @@ def messages(deployment):
         honest = process.handle
 
         def handle(data, name=name, honest=honest):
+            """Note a message by kind and receiver, and handle it."""
             collected.setdefault((plan.wire.read(data).kind, name), data)
             return honest(data)
 

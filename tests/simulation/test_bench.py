@@ -205,6 +205,7 @@ def test_the_reference_of_an_agent_has_the_regret_of_ours(system, monkeypatch):
     assert not any(outcome.events["indefinite"] for outcome in outcomes)
 
     def t_of_reference():
+        """Return the t statistic of the differences in final regret."""
         regret_differences = [
             reference_cases.agent_reference(experiment, instance)["group_regret"][-1]
             - outcomes[instance].group_regret[-1]

@@ -32,6 +32,7 @@ def certificates(folder):
     now = datetime.datetime.now(datetime.UTC)
 
     def key_and_certificate(name, issuer=None):
+        """Return a new key and its certificate, self-signed or by an issuer."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         builder = (

@@ -123,10 +123,12 @@ def test_features_silos_and_the_baseline_without_sharing(tmp_path):
     parts = {site: [row for row in rows if row[0] == site] for site in ("north", "south")}
 
     def z(row):
+        """Return the context of a row."""
         # A declared column, the mark of missing cells, and the constant; the norm is sqrt 2.
         return np.array([row[4], 0.0, 1.0]) / math.sqrt(2.0)
 
     def fitted(train):
+        """Return the ridge estimate (actions, features) of rows."""
         gram, bias = np.eye(9), np.zeros(9)
         for row in train:
             phi = np.zeros((3, 3))
@@ -136,6 +138,7 @@ def test_features_silos_and_the_baseline_without_sharing(tmp_path):
         return np.linalg.solve(gram, bias).reshape(3, 3)
 
     def value(models):
+        """Return the estimated value of the greedy policy of each silo."""
         terms = [
             3.0 * row[2] * (np.argmax(models[site] @ z(row)) == row[1])
             for site in parts
@@ -221,6 +224,7 @@ def test_blocks_of_vowpal_wabbit_are_learned_by_products_of_features(tmp_path):
     values = values_of(path, 150, format="vw", norm=math.sqrt(2))
 
     def phi(x, name):
+        """Return the products of the features of action and context."""
         u = np.array([name == "a", name == "b", name == "c", 1.0]) / math.sqrt(2)
         return np.outer(u, np.array([x, 1.0]) / math.sqrt(2)).ravel()
 

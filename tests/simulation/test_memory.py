@@ -378,6 +378,7 @@ def test_finished_replicates_are_kept_if_memory_is_exhausted_later(tmp_path, mon
     original_run, calls = dispatch.run, []
 
     def fail_after_two(*args, **keys):
+        """Run as before; the third call exhausts memory."""
         calls.append(1)
         if len(calls) > 2:
             raise MemoryError

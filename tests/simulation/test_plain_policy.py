@@ -226,6 +226,7 @@ def test_the_example_spec_runs_and_an_edited_class_is_a_different_experiment(tmp
     code = (source / "softmax.py").read_text()
 
     def run(code):
+        """Run the spec with this code of the policy."""
         (tmp_path / "softmax.py").write_text(code)
         linecache.clearcache()
         sys.modules.pop("softmax", None)

@@ -150,6 +150,7 @@ def stop_after(agent_rounds: int, reported: list[int]):
     """Return a progress function that interrupts the run after this number of agent-rounds."""
 
     def progress(new_rounds: int) -> None:
+        """Interrupt the run after this number of rounds."""
         reported.append(new_rounds)
         if sum(reported) > agent_rounds:
             raise Interrupted

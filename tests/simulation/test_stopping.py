@@ -74,6 +74,7 @@ def spec_file_of(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", path)
 
     def spec(function):
+        """Write the spec with this function, and return its path."""
         (tmp_path / "s.toml").write_text(SPEC.format(function))
         return tmp_path / "s.toml"
 
@@ -156,6 +157,7 @@ def test_a_run_ends_without_waiting_for_a_thread_that_hangs(tmp_path):
         return [[1.0]], [0.5]
 
     def stop(agent_rounds):
+        """Interrupt the run while the other thread hangs."""
         if agent_rounds:
             hanging.wait(60)
             raise KeyboardInterrupt
