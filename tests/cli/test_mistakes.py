@@ -31,6 +31,7 @@ def test_a_poor_message_is_found(tmp_path: Path) -> None:
         raise KeyError("epsilon")
 
     def leaves(folder: Path) -> None:
+        """Leave a folder behind, and give a message of two lines."""
         from fastfed import InputError
 
         (folder / "out").mkdir()

@@ -510,6 +510,7 @@ def test_the_better_of_both_local_baselines_is_compared() -> None:
 
 def test_unequal_silos_are_noted(tmp_path: Path) -> None:
     def asked(sizes: list[int]) -> tuple[str, ...]:
+        """Return the notes of a plan for silos of these sizes."""
         rows = [f"{20 + i % 50},{i % 2},{silo}" for silo, n in enumerate(sizes) for i in range(n)]
         path = tmp_path / f"{len(rows)}.csv"
         path.write_text("\n".join(["age,ill,site", *rows]) + "\n")

@@ -219,6 +219,7 @@ def test_a_stop_keeps_what_was_played(
     calls = []
 
     def stopped(*args: Any) -> Any:
+        """Do as before; the second call interrupts the run."""
         calls.append(args)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -246,6 +247,7 @@ def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.Mon
     real = execution.simulate_silently
 
     def failing(experiment: Any, *args: Any) -> Any:
+        """Run as before; the figure "exact" fails."""
         if experiment.name == "exact":
             raise RunFailed("out of memory")
         return real(experiment, *args)

@@ -211,6 +211,7 @@ def test_which_pools_have_them():
     draw = np.random.default_rng(4)
 
     def directions_of(count, d, **keys):
+        """Return the directions of a pool of `count` queries of d features, or None."""
         rows = hanging_together(draw, 4 * count, d, **keys)
         return Rows(rows, [4] * count, 1).pool(1).directions
 

@@ -147,6 +147,7 @@ def test_rounds_silos_and_replicates_are_independent():
     environment = Gap(dimension=3, actions=20)
 
     def numbers(silo, replicate, skip):
+        """Return (means, radii, place of the best action) in 300 rounds."""
         x, mean = rounds(environment, 301, replicate, silo)
         rho = np.linalg.norm(ball(environment, x, mean, replicate=replicate), axis=1).reshape(
             mean.shape

@@ -127,6 +127,7 @@ def test_expected_rewards_stay_inside_their_range():
 
 def test_rounds_silos_replicates_and_seeds_differ_and_repeat():
     def draw(seed=0, replicate=0, silo=0, t=1):
+        """Return the first action and its mean."""
         x, mean = HardInstance(2).open(seed, replicate, 2).round(silo, t)
         return x[0], mean[0]
 
@@ -146,6 +147,7 @@ def test_rounds_silos_and_replicates_are_independent():
     environment = HardInstance(20)
 
     def numbers(silo, replicate, skip):
+        """Return (block, squared length, angle) in 4000 rounds."""
         block, z, _ = rounds(environment, 4001, replicate, silo)
         z, block = z[skip : 4000 + skip], block[skip : 4000 + skip]
         return block, (z**2).sum(axis=1), np.arctan2(z[:, 1], z[:, 0])

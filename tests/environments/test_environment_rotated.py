@@ -62,6 +62,7 @@ def test_directions_are_uniform_and_independent(dimension):
     world, n = Rotated(dimension, 2, math.pi / 2), dimension - 2
 
     def directions(replicate, silos):
+        """Return each silo's direction of rotation, orthogonal to the common theta."""
         v = math.sqrt(2) * world.theta(SEED, replicate)[:-1]
         q, _ = np.linalg.qr(np.column_stack([v, np.eye(len(v))[:, : len(v) - 1]]))
         return math.sqrt(2) * world.thetas(SEED, replicate, silos)[:, :-1] @ q[:, 1:]

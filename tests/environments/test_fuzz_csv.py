@@ -114,6 +114,7 @@ def damaged_arrays(rng) -> bytes:
     size = rng.choice((0.0, 0.1, 0.5, 1.0, 1e308, -1.0, np.nan, np.inf))
 
     def one():
+        """Return a random array, without warnings about its casts."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return np.full(rng.choice(shapes), size).astype(rng.choice(kinds))

@@ -214,6 +214,7 @@ def test_a_full_disk_leaves_nothing_and_memory_serves(after, tmp_path, cache, mo
     append, calls = GrowableArray.append, []
 
     def full(self, block):
+        """Append as before, until the disk is full."""
         calls.append(1)
         if len(calls) > after:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -595,6 +595,7 @@ def test_smooth_losses_must_be_gradient_functions():
     queried: list[np.ndarray] = []
 
     def gradient(x: np.ndarray) -> np.ndarray:
+        """Return a gradient, and note where it was asked for."""
         queried.append(x.copy())
         return x + 2 * np.arange(D)
 
@@ -815,10 +816,12 @@ def test_no_loss_moves_scores_beyond_the_sensitivity(smoothness):
     matrices = draw.normal(size=(512, 3, 3)) * 1e9
 
     def losses(replaced: int | None) -> dict[int, Any]:
+        """Return the losses of a phase; one round may have its loss replaced."""
         sign = {t: -1.0 if t == replaced else 1.0 for t in phase.samples}
         return {t: lambda x, t=t: sign[t] * (matrices[t] @ x) for t in phase.samples}
 
     def scores(replaced: int | None) -> np.ndarray:
+        """Return the scores of all leaves; one round may have its loss replaced."""
         collector = plan.collector(0, SeededNoise(3))
         collector._next_phase = phase
         for t, loss in losses(replaced).items():

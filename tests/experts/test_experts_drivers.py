@@ -881,6 +881,7 @@ def test_noise_test_detects_planted_faults(monkeypatch):
     divided."""
 
     def fails(central: bool, together: bool, patch: Callable[[pytest.MonkeyPatch], None]) -> None:
+        """Check that the test of the noise fails with a fault."""
         with pytest.MonkeyPatch.context() as context:
             patch(context)
             with pytest.raises(AssertionError):
@@ -1002,6 +1003,7 @@ def test_pseudo_regret_of_a_run_is_the_sum_over_rounds():
             self: Any, edges: np.ndarray, settles: Any, which: np.ndarray, weights: np.ndarray,
             sums: Any, log: list[np.ndarray] = points,
         ) -> None:  # fmt: skip
+            """Play as before, and note the weights of each round."""
             for row, rounds in zip(which, np.diff(edges), strict=True):
                 log += [weights[row].copy()] * rounds
             PLAYED_MANY(self, edges, settles, which, weights, sums)

@@ -346,6 +346,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
             raise AssertionError("experts draw one uniform at a time")
 
     def decide(kind: Any) -> Callable[..., Any]:
+        """Return a `decide` that records its input and its choice."""
         original = kind.decide
 
         def record_decision(self: Any, total: np.ndarray) -> Any:
@@ -357,6 +358,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return record_decision
 
     def played(self: Any, first: int, last: int, x: np.ndarray, row: np.ndarray | None) -> None:
+        """Play as before, and record weights and losses."""
         record.x += [np.array(x)] * (last - first + 1)
         if row is not None:
             record.sums.append(np.array(row))
@@ -365,6 +367,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
     def played_many(
         self: Any, edges: Any, settles: Any, which: Any, weights: Any, sums: Any
     ) -> None:
+        """Play as before, and record weights and losses of several segments."""
         record.blocks = True
         table = np.eye(e.facts.dimension) if weights is None else weights
         record.x += [np.array(x) for x in np.repeat(table[which], np.diff(edges), axis=0)]
@@ -379,6 +382,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
             return int(original_coins(*arguments))
 
     def decide_rounds(kind: Any) -> Callable[..., Any]:
+        """Return a `decide_rounds` that records each round."""
         original = kind.decide_rounds
 
         def record_round(self: Any, rounds: Any, last: int) -> Any:
@@ -396,6 +400,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return record_round
 
     def report(self: Any) -> Any:
+        """Report as before, and record the report."""
         report_ = original_report(self)
         if self.index == 0:
             record.reports.append([])
@@ -403,6 +408,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return report_
 
     def choose(self: Any, costs: Any, uniform: float) -> int:
+        """Choose as before, and record the costs."""
         record.costs.append(np.array(costs))
         return int(original_choose(self, costs, uniform))
 
@@ -511,6 +517,7 @@ def scale_of(e: Experiment) -> Callable[[int, int, int], float]:
     scales_by_phase = {phase.number: phase.scales for phase in plan.phases}
 
     def scale(p: int, j: int, b: int) -> float:
+        """Return the scale of the noise for tree j of phase p with batch b."""
         epsilon, alpha = keys["epsilon"], facts.lipschitz
         if keys["calibration"] == "printed":
             return oracle.lambda_printed(alpha, j, b, epsilon) / clients_per_noise
@@ -538,6 +545,7 @@ def run_oracle_ope(e: Experiment, **changes: Any) -> oracle.OpeRun:
 
     @cache
     def designs(p: int) -> tuple[int, int]:
+        """Return (batch, number of trees) of phase p."""
         if not private:
             # Without noise, the design is that of a budget so large that all trees fit.
             return oracle.design(keys["batch"], p, m=1, d=2, epsilon=1e300, alpha=1.0, beta=1.0)
@@ -547,6 +555,7 @@ def run_oracle_ope(e: Experiment, **changes: Any) -> oracle.OpeRun:
         )  # fmt: skip
 
     def noise(client: int, p: int, k: int) -> np.ndarray:
+        """Return the noise of leaf k of phase p."""
         earlier_leaves = sum(oracle.number_of_leaves(designs(q)[1]) for q in range(1, p))
         noise_index = e.silos if client == oracle.SERVER else client
         return source.laplace(noise_index, earlier_leaves + k, facts.dimension)
@@ -1116,6 +1125,7 @@ def test_comparison_detects_faults_of_the_compiled_driver(monkeypatch):
     begin = experts.Scores._begin
 
     def begin_shifted(self: Any, phase: Any) -> Any:
+        """Begin a phase with samples one round later, a planted fault."""
         result = begin(self, phase)
         self._rounds = self._rounds + 1
         return result

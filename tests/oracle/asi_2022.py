@@ -119,6 +119,7 @@ def dartboard_law(losses: np.ndarray, *, eta: float, p: float, K: int, N: int) -
     law: Law = {}
 
     def go(n: int, seen: tuple[int, ...], x: int, k: int, chance: float) -> None:
+        """Add the chances of all continuations of the draws `seen`."""
         if n == len(at):
             law[seen] = law.get(seen, 0.0) + chance
             return

@@ -86,11 +86,13 @@ def largest_found(
     low, high = release.rewards
 
     def record(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return a record that satisfies the bounds, from free parameters."""
         size = float(np.linalg.norm(free[:k]))
         z = free[:k] * (release.feature_bound / max(size, 1.0))
         return z[None], np.array([low + (high - low) * 0.5 * (1.0 + math.sin(free[k]))])
 
     def loss(free: np.ndarray) -> float:
+        """Return minus the change that two records (or one) cause."""
         first_record = record(free[: k + 1])
         if not replace:
             return -float(np.linalg.norm(entries(release, *first_record)))
@@ -225,6 +227,7 @@ def play(
         gamma = lam * tau + error[k]
 
         def width(x: np.ndarray, inverse=inverse, beta=beta, gamma=gamma) -> np.ndarray:
+            """Return the bonus of each action."""
             far_out = np.sqrt(np.einsum("ni,ij,nj->n", x, inverse, x))
             return beta * far_out + gamma * np.linalg.norm(x @ inverse, axis=1)
 

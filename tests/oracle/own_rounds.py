@@ -104,6 +104,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     """Return mu of a Gaussian mechanism that is (epsilon, delta)-private (Balle & Wang 2018)."""
 
     def excess(mu: float) -> float:
+        """Return delta at epsilon of Gaussian DP with mu, minus the allowed delta."""
         upper = 0.5 * math.erfc((epsilon / mu - mu / 2.0) / math.sqrt(2.0))
         lower = 0.5 * math.erfc((epsilon / mu + mu / 2.0) / math.sqrt(2.0))
         return upper - math.exp(epsilon) * lower - delta
@@ -120,6 +121,7 @@ def coin_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
     coin")."""
 
     def gaussian(e: float, m: float) -> float:
+        """Return delta at e of Gaussian DP with m."""
         upper = 0.5 * math.erfc((e / m - m / 2.0) / math.sqrt(2.0))
         return upper - math.exp(e) * 0.5 * math.erfc((e / m + m / 2.0) / math.sqrt(2.0))
 
@@ -551,6 +553,7 @@ def fresh(rng: np.random.Generator, n: int, actions: int, d: int):
     """Return contexts(t) of the sphere, drawn again at every call."""
 
     def contexts(t: int) -> np.ndarray:
+        """Return fresh contexts of a round."""
         z = rng.standard_normal((n, actions, d - 1), dtype=np.float32)
         return z / np.linalg.norm(z, axis=2, keepdims=True)
 
@@ -617,6 +620,7 @@ def tables(angle: float | None, centred: bool, replicates: int = 3) -> None:
     }
 
     def show(label: str, setting: Setting, release: Release, count: int) -> None:
+        """Print the mean regret of a setting and its standard error."""
         mean, error = group_regret(play(setting, release, count, 7, pool=True), setting.silos)
         print(f"{label:64s} {mean:8.0f} +- {error:.0f}", flush=True)
 

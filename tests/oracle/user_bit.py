@@ -121,6 +121,7 @@ def replay(
     worst, covered, synchronised, shared_after = 0.0, True, 0, list[int]()
 
     def sums(rows: list[tuple[np.ndarray, float]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sums (V, u) of data points."""
         v, u = np.zeros((dimension, dimension)), np.zeros(dimension)
         for x, z in rows:
             v, u = v + np.outer(x, x), u + x * z

@@ -457,11 +457,13 @@ def replay(
     k = 0
 
     def draw(giver: int, number: int) -> Noise:
+        """Return the noise of a draw, of the server or of a silo."""
         if protocol == "central" and server_noise is not None:
             return server_noise(number)
         return noise(giver, number)
 
     def lambda_of(total: np.ndarray) -> tuple[float, float]:
+        """Return lambda for a total, and how near another choice was."""
         if direct is not None:
             return chosen_regularizer(direct, k, total)
         assert regularizer is not None

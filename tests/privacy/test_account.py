@@ -333,6 +333,7 @@ def one_release_short(case: Case, plan: Any) -> Any:
         )
 
     def longer_by_one(p: Plan) -> Plan:
+        """Return the plan with one more release than its claim counts."""
         new_plan = replace(p, horizon=p.horizon + p.batch_size)
         if p.release_rounds:
             # Add enough releases for another level of the tree.
@@ -365,6 +366,7 @@ def bias_alone(case: Case, plan: Any) -> Any:
     """Reduce the noise to what the bias stream alone would need."""
 
     def change(p: Plan) -> Plan:
+        """Scale the noise so that the account of the bias alone would be right."""
         relation = p.privacy.budget.relation
         if p.encoding is not None:
             bias, covariance = p.encoding.steps(0)
@@ -391,7 +393,10 @@ def without_noise(stream: str) -> Callable[[Case, Any], Any]:
     """Return a fault that removes the noise of one stream."""
 
     def fault(case: Case, plan: Any) -> Any:
+        """Return the plan without the noise of one stream."""
+
         def change(p: Plan) -> Plan:
+            """Remove the noise of one stream."""
             bias, off, on = p.noise_std.parts
             parts = (0.0, off, on) if stream == "bias" else (bias, 0.0, 0.0)
             if p.secure is not None:
@@ -413,6 +418,7 @@ def quiet_schedule(case: Case, plan: Any) -> Any:
     """Let the schedule read sums with a tenth of their noise."""
 
     def change(p: Plan) -> Plan:
+        """Divide the noise of the trigger by ten."""
         trigger_std = tuple(0.1 * std for std in p.trigger.std)
         return replace(p, trigger=replace(p.trigger, std=trigger_std))
 
@@ -495,6 +501,7 @@ def another_relation(case: Case, plan: Any) -> Any:
     """Claim "replace" for noise that was made for "zero-out"."""
 
     def change(p: Plan) -> Plan:
+        """Claim the relation "replace"."""
         budget = msgspec.structs.replace(p.privacy.budget, relation="replace")
         return replace(p, privacy=msgspec.structs.replace(p.privacy, budget=budget))
 
@@ -1240,6 +1247,7 @@ def brute_joint(std: tuple[float, float, float], relation: str) -> float:
     bias, off, on = std
 
     def point(angle: np.ndarray) -> np.ndarray:
+        """Return what a unit row adds to the sums, in standard deviations."""
         x, y = np.cos(angle), np.sin(angle)
         return np.stack([x / bias, y / bias, x * x / on, x * y / off, y * y / on])
 

@@ -108,6 +108,7 @@ def test_amplification_lemma_uses_the_smaller_noise(layout: str, share: float) -
     bias, root = plan.noise_std.bias, 1.0 if layout == "iid" else math.sqrt(2.0)
 
     def account(bias_std: float, gram_std: float) -> float:
+        """Return the exact epsilon for these standard deviations."""
         off, on = stds_of_layout(layout, gram_std / root)
         actual = sealed(replace(plan, noise_std=NoiseStd(bias_std, off, on)))
         return actual.privacy.exact[0]
@@ -445,6 +446,7 @@ def test_raw_sums_cannot_exceed_the_number_of_records() -> None:
     d = plan.dimension
 
     def raw_sums(gram: float, bias: float) -> np.ndarray:
+        """Return a statistic with these two entries, rounded to the grid."""
         values = np.zeros(plan.statistic_size)
         values[d], values[0] = gram, bias
         return np.round(values / unit) * unit

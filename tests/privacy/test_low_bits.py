@@ -137,6 +137,7 @@ def test_a_grid_that_depends_on_the_record_reveals_the_record() -> None:
     """Use a finer grid if the first entry is below 0."""
 
     def release(contribution: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Release a noisy contribution on a grid that depends on its sign."""
         grid = GRID if contribution[0] < 0.0 else 2.0 * GRID
         return np.rint((contribution + 8.99 * z) / grid) * grid
 

@@ -57,6 +57,7 @@ def failing_at(line: int, call: Callable[..., Any], *args: Any) -> bool:
     remaining_lines = line
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
+        """Count the executed lines of the package, and fail at the planned one."""
         nonlocal remaining_lines
         if not frame.f_code.co_filename.startswith(ROOT):
             return None
@@ -264,6 +265,7 @@ def test_forked_processes_may_not_release():
     parent_end, child_end = context.Pipe()
 
     def child() -> None:
+        """Report in the child process, and send the outcome."""
         try:
             silo.report()
             child_end.send("reported")
@@ -286,6 +288,7 @@ def test_threads_get_only_one_report():
         barrier, outcomes = threading.Barrier(4), []
 
         def report_or_message(silo=silo, barrier=barrier, outcomes=outcomes) -> None:
+            """Report together with the other threads; note the report or the error."""
             barrier.wait()
             try:
                 outcomes.append(silo.report())

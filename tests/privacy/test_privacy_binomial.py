@@ -168,6 +168,7 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     build = getattr(pld, name)
 
     def once(first: dict, second: dict, **how: object) -> object:
+        """Build as before, but only once for each key."""
         key = (*first.items(), *second.items(), *how.items())
         if key not in built:
             built[key] = build(first, second, **how)

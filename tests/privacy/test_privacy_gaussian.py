@@ -188,6 +188,7 @@ def searched(relation: str, layout: str, d: int, bias_std: float, cov_std: float
     rng, size = np.random.default_rng(d), 2 * (d + 1)
 
     def split(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return two records (x, y, x2, y2) that satisfy the bounds, from free parameters."""
         z = z.reshape((*z.shape[:-1], 2, d + 1))
         x = z[..., :d] / np.maximum(1.0, np.linalg.norm(z[..., :d], axis=-1, keepdims=True))
         y = np.clip(z[..., d], -1, 1)

@@ -84,6 +84,7 @@ def squared_sensitivity_by_dynamic_programming(name: str, releases: int, returni
     """
 
     def convolved(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Return the largest sums of two values by number of leaves, up to `returning` leaves."""
         maxima = np.full(min(left.size + right.size - 1, returning + 1), -1)
         for count, value in enumerate(left.tolist()):
             size = min(right.size, maxima.size - count)

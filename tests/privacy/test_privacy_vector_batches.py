@@ -147,6 +147,7 @@ def test_published_code_breaks_its_claim_at_epsilon_ten() -> None:
     """Use the published setting d = 5, B = 20, delta = 0.1, where the noise is too small."""
 
     def published(log: str, scale: float = 1.0) -> VectorBatches:
+        """Return the noise of the published code with this logarithm."""
         return calibrate_vector_batches(
             Budget(10, 0.1), 20, 5, calibration="published-code", vector_scale=scale,
             published_log=log,

@@ -39,6 +39,7 @@ def test_roots_and_calls_are_those_of_scipy():
         for solve, calls in ((brentq, ours), (scipys, theirs)):
 
             def counted(x, calls=calls, function=function):
+                """Evaluate the function, and note the bits of x."""
                 calls.append(struct.pack("d", x))
                 return function(x)
 

@@ -126,6 +126,7 @@ def make_channel(secure_sum: SecureSum, source: type[SystemNoise], count: int) -
     rewards = rng.uniform(-1.0, 1.0, size=count)
 
     def leaf_sums_of(index: int) -> np.ndarray:
+        """Return the encoded statistic of one record."""
         encoder = Encoder(secure_sum, 0, simulated_keys(1, 0, secure_sum.silos), SeededNoise(0))
         return encoder.point(records[index], float(rewards[index]))
 

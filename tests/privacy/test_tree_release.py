@@ -40,6 +40,7 @@ def test_noise_of_every_node_is_drawn_once_and_in_order():
     drawn_nodes = []
 
     def noise(node):
+        """Return noise that names the node, and note the node."""
         drawn_nodes.append(node)
         return [float(2**node), 0.0]
 
@@ -218,6 +219,7 @@ def test_bad_vectors_change_nothing_and_draw_no_noise(x, message):
     drawn_nodes = []
 
     def noise(node):
+        """Return ones, and note the node."""
         drawn_nodes.append(node)
         return np.ones(2)
 

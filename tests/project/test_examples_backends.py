@@ -204,6 +204,7 @@ def test_predictions_equal_those_of_mabwiser(mabwiser, example, alpha, l2_lambda
         assert pair[1].arms == pair[0].arms
 
     def both(method, *arguments):
+        """Call a method of both bandits, and compare them."""
         for bandit in pair:
             getattr(bandit, method)(*arguments)
         check_agreement()

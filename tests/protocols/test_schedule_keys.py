@@ -194,6 +194,7 @@ def test_curves_without_the_new_keys_are_who_they_were() -> None:
     """
 
     def digest(experiment: Experiment) -> str:
+        """Return a digest of the identity without its revisions."""
         identity = {k: v for k, v in experiment.identity().items() if k != "revisions"}
         text = msgspec.json.encode(identity, order="sorted")
         return hashlib.sha256(text).hexdigest()[:16]

@@ -187,6 +187,7 @@ def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
             return k - 1 if plan.release_rounds else 0
 
         def centred(i: int, k: int) -> np.ndarray:
+            """Return the centred binomial noise of release k at silo i."""
             trials = (ends[k] - ends[k - 1]) * e.noise_bits[at(k)]
             return source.binomials(i, k, size, trials)
 

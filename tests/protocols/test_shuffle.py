@@ -138,6 +138,7 @@ class FailsEverySecondDraw:
 
     def __getattr__(self, name):
         def draw(*key):
+            """Draw as the source does; every second call fails."""
             self.calls += 1
             if self.calls % 2:
                 raise OSError("no entropy")

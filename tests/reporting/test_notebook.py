@@ -78,6 +78,7 @@ def hide_package(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     real = builtins.__import__
 
     def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        """Import as before, except the hidden package."""
         if name.split(".")[0] == package:
             raise ImportError(name)
         return real(name, *args, **kwargs)

@@ -57,6 +57,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     draw = plot_files.draw
 
     def record_call(source, charts, kinds):
+        """Draw each figure once, and note the call."""
         calls.append(tuple(kinds))
         key = plot_files.made_from_digest(source), tuple(kinds)
         if key not in DRAWN:

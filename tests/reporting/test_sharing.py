@@ -236,6 +236,7 @@ def test_a_curve_is_compared_with_the_estimate_if_there_is_no_curve_of_random_ac
     assert curve.to_builtins()["random_regret"]["mean"] == mean
 
     def useless(*finals):
+        """Return the notes that a curve with these final regrets is useless."""
         result = with_finals(without_random(played), open=finals)
         return [
             n

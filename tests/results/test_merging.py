@@ -78,6 +78,7 @@ def test_a_range_goes_on_after_a_stop(spec, tmp_path):
 
 def test_the_commands(spec, tmp_path):
     def call(*words, code=0):
+        """Run a command, check its exit code, and return its output."""
         done = CliRunner().invoke(cli, [str(word) for word in words])
         assert done.exit_code == code, done.output
         return done.output

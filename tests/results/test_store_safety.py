@@ -243,6 +243,7 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
     lock, inside, most, errors = tmp_path / "lock", 0, 0, []
 
     def hold() -> None:
+        """Take the lock fifty times, and note how many hold it."""
         nonlocal inside, most
         try:
             for _ in range(50):
