@@ -689,11 +689,11 @@ class Plan:
         """Query the status of all parties each second; measure how long each does not answer."""
         while not self.ended:
             began = time.monotonic()
-            code, message = self.hub_status()
-            now = {"hub": message if code == 200 else None}
+            code, status = self.hub_status()
+            now = {"hub": status if code == 200 else None}
             for silo in self.silos:
-                code, message = silo.ask("status", 1.5)
-                now[silo.name] = message if code == 200 else None
+                code, status = silo.ask("status", 1.5)
+                now[silo.name] = status if code == 200 else None
             for party in self.parties:
                 # A helper has no status: assume that it has started after some seconds.
                 slow = party.role == "helper" and time.monotonic() - party.started > 20
@@ -746,14 +746,14 @@ class Plan:
             # A party that was just repaired may still be starting, or has sent no message yet.
             if p.fault or not p.running or clock - max(p.healed, p.started) < 10.0
         }
-        for name, message in now.items():
-            waits = (message or {}).get("waits") or {}
+        for name, status in now.items():
+            waits = (status or {}).get("waits") or {}
             state, who = waits.get("state"), waits.get("who") or ()
             if state in ("over", "ended", "stopped", "recover", "ceiling", "alarm", "given-up"):
                 return True
-            if causes and self.proxy.mode == "" and not self.names_one_of(name, message, causes):
+            if causes and self.proxy.mode == "" and not self.names_one_of(name, status, causes):
                 continue
-            if any((message or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
+            if any((status or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
                 return True
             if name == "hub" and state not in (None, "open") and (who or state == "helper"):
                 return True  # the hub waits for messages of these parties
@@ -873,11 +873,11 @@ class Plan:
                     party.expected = False
                 else:
                     party.start()
-            message = self.statuses.get(party.name) or {}
-            state = (message.get("waits") or {}).get("state")
+            status = self.statuses.get(party.name) or {}
+            state = (status.get("waits") or {}).get("state")
             if (
                 party.role == "silo"
-                and (message.get("lost") or state == "recover")
+                and (status.get("lost") or state == "recover")
                 and party.running
             ):
                 party.recovering = party.recovering or time.monotonic() + self.rng.uniform(1, 4)
@@ -983,10 +983,10 @@ class Plan:
         """Return whether all parties have all releases and no party still has to recover."""
         if not all(p.answered and p.running for p in self.parties if p.role != "helper"):
             return False  # a status may be older than the process
-        for message in self.statuses.values() or [None]:
-            if not message or releases_of(message) != self.releases:
+        for status in self.statuses.values() or [None]:
+            if not status or releases_of(status) != self.releases:
                 return False
-            if message.get("lost") or message["waits"]["state"] == "recover":
+            if status.get("lost") or status["waits"]["state"] == "recover":
                 return False
         return True
 

@@ -72,9 +72,9 @@ def question(silos: int = 8, horizon: int = 300, **changes: Any) -> Question:
 # ---- which candidates there are ------------------------------------------------------------------
 
 
-def kinds(found: list[Recipe]) -> set[tuple[str, str, bool]]:
+def kinds(recipes: list[Recipe]) -> set[tuple[str, str, bool]]:
     """Return (protocol, release, whether batches grow) of each candidate."""
-    return {(protocol, release, isinstance(b, Growing)) for protocol, release, b, _ in found}
+    return {(protocol, release, isinstance(b, Growing)) for protocol, release, b, _ in recipes}
 
 
 @pytest.mark.parametrize("trust", TRUST)

@@ -525,11 +525,11 @@ class Network:
         """Yield processes of a kind that Flower has started for a port."""
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                message = (entry / "cmdline").read_bytes().decode().split("\0")
+                arguments = (entry / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if any(part.endswith(kind) for part in message[:2]) and any(
-                part.endswith(f":{port}") for part in message
+            if any(part.endswith(kind) for part in arguments[:2]) and any(
+                part.endswith(f":{port}") for part in arguments
             ):
                 yield int(entry.name)
 

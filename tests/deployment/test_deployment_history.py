@@ -268,10 +268,10 @@ def test_a_call_that_waited_for_a_refused_message_is_answered(tmp_path, monkeypa
         # The message waits for the sync of the first call; the second call waits for the message.
         first = pool.submit(Client(path).decide, ROWS, "ada")
         time.sleep(0.15)
-        message = pool.submit(silo.handle, b"")
+        handled = pool.submit(silo.handle, b"")
         time.sleep(0.15)
         second = pool.submit(Client(path).decide, ROWS, "eve")
-        assert first.result(10).learns and isinstance(message.exception(10), InputError)
+        assert first.result(10).learns and isinstance(handled.exception(10), InputError)
         assert second.result(10).learns
 
 
@@ -413,9 +413,9 @@ def test_a_log_of_an_earlier_version_knows_the_places_of_its_decisions(kind):
 # ---- erasing -------------------------------------------------------------------------------------
 
 
-def files_with(folder, what):
+def files_with(folder, content):
     """Return the names of the files of a folder that contain some bytes."""
-    return [file.name for file in folder.iterdir() if what in file.read_bytes()]
+    return [file.name for file in folder.iterdir() if content in file.read_bytes()]
 
 
 class OnDisk(federation.Federation):

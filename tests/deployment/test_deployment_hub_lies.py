@@ -124,18 +124,20 @@ def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
 
     def doubled(data):
         """Return a second, different broadcast of the same set for silo0, signed by the hub."""
-        actual = deployment.plan.wire.read(data)
-        if actual.kind != "news":
+        envelope = deployment.plan.wire.read(data)
+        if envelope.kind != "news":
             return data
-        body = deployment.plan.wire.body(actual, wire.News)
-        message = deployment.plan.wire.body(deployment.plan.wire.read(body.broadcast), Broadcast)
-        if actual.release == 1:
-            message = msgspec.structs.replace(message, values=wire.packed(np.ones(5)))
+        news = deployment.plan.wire.body(envelope, wire.News)
+        broadcast = deployment.plan.wire.body(deployment.plan.wire.read(news.broadcast), Broadcast)
+        if envelope.release == 1:
+            broadcast = msgspec.structs.replace(broadcast, values=wire.packed(np.ones(5)))
         else:
             # The broadcast has to follow the last broadcast of silo0.
-            message = msgspec.structs.replace(message, before=wire.digest(liar[actual.release - 1]))
-        liar[actual.release] = signed(deployment, actual.release, message)
-        return signed(deployment, actual.release, wire.News(liar[actual.release], body.seen))
+            broadcast = msgspec.structs.replace(
+                broadcast, before=wire.digest(liar[envelope.release - 1])
+            )
+        liar[envelope.release] = signed(deployment, envelope.release, broadcast)
+        return signed(deployment, envelope.release, wire.News(liar[envelope.release], news.seen))
 
     silo0 = deployment.processes["silo0"]
     honest = silo0.handle

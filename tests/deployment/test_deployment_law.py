@@ -131,10 +131,12 @@ def problems(case, runs, change=lambda values: values, deployed=deployed_once):
     return {name: float(p) for name, p in tests.items() if p < 1e-4 / len(tests)}
 
 
-def chi_square(found, wanted):
+def chi_square(actual, expected):
     """Return the p-value of a chi-square test that two samples have the same distribution."""
-    ends = np.quantile(np.concatenate([found, wanted]), np.linspace(0.0, 1.0, BINS + 1)[1:-1])
-    counts = [np.bincount(np.searchsorted(ends, each), minlength=BINS) for each in (found, wanted)]
+    ends = np.quantile(np.concatenate([actual, expected]), np.linspace(0.0, 1.0, BINS + 1)[1:-1])
+    counts = [
+        np.bincount(np.searchsorted(ends, each), minlength=BINS) for each in (actual, expected)
+    ]
     return float(stats.chi2_contingency(counts)[1])
 
 

@@ -55,9 +55,9 @@ def read(table, folder, plan=OPEN):
     return cases(source_of(table, folder), plan.document.schema)
 
 
-def features(found, plan=OPEN):
+def features(found_cases, plan=OPEN):
     """Return the context of each case."""
-    return [plan.document.schema.records.context(case.record) for case in found]
+    return [plan.document.schema.records.context(case.record) for case in found_cases]
 
 
 def test_all_kinds_of_tables_are_the_same_records(tmp_path):

@@ -593,8 +593,8 @@ def test_a_plain_log_has_a_line_for_each_event():
     deployment.now += 31.0
     log.look(hub)
     row = WAITS["hub"]["reports"]
-    message = lines()
-    assert message == [f"waiting for {row.what}: silo1, silo2, since {since}; what to do: {row.do}"]
+    logged = lines()
+    assert logged == [f"waiting for {row.what}: silo1, silo2, since {since}; what to do: {row.do}"]
     deployment.add(absent_silos[0])
     deployment.settle()
     deployment.now += 10.0
@@ -610,8 +610,8 @@ def test_a_plain_log_has_a_line_for_each_event():
     assert lines() == ["release 2 is out"]
     hub.party.fold(Write("alarm", "x", b"a hostile text 4711"))
     log.look(hub)
-    message = lines()
-    assert "alarms: 1; the status has their texts" in message and "4711" not in "".join(message)
+    logged = lines()
+    assert "alarms: 1; the status has their texts" in logged and "4711" not in "".join(logged)
 
 
 def test_a_silo_says_what_it_seals_and_where_it_can_be_found():

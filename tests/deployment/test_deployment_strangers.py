@@ -69,12 +69,12 @@ def command(*arguments, files=None):
         child.wait()
 
 
-def wait_until(what, seconds=30):
+def wait_until(condition, seconds=30):
     """Wait until something is true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(OSError, InputError):
-            if what():
+            if condition():
                 return
         time.sleep(0.02)
     raise AssertionError(f"not within {seconds} s")
@@ -95,9 +95,9 @@ def ends(child, number):
     except subprocess.TimeoutExpired:
         code = "no end"
     seconds = time.monotonic() - begin
-    message = child.errors.read_text()
-    assert code == 0 and seconds < 5.0, (code, seconds, message[-2000:])
-    assert "Traceback" not in message and len(message.splitlines()) <= 6, message[-3000:]
+    printed = child.errors.read_text()
+    assert code == 0 and seconds < 5.0, (code, seconds, printed[-2000:])
+    assert "Traceback" not in printed and len(printed.splitlines()) <= 6, printed[-3000:]
 
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nhost: hub\r\n"
@@ -509,8 +509,8 @@ def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.wait(30) == 0
-        message = child.stderr.read()
-        assert message.startswith("a, silo of ") and len(message.splitlines()) == 3, message
+        printed = child.stderr.read()
+        assert printed.startswith("a, silo of ") and len(printed.splitlines()) == 3, printed
 
 
 IN_A_LOCK = LONG.replace(
@@ -537,8 +537,8 @@ def test_a_signal_while_the_main_thread_acquires_a_lock_ends_a_party(tmp_path):
     arguments = ["silo", str(tmp_path / "a"), "--hub", "http://[::1]:9"]
     command = [sys.executable, "-P", "-c", IN_A_LOCK, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
-        message = child.stderr.read()
-        assert child.wait(30) == 0 and "Traceback" not in message, message
+        printed = child.stderr.read()
+        assert child.wait(30) == 0 and "Traceback" not in printed, printed
 
 
 CLOSES = LONG.replace(

@@ -120,14 +120,14 @@ class Site:
             return json.loads(data)
         return Client(self.home / name / folders.SOCKET).call("status")
 
-    def until(self, name, what):
+    def until(self, name, condition):
         """Wait until the status of a party meets a condition, and return it."""
         last = time.monotonic() + PATIENCE
         status = None
         while time.monotonic() < last:
             with suppress(OSError, InputError):
                 status = self.status(name)
-                if what(status):
+                if condition(status):
                     return status
             time.sleep(0.05)
         pytest.fail(f"{name} is not so after {PATIENCE:.0f} s: {status}")
@@ -245,8 +245,8 @@ def test_a_party_of_another_plan_is_told_so_and_stops_nobody(tmp_path, monkeypat
         other.run("north")
         one.until("hub", lambda status: len(status["joined"]) == 3)
         try:
-            message = iter(other.children["north"].stderr.readline, b"")
-            assert any(b"the hub answered 400: message is for another" in line for line in message)
+            printed = iter(other.children["north"].stderr.readline, b"")
+            assert any(b"the hub answered 400: message is for another" in line for line in printed)
             waits = other.until("north", lambda status: True)["waits"]
             assert waits["state"] == "hub"
             one.day(1, *demo.SILOS)

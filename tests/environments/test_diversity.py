@@ -16,9 +16,9 @@ from fastfed.environments.instances import BATCHES, diversity, margin
 RARE = 1e-6
 
 
-def eigenvalue_p(found, expected):
+def eigenvalue_p(actual, expected):
     """Of an estimate whose error comes from 20 batches; for a simple eigenvalue."""
-    return 2 * stats.t.sf(abs(found.lambda_0 - expected) / found.lambda_0_error, BATCHES - 1)
+    return 2 * stats.t.sf(abs(actual.lambda_0 - expected) / actual.lambda_0_error, BATCHES - 1)
 
 
 def bernstein(dimension, largest, rounds):

@@ -21,9 +21,9 @@ TIGHT = 2e-4  # allowed relative excess; below the exact value, only rounding is
 ROUNDING = 1e-12
 
 
-def assert_just_above(found: float, truth: float, what: object) -> None:
+def assert_just_above(actual: float, truth: float, case: object) -> None:
     """Check that the result is at least the exact value and at most slightly larger."""
-    assert truth * (1 - ROUNDING) <= found <= truth * (1 + TIGHT), (found, truth, what)
+    assert truth * (1 - ROUNDING) <= actual <= truth * (1 + TIGHT), (actual, truth, case)
 
 
 # ---- one mechanism in closed form ---------------------------------------------------------------

@@ -279,12 +279,12 @@ def test_every_case_plays_what_its_definition_says(name: str) -> None:
     checked(CASES[name], 10.0)
 
 
-def noticed(wrong: dict[str, Any], names: list[str]) -> float:
+def noticed(faults: dict[str, Any], names: list[str]) -> float:
     """Return how much a replay with a planted fault differs, at most, over these cases."""
     worst = 0.0
     for name in names:
         e, outcome, truth = checked(CASES[name])
-        altered = oracle_replay(e, outcome, **wrong)
+        altered = oracle_replay(e, outcome, **faults)
         worst = max(worst, altered.worst_gap)
         for one, other in zip(truth.totals, altered.totals, strict=False):
             worst = max(worst, float(np.abs(one[1] - other[1]).max() > 1e-6))
