@@ -55,6 +55,7 @@ class Target:
         self.before = {name: self.state(name) for name in self.names}
 
     def party(self, name: str) -> Any:
+        """Return a party by name."""
         return self.deployment.processes[name].party
 
     def state(self, name: str) -> dict[str, str]:

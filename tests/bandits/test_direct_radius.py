@@ -323,6 +323,8 @@ def test_missing_second_bonus_is_detected():
     """Check gamma = 0: some run violates the inequality although the events hold."""
 
     class WithoutSecondBonus(ObservedRun):
+        """A planted fault: runs whose scores lack the second bonus."""
+
         def play(self, silo: Silo, round: int) -> None:
             silo._second_bonus = 0.0
             super().play(silo, round)

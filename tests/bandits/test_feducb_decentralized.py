@@ -804,6 +804,8 @@ def test_no_two_draws_share_a_key():
     key."""
 
     class RecordingNoise(SeededNoise):
+        """Seeded noise that records which draws were made."""
+
         def __init__(self, seed: int) -> None:
             super().__init__(seed)
             self.drawn: list[tuple[int, int]] = []

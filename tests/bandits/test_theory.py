@@ -442,6 +442,8 @@ def test_noise_of_a_wrong_shape_raises_an_error():
     )
 
     class Short:
+        """A source whose noise is too short."""
+
         def node(self, silo, node, dimension):
             return np.zeros(2)
 

@@ -895,6 +895,8 @@ def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypat
     import fastfed._kernels as kernels
 
     class Installed:
+        """An installed package whose files are in a folder."""
+
         def __init__(self, folder: Path) -> None:
             self.folder = folder
 

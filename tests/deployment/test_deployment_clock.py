@@ -26,9 +26,11 @@ class Hands:
         self.wall, self.at, self.off = 1000.0, 50.0, 0.0
 
     def clock(self):
+        """Return a clock that reads these hands."""
         return SteadyClock(lambda: self.wall + self.off, lambda: self.at)
 
     def wait(self, seconds):
+        """Let this number of seconds pass."""
         self.wall += seconds
         self.at += seconds
 

@@ -55,6 +55,7 @@ class OnDisk(federation.Federation):
         self.reopen()
 
     def reopen(self):
+        """Open silo 0 and the hub again from their files."""
         hub = Hub(self.plan, federation.secret("hub"))
         self.ledgers["silo0"] = ledger = Ledger(str(self.place / "ledger"))
         ledger.set_ceiling("records", 1.0, 1e-6)
@@ -64,6 +65,7 @@ class OnDisk(federation.Federation):
         self.add(SiloProcess(silo, stores[1], ledger, lambda: self.now))
 
     def close(self):
+        """Close all files."""
         for name in ("hub", "silo0"):
             self.processes[name].store.close()
         self.ledgers["silo0"].close()
@@ -90,6 +92,7 @@ class OnDisk(federation.Federation):
         assert os.statvfs(self.place).f_bavail == 0
 
     def free(self):
+        """Free the disk that `fill` has filled."""
         (self.place / "filler").unlink()
 
 

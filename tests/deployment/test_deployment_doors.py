@@ -62,6 +62,7 @@ class Answering(BaseHTTPRequestHandler):
     """An HTTP handler that gives its server's answer and records the requests."""
 
     def answer(self):
+        """Record the request, and give the server's answer."""
         self.server.asked.append((self.command, self.path))
         self.send_response(self.server.code)
         if self.server.to:
@@ -115,6 +116,8 @@ def test_what_is_no_status_of_a_hub_is_a_sentence():
     ):
 
         class Odd(Answering):
+            """A server whose answer is this text."""
+
             def answer(self, body=text):
                 self.send_response(200)
                 self.end_headers()
@@ -512,6 +515,8 @@ def test_errors_in_a_row_of_a_query_do_not_quote_it(query, tmp_path):
 
 def test_a_driver_of_another_database_may_quote_a_row(tmp_path):
     class Broken:
+        """A database whose errors quote a value."""
+
         def cursor(self):
             raise RuntimeError(f"cannot decode {NAME}")
 

@@ -53,6 +53,7 @@ class Nodes:
         self.mail = self.opened()
 
     def opened(self):
+        """Return the mail of the hub."""
         return flower.Mail(self.deployment.processes["hub"], 1.0, 5.0, self.told.append)
 
     def kill(self, name):
@@ -69,6 +70,7 @@ class Nodes:
             self.mail = self.opened()
 
     def chance(self):
+        """Return whether a fault happens now."""
         return self.random.random() < self.faults
 
     def answered(self, name, letters):
@@ -353,6 +355,7 @@ class FakeGrid:
         return list(self.nodes)
 
     def push_messages(self, messages):
+        """Call the ClientApp of each receiver; return the ids of the messages."""
         from flwr.app import Context, RecordDict
 
         ids = []
@@ -371,6 +374,7 @@ class FakeGrid:
         return ids
 
     def called(self, message, context):
+        """Return the reply of the ClientApp to a message, and keep its letters."""
         reply = flower.client_app(message, context)
         if reply.has_content():
             self.letters.setdefault(message.metadata.dst_node_id, []).extend(
@@ -379,6 +383,7 @@ class FakeGrid:
         return reply
 
     def pull_messages(self, ids):
+        """Return the replies that have not been lost."""
         return [self.replies.pop(i) for i in ids if i in self.replies]
 
 
@@ -485,6 +490,7 @@ class Network:
         return folder
 
     def variables(self, name):
+        """Return the environment variables of a process."""
         return os.environ | {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "FLWR_HOME": str(self.environment(name)),
@@ -495,6 +501,7 @@ class Network:
         }
 
     def start(self, name):
+        """Start a process."""
         with (self.home / "log").open("a") as log:
             self.running[name] = subprocess.Popen(
                 [str(part) for part in self.commands[name]],
@@ -502,10 +509,12 @@ class Network:
             )  # fmt: skip
 
     def kill(self, name):
+        """Kill a process."""
         self.running[name].kill()
         self.running[name].wait()
 
     def again(self, name):
+        """Kill a process and start it again."""
         self.kill(name)
         self.start(name)
 

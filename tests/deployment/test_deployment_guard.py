@@ -39,6 +39,7 @@ class Liar(SiloParty):
     bias: float | None = None
 
     def report(self, release):
+        """Return a report with these sums."""
         values, d = np.zeros(self.plan.statistic_size), self.plan.dimension
         most = self._range.report(release)[:d]
         values[:d] = -0.99 * most if self.bias is None else self.bias

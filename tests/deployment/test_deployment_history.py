@@ -130,6 +130,8 @@ def test_two_rewards_of_a_decision_at_once_are_one_and_a_refusal():
 
 def test_a_full_disk_changes_nothing_and_later_calls_go_on():
     class Failing(Slow):
+        """A store whose disk is full."""
+
         fails = False
 
         def append(self, writes):
@@ -427,6 +429,7 @@ class OnDisk(federation.Federation):
         self.reopen()
 
     def reopen(self):
+        """Open silo 0 again from its files."""
         self.ledgers["silo0"] = ledger = Ledger(str(self.folder / "ledger"))
         ledger.set_ceiling("records", 20.0, 1e-5)
         party = party_of(self.plan, "silo0", federation.secret("silo0"), ledger)

@@ -98,6 +98,7 @@ class Middle:
         self.server.server_close()
 
     def forward(self, data):
+        """Pass a request on to the hub; return its code and answer."""
         request = urllib.request.Request(self.hub + shell.PATH, data)
         try:
             with urllib.request.urlopen(request, timeout=10) as actual:
@@ -106,11 +107,13 @@ class Middle:
             return error.code, error.read()
 
     def flipped(self, data):
+        """Return the bytes with one random bit flipped."""
         changed_bytes = bytearray(data or b"\0")
         changed_bytes[self.random.randrange(len(changed_bytes))] ^= 1 << self.random.randrange(8)
         return bytes(changed_bytes)
 
     def answer(self, data):
+        """Answer a request in a random way of WAYS."""
         way = "through" if self.calm else self.random.choice(self.WAYS)
         self.did[way] += 1
         self.sent.append(data)

@@ -229,6 +229,7 @@ class Authority:
         self.file = self._written(name, self._signed(name, self.key, True, -1, 1))
 
     def _signed(self, name, key, ca, start, end):
+        """Return a certificate that is valid from day `start` to day `end`; `ca`: of an authority."""
         now = datetime.datetime.now(datetime.UTC)
         subject, issuer = (
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, self.name)
@@ -254,6 +255,7 @@ class Authority:
         return builder.sign(self.key, hashes.SHA256())
 
     def _written(self, name, certificate):
+        """Write a certificate, and return its path."""
         path = self.folder / f"{self.name}-{name}.pem"
         path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return str(path)

@@ -59,6 +59,7 @@ class Held:
         return len(self.begun) == count
 
     def release(self, number):
+        """Let a sync continue."""
         self.gates[number].set()
 
 
@@ -437,6 +438,7 @@ class Disk:
         self.unsynced, self.begun = {1: [], 2: []}, {}
 
     def event(self, kind, file, offset, data):
+        """Record a write (kind 1), a truncation (2), or the begin (3) or end (4) of sync `offset`."""
         if kind in (1, 2):
             self.unsynced[file].append((kind, offset, data))
         elif kind == 3:

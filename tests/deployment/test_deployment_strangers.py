@@ -208,9 +208,11 @@ class False_:
 
     @property
     def port(self):
+        """The port that the server listens on."""
         return self.listener.getsockname()[1]
 
     def _serve(self):
+        """Accept connections until the test ends."""
         with ExitStack() as stack:
             while not self.stop.is_set():
                 with suppress(TimeoutError):
@@ -220,6 +222,7 @@ class False_:
                     threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection):
+        """Send the bytes of the test, once or again and again."""
         with suppress(OSError):
             connection.settimeout(1.0)
             connection.recv(1 << 16)

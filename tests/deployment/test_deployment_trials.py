@@ -102,6 +102,7 @@ class Site:
             )
 
     def end(self, *names, how=signal.SIGKILL):
+        """End processes by a signal."""
         for name in names:
             child = self.children.pop(name)
             child.send_signal(how)
@@ -114,6 +115,7 @@ class Site:
         self.days.write_text(str(self.shift))
 
     def status(self, name):
+        """Return the status of a party."""
         if name == "hub":
             status, data = call(self.url + "/status", 1 << 20)
             assert status == 200

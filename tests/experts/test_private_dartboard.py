@@ -576,6 +576,8 @@ def fixed_digits(u: Fraction) -> Any:
     """Return an entropy source of a uniform with these digits."""
 
     class Digits:
+        """A source of random bytes: the binary digits of u."""
+
         def __call__(self, count: int) -> bytes:
             words = int(u * 2**64)
             return int(words).to_bytes(8, "little")[:count]

@@ -1015,6 +1015,7 @@ class UnknownPlan(ExpertPlan):
 
     @property
     def exchanges(self) -> int:
+        """The number of exchanges: none."""
         return 0
 
     def exchanges_before(self, round: int) -> int:

@@ -741,6 +741,8 @@ def test_numbers_of_registered_events_are_checked(value: Any) -> None:
     """Check each number of an event of another package before its epsilon is computed."""
 
     class Own(msgspec.Struct, frozen=True):
+        """A mechanism of another package."""
+
         epsilon: float
         noise_stds = {}
 

@@ -180,6 +180,8 @@ def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):
     system = noisy.make(keys, problem)
 
     class Ones(fastfed.parties.SeededNoise):
+        """A source whose noise is 1 in every entry."""
+
         def node(self, silo, node, dimension):
             return np.ones(dimension + dimension * (dimension + 1) // 2)
 

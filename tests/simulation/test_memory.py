@@ -228,6 +228,8 @@ def test_estimates_of_every_kind_of_plan_grow_with_silos():
 
 def test_memory_reported_by_an_environment_is_counted():
     class Large(fastfed.environments.Sphere):
+        """An environment that says it needs much memory."""
+
         def memory(self, silos, horizon, curves):
             return 10**9 * curves
 
