@@ -118,7 +118,7 @@ def spec_of(kind: str) -> dict[str, Any]:
 
 
 def changes_of(kind: str) -> list[dict[str, Any]]:
-    """Changes of the spec of a kind, each a mapping of its tables."""
+    """Return changes of the spec of a kind, each a mapping of its tables."""
     keys = OTHERS.get(kind, LINEAR)
     return [{"system": each} for each in (*SYSTEMS, *keys)] + list(TABLES)
 

@@ -45,9 +45,10 @@ def noise_rows(plan):
 
 
 def squares(plan):
-    """Largest a' (B_k B_k')^-1 a of a leaf, where a says in which of the first k prefixes it is.
+    """Return, for each k, the largest squared shift of the first k prefixes by one leaf.
 
-    This is the squared shift of the first k prefixes in units of their noise, for any noise.
+    The shift is in units of their noise, a' (B_k B_k')^-1 a, where a says in which of the k
+    prefixes the leaf is, and row i of B holds the weights of the noise in prefix i.
     """
     rows, collected = noise_rows(plan), []
     for k in range(1, plan.releases + 1):

@@ -57,7 +57,7 @@ class Nodes:
         return flower.Mail(self.deployment.processes["hub"], 1.0, 5.0, self.told.append)
 
     def kill(self, name):
-        """A new process on what is durable: SIGKILL, as far as a party can tell."""
+        """Replace a process by a new one with what was durable, as after SIGKILL."""
         old, plan, key = self.deployment.processes[name], self.plan, federation.secret(name)
         store, clock = MemoryStore(list(old.store.writes())), lambda: self.deployment.now
         if name in plan.silos:
@@ -85,7 +85,7 @@ class Nodes:
         return None if self.chance() else answers
 
     def turn(self):
-        """One look of the ServerApp at its nodes."""
+        """Let the ServerApp send letters to all nodes and receive their answers once."""
         self.now += 1.0
         for node, letters in self.mail.outgoing(self.at.values(), self.now).items():
             (name,) = (n for n, i in self.at.items() if i == node)

@@ -80,7 +80,7 @@ def learn(silo, name, rows, value):
 
 
 def state_of(process):
-    """All of a silo's state that is saved, without what is cached or of the process alone."""
+    """Return all state of a silo that it saves."""
     names = ("sealed", "unreported", "broadcasts", "alarms", "leave_reason")
     state = {name: getattr(process.party, name) for name in names}
     return state | federation.learned(process.party)
@@ -481,7 +481,10 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(kind, 
 
 
 def lived(folder, erases, kind="silo-ldp"):
-    """A federation in which silo0 has 80 records of each release; the size of its file."""
+    """Return the size of the file of silo0 after 80 records in each release.
+
+    `erases`, if it is not None, is called after each release.
+    """
     folder.mkdir()
     deployment = OnDisk(plan_of(kind), folder)
     deployment.settle()

@@ -229,7 +229,7 @@ class Authority:
         self.file = self._written(name, self._signed(name, self.key, True, -1, 1))
 
     def _signed(self, name, key, ca, start, end):
-        """Return a certificate that is valid from day `start` to day `end`; `ca`: of an authority."""
+        """Return a certificate, valid from day `start` to day `end`; `ca`: of an authority."""
         now = datetime.datetime.now(datetime.UTC)
         subject, issuer = (
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, self.name)

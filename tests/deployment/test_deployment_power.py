@@ -438,7 +438,7 @@ class Disk:
         self.unsynced, self.begun = {1: [], 2: []}, {}
 
     def event(self, kind, file, offset, data):
-        """Record a write (kind 1), a truncation (2), or the begin (3) or end (4) of sync `offset`."""
+        """Record a write (kind 1), a truncation (2), or begin (3) or end (4) of sync `offset`."""
         if kind in (1, 2):
             self.unsynced[file].append((kind, offset, data))
         elif kind == 3:
@@ -465,7 +465,10 @@ class Disk:
 
 
 def cut_power(tmp_path, before, events, moments):
-    """Cut the power at random moments; return what was answered and is not there, and counts."""
+    """Cut the power after random answers (events of kind 5), which a power cut must not lose.
+
+    Return (answered decisions that are lost, or errors; number of answers; number of cuts).
+    """
     rng, disk, answered = random.Random(3), Disk(before), {}
     answers = [k for k, event in enumerate(events) if event[0] == 5]
     cuts = set(rng.sample(answers, min(moments, len(answers))))

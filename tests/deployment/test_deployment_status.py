@@ -424,7 +424,7 @@ def test_the_page_fits_a_phone_and_loads_nothing_else():
 
 
 def site(home, protocol="secure-sum", start="2020-01-01T00:00:00Z"):
-    """Folders of two silos, a hub and a helper, which have joined one plan."""
+    """Make folders of two silos, a hub and perhaps a helper, which have joined one plan."""
     names = ("silo0", "silo1", "hub", *(("helper",) if protocol == "secure-sum" else ()))
     keys = {name: folders.make_keys(home / name) for name in names}
     spec = federation.spec(protocol, silos=2, federation={"name": "wound care", "least": 2})

@@ -37,7 +37,7 @@ from fastfed.deployment.status_page import StatusPage
 
 
 def parties(home):
-    """Folders of a hub and of the silo a."""
+    """Make the folders of a hub and of the silo a."""
     plan = home / "plan"
     compile_plan(Path(toml(home)).read_text()).save(plan)
     for name in ("hub", "a"):
@@ -113,7 +113,7 @@ UNFINISHED = {
 
 def crowd(stack, port, count, context=None):
     """Return connections that never come to an end, of all kinds; the hub may close them."""
-    found, kinds = [], list(UNFINISHED)
+    connections, kinds = [], list(UNFINISHED)
     for k in range(count):
         kind = kinds[k % len(kinds)]
         with suppress(OSError):
@@ -121,8 +121,8 @@ def crowd(stack, port, count, context=None):
             if context is not None and kind not in ("idle", "handshake"):
                 connection = stack.enter_context(context.wrap_socket(connection))
             connection.sendall(UNFINISHED[kind])
-            found.append(connection)
-    return found
+            connections.append(connection)
+    return connections
 
 
 def unchecked():

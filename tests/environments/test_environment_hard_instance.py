@@ -19,7 +19,10 @@ FIRST = 5463142506141194
 
 
 def rounds(world, count, replicate=0, silo=0, seed=0):
-    """(block (n,), z (n, 2) as float64, means (n, 2)) of the first rounds of a silo."""
+    """Return (block (n,), z (n, 2), means (n, 2)) of the first rounds of a silo.
+
+    z are the two nonzero features of the context.
+    """
     opened_environment = world.open(seed, replicate, 2)
     played = [opened_environment.round(silo, t) for t in range(1, count + 1)]
     x, mean = (np.array(part, float) for part in zip(*played, strict=True))
@@ -32,7 +35,7 @@ def rounds(world, count, replicate=0, silo=0, seed=0):
 
 
 def radial_p(z):
-    """Of the norm: 1 - exp(-r^2/2) is uniform up to 1 - exp(-1/2)."""
+    """Return the p-value of norms r: 1 - exp(-r^2/2) is uniform up to 1 - exp(-1/2)."""
     return stats.kstest(-np.expm1(-(z**2).sum(axis=1) / 2) / -np.expm1(-0.5), "uniform").pvalue
 
 
@@ -42,7 +45,7 @@ def angular_p(z):
 
 
 def z_of(radius, angle):
-    """z in float32 from the two integers of 53 bits behind it, (n, 2)."""
+    """Return z (n, 2) in float32, from its integers of 53 bits for radius and angle."""
     normals = rng.normals_from_bits(radius, angle).reshape(2, -1).T
     return np.float32(normals * (1 - 2.0**-23))
 

@@ -32,7 +32,7 @@ def repeat(examples):
 
 
 def check(data: bytes, name: str, silo: str | None) -> None:
-    """Features, classes and silos are the oracle's, or the file is refused by name."""
+    """Check that a file is read as the oracle reads it, or refused with its name."""
     expected = oracle(data, name, "label", silo)
     with tempfile.TemporaryDirectory() as folder, fuzzing.within(20):
         path = Path(folder) / name

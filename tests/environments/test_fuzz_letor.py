@@ -49,7 +49,7 @@ def assert_same(read: LetorRows, data: bytes, name: str) -> None:
 
 
 def check(data: bytes, name: str, cache: Path) -> None:
-    """The file is read as the oracle reads it, twice, or refused by name and never cached."""
+    """Check that a file is read twice as the oracle reads it, or refused and never cached."""
     shutil.rmtree(cache, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder, fuzzing.within(20):
         path = Path(folder) / name

@@ -43,7 +43,7 @@ def uneven(seed: int, replicate: int, silo: int, round: int) -> np.ndarray:
 def bowl(
     seed: int, replicate: int, silo: int, round: int, x: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """|x - c|^2 / 2 about the middle, with noise of mean zero in the gradient."""
+    """Return the loss |x - c|^2 / 2 + <noise, x>, and its gradient; the noise has mean zero."""
     draws = np.random.default_rng((seed, replicate, silo, round)).uniform(-0.1, 0.1, 3)
     away = x - np.array([0.5, 0.3, 0.2])
     return float(away @ away / 2 + draws @ x), away + draws
@@ -286,7 +286,7 @@ FITTING: list[tuple[str, dict[str, Any]]] = [
 
 
 def points(d: int) -> np.ndarray:
-    """Corners, middle and some more of the simplex."""
+    """Return points of the simplex: corners, middle and ten random ones."""
     draw = np.random.default_rng(0)
     return np.concatenate([np.eye(d), np.full((1, d), 1 / d), draw.dirichlet(np.ones(d), 10)])
 

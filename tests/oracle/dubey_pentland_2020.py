@@ -460,7 +460,10 @@ def replay(
     last = 0
 
     def private_growth(i: int, k: int) -> np.ndarray:
-        """Condition (10): the own batch and the noise of its prefix in a tree of single rounds."""
+        """Return the noisy matrix of the batch of silo i that condition (10) tests.
+
+        The noise is that of a prefix in a tree of single rounds.
+        """
         assert local_noise is not None
         total = outer_sum(points[i], d + 1)[:d, :d]
         for node in tree_nodes(len(points[i])):

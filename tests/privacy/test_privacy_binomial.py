@@ -40,7 +40,7 @@ def pmf(trials: int, p: float = 0.25) -> np.ndarray:
 
 
 def encoded(trials: int, value: float, length: int) -> np.ndarray:
-    """Law on 0..length-1 of Bin(trials, 1/4) plus value rounded at random with that mean."""
+    """Return the law on 0..length-1 of Bin(trials, 1/4) plus `value`, rounded at random."""
     noise, low = pmf(trials), math.floor(value)
     out = np.zeros(length)
     out[low : low + noise.size] += (1.0 - (value - low)) * noise

@@ -272,9 +272,9 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
 def run_into_limit(
     limit: int, path: Path, out: Path, straight: Path, *options: str
 ) -> tuple[str, int]:
-    """The last words of a run whose files may not grow beyond so many kB, and the cells it kept.
+    """Run with files that may not grow beyond `limit` kB; return what it prints and has stored.
 
-    Without the limit the same command then leaves what an undisturbed run does.
+    Check that without the limit the same command then finishes the run.
     """
     import resource
 
