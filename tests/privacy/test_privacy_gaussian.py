@@ -183,8 +183,8 @@ def weighted_change(
 def searched(relation: str, layout: str, d: int, bias_std: float, cov_std: float) -> float:
     """Return a lower bound on the squared sensitivity, by random search.
 
-    The best 40 of many random pairs of records are improved by random steps, which
-    shrink from 1 to 10^-4, which leaves an error of 10^-11 or less at a maximum.
+    The best 40 of many random pairs of records are improved by random steps. The steps shrink from
+    1 to 10^-4, which leaves an error of 10^-11 or less at a maximum.
     """
     rng, size = np.random.default_rng(d), 2 * (d + 1)
 
