@@ -472,7 +472,7 @@ COVERED = {
 
 @pytest.mark.parametrize("name", COVERED)
 def test_confidence_sets_hold(name: str) -> None:
-    """They hold in 4/5 of runs at least, although ||theta*|| is above 1."""
+    """The sets hold in 4/5 of the runs at least, although ||theta*|| is above 1."""
     assert np.linalg.norm(MEANS) > 1.0
     assert covered(COVERED[name], 100) >= 80
 

@@ -90,7 +90,7 @@ def test_rewards_between_0_and_1_have_no_larger_delta(seed: int) -> None:
 
 
 def test_no_number_of_ones_is_the_worst_one_for_all_epsilons() -> None:
-    """This is the example at the top of the module: three users, q = 0.1."""
+    """Use the example at the top of the module: three users, q = 0.1."""
 
     def worst(epsilon: float) -> int:
         """Return the number of ones among the others' means for which delta is the largest."""

@@ -183,7 +183,7 @@ def test_sensitivity_scales_with_the_noise_over_extreme_ranges() -> None:
 
 
 def test_zero_out_is_weaker_if_zero_is_a_reward() -> None:
-    """Check this, since an absent user is the record (0, r0), which replacement allows."""
+    """The reason: an absent user is the record (0, r0), which replacement allows."""
     for case in CASES:
         low, high = case.get("reward_range", (-0.5, 0.5))
         assert low <= 0.0 <= high
@@ -422,7 +422,7 @@ def test_errors_with_tau_one_have_the_bits_of_the_original_formula(remainder: bo
 
 @pytest.mark.parametrize("tau", [0.4, 1.0, 1.7])
 def test_quantile_is_exact_for_full_goe_matrices(tau: float) -> None:
-    """Check this since full GOE matrices have the covariance of the proof.
+    """Draw full GOE matrices, which have the covariance of the proof.
 
     The two-sided test fails once in 5 x 10^5.
     """

@@ -250,7 +250,7 @@ def test_events_hold_with_their_probability():
 
 @pytest.mark.parametrize("curve", CURVES)
 def test_events_imply_the_inequality(results_by_curve, curve):
-    """Check this in every round and direction, since it is proven without probability."""
+    """Check every round and direction: the proof holds with certainty."""
     for result in results_by_curve[curve]:
         assert result.dominated
         if result.events:

@@ -292,7 +292,7 @@ def test_results_of_long_chunks_do_not_depend_on_call_lengths():
     "name", ["three estimators", "further than needed", "every use, noisy", "never"]
 )
 def test_sparse_checkpoints_show_the_same_values_as_dense_checkpoints(name, at):
-    """Check this also before an estimator's first use and while messages are under way."""
+    """Stop also before an estimator's first use and while messages are under way."""
     e, dense = run_case(name)
     sparse = run_compiled(e, at=at)
     same(sparse, run_readable(e, at=at))

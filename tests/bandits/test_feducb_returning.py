@@ -102,7 +102,7 @@ def test_plans_with_a_wrong_number_of_silos_per_user_are_refused():
 
 
 def test_plans_whose_server_adds_the_noise_refuse_returning_users():
-    """Check this, since one noise hides the sum of a person's records at all silos."""
+    """The reason: one noise hides the sum of a person's records at all silos."""
     sizes = {key: value for key, value in SIZES.items() if key != "schedule"}
     plan = fastfed.make_system("private-fedlinucb", **sizes, **BUDGET, protocol="central").plan
     guarantee = msgspec.structs.replace(plan.privacy, silos_met=2)

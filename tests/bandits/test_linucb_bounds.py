@@ -276,7 +276,7 @@ def ratio_of_terms(bound: Bound, T: int, d: int, B: int, epsilon: float, delta: 
 
 @pytest.mark.parametrize(("epsilon", "delta", "d"), [(0.1, 0.1, 5), (2.0, 1e-5, 20)])
 def test_batch_rules_make_both_terms_equal(epsilon: float, delta: float, d: int) -> None:
-    """Check this, except for what the rules round up in logarithms.
+    """The terms are equal except for what the rules round up in logarithms.
 
     T is large, so that rounding up the batch size changes little.
     """

@@ -483,7 +483,7 @@ def test_replay_detects_planted_faults():
 
 
 def test_estimates_are_least_squares_of_the_smallest_norm():
-    """Check this for every rank from 0 to d."""
+    """Use statistics of every rank from 0 to d."""
     rng = np.random.default_rng(20)
     for d in (1, 2, 3, 6):
         statistics, expected = [], []

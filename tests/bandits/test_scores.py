@@ -382,7 +382,7 @@ def test_a_score_keeps_no_state_between_calls(score, driver):
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
 def test_every_call_receives_the_initial_state(size):
-    """Check this in both drivers and with threads; the caller's array must not change."""
+    """Use both drivers and threads; the caller's array must not change."""
 
     @numba.cfunc(SIGNATURE)
     def counts(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):

@@ -54,7 +54,7 @@ def lower(d: int, seed: int, spread: float) -> np.ndarray:
 @pytest.mark.parametrize("d", [1, 2, 3, 10, 31])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 8.0])
 def test_the_inverse_norm_lies_above_the_largest_eigenvalue(d: int, spread: float) -> None:
-    """Check that it is larger by at most d^(1/8), and bounds the bonus of every unit row."""
+    """The norm is at most d^(1/8) times the eigenvalue, and bounds every bonus of unit rows."""
     for seed in range(5):
         w = lower(d, seed, spread)
         inverse = w.T @ w

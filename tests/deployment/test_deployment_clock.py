@@ -203,7 +203,7 @@ def test_how_long_a_message_takes_does_not_count():
 
 
 def test_an_old_message_that_comes_again_changes_nothing():
-    """This holds even if the sender's clock was wrong when it sent the message."""
+    """The sender's clock may have been wrong when it sent the message."""
     hands = Hands()
     clock = hands.clock()
     old = ClockReading("hub", hands.wall - 900.0, clock())

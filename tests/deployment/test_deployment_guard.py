@@ -109,7 +109,7 @@ def test_a_silo_that_lies_is_named_and_its_harm_is_capped():
 
 @pytest.mark.parametrize(("protocol", "bias"), [("silo-ldp", -1000.0), ("central", -64_000.0)])
 def test_a_false_bias_is_refused_at_the_door_where_records_are_few(protocol, bias):
-    """It was summed up, and the group's regret went from 196 to 15 157."""
+    """Without the check, the false bias raised the group's regret from 196 to 15 157."""
     regret, deployment = group(lies=True, bias=bias, protocol=protocol, releases=2)
     hub = deployment.processes["hub"].party
     assert {silo for _, silo in hub.reports} == {0, 1, 2, 3} and len(hub.broadcasts) == 2

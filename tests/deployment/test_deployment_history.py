@@ -361,7 +361,7 @@ def test_a_snapshot_that_is_not_this_silos_is_not_used(kind, tmp_path):
 
 
 def test_a_snapshot_of_an_earlier_version_is_used():
-    """It has no attributes of subclasses, which had no snapshots."""
+    """An earlier snapshot lacks the attributes of subclasses, which had no snapshots."""
     deployment = federation.Federation(federation.deployed())
     silo = silo_of(deployment, store := MemoryStore())
     silo.reward(silo.decide(ROWS, "ada").id, 0.5)

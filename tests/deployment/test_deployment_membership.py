@@ -126,7 +126,7 @@ def test_one_person_moves_nobody_else_between_releases(kind):
 
 
 def test_a_silo_stops_learning_where_its_sums_would_stop_being_exact():
-    """This is the only limit on a count; the certificate states it as a condition."""
+    """No other limit on a count exists; the certificate states it as a condition."""
     plan = federation.deployed(batches=1, batch=1, system={"batch_size": 1})
     assert (
         plan.plan.room == kinds.PEOPLE_PER_ROUND

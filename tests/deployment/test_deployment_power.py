@@ -81,7 +81,7 @@ def slow(monkeypatch):
 
 
 def test_a_call_waits_for_a_sync_that_began_after_its_commit(silo, tmp_path, monkeypatch, slow):
-    """This holds in any order of syncs. A decision is not visible before it is durable."""
+    """Syncs may end in any order. A decision is not visible before it is durable."""
     path, ids = tmp_path / "s", [f"{k:016x}" for k in range(3)]
     with serving(Application(silo, path)), ThreadPoolExecutor(8) as pool:
         held = Held(monkeypatch)

@@ -391,7 +391,7 @@ def test_the_pace_of_decisions_is_that_of_the_last_minutes(monkeypatch):
 
 
 def test_the_page_fits_a_phone_and_loads_nothing_else():
-    """Only where a browser is installed; it is no requirement of the tests."""
+    """Skip the test if no browser is installed."""
     playwright = pytest.importorskip("playwright.sync_api")
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:

@@ -493,7 +493,7 @@ def test_the_best_expert_is_uniform(experts):
 
 
 def test_the_first_guess_knows_nothing_of_the_best_expert():
-    """Both are drawn from one seed: a shared draw would make the first expert the best one."""
+    """Guess and best expert have one seed; a shared draw would make them the same expert."""
     from fastfed.experts.plan import start_expert
 
     d = 4

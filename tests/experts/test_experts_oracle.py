@@ -1136,7 +1136,7 @@ def test_comparison_detects_faults_of_the_compiled_driver(monkeypatch):
 
 
 def test_sums_equal_the_summed_rows():
-    """Check this for stretches of several lengths."""
+    """Use stretches of several lengths."""
     for name in ("N = 3, nearly", "N = 3, a function", "N = 1, the same for all"):
         e = experiment(name)
         losses = e.environment.open(e.seed, 0, e.silos).losses

@@ -369,7 +369,7 @@ def test_epsilon_of_the_coin_is_the_larger_of_both_outcomes():
 
 
 def test_account_has_the_expected_order():
-    """Check that it is about eta/p + 2 eta K for small eta and below eta/p + 4 eta K."""
+    """Epsilon is about eta/p + 2 eta K for small eta, and below eta/p + 4 eta K."""
     for eta, p in [(0.01, 0.1), (0.001, 0.05), (0.1, 0.3)]:
         for K in (1, 20, 400):
             assert oracle.proven_epsilon(eta=eta, p=p, K=K) <= 1.06 * eta / p + 4 * eta * K

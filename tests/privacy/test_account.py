@@ -941,7 +941,7 @@ def test_release_rounds_that_do_not_increase_are_refused(rounds: tuple[int, ...]
 
 
 def test_plans_with_more_noise_than_certified_are_refused() -> None:
-    """Check this although more noise is more private: the certificate has other numbers."""
+    """More noise is more private, but the certificate has other numbers."""
     plan = CASES["central"].make().plan
     with pytest.raises(InputError, match=r"gives epsilon 0\.4"):
         fastfed.parties.Server(replace(plan, noise_std=plan.noise_std.times(2.0)))

@@ -208,7 +208,7 @@ def test_attack_detects_float_noise_in_deployed_parties(
 
 
 def test_releases_are_centred_at_the_contribution_of_their_record() -> None:
-    """Check this with the stated noise scales."""
+    """Use the stated noise scales."""
     for kind in ("linucb-ldp", "silo-ldp-toeplitz", "central-tree", "feducb", "tree-release"):
         target = system.channel(kind, 3)
         runs = np.array([target.send(1) for _ in range(300)])

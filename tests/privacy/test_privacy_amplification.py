@@ -173,7 +173,7 @@ def test_noise_depends_on_batch_releases_silos_and_epsilon() -> None:
 
 
 def test_lemma_uses_the_full_distance_between_data_sets_for_zero_out() -> None:
-    """Check this distance, which is that of replacement.
+    """The full distance is that of replacement.
 
     One record changes a sum by less, but two sums of n points may be as far apart.
     """

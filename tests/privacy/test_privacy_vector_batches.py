@@ -231,7 +231,7 @@ def test_theorem_constants_follow_the_paper(epsilon: float, delta: float, B: int
 
 
 def test_noise_of_the_theorem_does_not_depend_on_the_batch() -> None:
-    """Check that it depends neither on B nor on g: it is 1474 at epsilon 1, d 5, delta 0.1."""
+    """The standard deviation depends neither on B nor on g: 1474 at epsilon 1, d 5, delta 0.1."""
     for B in (1, 20, 5000):
         batches = calibrate_vector_batches(Budget(1, 0.1), B, 5, calibration="theorem")
         assert batches.noise_std[0] == pytest.approx(1474, rel=1e-3)

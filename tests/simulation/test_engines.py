@@ -512,7 +512,7 @@ def test_clients_that_failed_are_closed():
 
 
 def test_a_late_event_loop_is_started_again(tmp_path, cluster, monkeypatch):
-    """Check this since ``distributed`` asserts that its thread starts within ten seconds."""
+    """``distributed`` asserts that its thread starts within ten seconds."""
     from distributed.utils import LoopRunner
 
     from fastfed.simulation.engines import dask
