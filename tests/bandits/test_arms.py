@@ -330,7 +330,7 @@ def test_draws_of_thompson_sampling_have_the_posterior_of_each_mean(wins: int, l
 
 @pytest.mark.parametrize("ratio", [0.25, 0.9, 1.0, 1.7])
 def test_the_sensitivity_is_that_of_the_worst_pair_of_records(ratio: float) -> None:
-    """It equals the enumeration, except if counts have more noise: then rewards may be negative."""
+    """Compare with an enumeration; it is below the account if counts have more noise than sums."""
     assert oracle.largest_mu(2.0, 2.0 * ratio) <= (1.0 + 1e-12) * joint_sensitivity(
         "replace", DIAGONAL, bias_std=2.0, cov_std=2.0 * ratio
     )

@@ -442,7 +442,7 @@ def covered(runs: int, **more: Any) -> int:
 
 
 def test_confidence_sets_hold() -> None:
-    """The sets hold in 3/4 of the runs at least. With the scale of raw rewards, the sets fail in many runs."""
+    """The sets hold in 3/4 of the runs at least; with the scale of raw rewards, many fail."""
     assert covered(200) >= 150
     assert covered(100, scale=0.25) < 75
 

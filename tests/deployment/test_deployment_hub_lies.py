@@ -37,7 +37,7 @@ def signed(deployment, release, body):
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", federation.MASKS])
 def test_nothing_that_a_hub_says_of_an_open_period_is_taken(protocol):
-    """Such a message could make a silo send its session, and later seal a second row, same mask."""
+    """The message could make a silo send its session, and later seal a second row, same mask."""
     deployment = running(protocol)
     silo = deployment.processes["silo0"]
     deployment.now = federation.START + 10.0
