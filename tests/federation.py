@@ -283,7 +283,7 @@ class Federation:
             self.add(Process(Helper(plan, secret("helper")), MemoryStore(), None, lambda: self.now))
 
     def add(self, process):
-        """Put a process in the place of its name."""
+        """Add a process, which replaces an earlier one of its party."""
         self.processes[process.party.name] = process
 
     def settle(self):

@@ -127,7 +127,7 @@ def valid_spec(rng: Random) -> dict[str, Any]:
     if rng.random() < 0.4:
         spec = tomllib.loads(toml(rng.choice(figures())))
         spec["curve"] = rng.sample(spec["curve"], k=min(len(spec["curve"]), rng.randint(1, 2)))
-        # What is said of curves that were left out would be refused at once.
+        # Statements about curves that were left out would be refused at once.
         spec["figure"] = {k: v for k, v in spec["figure"].items() if k not in ("statement", "line")}
         spec.update(horizon=rng.randint(8, 40), replicates=1, checkpoints=3)
         spec["silos"] = min(spec.get("silos", 2), 4)
@@ -440,7 +440,7 @@ ODD_TOKENS = (
 
 
 def damaged_letor(rng: Random) -> bytes:
-    """Return rows with a few faults of their own kind, or with bytes changed."""
+    """Return rows with a few faults that such files have, or with bytes changed."""
     text = valid_letor(rng)
     if rng.random() < 0.35:
         return damaged_text(rng, text)

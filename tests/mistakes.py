@@ -1,4 +1,4 @@
-"""Plausible mistakes, and what is said to them: a table of messages.
+"""Plausible mistakes and the messages that they get, as a table.
 
     PYTHONPATH=tests python tests/mistakes.py [-o table.md]
 
@@ -73,7 +73,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def answer(mistake: Mistake) -> Answer:
-    """Make a mistake, and judge what is said."""
+    """Make a mistake, and judge its message."""
     home = os.getcwd()
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)

@@ -1,4 +1,4 @@
-"""What is said to plausible mistakes is one sentence with key and value; nothing is left behind."""
+"""Messages about plausible mistakes are one sentence with key and value; no files remain."""
 
 from __future__ import annotations
 

@@ -148,9 +148,9 @@ def test_privacy_that_costs_too_much_is_said_and_from_where_it_pays() -> None:
     local, central = verdicts.verdicts
     assert central.pays_from_epsilon is not None and central.pays_from_epsilon > 0.2
     assert f"epsilon {central.pays_from_epsilon:.2g}" in central.sentence
-    # M silos that add noise of their own need more of everything than a trusted server.
+    # If each of M silos adds noise, sharing needs a larger epsilon than with a trusted server.
     assert local.pays_from_epsilon is None or local.pays_from_epsilon > central.pays_from_epsilon
-    # What is said is so: at four times that epsilon sharing does better than alone.
+    # The sentence is true: at four times that epsilon sharing does better than learning alone.
     easy = plan(**{**sizes, "epsilon": 4 * central.pays_from_epsilon, "trust": "central"})
     assert easy.verdicts[0].against_alone[0] < 0.0
 
@@ -320,7 +320,7 @@ def test_a_stage_is_as_long_as_asked() -> None:
     assert halving.size([Contender("b", wide.plan, wide.node)], 1e-6, 2).silos == 12
     halving.run("screened", contenders, short)
     halving.run("final", contenders, Size(4, 1000, 3))
-    assert halving.replicate == 5  # each stage on replicates of its own
+    assert halving.replicate == 5  # each stage plays new replicates
     assert halving.samples["a"].shape == (3,)
 
 

@@ -312,7 +312,7 @@ def test_sizes_of_the_figures(name: str) -> None:
             assert value <= spec[key] if size in ("quick", "all") else value >= spec[key]
             # Two replicates are the least that has a standard error.
             assert key != "replicates" or value >= 2
-    # Every letter, of what a verdict may turn on, is said: sizes never change what is played else.
+    # A size changes horizon, silos and replicates, but no key of a curve.
     chosen = experiments.figure(name)
     if not chosen.needs_data:
         whole, quick = (experiments.figure_spec(chosen, None, size) for size in (None, "quick"))

@@ -34,7 +34,7 @@ BATCH, SILOS = 60, 5
 
 
 class Liar(SiloParty):
-    """Sends these bias sums instead of its own; without some, the most that the door lets pass."""
+    """Sends these bias sums (None: the largest that the hub accepts) instead of its own."""
 
     bias: float | None = None
 
@@ -236,7 +236,7 @@ def honest(plan, rng, theta, rows):
 
 @pytest.mark.parametrize("epsilon", [0.5, 50.0])
 def test_false_alarms_are_as_rare_as_is_said(epsilon):
-    """One in ten plans may have one; of 150, fewer than 29 (five standard deviations above 15)."""
+    """One in ten plans may have a false alarm: of 150 plans fewer than 29 (15 + 5 deviations)."""
     system = {"batch_size": 40, "epsilon": epsilon}
     plan = federation.deployed(batch=40, dimension=3, silos=4, system=system).plan
     alarm, rng = Alarm(plan, 0.1), np.random.default_rng(7)

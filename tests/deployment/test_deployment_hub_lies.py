@@ -91,7 +91,7 @@ def test_a_row_is_sealed_only_with_the_session_that_it_belongs_to():
     assert not silo.party.sealed and not deployment.ledgers["silo0"].charges("records")
 
 
-# ---- silos that are told different things --------------------------------------------------------
+# ---- silos that get different messages -----------------------------------------------------------
 
 
 def test_a_set_that_silos_did_not_report_for_is_refused():

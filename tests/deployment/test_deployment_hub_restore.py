@@ -284,7 +284,7 @@ def test_a_new_report_leaves_once():
 
 
 def test_a_hub_asks_the_helper_which_set_it_has_opened():
-    """No silo has the broadcast, but the helper opened the set before the log was put back."""
+    """No silo has the broadcast, but the helper opened the set before the hub was restored."""
     deployment = started("secure-sum")
     plan, hub, helper = deployment.plan, deployment.processes["hub"], deployment.processes["helper"]
     backup = list(hub.store.writes())

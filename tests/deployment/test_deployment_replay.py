@@ -288,7 +288,7 @@ def test_a_replay_waits_for_a_silo_that_refuses_and_says_so_once(tmp_path, monke
         check()
 
     monkeypatch.setattr(process.party, "check_recovered", refusing)
-    # The clock goes on by itself, until all has come.
+    # Each reading moves the clock, until all rewards have come.
     monkeypatch.setattr(process, "clock", lambda: now.append(min(now[-1] + 5, 1399.0)) or now[-1])
     replay.run(threading.Event(), lines.append)
     assert len(lines) == 1 and lines[0].startswith("the replay waits: the hub has reports")

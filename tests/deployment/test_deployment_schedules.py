@@ -107,7 +107,7 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
 
 #: Seeds of faults that were fixed: a restored hub that no silo reached in its grace period, whose
 #: helper alone knew the set, or whose helper was killed before it opened a set; silos that gave up
-#: too many reports; a hub that was told of the helper's second set before the first; a silo with
+#: too many reports; a hub that received the second set of the helper before the first; a silo with
 #: noise bits that erased decisions on whose numbers the noise depends.
 FOUND = (26615, 35896, 301648, 52317, 96124, 10000335)
 

@@ -87,7 +87,7 @@ def listens(port):
 
 
 def ends(child, number):
-    """Send a signal; the process must end by itself within five seconds, with exit code 0."""
+    """Send a signal; the process must end within five seconds, with exit code 0."""
     begin = time.monotonic()
     child.send_signal(number)
     try:

@@ -59,7 +59,7 @@ def test_every_score_is_between_its_bounds(d, rank, spread, gamma):
 
 @needs_it
 def test_scores_whose_means_hide_their_bonuses_are_above_their_lower_bounds():
-    """||W x|| told from a score with a mean so much larger is 0; points have made it as small."""
+    """A mean hides ||W x|| in a score that is so much larger; points have made ||W x|| small."""
     d = 18
     w = linalg.factor(np.eye(d)[np.tril_indices(d)], d)
     rows = np.asfortranarray(np.eye(d)[[0, 0]], dtype=np.float32)

@@ -115,7 +115,7 @@ def test_an_exceeded_claim_excuses_no_other_condition() -> None:
 
 def test_valid_certificates_are_accepted() -> None:
     Certificate(**fields())
-    # An exact value above the claim is still exact, once it is said that the claim is not met.
+    # An exact value above the claim is allowed if the certificate says that the claim is not met.
     Certificate(**fields(exact=Guarantee(11.88, 0.01), conditions=[HOLDS, MISSED]))
     Certificate(**fields(claimed=None))
     Certificate(**fields(exact=Guarantee(1 + 1e-12, 0.01)))

@@ -370,7 +370,7 @@ def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]
         actual = f"parent.document.body.dataset.found{number}"
         measure = f"{actual}=innerWidth+' '+document.documentElement.scrollWidth"
         copy = page.replace("</body>", f"<script>{measure}</script></body>")
-        # A frame, for a window of its own is never narrower than 500 pixels.
+        # In a frame, because a window is never narrower than 500 pixels.
         frames += f'<iframe width="{width}" height="900" style="border:0" '
         frames += f'srcdoc="{escaping.escape(copy)}"></iframe>'
     frame = tmp_path / "frame.html"

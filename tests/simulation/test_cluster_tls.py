@@ -1,4 +1,4 @@
-"""A dask cluster with TLS: who has no certificate of its authority is not heard."""
+"""A dask cluster with TLS refuses clients without a certificate of its authority."""
 
 import datetime
 import subprocess

@@ -385,7 +385,7 @@ def simulated_rounds(deadly, alone_only=frozenset()):
     log = []
 
     def run_round(passes, alone):
-        """Run passes of which some kill their worker; return what is left."""
+        """Run passes of which some kill their worker; return the passes that did not finish."""
         log.append((alone, tuple(passes)))
         left = Left()
         for position, work in enumerate(passes):

@@ -130,7 +130,7 @@ def binomials(
 
 
 def encode_bits(ones: Array, length: int) -> Array:
-    """Return messages of `length` bits with so many ones each: (entries, length) of uint8."""
+    """Return messages of `length` bits, `ones` of them 1: (entries, length) of uint8."""
     return (np.arange(length) < ones[:, None]).astype(np.uint8)
 
 
