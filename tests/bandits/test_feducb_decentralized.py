@@ -972,6 +972,7 @@ def test_fixed_schedule_on_the_complete_graph_equals_the_centralised_schedule(ca
     ids=["open", "eager", "noisy", "quiet", "direct"],
 )
 def test_trigger_on_the_complete_graph_acts_one_round_after_the_centralised_trigger(case):
+    """Compare with a server whose trigger has a delay of one round."""
     e = experiment(**case, graph="complete", gamma=1)
     (part,) = plan_of(e).parts
     plan = centralised_plan(e)

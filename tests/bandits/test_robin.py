@@ -635,6 +635,7 @@ def test_deployed_certificate_has_no_caveats_about_simulation():
 
 
 def test_a_client_refuses_steps_out_of_order():
+    """Call every method at every wrong moment of the first phases."""
     clients = [fastfed.parties.Client(deployed_system().plan, i) for i in range(2)]
     client = clients[0]
     with pytest.raises(InputError, match="silo 0 has no estimate due after round 0"):

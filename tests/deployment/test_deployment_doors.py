@@ -542,6 +542,7 @@ BAD = [NAME, f"{NAME}\n", float(NUMBER), [NAME], {NAME: NUMBER}, [[float(NUMBER)
 
 
 def test_requests_are_answered_without_their_values():
+    """Put bad values in every place of every request; no answer may quote one."""
     records, rows = silo(PLAN), federation.Federation(federation.deployed()).processes["silo0"]
     good = {"age": 63, "pain": 1, "sex": "m"}
     command = [

@@ -439,6 +439,7 @@ class OnDisk(federation.Federation):
 
 @pytest.mark.parametrize("kind", ["silo-ldp", *OTHERS])
 def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(kind, tmp_path):
+    """Search the files for marks in the records, before and after records are erased."""
     undisturbed = federation.Federation(plan_of(kind))
     deployment = OnDisk(undisturbed.plan, tmp_path)
     rng = random.Random(11)
@@ -644,6 +645,7 @@ def test_losses_of_an_overdue_decision_that_has_expired_are_dropped():
 
 @pytest.mark.slow
 def test_kills_under_load_lose_and_double_nothing(tmp_path):
+    """Kill a silo while 16 clients decide and reward; then read all that they were answered."""
     import serving as load
 
     rounds = int(os.environ.get("FASTFED_KILLS", "5"))

@@ -118,6 +118,7 @@ def test_a_set_that_silos_did_not_report_for_is_refused():
 
 
 def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
+    """Let the hub send silo 0 a second broadcast in each release."""
     deployment = running()
     served(deployment, 1)
     hub, liar = deployment.processes["hub"], {}

@@ -150,6 +150,7 @@ class Middle:
     ordinary_cases(["silo-ldp", "secure-sum", MASKS], lambda protocol: protocol == "silo-ldp"),
 )
 def test_a_man_in_the_middle_changes_nothing_and_nothing_is_lost(protocol, tmp_path):
+    """In each period let the man in the middle attack, then pass all messages on."""
     plan = federation.deployed(protocol)
     deployment, undisturbed = federation.Federation(plan), federation.Federation(plan)
     hub, sent = deployment.processes["hub"], set()

@@ -163,6 +163,7 @@ def test_the_same_records_give_the_same_bytes():
 
 
 def test_nobody_waits_for_a_silo_and_its_report_enters_a_later_view():
+    """Take silo 1 away for four ticks, and bring it back."""
     deployment = started({})
     serve(deployment, 1)
     absent_silo = deployment.processes.pop("silo1")

@@ -111,6 +111,7 @@ def test_a_plan_in_phases_continues_one_in_phases_alone():
 
 
 def test_the_last_model_is_played_until_the_next_plan_has_one():
+    """Run a plan, then a plan that continues it."""
     deployment = federation.Federation(plan_of())
     deployment.settle()
     for close in deployment.plan.document.calendar.closes:

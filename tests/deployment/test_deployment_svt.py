@@ -157,6 +157,7 @@ def test_a_loss_enters_the_exchange_of_its_own_round_or_none():
 
 
 def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none():
+    """Compare the keys of all draws of three runs; only the third has other first losses."""
     keys = []
 
     class Watched(SparseHub):
@@ -196,13 +197,12 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
             deployment.now = float(close)
             deployment.settle()
     assert (
-        keys[0] == keys[1]
-        and len({deployment for _, _, deployment in keys[0]}) == len(keys[0]) >= 5
+        keys[0] == keys[1] and len({drawn_key for _, _, drawn_key in keys[0]}) == len(keys[0]) >= 5
     )
     # The first threshold is drawn before any loss; all other noise depends on the history.
     assert keys[0][0] == keys[2][0]
-    assert not {deployment for _, _, deployment in keys[0][1:]} & {
-        deployment for _, _, deployment in keys[2]
+    assert not {drawn_key for _, _, drawn_key in keys[0][1:]} & {
+        drawn_key for _, _, drawn_key in keys[2]
     }
 
 

@@ -135,6 +135,7 @@ def messages(deployment):
 
 @pytest.mark.parametrize("kind", federation_of_all.KINDS)
 def test_no_hostile_value_in_a_message_changes_a_party(kind):
+    """Put hostile values in every field of every message, signed again by its sender."""
     deployment = federation_of_all.federation_of(kind)
     true = messages(deployment)
     assert {"join", "report", "seen", "news", "receipt"} <= {each for each, _ in true}

@@ -138,6 +138,7 @@ class SmallFederation:
 @pytest.mark.parametrize("releases", [5, 6])
 @pytest.mark.parametrize(("protocol", "changes"), PROTOCOLS)
 def test_reports_and_sums_that_fail_at_any_line_can_be_repeated(protocol, changes, releases):
+    """Let report, sum and receipt fail at each of their lines in turn, and repeat them."""
     plan = make_plan(protocol, **changes)
     undisturbed = SmallFederation(plan, releases)
     undisturbed.play()

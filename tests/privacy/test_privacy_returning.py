@@ -164,6 +164,7 @@ def test_squared_sensitivities_of_the_oracle() -> None:
     [0, 1, 2, 7, 8, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (400, 1000))],
 )
 def test_squared_sensitivity_grows_from_one_batch_to_all_batches(name: str, releases: int) -> None:
+    """Compare one and all batches with formulas, and all numbers between with a bound."""
     of_one_batch = {
         "toeplitz": toeplitz_sensitivity_squared,
         "honaker": honaker_sensitivity_squared,
