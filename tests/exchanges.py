@@ -271,10 +271,10 @@ def deploy(*words):
     return result.output
 
 
-def opened(folder, spec, said):
+def opened(folder, spec, message):
     """Create a plan by commands and return the opened processes of two silos and a hub.
 
-    The output of `fastfed deploy new` must contain ``said``.
+    The output of `fastfed deploy new` must contain ``message``.
     """
     names = ("silo0", "silo1", "hub")
     keys = {name: folders.make_keys(folder / name) for name in names}
@@ -288,7 +288,7 @@ def opened(folder, spec, said):
         spec_text += f"[[silos]]\nname = '{name}'\n" if name != "hub" else "[hub]\n"
         spec_text += f"sign = '{keys[name]['sign']}'\nopen = '{keys[name]['open']}'\n"
     (folder / "spec.toml").write_text(spec_text)
-    assert said in deploy("new", folder / "spec.toml", folder / "plan")
+    assert message in deploy("new", folder / "spec.toml", folder / "plan")
     for name in names:
         ceiling = () if name == "hub" else ("--epsilon", 1, "--delta", 1e-6)
         deploy("join", folder / name, folder / "plan", *ceiling)

@@ -881,7 +881,7 @@ def test_an_explicit_one_is_the_identity_of_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "keys", "says"),
+    ("algorithm", "keys", "message"),
     [
         ("fedlinucb", {"sieve": 1.1}, r"sieve must be >= 0 and <= 1, got 1\.1"),
         ("fedlinucb", {"sieve": -0.1}, r"sieve must be >= 0 and <= 1, got -0\.1"),
@@ -914,10 +914,10 @@ def test_an_explicit_one_is_the_identity_of_before() -> None:
     ],
 )  # fmt: skip
 def test_a_ranking_that_no_proof_is_about_is_refused(
-    algorithm: str, keys: dict[str, Any], says: str
+    algorithm: str, keys: dict[str, Any], message: str
 ) -> None:
     batches = {"batch_size": 5} if algorithm == "fedlinucb" else {}
-    with pytest.raises(InputError, match=says) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         made_of(algorithm, {**batches, **keys}, silos=30)
     text = str(refused.value)
     assert "\n" not in text and len(text) < 160
@@ -1038,7 +1038,7 @@ def test_saturation_is_none_where_it_has_no_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "keys", "says"),
+    ("algorithm", "keys", "message"),
     [
         ("private-fedlinucb", {"release": "tree", "saturation": 3.0},
          'saturation needs release "factorised", got "tree"'),
@@ -1050,9 +1050,9 @@ def test_saturation_is_none_where_it_has_no_use() -> None:
     ],
 )  # fmt: skip
 def test_saturation_without_a_factor_is_refused(
-    algorithm: str, keys: dict[str, Any], says: str
+    algorithm: str, keys: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=says) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         made_of(algorithm, keys)
     assert "\n" not in str(refused.value)
 

@@ -145,7 +145,7 @@ def curve(**keys):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("seed = " + "9" * 5000, "not TOML: Exceeds the limit"),
         ("seed = 0x" + "f" * 6000, "seed must be below 2.63 in size"),
@@ -154,10 +154,10 @@ def curve(**keys):
         ("deep = " + "{a=" * 3000 + "1" + "}" * 3000, "nested too deep"),
     ],
 )
-def test_what_toml_cannot_hold_is_refused(tmp_path, text, said):
+def test_what_toml_cannot_hold_is_refused(tmp_path, text, message):
     path = tmp_path / "a.toml"
     path.write_text(text + "\n" + fuzzing.toml(SPEC))
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         load_spec(path)
     assert str(caught.value).startswith(str(path)) and len(str(caught.value)) < 400
 
@@ -169,7 +169,7 @@ def test_a_spec_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         (
             curve(**{
@@ -191,8 +191,8 @@ def test_a_spec_may_begin_with_a_byte_order_mark(tmp_path):
         ({**SPEC, "environment": {"kind": "replay", "path": "x" * 400}}, "path must be an exist"),
     ],
 )  # fmt: skip
-def test_found_by_fuzzing(spec, said):
-    with fuzzing.within(20), pytest.raises(InputError, match=said) as caught:
+def test_found_by_fuzzing(spec, message):
+    with fuzzing.within(20), pytest.raises(InputError, match=message) as caught:
         experiment_from_spec(spec)
     assert str(caught.value).isprintable()
 

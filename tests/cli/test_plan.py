@@ -467,7 +467,7 @@ def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--silos", 1], "silos must be >= 2: a single silo has nobody to share with"),
         (["--epsilon", 0], "epsilon must be > 0, got 0.0"),
@@ -482,11 +482,11 @@ def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
         (["--environment", "none.toml"], "--actions belongs to the sphere"),
     ],
 )
-def test_bad_input_is_one_sentence(args: list[object], said: str) -> None:
+def test_bad_input_is_one_sentence(args: list[object], message: str) -> None:
     result = command(*ARGS, *args)
     assert result.exit_code == 2, result.output
     (line,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
-    assert said in line and "Traceback" not in result.output
+    assert message in line and "Traceback" not in result.output
     assert result.stdout == ""
 
 

@@ -551,7 +551,7 @@ def test_the_verdict_is_the_first_line_of_its_trust_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--colluders", 8], "colluders must be below the number of silos (8), got 8"),
         (["--colluders", -1], "colluders must be an integer >= 0"),
@@ -559,11 +559,11 @@ def test_the_verdict_is_the_first_line_of_its_trust_model() -> None:
         (["--intercept", 0.5], "intercept must be >= 1"),
     ],
 )
-def test_bad_input_is_one_sentence(args: list[object], said: str) -> None:
+def test_bad_input_is_one_sentence(args: list[object], message: str) -> None:
     result = CliRunner().invoke(cli, ["plan", *map(str, [*ARGS, *args])])
     assert result.exit_code == 2, result.output
     (line,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
-    assert said in line and result.stdout == ""
+    assert message in line and result.stdout == ""
 
 
 def test_an_environment_has_its_own_intercept(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_records_and_a_catalogue_of_actions(tmp_path: Path, clock: Clock) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"epsilon": None}, "a new one needs epsilon"),
         ({"epsilon": -1.0}, "epsilon must be > 0"),
@@ -220,9 +220,9 @@ def test_records_and_a_catalogue_of_actions(tmp_path: Path, clock: Clock) -> Non
     ],
 )
 def test_invalid_settings_leave_nothing_behind(
-    tmp_path: Path, change: dict[str, Any], says: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         PrivateLinUCB(tmp_path / "shop", **(SETTINGS | change))
     assert not list(tmp_path.iterdir())
 

@@ -73,10 +73,10 @@ def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
     assert status_and_body(app, body=federation.seen(plan, 0, report))[0] == 200
     assert status_and_body(app, body=report)[0] == 200
     assert status_and_body(app, body=report)[0] == 200
-    code, said = status_and_body(
+    code, answer = status_and_body(
         app, body=federation.sealed_report(plan, 0, 1, bytes(39) + b"\x3f")
     )
-    assert (code, b"two reports" in said) == (409, True)
+    assert (code, b"two reports" in answer) == (409, True)
     status = json.loads(status_and_body(app, "GET", "/status")[1])
     assert status["waiting_for"] == ["silo1", "silo2"] and len(status["alarms"]) == 1
     assert b"fastfed_hub_silos_waited_for 2\n" in status_and_body(app, "GET", "/metrics")[1]

@@ -403,14 +403,14 @@ def test_the_page_fits_a_phone_and_loads_nothing_else():
             started = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
             for width in (390, 1280):
                 page = started.new_page(viewport={"width": width, "height": 800})
-                requests, said = [], []
+                requests, console = [], []
                 page.on("request", lambda request, found=requests: found.append(request.url))
-                page.on("console", lambda message, found=said: found.append(message.text))
+                page.on("console", lambda message, found=console: found.append(message.text))
                 page.goto(f"http://127.0.0.1:{server.server_port}/")
                 page.locator("summary").click()
                 inner = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
                 assert inner[0] <= inner[1] == width and page.locator("pre").is_visible()
-                assert len(requests) == 1 and said == []
+                assert len(requests) == 1 and console == []
                 # The style sheet is applied, so its hash in the policy is right.
                 assert page.evaluate("getComputedStyle(document.querySelector('svg')).width")
                 assert (

@@ -281,7 +281,7 @@ def broken(*_, **__):
 def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_path, capfd, caplog):
     deployment = federation.Federation(federation.deployed())
     silo, hub = deployment.processes["silo0"], deployment.processes["hub"]
-    said, stop = [], threading.Event()
+    problems, stop = [], threading.Event()
     (question,) = [message.data for message in silo.tick()]
     app = HubApp(hub)
     # A hub of an earlier test disabled this logger; pytest before 9 then captures nothing.
@@ -291,31 +291,31 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
         status, body = status_and_body(app, body=question)
         assert (status, b"UnicodeError" in body, b"secret" in body) == (500, True, False)
         assert "program error" in caplog.text
-        mail = flower.Mail(hub, say=said.append)
+        mail = flower.Mail(hub, say=problems.append)
         mail.incoming(1, [question])
-        assert "program error" in said.pop()
+        assert "program error" in problems.pop()
     assert status_and_body(app, body=question)[0] == 200
     dialer = Dialer(silo, "http://127.0.0.1:9")
     monkeypatch.setattr(dialer, "_post", broken)
 
     def note_problem(text):
         """Note a problem, and stop."""
-        said.append(text)
+        problems.append(text)
         stop.set()
 
     dialer.run(stop, 0.01, note_problem)
-    assert said == ["program error, please report it: UnicodeError in test_deployment_strangers.py"
+    assert problems == ["program error, please report it: UnicodeError in test_deployment_strangers.py"
                     ", broken"]  # fmt: skip
     with monkeypatch.context() as change, ExitStack() as stack:
         stack.enter_context(serving(Application(silo, tmp_path / "a")))
-        stack.enter_context(serving(flower.Courier(silo, tmp_path / "c", said.append)))
+        stack.enter_context(serving(flower.Courier(silo, tmp_path / "c", problems.append)))
         change.setattr(type(silo.party), "decide", broken)
         change.setattr(type(silo.party), "tick", broken)
         with pytest.raises(InputError, match="program error"):
             Client(tmp_path / "a").call("decide", actions=ROWS)
         with pytest.raises(InputError, match="answered 500"):
             flower.carry(tmp_path / "c", [])
-    assert "program error" in said[-1] and "secret" not in str(said)
+    assert "program error" in problems[-1] and "secret" not in str(problems)
     assert "Traceback" not in capfd.readouterr().err
 
 

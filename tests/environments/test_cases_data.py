@@ -418,7 +418,7 @@ def test_times_in_another_unit_are_named(tmp_path, when, word):
 
 
 @pytest.mark.parametrize(
-    ("count", "label", "said"),
+    ("count", "label", "is_noted"),
     [
         (300, lambda i: 20 + (i * 7 % 100) / 10, True),
         (200, lambda i: i % 150, True),
@@ -429,14 +429,14 @@ def test_times_in_another_unit_are_named(tmp_path, when, word):
         (300, lambda i: i % 2, False),
     ],
 )
-def test_a_label_that_seems_to_be_a_number_is_said(tmp_path, count, label, said):
+def test_a_label_that_seems_to_be_a_number_is_said(tmp_path, count, label, is_noted):
     rows = "".join(f"{i % 37},{'ns'[i % 2]},{label(i)}\n" for i in range(count))
     path = put(tmp_path, "t.csv", "x,site,y\n" + rows)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         pool = Classification(data=path, label="y", silo="site").pool(None)
-    assert any("if it is a number" in note for note in pool.notes) is said
-    assert any("if it is a number" in str(w.message) for w in seen) is said
+    assert any("if it is a number" in note for note in pool.notes) is is_noted
+    assert any("if it is a number" in str(w.message) for w in seen) is is_noted
 
 
 def test_a_label_of_more_than_100_numbers_is_refused_without_bins(tmp_path):

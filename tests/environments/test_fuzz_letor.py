@@ -111,17 +111,17 @@ def test_a_folder_is_its_files_one_after_another(cache, rng):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"1 qid:1 1:2\n1 qid:1 " + b"0" * 19 + b"12:5\n", None),  # once read as feature 1
         (b"1 qid:1 1:2\n" + b"1" * (1 << 25), "a.txt:2: a line must be at most"),
     ],
 )
-def test_found_by_fuzzing(cache, data, said):
-    if said is None:
+def test_found_by_fuzzing(cache, data, message):
+    if message is None:
         check(data, "a.txt", cache)
         return
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a.txt").write_bytes(data)
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             read_letor(Path(folder) / "a.txt")

@@ -178,7 +178,7 @@ def test_unusual_but_right_lines_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("1 qid:1 1:2 2", "expected a pair index:value, got '2'"),
         ("1 qid:1 1:2 2:", "expected a pair index:value, got '2:'"),
@@ -202,14 +202,14 @@ def test_unusual_but_right_lines_are_read(tmp_path):
         ("1 qid:1 2:2 2:3", "feature 2 must come once in a line"),
     ],
 )
-def test_errors_name_file_and_line(tmp_path, line, said):
+def test_errors_name_file_and_line(tmp_path, line, message):
     # Far into the file, so that the line number has to survive the blocks before.
     filler = "0 qid:1 1:0.5 2:0.25\n" * 20_000
     path = write(tmp_path / "bad.txt", filler + line + "\n" + filler)
     with pytest.raises(InputError) as caught:
         read_letor(path)
     assert str(caught.value).startswith(f"{path}:20001: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -483,7 +483,7 @@ def test_pool_blocks_are_feature_major_and_rows_is_a_view():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"starts": np.array([0, 2, 4])}, "starts must run from 0 to 5, got 0 to 4"),
         ({"starts": np.array([0, 0, 5])}, "starts must grow at every step"),
@@ -495,14 +495,14 @@ def test_pool_blocks_are_feature_major_and_rows_is_a_view():
         ({"linear": True}, "linear must be False"),
     ],
 )
-def test_a_pool_whose_parts_do_not_fit_is_refused(change, said):
+def test_a_pool_whose_parts_do_not_fit_is_refused(change, message):
     parts = {
         "rows": np.zeros((5, 3)),
         "means": np.zeros(5),
         "starts": np.array([0, 2, 5]),
         "silo_starts": np.array([0, 1, 2]),
     }
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         Pool.from_rows(**{**parts, **change})
 
 
@@ -634,7 +634,7 @@ def test_a_second_pool_comes_from_the_cache_without_scikit_learn(file, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"silos": 7}, "silos must be at most the 6 queries of .*, got 7"),
         ({"silos": 0}, "silos must be an integer >= 1, got 0"),
@@ -651,9 +651,9 @@ def test_a_second_pool_comes_from_the_cache_without_scikit_learn(file, monkeypat
         ({"scaling": "row", "reward_range": (0.0, 1.0)}, "reward_range must be left out"),
     ],
 )
-def test_bad_options_get_one_sentence(file, options, said):
+def test_bad_options_get_one_sentence(file, options, message):
     pytest.importorskip("sklearn")
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         letor_pool(file, **{"silos": 2, **options})
     assert "\n" not in str(caught.value)
 

@@ -179,15 +179,15 @@ def test_a_number_that_is_none_is_named_where_a_column_has_too_many_texts(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a,y\n1,2,3\n", "expected 2 cells as in the header, got 3: put a cell that holds"),
         ("a,a,y\n1,2,3\n", "column names must differ, got 'a' twice"),
         ("a,y\n", "must hold a header and at least one record, got only a header"),
     ],
 )
-def test_bad_files_are_one_sentence_that_says_what_to_do(tmp_path, text, said):
-    assert said in refused(written(tmp_path, "a.csv", text))
+def test_bad_files_are_one_sentence_that_says_what_to_do(tmp_path, text, message):
+    assert message in refused(written(tmp_path, "a.csv", text))
 
 
 def test_tables_of_silos_must_fit_together(tmp_path):

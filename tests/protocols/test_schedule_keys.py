@@ -106,11 +106,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("curve", "says"), REFUSED)
+@pytest.mark.parametrize(("curve", "message"), REFUSED)
 def test_what_does_not_go_together_is_refused_in_a_sentence(
-    curve: dict[str, Any], says: str
+    curve: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=says) as actual:
+    with pytest.raises(InputError, match=message) as actual:
         experiment(curve)
     text = str(actual.value)
     assert "\n" not in text and len(text) < 250
