@@ -304,8 +304,9 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
         stop.set()
 
     dialer.run(stop, 0.01, note_problem)
-    assert problems == ["program error, please report it: UnicodeError in test_deployment_strangers.py"
-                    ", broken"]  # fmt: skip
+    assert problems == [
+        "program error, please report it: UnicodeError in test_deployment_strangers.py, broken"
+    ]
     with monkeypatch.context() as change, ExitStack() as stack:
         stack.enter_context(serving(Application(silo, tmp_path / "a")))
         stack.enter_context(serving(flower.Courier(silo, tmp_path / "c", problems.append)))
