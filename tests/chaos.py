@@ -564,7 +564,7 @@ class Plan:
     def cli(self, *words: str) -> str:
         """Run a command of a person; it must not show a traceback."""
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
+        result = subprocess.run(
             [self.fastfed, *words],
             capture_output=True,
             text=True,
@@ -572,11 +572,11 @@ class Plan:
             env=env,
             start_new_session=True,
         )
-        self.check("commands without traceback", "Traceback" not in done.stderr, words=words,
-                   error=done.stderr[-2000:])  # fmt: skip
-        if done.returncode:
-            self.journal.write("command", plan=self.title, words=words, error=done.stderr[-600:])
-        return done.stdout if not done.returncode else ""
+        self.check("commands without traceback", "Traceback" not in result.stderr, words=words,
+                   error=result.stderr[-2000:])  # fmt: skip
+        if result.returncode:
+            self.journal.write("command", plan=self.title, words=words, error=result.stderr[-600:])
+        return result.stdout if not result.returncode else ""
 
     def check(self, kind: str, holds: bool, **more: Any) -> bool:
         """Call the journal's `check` with the name of this plan."""

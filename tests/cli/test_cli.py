@@ -113,9 +113,9 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
         "heavy = {'numpy', 'scipy', 'numba', 'matplotlib', 'sklearn', 'sqlite3'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "fastfed" in done.stdout
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "fastfed" in result.stdout
 
 
 def test_a_figure_in_the_place_of_a_command_is_told_where_to_go() -> None:
@@ -143,13 +143,13 @@ def test_what_a_function_returns_wrongly_is_said_with_its_place(tmp_path: Path) 
         '[[curve]]\nlabel = "a"\nalgorithm = "fedlinucb"\n'
     )
     for engine in ("local", "processes"):
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "fastfed", "run", "spec.toml", "-o", engine, "--engine", engine],
             capture_output=True, text=True, cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": f".{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         )  # fmt: skip
-        assert done.returncode == 2
-        assert done.stderr.splitlines()[-1] == (
+        assert result.returncode == 2
+        assert result.stderr.splitlines()[-1] == (
             "error: in the environment's function (replicate 0, silo 1, round 5): "
             "features must have shape (any, 2), got (3, 3)"
         )
@@ -165,10 +165,10 @@ _show_warnings_plainly()
 letor_files.warnings.warn_explicit("one", UserWarning, letor_files.__file__, 7)
 warnings.warn_explicit("other", UserWarning, "plugin.py", 8)
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
-    assert done.stderr == "warning: one\nplugin.py:8: UserWarning: other\n"
+    assert result.stderr == "warning: one\nplugin.py:8: UserWarning: other\n"
 
 
 def test_help_of_the_group_says_what_each_command_says() -> None:
@@ -178,11 +178,11 @@ def test_help_of_the_group_says_what_each_command_says() -> None:
 
 
 def test_python_m_fastfed() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "fastfed", "--version"], capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("fastfed ")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("fastfed ")
 
 
 # ---- list, calibrate, privacy, doctor ----------------------------------------------------------

@@ -53,14 +53,17 @@ def repeat(examples):
 def exit_code_of(*args: object) -> int:
     """Run a command that must not end in a traceback; return its exit code, 0, 1 or 2."""
     with fuzzing.within(60):
-        done = command(*args)
-    assert done.exception is None or isinstance(done.exception, SystemExit), (args, done.exception)
-    assert done.exit_code in (0, 1, 2)
-    if done.exit_code:
-        lines = done.stderr.strip().splitlines()
-        assert lines and lines[-1].startswith("error: "), (args, done.stderr)
+        result = command(*args)
+    assert result.exception is None or isinstance(result.exception, SystemExit), (
+        args,
+        result.exception,
+    )
+    assert result.exit_code in (0, 1, 2)
+    if result.exit_code:
+        lines = result.stderr.strip().splitlines()
+        assert lines and lines[-1].startswith("error: "), (args, result.stderr)
         assert lines[-1].isprintable()
-    return done.exit_code
+    return result.exit_code
 
 
 def options(rng, known: dict[str, tuple[str, ...]], most: int) -> list[str]:

@@ -143,8 +143,8 @@ def test_regret_is_against_the_silos_own_best():
     collected = {}
     for rotation in (0.0, 0.8):
         environment = Rotated(4, 30, rotation, RewardDistribution("none"))
-        done = fastfed.simulate(environment, curves=curves, silos=10, horizon=1500, replicates=2)
-        for curve in done.curves:
+        result = fastfed.simulate(environment, curves=curves, silos=10, horizon=1500, replicates=2)
+        for curve in result.curves:
             half = curve.group_regret[:, len(curve.rounds) // 2 - 1]
             collected[rotation, curve.label] = float((curve.group_regret[:, -1] - half).mean())
     assert collected[0.8, "alone"] < 2.0 * collected[0.0, "alone"]

@@ -96,10 +96,10 @@ def everything():
 
 def test_another_process_finds_the_same():
     command = "import test_fingerprints as t; print(*t.everything())"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {command}"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.split() == everything()
+    assert result.stdout.split() == everything()

@@ -663,8 +663,10 @@ def test_importing_the_pools_loads_no_heavy_library():
         "import sys, fastfed.environments.letor, fastfed.environments.classification;"
         "print([m for m in ('sklearn', 'scipy', 'numba', 'matplotlib') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
 
 
 # ---- real rows -------------------------------------------------------------------------------

@@ -279,11 +279,11 @@ def test_pgf_is_input_to_latex_whatever_labels_are(tmp_path: Path) -> None:
         r"\def\mathdefault#1{#1}\begin{document}\noindent\input{regret.pgf}"
         "\n\n" + r"\noindent\input{final.pgf}\end{document}"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         ["xelatex", "-interaction=batchmode", "paper.tex"], cwd=tmp_path, capture_output=True
     )
     log = (tmp_path / "paper.log").read_text(errors="replace")
-    assert done.returncode == 0, log[-2000:]
+    assert result.returncode == 0, log[-2000:]
     assert "Missing character" not in log and "Overfull" not in log
 
 

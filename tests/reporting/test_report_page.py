@@ -350,14 +350,14 @@ def test_span() -> None:
 def browse(tmp_path: Path, *arguments: str) -> str:
     """Run a browser without a window, and return what it prints."""
     assert BROWSER is not None
-    done = subprocess.run(
+    result = subprocess.run(
         [
             BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
             f"--user-data-dir={tmp_path / 'browser'}", *arguments,
         ],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    return done.stdout
+    return result.stdout
 
 
 def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]]:

@@ -79,9 +79,9 @@ def test_a_range_goes_on_after_a_stop(spec, tmp_path):
 def test_the_commands(spec, tmp_path):
     def call(*words, code=0):
         """Run a command, check its exit code, and return its output."""
-        done = CliRunner().invoke(cli, [str(word) for word in words])
-        assert done.exit_code == code, done.output
-        return done.output
+        result = CliRunner().invoke(cli, [str(word) for word in words])
+        assert result.exit_code == code, result.output
+        return result.output
 
     for part in ("0:2", "2:6"):
         call("run", spec, "-o", tmp_path / part.replace(":", "-"), "--replicates", part)

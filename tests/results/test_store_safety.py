@@ -100,7 +100,7 @@ def readable(out: Path) -> int:
 
 
 def kill_and_resume(path: Path, folder: Path, kills: int, seed: int, *options: object) -> list[int]:
-    """Kill that many runs at random moments, each time another folder; cells kept by each."""
+    """Kill `kills` runs at random moments and finish each; return the cells that each kept."""
     assert command("run", path, "-o", folder / "straight").exit_code == 0
     expected = final_files(folder / "straight")
     child, begun = start("run", path, "-o", folder / "timed", *options), time.perf_counter()
@@ -115,9 +115,9 @@ def kill_and_resume(path: Path, folder: Path, kills: int, seed: int, *options: o
             shutil.rmtree(out)
             continue
         kept.append(readable(out))
-        done = start("run", path, "-o", out, *options)
-        _, errors = done.communicate()
-        assert done.returncode == 0, errors
+        child = start("run", path, "-o", out, *options)
+        _, errors = child.communicate()
+        assert child.returncode == 0, errors
         assert final_files(out) == expected, f"kill {len(kept)} of seed {seed}"
     return kept
 
