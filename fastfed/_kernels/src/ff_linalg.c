@@ -1,3 +1,5 @@
+/* Symbols: V (d, d) is positive definite, V = L L' with L lower triangular. W = L^-1 is the inverse
+ * factor of V, and U = L'. "Packed" is the lower triangle, row by row (ff_linalg.h). */
 #include "ff_linalg.h"
 
 #include <math.h>
