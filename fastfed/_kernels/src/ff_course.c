@@ -92,8 +92,8 @@ static int64_t find_leader(const int64_t *lost, int64_t d, int64_t *gap)
     return leader;
 }
 
-/* numbers: a vector of numbers of 16 bits, one for each of several rounds; PARTS: the number of such
- * vectors. IS_LESS: all bits are 1 where p < q, else 0. */
+/* numbers: a vector of numbers of 16 bits, one for each of several rounds. PARTS: the number of
+ * these vectors. IS_LESS: all bits are 1 where p < q, else 0. */
 #if defined(__GNUC__)
 typedef int16_t numbers __attribute__((vector_size(FF_BYTES < 32 ? FF_BYTES : 32)));
 #define IS_LESS(p, q) ((p) < (q))
