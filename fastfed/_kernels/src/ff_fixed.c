@@ -27,7 +27,7 @@
  * V^{-1}. */
 FF_INLINE int64_t pairs_up_to(int64_t d) { return 2 * d; }
 
-/* Indices of the numbers at the start of a model: number of synchronisations, plus one, when it was
+/* Indices of the numbers at the start of a model: synchronisations so far (plus one) when it was
  * computed; K; d; the action that was chosen last; number of queued data points; 1 for arms. HEAD
  * is the length of that part. */
 enum { MADE, ACTIONS, DIMENSION, CHOSEN, QUEUED, ARMS, HEAD = 8 };
