@@ -217,7 +217,7 @@ def with_fault(kinds, party, fault):
 LATER = {"start": federation.START + 5000, "period": 100, "grace": 50, "reward_deadline": 250}
 
 
-def gone_on(federation_before, system, **keys):
+def extended_federation(federation_before, system, **keys):
     """Extend a federation's plan; return the new plan and a federation on the old ledgers."""
     broadcasts = federation_before.processes["hub"].party.broadcasts
     last_broadcast = broadcasts[max(broadcasts)] if broadcasts else b""

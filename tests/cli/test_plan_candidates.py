@@ -451,7 +451,7 @@ def test_more_colluders_need_more_noise() -> None:
 
 
 @pytest.fixture(scope="module")
-def unlike() -> fastfed.advice.Advice:
+def advice_for_unlike_silos() -> fastfed.advice.Advice:
     """Return the advice for silos whose theta differ."""
     return plan(
         environment=ROTATED, silos=20, horizon=600, epsilon=8.0, delta=1e-5, seconds=2.0,
@@ -459,32 +459,40 @@ def unlike() -> fastfed.advice.Advice:
     )  # fmt: skip
 
 
-def test_silos_that_differ_share_first_and_then_keep(unlike: fastfed.advice.Advice) -> None:
-    shuffle, central = unlike.verdicts
-    best = unlike[central.best]
+def test_silos_that_differ_share_first_and_then_keep(
+    advice_for_unlike_silos: fastfed.advice.Advice,
+) -> None:
+    shuffle, central = advice_for_unlike_silos.verdicts
+    best = advice_for_unlike_silos[central.best]
     assert best.share_until is not None and best.keys["share"] == {"until": best.share_until}
-    one_model = min(c.regret.mean for c in unlike.candidates if c.regret and c.share_until is None)
+    one_model = min(
+        c.regret.mean
+        for c in advice_for_unlike_silos.candidates
+        if c.regret and c.share_until is None
+    )
     assert best.regret is not None and best.regret.mean < one_model
     assert not shuffle.helps and shuffle.sentence.startswith("do not share under this trust model")
     assert "nor would one model for all without privacy help" in shuffle.sentence
-    assert "share" not in unlike.left_out
+    assert "share" not in advice_for_unlike_silos.left_out
     # What is recommended is what `fastfed run` plays.
-    experiment = experiment_from_spec(tomllib.loads(unlike.spec_text()))
+    experiment = experiment_from_spec(tomllib.loads(advice_for_unlike_silos.spec_text()))
     assert experiment.curves[1].system.plan.share_until == best.share_until
     assert experiment.curves[0].system.plan.share_until == 0
 
 
-def test_what_is_unproven_is_compared_with_the_best_alone(unlike: fastfed.advice.Advice) -> None:
-    for verdict in unlike.verdicts:
+def test_what_is_unproven_is_compared_with_the_best_alone(
+    advice_for_unlike_silos: fastfed.advice.Advice,
+) -> None:
+    for verdict in advice_for_unlike_silos.verdicts:
         # Nothing is proven where silos differ, so a silo alone may explore as little as it likes.
-        assert unlike[verdict.best].bound is None
+        assert advice_for_unlike_silos[verdict.best].bound is None
         names = ("alone", LESS)
-        best = min(names, key=lambda name: unlike.baseline(name).regret.mean)
+        best = min(names, key=lambda name: advice_for_unlike_silos.baseline(name).regret.mean)
         assert verdict.alone == best == LESS
         mean, stderr = verdict.against_alone
-        ours = unlike[verdict.best].regret
+        ours = advice_for_unlike_silos[verdict.best].regret
         assert ours is not None
-        assert mean == pytest.approx(ours.mean - unlike.baseline(LESS).regret.mean)
+        assert mean == pytest.approx(ours.mean - advice_for_unlike_silos.baseline(LESS).regret.mean)
         assert verdict.helps == (mean < -2.0 * stderr)
         assert "(which explores less)" in verdict.sentence
     assert Rotated(**{k: v for k, v in ROTATED.items() if k != "kind"}).facts(20, 600).linear is (

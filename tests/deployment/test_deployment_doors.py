@@ -399,7 +399,7 @@ GOOD = ["63", "1", "m", "0"]
 HEAD = "age,pain,sex,num"
 
 
-def clean(text):
+def check_no_value(text):
     """Check that a text contains no part of a planted value."""
     for part in ("uillfeather", "HIV", "918273", b"Quillfeather".hex()):
         assert part not in text, text
@@ -445,14 +445,14 @@ def test_tables_that_do_not_fit_are_told_without_their_values(name, tmp_path):
                 except InputError as error:
                     problems = [str(error)]
                 for problem in problems:
-                    clean(problem)
+                    check_no_value(problem)
                 count_told += len(problems)
     assert count_told
     plan = tmp_path / "plan"
     STRICT.save(plan)
     (tmp_path / "source.toml").write_text('file = "a.csv"\n')
     result = CliRunner().invoke(cli, ["deploy", "check", str(plan), str(tmp_path / "source.toml")])
-    clean(result.output + str(result.exception))
+    check_no_value(result.output + str(result.exception))
 
 
 def test_columns_with_other_names_are_told_by_place(tmp_path):
@@ -481,7 +481,7 @@ def test_files_that_are_something_else_are_told_without_their_content(tmp_path):
         )
         with pytest.raises(InputError) as error:
             cases(source_of(table, tmp_path), PLAN.document.schema)
-        clean(str(error.value))
+        check_no_value(str(error.value))
         assert name in str(error.value)
 
 
@@ -510,7 +510,7 @@ def test_errors_in_a_row_of_a_query_do_not_quote_it(query, tmp_path):
         complaints = [str(error)]
     assert complaints
     for each in complaints:
-        clean(each)
+        check_no_value(each)
 
 
 def test_a_driver_of_another_database_may_quote_a_row(tmp_path):
@@ -522,7 +522,7 @@ def test_a_driver_of_another_database_may_quote_a_row(tmp_path):
 
     with pytest.raises(InputError, match="RuntimeError") as error:
         cases(source_of({"query": "SELECT 1"}, tmp_path), PLAN.document.schema, Broken())
-    clean(str(error.value))
+    check_no_value(str(error.value))
 
 
 def test_times_of_a_parquet_file_that_no_calendar_has(tmp_path):
@@ -572,10 +572,10 @@ def test_requests_are_answered_without_their_values():
     for path, given in command:
         try:
             # The number is within what a plan clips, and a decision is made.
-            clean(json.dumps(answers(records, path, given)))
+            check_no_value(json.dumps(answers(records, path, given)))
         except InputError as error:
             count_told += 1
-            clean(str(error))
+            check_no_value(str(error))
     assert count_told > len(command) / 2
     decision_id = answers(rows, "/decide", {"actions": ROWS})["id"]
     for given in (
@@ -585,16 +585,16 @@ def test_requests_are_answered_without_their_values():
     ):
         with pytest.raises(InputError) as error:
             answers(rows, "/decide", given)
-        clean(str(error.value))
+        check_no_value(str(error.value))
     for bad_value in (NAME, [float(NUMBER)], 10**400, float("nan")):
         with pytest.raises(InputError) as error:
             answers(rows, "/reward", {"id": decision_id, "reward": bad_value})
-        clean(str(error.value))
+        check_no_value(str(error.value))
     answers(rows, "/reward", {"id": decision_id, "reward": float(NUMBER)})
     for path, more in (("/reward", {"reward": 0.5}), ("/cancel", {})):
         with pytest.raises(InputError, match="has ended already") as error:
             answers(rows, path, {"id": decision_id, **more})
-        clean(str(error.value))
+        check_no_value(str(error.value))
 
 
 def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
@@ -607,7 +607,7 @@ def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
     source = source_of({"file": "a.csv", "subject": "who", "action": "sex"}, tmp_path)
     with pytest.raises(InputError) as error:
         cases(source, plan.document.schema)
-    clean(str(error.value).replace(NAME, ""))
+    check_no_value(str(error.value).replace(NAME, ""))
     source = source_of(
         {"file": "a.csv", "subject": "who", "outcomes": {"ill": "score", "well": "score"}}, tmp_path
     )
@@ -619,14 +619,14 @@ def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
         replay.act(replay.due)
         json_log.look(process)
     assert len(process.party.ended) == 2
-    clean(log.getvalue())
-    clean(json.dumps(process.party.status()))
-    clean(prometheus("silo", silo_numbers(process)))
+    check_no_value(log.getvalue())
+    check_no_value(json.dumps(process.party.status()))
+    check_no_value(prometheus("silo", silo_numbers(process)))
     server = Metrics(process, 0)
     with serving(server):
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
         connection.request("GET", "/metrics", headers={"host": "localhost"})
-        clean(connection.getresponse().read().decode())
+        check_no_value(connection.getresponse().read().decode())
         connection.close()
 
 
@@ -645,7 +645,7 @@ def test_a_replay_that_waits_says_no_value(tmp_path):
     threading.Timer(0.3, stop.set).start()
     replay.run(stop, lines.append)
     assert len(lines) == 1 and lines[0].startswith("the replay waits: ")
-    clean(lines[0])
+    check_no_value(lines[0])
 
 
 def test_the_status_of_a_silo_of_robin_does_not_show_its_own_estimate():

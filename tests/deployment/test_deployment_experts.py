@@ -105,7 +105,7 @@ def test_a_plan_of_experts_continues_one_of_its_own_system_alone():
 def test_the_last_weights_are_played_until_the_next_plan_has_some():
     deployment = all_releases(plan_of())
     old = deployment.processes["silo0"].party.model.theta
-    plan, new = exchanges.gone_on(deployment, spec(epsilon=0.5)["system"])
+    plan, new = exchanges.extended_federation(deployment, spec(epsilon=0.5)["system"])
     silo = new.processes["silo0"].party
     assert silo.model.release == 0 and silo.model.theta.tolist() == old.tolist()
     assert model_of(silo)["theta"] == old.tolist()

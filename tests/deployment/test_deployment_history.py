@@ -481,7 +481,7 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(kind, 
     silo.close()
 
 
-def lived(folder, erases, kind="silo-ldp"):
+def file_size_after_releases(folder, erases, kind="silo-ldp"):
     """Return the size of the file of silo0 after 80 records in each release.
 
     `erases`, if it is not None, is called after each release.
@@ -504,8 +504,10 @@ def lived(folder, erases, kind="silo-ldp"):
 
 
 def test_the_file_uses_the_room_of_erased_records_again(tmp_path):
-    erased = lived(tmp_path / "a", lambda deployment: deployment.processes["silo0"].erase(-1.0))
-    assert erased < 0.7 * lived(tmp_path / "b", None)
+    erased = file_size_after_releases(
+        tmp_path / "a", lambda deployment: deployment.processes["silo0"].erase(-1.0)
+    )
+    assert erased < 0.7 * file_size_after_releases(tmp_path / "b", None)
 
 
 def test_calls_go_on_while_records_are_erased(tmp_path):
@@ -598,7 +600,7 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
         assert len(erased) >= 79 and not any(name.encode() in content for name in erased)
         deployment.settle()
 
-    lived(tmp_path / "a", erases, kind)
+    file_size_after_releases(tmp_path / "a", erases, kind)
     assert steps[0] > 12
 
 

@@ -126,7 +126,7 @@ def test_a_hub_gets_all_releases_back_bit_for_bit_and_goes_on(protocol, empty):
     Process(Hub(deployment.plan, federation.secret("hub")), MemoryStore(list(again.store.writes())))
 
 
-def straggling():
+def without_silo2_in_first_set():
     """Return a federation whose first set lacks silo2, and the hub's log before that set."""
     deployment = started()
     hub, away = deployment.processes["hub"], deployment.processes.pop("silo2")
@@ -145,7 +145,7 @@ def straggling():
 
 def test_the_set_that_was_opened_is_opened_again_and_no_other():
     """All three silos have reports by now, but the broadcast that silos have is of two reports."""
-    deployment, backup, sent = straggling()
+    deployment, backup, sent = without_silo2_in_first_set()
     again = put_back(deployment, backup)
     # The hub opens no set before silos have contacted it, however long it waits.
     assert again.tick() == () and not again.party.sets
@@ -158,7 +158,7 @@ def test_the_set_that_was_opened_is_opened_again_and_no_other():
 
 def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
     """Silos with the broadcast did not contact the hub in time, and it opened a different set."""
-    deployment, backup, sent = straggling()
+    deployment, backup, sent = without_silo2_in_first_set()
     absent_silos = {name: deployment.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
     reports = [absent_silos[name].party.sealed[1] for name in ("silo0", "silo1")]
     again = put_back(deployment, backup[: next(

@@ -177,7 +177,7 @@ def test_invariants_hold_over_many_schedules():
     schedules(range(1000, 1300))
 
 
-def reborn(deployment):
+def silo_without_state(deployment):
     """Return silo 0 without state and ledger; the hub has received none of its reports."""
     plan, ledger = deployment.plan, Ledger(":memory:")
     ledger.set_ceiling("records", 5.0, 1e-5)
@@ -219,7 +219,7 @@ def test_a_silo_that_has_lost_everything_has_other_masks_for_a_second_report(mas
     deployment.settle()
     period(deployment, 1)
     plan, words = deployment.plan, []
-    for data in (deployment.processes["hub"].party.reports[1, 0], reborn(deployment)):
+    for data in (deployment.processes["hub"].party.reports[1, 0], silo_without_state(deployment)):
         words.append(plan.wire.words(federation.opened_report(plan, data), "it"))
     # With equal masks, the difference is the difference of the records plus two shares of noise.
     gap = np.abs((words[0] - words[1]).view(np.int64).astype(np.float64))

@@ -71,7 +71,7 @@ def store_writes(silo, store, step):
         silo.fold(write)
 
 
-def lived(plan, people):
+def sums_and_leaves(plan, people):
     """Return the silo's leaf sums (K, s), and the leaf of every stranger."""
     ledger = Ledger(":memory:")
     silo = silo_of(plan, "silo0", federation.secret("silo0"), ledger)
@@ -110,7 +110,9 @@ def mu_of(plan, change):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_person_moves_nobody_else_between_releases(kind):
     plan = plan_of(kind)
-    actual = {extra: lived(plan, attendance_in_worlds(extra)) for extra in range(PERIODS + 1)}
+    actual = {
+        extra: sums_and_leaves(plan, attendance_in_worlds(extra)) for extra in range(PERIODS + 1)
+    }
     claimed = plan.certificate.exact
     worst = 0.0
     for before, (sums, strangers) in actual.items():

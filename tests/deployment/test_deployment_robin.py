@@ -124,7 +124,7 @@ def test_the_last_model_is_played_until_the_next_plan_has_one():
     old = deployment.processes["silo0"].party.model
     assert old.release == deployment.plan.plan.releases and old.theta.any()
     system = spec(epsilon=0.5)["system"]
-    plan, new = exchanges.gone_on(deployment, system)
+    plan, new = exchanges.extended_federation(deployment, system)
     silo = new.processes["silo0"].party
     assert silo.model.release == 0 and silo.model.theta.tolist() == old.theta.tolist()
     assert model_of(silo)["theta"] == old.theta.tolist() and "extends" in model_of(silo)
@@ -148,7 +148,7 @@ def test_the_last_model_is_played_until_the_next_plan_has_one():
         new.now = float(close)
         new.settle()
     exchanges.check_together(deployment, plan, new, SAME_SILOS)
-    fresh, alone = exchanges.gone_on(deployment, system, fresh=True)
+    fresh, alone = exchanges.extended_federation(deployment, system, fresh=True)
     assert fresh.document.extends.why == "requested"
     assert alone.processes["silo0"].party.model.start is None
 

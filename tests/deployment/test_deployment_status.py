@@ -229,7 +229,7 @@ def test_texts_from_outside_are_escaped():
 FEATURES, REWARD, SUBJECT = [[0.12347, 0.56789], [-0.34567, 0.45671]], 0.87653, "Ada Lovelace"
 
 
-def clean(text, ids):
+def check_no_value(text, ids):
     """Check that a text holds no value of a record and no id of a decision."""
     for value in (*(abs(x) for row in FEATURES for x in row), REWARD):
         for digits in (3, 4, 5):
@@ -251,10 +251,10 @@ def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
             facts = facts_of(process)
             states.add((facts["kind"], facts["waits"]["state"]))
             if facts["kind"] != "helper":
-                clean(Page(html_of(facts)).text, ids)
+                check_no_value(Page(html_of(facts)).text, ids)
             folder = {"folder": name, "runs": True, "started": True}
-            clean(text_of(facts | folder), ids)
-            clean(json.dumps({k: v for k, v in facts.items() if k != "plan"}), ids)
+            check_no_value(text_of(facts | folder), ids)
+            check_no_value(json.dumps({k: v for k, v in facts.items() if k != "plan"}), ids)
             logs[name].look(process)
 
     look()
@@ -278,7 +278,7 @@ def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
     deployment.processes["silo2"].cancel(ids[-1])
     deployment.processes["silo1"].leave()
     look()
-    clean(stream.getvalue(), ids)
+    check_no_value(stream.getvalue(), ids)
     assert "waiting for" in stream.getvalue() and "release 1 is out" in stream.getvalue()
     assert {("hub", "open"), ("silo", "open"), ("silo", "release"), ("silo", "stopped")} <= states
 

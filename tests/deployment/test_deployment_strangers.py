@@ -86,7 +86,7 @@ def listens(port):
     return True
 
 
-def ends(child, number):
+def check_ends(child, number):
     """Send a signal; the process must end within five seconds, with exit code 0."""
     begin = time.monotonic()
     child.send_signal(number)
@@ -125,7 +125,7 @@ def crowd(stack, port, count, context=None):
     return connections
 
 
-def unchecked():
+def unchecked_context():
     """Return a TLS context that accepts every certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -150,12 +150,12 @@ def test_a_crowd_does_not_keep_the_hub_from_a_silo(files, count, tls, tmp_path):
             command("serve", tmp_path / "hub", "--port", port, *keys, files=files)
         )
         wait_until(lambda: listens(port))
-        held = crowd(stack, port, count, unchecked() if tls else None)
+        held = crowd(stack, port, count, unchecked_context() if tls else None)
         assert len(held) > count // 2
         dialer = Dialer(silo, f"{scheme}://127.0.0.1:{port}", ca)
         begin = time.monotonic()
         assert dialer.round() == "" and time.monotonic() - begin < 5.0
-        ends(hub, signal.SIGTERM)
+        check_ends(hub, signal.SIGTERM)
 
 
 # ---- answers that are none -----------------------------------------------------------------------
@@ -418,7 +418,7 @@ def test_a_signal_ends_a_silo_whatever_the_hub_does(kind, number, tmp_path):
         wait_until(lambda: hub.dialled and client.call("status"))
         dial(stack, tmp_path / "a" / "silo.sock").sendall(b"POST /")
         decision = client.call("decide", actions=ROWS)
-        ends(silo, number)
+        check_ends(silo, number)
     # Durable, and the files were closed.
     assert decision["id"] in folders.opened(tmp_path / "a").party.decisions
 
@@ -434,8 +434,8 @@ def test_a_signal_ends_a_courier_and_a_hub_with_open_connections(number, tmp_pat
         crowd(stack, port, 12)
         wait_until(lambda: flower.carry(path, []) if path.exists() else False)
         dial(stack, path).sendall(b"POST /carry HTTP/1.1\r\ncontent-length: 9\r\n\r\n")
-        ends(hub, number)
-        ends(silo, number)
+        check_ends(hub, number)
+        check_ends(silo, number)
 
 
 LONG = """
@@ -473,7 +473,7 @@ def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
             connection.sendall(HEAD + b"content-length: 1\r\n\r\nx")
         wait_until(lambda: (folder / "busy").exists())
-        ends(child, signal.SIGTERM)
+        check_ends(child, signal.SIGTERM)
 
 
 STARTS = LONG.replace("process.Process.tick = slow", "process.Process.__init__ = slow")

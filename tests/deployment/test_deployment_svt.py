@@ -115,7 +115,7 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
     deployment = all_releases(0)
     old = deployment.processes["silo0"].party.model.theta
     system = spec(epsilon=0.5)["system"]
-    plan, new = exchanges.gone_on(deployment, system)
+    plan, new = exchanges.extended_federation(deployment, system)
     silo, hub = new.processes["silo0"].party, new.processes["hub"].party
     assert silo.model.theta.tolist() == old.tolist()
     # Hub and silos agree on the first expert, even if nobody would have chosen it.
@@ -123,7 +123,7 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
     all_releases(0, plan=plan, deployment=new)
     assert silo.model.release == plan.plan.releases
     exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
-    fresh, alone = exchanges.gone_on(deployment, system, fresh=True)
+    fresh, alone = exchanges.extended_federation(deployment, system, fresh=True)
     first = experts.first_expert(fresh.digest, 3)
     assert alone.processes["hub"].party._server._expert == first
 

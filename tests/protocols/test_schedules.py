@@ -279,7 +279,7 @@ def test_every_case_plays_what_its_definition_says(name: str) -> None:
     checked(CASES[name], 10.0)
 
 
-def noticed(faults: dict[str, Any], names: list[str]) -> float:
+def largest_difference(faults: dict[str, Any], names: list[str]) -> float:
     """Return how much a replay with a planted fault differs, at most, over these cases."""
     worst = 0.0
     for name in names:
@@ -295,11 +295,11 @@ def noticed(faults: dict[str, Any], names: list[str]) -> float:
 @pytest.mark.parametrize("lazy", ["lazy", "eager"])
 def test_a_wrong_schedule_or_centre_is_noticed(lazy: str) -> None:
     names = [f"growing, silo-ldp, factorised, {lazy}"]
-    assert noticed({"ends": [1, 2, 3]}, names) > 1e-6
+    assert largest_difference({"ends": [1, 2, 3]}, names) > 1e-6
     centred = ["centred, silo-ldp, tree"]
-    assert noticed({"centre": 0.0}, centred) > 1e-6
-    assert noticed({"constant": 0.0}, centred) > 1e-6
-    assert noticed({"public": False}, centred) > 1e-6
+    assert largest_difference({"centre": 0.0}, centred) > 1e-6
+    assert largest_difference({"constant": 0.0}, centred) > 1e-6
+    assert largest_difference({"public": False}, centred) > 1e-6
 
 
 def test_noise_of_a_second_release_by_hand() -> None:
